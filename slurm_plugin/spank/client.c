@@ -1,0 +1,88 @@
+/* sbatch, salloc and srun: from options to a mark on the job. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "context.h"
+#include "say.h"
+#include "table.h"
+#include "values.h"
+
+int muri_client_init(spank_t spank)
+{
+	/*
+	 * Slurm exports the options of a job into its environment, and sbatch, salloc and srun take
+	 * them up again from there. A job submitted from inside a Muri job must not become Muri's
+	 * unasked, and a step must not be refused because its job's script and command line disagreed.
+	 */
+	unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri");
+	unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri");
+	return muri_register_options(spank);
+}
+
+/* Read SBATCH_MURI, unless the command line says --no-muri. Returns 0, or -1 after telling the user. */
+static int read_environment(void)
+{
+	const char *text = getenv("SBATCH_MURI");
+	struct muri_error error;
+
+	if (strcmp(program_invocation_short_name, "salloc") == 0)
+		return 0;	/* as every SBATCH_ variable, it is sbatch's alone */
+	if (!text || !*text || muri_truth(text) == 0 || muri_given.layer[MURI_COMMAND_LINE].refused)
+		return 0;
+	if (muri_options_want(&muri_given, MURI_ENVIRONMENT, text, &error) == 0)
+		return 0;
+	muri_say_refusal("SBATCH_MURI", text, &error);
+	return -1;
+}
+
+static int mark(spank_t spank, const char *canonical)
+{
+	spank_err_t failure = spank_job_control_setenv(spank, MURI_CONTROL_NAME, canonical, 1);
+
+	if (failure == ESPANK_SUCCESS && setenv(MURI_CARRIER, canonical, 1) == 0)
+		return 0;
+	slurm_error("muri: cannot mark the job (%s); it is submitted as an ordinary job", spank_strerror(failure));
+	return -1;
+}
+
+static void unmark(spank_t spank)
+{
+	spank_job_control_unsetenv(spank, MURI_CONTROL_NAME);
+	unsetenv(MURI_CARRIER);
+	unsetenv(MURI_JOB_VARIABLE);
+}
+
+static int apply(spank_t spank)
+{
+	struct muri_request request;
+	char canonical[MURI_CANONICAL_MAX];
+
+	if (!muri_options_result(&muri_given, &request)) {
+		unmark(spank);
+		return 0;
+	}
+	muri_request_canonical(&request, canonical, sizeof(canonical));
+	return mark(spank, canonical);
+}
+
+int muri_allocator_post_options(spank_t spank)
+{
+	if (read_environment()) {
+		/*
+		 * Slurm ignores what an `optional` plugin returns here, and the job would be submitted
+		 * as something the user did not ask for. Nothing has been sent yet: end the command.
+		 * Not exit(): Slurm's exit handler would unload this code while it runs.
+		 */
+		slurm_error("muri: the job is not submitted");
+		_exit(EXIT_FAILURE);
+	}
+	return apply(spank);
+}
+
+int muri_local_post_options(spank_t spank)
+{
+	return muri_options_given(&muri_given) ? apply(spank) : 0;
+}

@@ -1,0 +1,83 @@
+#include "table.h"
+
+#include "origin.h"
+#include "say.h"
+
+enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
+
+struct muri_options muri_given;
+
+static enum muri_layer layer_of(const char *name, const char *value)
+{
+	/* srun and salloc have no script; only the allocator context of sbatch needs the question. */
+	if (spank_context() != S_CTX_ALLOCATOR)
+		return MURI_COMMAND_LINE;
+	return muri_on_command_line(name, value) ? MURI_COMMAND_LINE : MURI_SCRIPT;
+}
+
+static int on_muri(int value, const char *text, int remote)
+{
+	struct muri_error error;
+
+	(void)value;
+	if (remote)	/* the mark travels in the environment; see remote.c */
+		return 0;
+	if (muri_options_want(&muri_given, layer_of("muri", text), text, &error) == 0)
+		return 0;
+	muri_say_refusal("--muri", text, &error);
+	return -1;
+}
+
+static int on_no_muri(int value, const char *text, int remote)
+{
+	struct muri_error error;
+
+	(void)value;
+	(void)text;
+	if (remote)
+		return 0;
+	if (muri_options_refuse(&muri_given, layer_of("no-muri", NULL), &error) == 0)
+		return 0;
+	muri_say_refusal("--no-muri", NULL, &error);
+	return -1;
+}
+
+static struct spank_option table[] = {
+	{
+		.name = "muri",
+		.arginfo = "[key=value,...]",
+		.usage = "let Muri share the job's GPUs with other training jobs. Keys: model=NAME, batch-size=N, "
+			 "duration=TIME (expected run time: minutes, HH:MM:SS, 90m, 2h), "
+			 "checkpoint (may be stopped and resumed), alone (profile, never group). "
+			 "For sbatch also SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
+		.has_arg = 2,
+		.val = OPTION_MURI,
+		.cb = on_muri,
+	},
+	{
+		.name = "no-muri",
+		.usage = "run as an ordinary job whatever the script or SBATCH_MURI says",
+		.has_arg = 0,
+		.val = OPTION_NO_MURI,
+		.cb = on_no_muri,
+	},
+};
+
+int muri_register_options(spank_t spank)
+{
+	static bool done;
+
+	if (done)
+		return 0;
+	done = true;
+	muri_options_clear(&muri_given);
+	for (size_t i = 0; i < sizeof(table) / sizeof(table[0]); i++) {
+		spank_err_t failure = spank_option_register(spank, &table[i]);
+
+		if (failure != ESPANK_SUCCESS) {
+			slurm_error("muri: cannot register --%s: %s", table[i].name, spank_strerror(failure));
+			return -1;
+		}
+	}
+	return 0;
+}
