@@ -1,0 +1,33 @@
+"""Muri interleaves training jobs that wait for different resources on the same GPUs.
+
+A training script needs two names from here::
+
+    import muri
+
+    for batch in muri.batches(loader):          # storage
+        with muri.stage("preprocess"):          # CPU
+            ...
+
+Everything else is reached through the commands `muri` and `muri-controller`.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from muri.launcher.stages import batches as batches
+    from muri.launcher.stages import stage as stage
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "batches", "stage"]
+
+_LAZY = {"batches": "muri.launcher.stages", "stage": "muri.launcher.stages"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the stage API on first use, so that `import muri` itself costs nothing."""
+    if name not in _LAZY:
+        raise AttributeError(f"module 'muri' has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,94 @@
+"""The command `muri`: a table of sub-commands, each imported only when it is called."""
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+
+from muri import __version__
+from muri.errors import MuriError
+
+
+class LazyCommand(NamedTuple):
+    """Where a sub-command lives and the line that `muri --help` shows for it."""
+
+    target: str
+    summary: str
+
+
+COMMANDS = {
+    "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
+    "queue": LazyCommand("muri.slurm_plugin.cli:queue", "Show every Muri job: state, group, partners, speed."),
+    "explain": LazyCommand("muri.slurm_plugin.cli:explain", "Say why a job waits or whom it runs with."),
+    "plan": LazyCommand("muri.slurm_plugin.cli:plan", "Print the plan for a snapshot without acting on it."),
+    "snapshot": LazyCommand("muri.slurm_plugin.cli:snapshot", "Print the queue and nodes as JSON, for replay."),
+    "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
+    "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
+    "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
+    "controller": LazyCommand("muri.slurm_plugin.cli:controller", "Run the controller (same as muri-controller)."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that knows its commands' help lines without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table, which is the order of a user's day."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module now."""
+        if cmd_name not in COMMANDS:
+            return None
+        module_name, _, attribute = COMMANDS[cmd_name].target.partition(":")
+        command = getattr(import_module(module_name), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{COMMANDS[cmd_name].target} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Submit with `sbatch --muri=model=resnet18,batch-size=64 train.sh`, where train.sh calls "
+    "`muri run train.py`. Each command's --help shows examples.",
+)
+@click.version_option(__version__, prog_name="muri")
+def cli() -> None:
+    """Interleave training jobs that wait for different resources on the same GPUs."""
+
+
+def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:
+    """Run a click command and turn Muri's own errors into one message and an exit code.
+
+    Args:
+        command: The command to run.
+        arguments: Its arguments; the process's own when None.
+
+    Returns:
+        The exit code: 0, that of the error, or whatever the command chose.
+    """
+    try:
+        result = command.main(args=arguments, standalone_mode=False)
+    except MuriError as error:
+        click.echo(f"muri: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("muri: interrupted", err=True)
+        return 130
+    return result if isinstance(result, int) else 0
+
+
+def main() -> None:
+    """Entry point of the console script `muri`."""
+    sys.exit(run_command(cli))

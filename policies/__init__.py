@@ -1,0 +1,1 @@
+"""Pure planning: efficiency, ordering, matching, priorities, placement, one class per policy."""

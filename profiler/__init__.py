@@ -1,0 +1,1 @@
+"""Stage profiles of models: the record, the store, dry-run measuring, telemetry."""

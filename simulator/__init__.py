@@ -1,0 +1,1 @@
+"""The same policies driven by a trace and a virtual clock."""

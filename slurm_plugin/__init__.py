@@ -1,0 +1,1 @@
+"""All that speaks Slurm: SPANK plugin, job_submit snippet, gateway, controller, journal."""
