@@ -1,0 +1,169 @@
+-- Muri's part of job_submit.lua: marks and holds the jobs submitted with --muri.
+--
+--     local muri = require("muri")
+--     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
+--
+-- submit() never raises, does no I/O, and its cost does not grow with the queue. Written for
+-- Lua 5.1 (what Debian's Slurm links) up to 5.4.
+
+local M = {}
+
+local TAG = "muri:"
+local USER_HOLD = "muri-hold:user"
+local CANONICAL_MAX = 159 -- as MURI_CANONICAL_MAX in the SPANK plugin
+
+-- The canonical order of the keys and the form of each value.
+local KEYS = {
+  { name = "model", form = "^[A-Za-z0-9][A-Za-z0-9._+/-]*$", longest = 64 },
+  { name = "batch-size", form = "^[1-9][0-9]*$", longest = 10 },
+  { name = "duration", form = "^[1-9][0-9]*$", longest = 10 },
+  { name = "checkpoint", form = "^1$", longest = 1 },
+  { name = "alone", form = "^1$", longest = 1 },
+}
+
+-- Index of the key this item gives a valid value to, or nil.
+local function key_index(item)
+  local name, value = item:match("^([a-z-]+)=(.+)$")
+  for index, key in ipairs(KEYS) do
+    if key.name == name and #value <= key.longest and value:match(key.form) then
+      return index
+    end
+  end
+  return nil
+end
+
+-- True for the text the SPANK plugin writes. The client is the user's own process and could
+-- send anything, so nothing else may reach AdminComment.
+function M.is_canonical(text)
+  if text == "on" then
+    return true
+  end
+  if text == "" or #text > CANONICAL_MAX or text:find(",,", 1, true) or text:match("^,") or text:match(",$") then
+    return false
+  end
+  local last = 0
+  for item in text:gmatch("[^,]+") do
+    local index = key_index(item)
+    if not index or index <= last then
+      return false
+    end
+    last = index
+  end
+  return true
+end
+
+-- The mark the SPANK plugin left, or nil. Entries are "NAME=value", counted from 0; slurmctld
+-- puts SPANK_ before the names at some stage, which differs between versions.
+function M.mark(spank_job_env)
+  if type(spank_job_env) ~= "table" then
+    return nil
+  end
+  for _, entry in pairs(spank_job_env) do
+    local value = entry:match("^MURI_JOB=(.*)$") or entry:match("^SPANK_MURI_JOB=(.*)$")
+    if value then
+      return value
+    end
+  end
+  return nil
+end
+
+-- True for "gpu", "gpu:2", "gres:gpu:a100:2", "gres/gpu=2"; false for "gpu:0" and "gpu_memory:4".
+local function is_gpu(item)
+  local rest = item:gsub("%s", ""):gsub("^gres[:/]", "")
+  if not (rest == "gpu" or rest:match("^gpu[:=/]")) then
+    return false
+  end
+  local count = rest:match("[:=]([0-9]+)[A-Za-z]?$")
+  return count == nil or tonumber(count) > 0
+end
+
+function M.wants_gpu(job_desc)
+  -- "gres" is what 22.05 calls tres_per_node; reading both costs nothing.
+  local requests = {
+    job_desc.tres_per_job, job_desc.tres_per_node, job_desc.tres_per_socket, job_desc.tres_per_task, job_desc.gres,
+  }
+  for index = 1, 5 do
+    if type(requests[index]) == "string" then
+      for item in requests[index]:gmatch("[^,]+") do
+        if is_gpu(item) then
+          return true
+        end
+      end
+    end
+  end
+  return false
+end
+
+-- The comment with Muri's tokens replaced by these and everybody else's text kept.
+function M.merge_comment(comment, tokens)
+  local words = {}
+  for word in (comment or ""):gmatch("%S+") do
+    if not (word:sub(1, 5) == "muri:" or word:match("^muri%-[a-z]+:")) then
+      words[#words + 1] = word
+    end
+  end
+  for _, token in ipairs(tokens) do
+    words[#words + 1] = token
+  end
+  return table.concat(words, " ")
+end
+
+-- Why a marked job runs as an ordinary job, or nil if it is one for Muri.
+local function reason_not(job_desc, mark)
+  if not M.is_canonical(mark) then
+    return "the mark of the job is malformed; is the SPANK plugin the one of this version of Muri?"
+  end
+  if not job_desc.script or job_desc.script == "" then
+    return "interactive jobs start at once and are never grouped"
+  end
+  if not M.wants_gpu(job_desc) then
+    return "it asks for no GPU; add for example --gres=gpu:1"
+  end
+  if job_desc.cron_job then
+    return "jobs of scrontab keep their time and are never grouped"
+  end
+  local offset = job_desc.het_job_offset
+  if offset and slurm.NO_VAL and offset ~= slurm.NO_VAL then
+    return "heterogeneous jobs are never grouped"
+  end
+  return nil
+end
+
+local function tag_and_hold(job_desc, mark)
+  local tokens = { TAG .. mark }
+  if job_desc.priority == 0 then -- sbatch --hold: the user releases it, nobody else
+    tokens[2] = USER_HOLD
+  end
+  -- The tag comes first: a held job without a tag would wait for ever.
+  job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens)
+  job_desc.priority = 0
+end
+
+local function submit(job_desc)
+  local mark = M.mark(job_desc.spank_job_env)
+  if not mark then
+    return "unmarked"
+  end
+  local reason = reason_not(job_desc, mark)
+  if reason then
+    slurm.log_user("muri: submitted as an ordinary job: %s", reason)
+    return "ordinary"
+  end
+  tag_and_hold(job_desc, mark)
+  return "held"
+end
+
+-- Tag and hold a job marked with --muri. Returns "held", "ordinary" (marked, but not a job for
+-- Muri), "unmarked", or "failed" (logged; the job goes on as it is).
+function M.submit(job_desc, submit_uid)
+  local fine, result = pcall(submit, job_desc)
+  if fine then
+    return result
+  end
+  pcall(function()
+    slurm.log_info("muri: job_submit: uid %s: %s; the job goes on as it is", tostring(submit_uid), tostring(result))
+  end)
+  return "failed"
+end
+
+return M
