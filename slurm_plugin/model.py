@@ -1,0 +1,220 @@
+"""Slurm's state as Muri sees it: frozen records that can be written to a file and replayed."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    """A job's base state in Slurm's own words; UNKNOWN for one that this version cannot name."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job still waits or runs; an unknown state counts, so that nothing is forgotten."""
+        return self in _ACTIVE
+
+
+_ACTIVE = {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of the queue.
+
+    Attributes:
+        job_id: Slurm's job id; of an array's pending tasks, the id of the record that stands for them.
+        user: Owner's name.
+        uid: Owner's numeric id.
+        gid: Owner's numeric group id.
+        account: Slurm account, "" when accounting is off.
+        partition: Partition name (the first, when several were asked for).
+        qos: Quality of service, "" when none.
+        name: Job name.
+        state: Base state.
+        reason: Why it waits, in Slurm's word ("JobHeldUser", "Dependency", …); "" when none.
+        held: Priority is 0: nothing starts it but a release.
+        submit_s: Submit time, seconds since the epoch.
+        start_s: Start time, 0 when it has not started.
+        end_s: End time, 0 when it has not ended.
+        time_limit_s: Time limit, 0 when unlimited or unknown.
+        gpu_count: GPUs asked for by the whole job.
+        gpu_request: Slurm's text of the per-node request ("gres/gpu:1"), "" when there is none.
+        node_count: Nodes asked for.
+        cpu_count: CPUs of the whole job.
+        cpus_per_task: CPUs per task, 1 when not set.
+        mem_per_node_mib: Memory per node asked for, 0 when not set.
+        nodes: Nodes allocated, folded host list; "" while pending.
+        required_nodes: Nodes asked for by name, folded host list.
+        dependency: Dependency expression, "" when none.
+        can_requeue: Whether Slurm may requeue it.
+        restart_count: How often it was requeued.
+        exit_code: Exit status of the batch script, 0 while it has none.
+        batch: Whether it has a batch script.
+        array: Whether it is an array's task or record.
+        het: Whether it is part of a heterogeneous job.
+        command: The batch script's path as submitted.
+        work_dir: Working directory.
+        admin_comment: AdminComment, Muri's tags among others' text.
+        comment: The job's own comment, which its user may write.
+    """
+
+    job_id: int
+    user: str
+    uid: int
+    gid: int
+    account: str
+    partition: str
+    qos: str
+    name: str
+    state: JobState
+    reason: str
+    held: bool
+    submit_s: float
+    start_s: float
+    end_s: float
+    time_limit_s: int
+    gpu_count: int
+    gpu_request: str
+    node_count: int
+    cpu_count: int
+    cpus_per_task: int
+    mem_per_node_mib: int
+    nodes: str
+    required_nodes: str
+    dependency: str
+    can_requeue: bool
+    restart_count: int
+    exit_code: int
+    batch: bool
+    array: bool
+    het: bool
+    command: str
+    work_dir: str
+    admin_comment: str
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: Node name.
+        usable: Whether new jobs can start there (not down, drained, reserved for maintenance or unknown).
+        state: Slurm's text of the state, for people.
+        partitions: Partitions that it belongs to.
+        cpu_count: CPUs configured.
+        cpus_allocated: CPUs given out.
+        gpu_count: GPUs configured.
+        gpus_allocated: GPUs given out.
+        gpu_type: GRES type, "gpu" when untyped.
+    """
+
+    name: str
+    usable: bool
+    state: str
+    partitions: tuple[str, ...]
+    cpu_count: int
+    cpus_allocated: int
+    gpu_count: int
+    gpus_allocated: int
+    gpu_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The queue and the nodes at one instant.
+
+    Attributes:
+        taken_s: When, seconds since the epoch.
+        cluster: ClusterName.
+        slurm_version: Version of the slurmctld that answered.
+        jobs: All jobs that slurmctld remembers, by job id.
+        nodes: All nodes, by name.
+    """
+
+    taken_s: float
+    cluster: str
+    slurm_version: str
+    jobs: tuple[Job, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What to change in a pending job; None leaves a field as it is.
+
+    Attributes:
+        gpu_request: GRES request per node ("gres/gpu:0" takes the GPUs away).
+        required_nodes: Folded host list; "" clears it.
+        cpu_count: CPUs of the whole job (minimum and maximum).
+        dependency: Dependency expression; "" clears it.
+        oversubscribe: Whether it may share resources with other jobs.
+        admin_comment: The whole new AdminComment.
+    """
+
+    gpu_request: str | None = None
+    required_nodes: str | None = None
+    cpu_count: int | None = None
+    dependency: str | None = None
+    oversubscribe: bool | None = None
+    admin_comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A batch job to submit in a user's name.
+
+    Attributes:
+        name: Job name.
+        uid: The user to run as.
+        gid: That user's group.
+        script: Text of the batch script.
+        environment: The whole environment of the script.
+        partition: Partition.
+        account: Account, "" for the user's default.
+        qos: QOS, "" for the default.
+        work_dir: Working directory.
+        gpu_request: GRES per node ("gres/gpu:1"), "" for none.
+        node_count: Nodes.
+        cpu_count: CPUs for its single task.
+        mem_per_node_mib: Memory per node; 0 for the partition's default.
+        time_limit_s: Time limit; 0 for the partition's default.
+        required_nodes: Folded host list, "" for any.
+        output: Path of stdout and stderr.
+        admin_comment: AdminComment.
+        requeue: Whether Slurm may requeue it.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    script: str
+    environment: dict[str, str]
+    partition: str
+    account: str = ""
+    qos: str = ""
+    work_dir: str = "/"
+    gpu_request: str = ""
+    node_count: int = 1
+    cpu_count: int = 1
+    mem_per_node_mib: int = 0
+    time_limit_s: int = 0
+    required_nodes: str = ""
+    output: str = "/dev/null"
+    admin_comment: str = ""
+    requeue: bool = False
