@@ -48,6 +48,7 @@ class Job:
         reason: Why it waits, in Slurm's word ("JobHeldUser", "Dependency", …); "" when none.
         held: Priority is 0: nothing starts it but a release.
         submit_s: Submit time, seconds since the epoch.
+        begin_s: Earliest start asked for with --begin, seconds since the epoch; 0 when none.
         start_s: Start time, 0 when it has not started.
         end_s: End time, 0 when it has not ended.
         time_limit_s: Time limit, 0 when unlimited or unknown.
@@ -84,6 +85,7 @@ class Job:
     reason: str
     held: bool
     submit_s: float
+    begin_s: float
     start_s: float
     end_s: float
     time_limit_s: int
@@ -164,6 +166,8 @@ class JobChange:
         cpu_count: CPUs of the whole job (minimum and maximum).
         dependency: Dependency expression; "" clears it.
         oversubscribe: Whether it may share resources with other jobs.
+        mem_per_node_mib: Memory per node.
+        time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
         admin_comment: The whole new AdminComment.
     """
 
@@ -172,6 +176,8 @@ class JobChange:
     cpu_count: int | None = None
     dependency: str | None = None
     oversubscribe: bool | None = None
+    mem_per_node_mib: int | None = None
+    time_limit_s: int | None = None
     admin_comment: str | None = None
 
 
