@@ -30,14 +30,14 @@ static const char *yes_no(enum muri_flag flag)
 	return flag == MURI_YES ? "yes" : "no";
 }
 
-static int number_clash(const char *key, long before, long now, const char *unit, struct muri_error *error)
+static int number_clash(const char *key, long long before, long long now, const char *unit, struct muri_error *error)
 {
 	char first[32], second[32];
 
 	if (!before || !now || before == now)
 		return 0;
-	snprintf(first, sizeof(first), "%ld%s", before, unit);
-	snprintf(second, sizeof(second), "%ld%s", now, unit);
+	snprintf(first, sizeof(first), "%lld%s", before, unit);
+	snprintf(second, sizeof(second), "%lld%s", now, unit);
 	return contradiction(key, first, second, error);
 }
 

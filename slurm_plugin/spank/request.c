@@ -26,11 +26,11 @@ void muri_request_canonical(const struct muri_request *request, char *out, size_
 		append(out, size, item);
 	}
 	if (request->batch_size) {
-		snprintf(item, sizeof(item), "batch-size=%ld", request->batch_size);
+		snprintf(item, sizeof(item), "batch-size=%lld", request->batch_size);
 		append(out, size, item);
 	}
 	if (request->duration_s) {
-		snprintf(item, sizeof(item), "duration=%ld", request->duration_s);
+		snprintf(item, sizeof(item), "duration=%lld", request->duration_s);
 		append(out, size, item);
 	}
 	if (request->checkpoint == MURI_YES)

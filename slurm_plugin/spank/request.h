@@ -16,8 +16,8 @@ enum muri_flag { MURI_UNSET = -1, MURI_NO = 0, MURI_YES = 1 };
 
 struct muri_request {
 	char model[MURI_MODEL_MAX + 1];	/* "" = not given */
-	long batch_size;		/* samples per iteration; 0 = not given */
-	long duration_s;		/* expected run time; 0 = not given */
+	long long batch_size;		/* samples per iteration; 0 = not given */
+	long long duration_s;		/* expected run time; 0 = not given */
 	enum muri_flag checkpoint;
 	enum muri_flag alone;
 };

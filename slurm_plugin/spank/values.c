@@ -7,7 +7,7 @@
 
 enum {
 	BATCH_SIZE_MAX = 1000000000,
-	DIGITS_MAX = 9,			/* so that a number always fits a long */
+	DIGITS_MAX = 12,		/* so that even as days it fits a long long */
 	MINUTE_S = 60,
 	HOUR_S = 60 * MINUTE_S,
 	DAY_S = 24 * HOUR_S,
@@ -26,9 +26,9 @@ int muri_truth(const char *value)
 }
 
 /* Read decimal digits at *text and step over them; -1 if there are none or too many. */
-static long take_number(const char **text)
+static long long take_number(const char **text)
 {
-	long number = 0;
+	long long number = 0;
 	int digits = 0;
 
 	for (; isdigit((unsigned char)**text); (*text)++) {
@@ -39,7 +39,7 @@ static long take_number(const char **text)
 	return digits ? number : -1;
 }
 
-static long unit_seconds(char unit)
+static long long unit_seconds(char unit)
 {
 	switch (unit) {
 	case 's': return 1;
@@ -51,7 +51,7 @@ static long unit_seconds(char unit)
 }
 
 /* Read up to three numbers joined by colons; returns how many, or -1. */
-static int take_fields(const char **text, long fields[3])
+static int take_fields(const char **text, long long fields[3])
 {
 	int count = 0;
 
@@ -66,16 +66,16 @@ static int take_fields(const char **text, long fields[3])
 }
 
 /* The part after "D-" is HH[:MM[:SS]]; without days it is MM, MM:SS or HH:MM:SS. */
-static long fields_seconds(int count, const long fields[3], bool after_days)
+static long long fields_seconds(int count, const long long fields[3], bool after_days)
 {
 	if (after_days || count == 3)
 		return fields[0] * HOUR_S + (count > 1 ? fields[1] * MINUTE_S : 0) + (count > 2 ? fields[2] : 0);
 	return fields[0] * MINUTE_S + (count == 2 ? fields[1] : 0);
 }
 
-long muri_seconds(const char *value)
+long long muri_seconds(const char *value)
 {
-	long fields[3], days = 0, total;
+	long long fields[3], days = 0, total;
 	bool after_days = false;
 	int count = take_fields(&value, fields);
 
@@ -115,7 +115,7 @@ int muri_read_model(const char *value, struct muri_request *into, struct muri_er
 int muri_read_batch_size(const char *value, struct muri_request *into, struct muri_error *error)
 {
 	const char *rest = value;
-	long number = take_number(&rest);
+	long long number = take_number(&rest);
 
 	if (*rest || number < 1 || number > BATCH_SIZE_MAX)
 		return muri_fail(error, "batch-size=%.64s: not a whole number from 1 to %d; for example batch-size=64",
@@ -126,7 +126,7 @@ int muri_read_batch_size(const char *value, struct muri_request *into, struct mu
 
 int muri_read_duration(const char *value, struct muri_request *into, struct muri_error *error)
 {
-	long seconds = muri_seconds(value);
+	long long seconds = muri_seconds(value);
 
 	if (seconds < 0)
 		return muri_fail(error, "duration=%.64s: not a time above zero and up to ten years; write minutes, MM:SS, "

@@ -14,6 +14,6 @@ int muri_read_alone(const char *value, struct muri_request *into, struct muri_er
 int muri_truth(const char *value);
 
 /* Seconds in a Slurm time or a number with a unit; -1 if malformed or not positive. */
-long muri_seconds(const char *value);
+long long muri_seconds(const char *value);
 
 #endif

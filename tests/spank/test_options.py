@@ -177,7 +177,7 @@ def test_any_text_is_canonical_or_explained(options: Options, text: str) -> None
     alone=st.booleans(),
     order=st.permutations(range(5)),
 )
-def test_order_of_keys_does_not_matter(
+def test_order_of_keys_does_not_matter(  # noqa: PLR0917 - one parameter per key
     options: Options,
     model: str,
     batch_size: int,
