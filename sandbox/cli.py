@@ -1,0 +1,153 @@
+"""The command line of the sandbox."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+from sandbox import cluster, daemons, host, instance, paths
+from sandbox.cluster import Shape
+from sandbox.errors import SandboxError, UsageError
+from sandbox.progress import Progress
+from sandbox.rootfs import USERS
+from sandbox.suites import SUITES, suite_named
+
+_EPILOG = """examples:
+  muri-sandbox up                                   start a cluster (minutes the first time, then seconds)
+  muri-sandbox run sinfo                            run a command in it as alice
+  muri-sandbox run --user root -- scontrol show job 1
+  muri-sandbox run -- sbatch --gres=gpu:1 --wrap='echo $CUDA_VISIBLE_DEVICES'
+  muri-sandbox shell --user bob                     an interactive shell
+  muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05
+  muri-sandbox down                                 end it; nothing is left but the cache
+The cache is $MURI_CACHE (default ~/.cache/muri); deleting its folder `sandbox` frees the space.
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="muri-sandbox",
+        description="A real Slurm cluster of virtual nodes with stand-in GPUs on this machine.",
+        epilog=_EPILOG, formatter_class=formatter,
+    )  # fmt: skip
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def add(name: str, text: str, handler: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter)
+        command.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
+        command.set_defaults(handler=handler)
+        return command
+
+    _add_up_options(add("up", "Start a sandbox, building what is missing.", _up))
+    add("down", "End a sandbox and remove everything of it but the cache.", _down)
+    status = add("status", "Say whether a sandbox is up and what it has.", _status)
+    status.add_argument("--json", action="store_true", help="print JSON")
+    for name, text, handler in (
+        ("shell", "Open a shell in a sandbox.", _shell),
+        ("run", "Run a command in a sandbox; its exit code is passed on.", _run),
+    ):
+        command = add(name, text, handler)
+        command.add_argument("--user", default="alice", help="root, alice or bob (default: %(default)s)")
+        if name == "run":
+            command.add_argument("--chdir", metavar="DIR", help="working directory inside (default: this one)")
+            command.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD…", help="the command")
+    add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
+    return parser
+
+
+def _add_up_options(parser: argparse.ArgumentParser) -> None:
+    shape = Shape()
+    parser.add_argument("--suite", default="forky", help=f"{' or '.join(SUITES)} (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=shape.nodes, help="default: %(default)s")
+    parser.add_argument("--gpus-per-node", type=int, default=shape.gpus_per_node, help="default: %(default)s")
+    parser.add_argument("--cpus-per-node", type=int, default=shape.cpus_per_node,
+                        help="virtual CPUs, bookkeeping only (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--partition", action="append", default=[], metavar="NAME=NODES",
+                        help="a partition beside main, such as small=n[1-2]; may be repeated")  # fmt: skip
+
+
+def _up(options: argparse.Namespace) -> int:
+    shape = cluster.with_partitions(
+        Shape(options.nodes, options.gpus_per_node, options.cpus_per_node), options.partition
+    )
+    progress = Progress()
+    started, fresh = instance.up(options.name, suite_named(options.suite), shape, progress)
+    gpus = started.nodes * started.gpus_per_node
+    state = f"up after {progress.elapsed_s:.1f} s" if fresh else "already up"
+    print(f"The sandbox {started.name!r} is {state}: Slurm {started.slurm_version} ({started.suite}), "
+          f"{started.nodes} nodes, {gpus} GPUs.")  # fmt: skip
+    return 0
+
+
+def _down(options: argparse.Namespace) -> int:
+    existed = instance.down(options.name, Progress())
+    print(f"The sandbox {options.name!r} is {'down' if existed else 'not up; nothing to do'}.")
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    found = instance.load(options.name)
+    up = found is not None and found.alive
+    if options.json:
+        document = found.to_dict() if found and up else {"name": options.name}
+        print(json.dumps({**document, "up": up, "all": instance.names()}, indent=1))
+    elif found and up:
+        print(f"{found.name}: {found.phase} since {found.started_utc}, Slurm {found.slurm_version} ({found.suite}), "
+              f"{found.nodes} nodes × {found.gpus_per_node} GPUs")  # fmt: skip
+        for label, there in (("pyslurm", found.pyslurm), ("SPANK plugin", found.spank), ("job_submit", found.job_submit)):
+            print(f"  {label}: {'yes' if there else 'no'}")
+    else:
+        print(f"The sandbox {options.name!r} is not up.")
+    return 0 if up else 3
+
+
+def _enter(options: argparse.Namespace, command: list[str], chdir: str | None = None) -> int:
+    if options.user not in {"root", *USERS}:
+        raise UsageError(f"--user {options.user!r} is unknown: choose one of root, {', '.join(USERS)}")
+    line = instance.command_line(instance.require(options.name), options.user, command, chdir)
+    sys.stdout.flush()
+    os.execvp(line[0], line)
+
+
+def _shell(options: argparse.Namespace) -> int:
+    return _enter(options, ["/bin/bash", "-i"])
+
+
+def _run(options: argparse.Namespace) -> int:
+    command = options.cmd[1:] if options.cmd[:1] == ["--"] else options.cmd
+    if not command:
+        raise UsageError("run needs a command, for example `muri-sandbox run sinfo`")
+    return _enter(options, command, options.chdir)
+
+
+def _restart_controller(options: argparse.Namespace) -> int:
+    running = instance.require(options.name)
+    daemons.stop_controller(running)
+    daemons.start_controller(running, Progress())
+    print(f"slurmctld of the sandbox {running.name!r} has restarted.")
+    return 0
+
+
+def _terminate(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    options = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        paths.InstancePaths(options.name)
+        host.require_root()
+        code: int = options.handler(options)
+    except SandboxError as err:
+        print(f"muri-sandbox: {err}", file=sys.stderr)
+        return err.exit_code
+    except KeyboardInterrupt:
+        print("muri-sandbox: interrupted; what was begun has been cleaned up", file=sys.stderr)
+        return 130
+    return code

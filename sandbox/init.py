@@ -1,0 +1,178 @@
+"""The first process of a sandbox: makes its root from a plan, then reaps orphans until it is killed.
+
+It runs in fresh namespaces (`unshare --mount --pid …`), so every mount made here vanishes with it.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from sandbox.plan import Bind, Plan, TextFile
+
+SECOND_ADDRESS = "10.255.0.1"
+
+_DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+_DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
+                 "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}  # fmt: skip
+
+
+def _mount(*arguments: str | Path) -> None:
+    subprocess.run(["mount", *map(str, arguments)], check=True)
+
+
+def make_root(lower: Path, mountpoint: Path) -> Path:
+    """Lay a writable root over the cached one; the writes live in memory and vanish with the namespace."""
+    mountpoint.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "tmpfs", "-o", "mode=755,size=75%", "muri-sandbox", mountpoint)
+    upper, work, root = (mountpoint / part for part in ("upper", "work", "root"))
+    for directory in (upper, work, root):
+        directory.mkdir(mode=0o755)
+    options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    overlay = subprocess.run(
+        ["mount", "-t", "overlay", "-o", options, "muri-sandbox", str(root)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if overlay.returncode != 0:
+        print(f"no overlay file system here ({overlay.stderr.strip()}); copying the root instead", flush=True)
+        subprocess.run(["cp", "-a", f"{lower}/.", str(root)], check=True)
+        _mount("--bind", root, root)
+    return root
+
+
+def target_in(root: Path, path: Path) -> Path:
+    """Translate a path of the sandbox to one under `root`, refusing ways out through links."""
+    target = root / path.relative_to("/")
+    if not Path(os.path.realpath(target.parent)).is_relative_to(root):
+        raise OSError(f"{path} leads out of the sandbox's root through a symbolic link")
+    return target
+
+
+def bind(root: Path, item: Bind) -> None:
+    """Show a file or directory of the host at its place in the sandbox."""
+    source, target = Path(item.source), target_in(root, Path(item.target))
+    if not source.exists():
+        return
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if target.is_symlink():
+        target.unlink()
+    if source.is_dir():
+        target.mkdir(mode=0o755, exist_ok=True)
+    elif not target.exists():
+        target.touch()
+    _mount("--bind", source, target)
+    if item.read_only:
+        _mount("-o", "remount,bind,ro", target)
+
+
+def write(root: Path, item: TextFile) -> None:
+    """Write one file of the plan."""
+    target = target_in(root, Path(item.path))
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    target.unlink(missing_ok=True)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, item.mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+        stream.write(item.text)
+    target.chmod(item.mode)
+
+
+def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
+    """Mount /proc, /sys and a /dev of its own."""
+    _mount("-t", "proc", "proc", root / "proc")
+    _mount("--rbind", "/sys", root / "sys")
+    dev = root / "dev"
+    _mount("-t", "tmpfs", "-o", "mode=755", "dev", dev)
+    for name in _DEVICES:
+        (dev / name).touch()
+        _mount("--bind", f"/dev/{name}", dev / name)
+    for name, mode in (("pts", 0o755), ("shm", 0o1777)):
+        (dev / name).mkdir()
+        (dev / name).chmod(mode)
+    _mount("-t", "devpts", "-o", "newinstance,ptmxmode=0666,mode=620", "devpts", dev / "pts")
+    _mount("-t", "tmpfs", "-o", "mode=1777", "shm", dev / "shm")
+    for name, link in _DEVICE_LINKS.items():
+        (dev / name).symlink_to(link)
+    for name in device_files:
+        Path(root, name.lstrip("/")).touch(mode=0o666)
+
+
+def raise_loopback() -> None:
+    """Switch on `lo`, which is down in a new network namespace, and give it a second address.
+
+    Slurm resolves names with AI_ADDRCONFIG, for which 127.0.0.1 alone does not count as an address.
+    """
+    get_flags, set_flags, set_address, interface_up = 0x8913, 0x8914, 0x8916, 0x1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        request = fcntl.ioctl(control, get_flags, struct.pack("16sH14x", b"lo", 0))
+        flags = struct.unpack("16sH14x", request)[1]
+        fcntl.ioctl(control, set_flags, struct.pack("16sH14x", b"lo", flags | interface_up))
+        address = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(SECOND_ADDRESS))
+        fcntl.ioctl(control, set_address, struct.pack("16s16s8x", b"lo:0", address))
+
+
+def pivot(root: Path) -> None:
+    """Make `root` this namespace's / and let go of the host's."""
+    old = root / ".host"
+    old.mkdir()
+    os.chdir(root)
+    subprocess.run(["pivot_root", ".", ".host"], check=True)
+    os.chdir("/")
+    subprocess.run(["umount", "--lazy", "/.host"], check=True)
+    Path("/.host").rmdir()
+
+
+def apply(plan: Plan) -> None:
+    """Make everything the plan names, ending inside the new root."""
+    root = make_root(Path(plan.lower), Path(plan.mountpoint))
+    make_kernel_file_systems(root, plan.device_files)
+    (root / "root").chmod(0o755)
+    for directory in plan.directories:
+        target_in(root, Path(directory)).mkdir(mode=0o755, parents=True, exist_ok=True)
+    for item in plan.binds:
+        bind(root, item)
+    for text_file in plan.files:
+        write(root, text_file)
+    if plan.hostname:
+        socket.sethostname(plan.hostname)
+    if plan.private_network:
+        raise_loopback()
+    pivot(root)
+
+
+def reap_for_ever() -> None:
+    """Collect orphans; SIGTERM ends this process and with it the whole namespace."""
+    watched = {signal.SIGCHLD, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, watched)
+    while signal.sigwait(watched) != signal.SIGTERM:
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            continue
+
+
+def main(arguments: list[str]) -> int:
+    """Apply the plan in the file named first, then run its command or stay as the reaper."""
+    document: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    plan = Plan.from_dict(document)
+    # This /proc is still the host's, so the link names our process id on the host.
+    host_pid = int(os.readlink("/proc/self")) if plan.report_fd is not None else 0
+    apply(plan)
+    if plan.command:
+        os.chdir(plan.working_directory)
+        os.execve(plan.command[0], list(plan.command), dict(plan.environment))  # noqa: S606
+    if plan.report_fd is not None:
+        os.write(plan.report_fd, f"{host_pid}\n".encode())
+        os.close(plan.report_fd)
+    reap_for_ever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""Build pyslurm for the sandbox's Slurm and the host's Python, and keep it beside the root file system."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from sandbox import host, namespace
+from sandbox.locks import locked_directory
+from sandbox.plan import Bind, Plan, TextFile
+from sandbox.progress import Progress
+from sandbox.rootfs import Build
+
+PYSLURM_VERSION = "25.11.2"
+#: Slurm releases that this pyslurm is known to compile for.
+BUILDABLE_FOR = ("25.11", "26.05")
+
+_OUTPUT = Path("/opt/muri/pyslurm")
+_SCRIPT = Path("/tmp/build-pyslurm")  # inside the build's own root
+_INCLUDE = "/tmp/slurm-include"
+
+#: pyslurm's headers are those of 25.11. Newer Slurms keep the old names behind a switch of their own; two
+#: more that 26.05 dropped are mapped on the command line.
+_COMPATIBILITY_FLAGS = (
+    "-DSLURM_BACKWARD_COMPAT -Dslurm_free_ctl_conf=slurm_free_conf -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2065"
+)
+
+_SCRIPT_TEXT = f"""#!/bin/sh
+set -eu
+mkdir -p {_INCLUDE}/slurm
+ln -s /usr/include/slurm/*.h {_INCLUDE}/slurm/
+rm {_INCLUDE}/slurm/slurm_version.h
+# pyslurm refuses every release but its own, so it is shown the version it was made for.
+sed 's/^#define SLURM_VERSION_NUMBER .*/#define SLURM_VERSION_NUMBER 0x190b00/' \\
+    /usr/include/slurm/slurm_version.h > {_INCLUDE}/slurm/slurm_version.h
+library=$(dirname "$(find /usr/lib -name libslurm.so | head -n 1)")
+export SLURM_INCLUDE_DIR={_INCLUDE} SLURM_LIB_DIR="$library" CFLAGS="-O1 -w {_COMPATIBILITY_FLAGS}"
+exec "$1" -m pip install --root-user-action=ignore --no-cache-dir --no-deps --no-compile \\
+    --target {_OUTPUT} pyslurm=={PYSLURM_VERSION}
+"""
+
+
+@dataclass(frozen=True)
+class Pyslurm:
+    """The outcome: a directory to import pyslurm from, or the reason there is none."""
+
+    directory: Path | None
+    reason: str = ""
+
+
+def ensure_pyslurm(build: Build, progress: Progress) -> Pyslurm:
+    """Return the cached pyslurm for this root and this Python, building it if there is none."""
+    release = ".".join(build.slurm_version.split(".")[:2])
+    if release not in BUILDABLE_FOR:
+        return Pyslurm(None, _refusal(build.slurm_version, f"it supports {' and '.join(BUILDABLE_FOR)}"))
+    directory = build.directory / f"pyslurm-{PYSLURM_VERSION}-{host.python_tag()}"
+    if directory.exists():
+        return Pyslurm(directory)
+    with locked_directory(build.directory, progress, "another process that is building pyslurm"):
+        if directory.exists():
+            return Pyslurm(directory)
+        return _build(build, directory, progress)
+
+
+def _refusal(slurm_version: str, why: str) -> str:
+    return (
+        f"pyslurm {PYSLURM_VERSION} cannot be built for Slurm {slurm_version} ({why}), "
+        "so Muri uses the command gateway here"
+    )
+
+
+def _build(build: Build, directory: Path, progress: Progress) -> Pyslurm:
+    for leftover in build.directory.glob("building-*"):
+        shutil.rmtree(leftover)
+    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=build.directory))
+    try:
+        output = temporary / "pyslurm"
+        output.mkdir(mode=0o755)
+        log = build.directory / "pyslurm-build.log"
+        try:
+            _compile(build, temporary, output, log, progress)
+        except subprocess.CalledProcessError:
+            return Pyslurm(None, _refusal(build.slurm_version, f"the build failed, see {log}"))
+        output.rename(directory)
+        return Pyslurm(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: Progress) -> None:
+    progress.step(f"building pyslurm {PYSLURM_VERSION} for Slurm {build.slurm_version} (first start only)")
+    plan = build_plan(build.root, temporary / "mnt", output)
+    with (
+        log.open("w", encoding="utf-8") as log_stream,
+        namespace.run_plan(plan, temporary / "plan.json") as lines,
+    ):
+        for line in lines:
+            log_stream.write(line)
+            progress.detail(f"pip: {line.strip()[:90]}")
+
+
+def build_plan(root: Path, mountpoint: Path, output: Path) -> Plan:
+    """Return the plan of the root in which pip compiles pyslurm, with the host's network."""
+    python = str(host.python_executable())
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), "LC_ALL": "C.UTF-8"}
+    return Plan(
+        lower=str(root),
+        mountpoint=str(mountpoint),
+        binds=(*host.python_binds(), *host.pip_binds(), Bind(str(output), str(_OUTPUT), read_only=False)),
+        files=(TextFile(str(_SCRIPT), _SCRIPT_TEXT, 0o755),),
+        command=("/bin/sh", str(_SCRIPT), python),
+        environment={**environment, **host.pip_environment(), "MAKEFLAGS": f"-j{os.cpu_count() or 1}"},
+    )
