@@ -45,12 +45,14 @@ class FreeNode:
         partitions: Partitions that the node belongs to.
         free_gpus: GPUs that can be given out now.
         gpu_mem_gib: Memory of one GPU; 0 when unknown, which admits any group.
+        gpu_count: GPUs that the node has, free or not; 0 when unknown.
     """
 
     name: str
     partitions: tuple[str, ...]
     free_gpus: int
     gpu_mem_gib: float = 0.0
+    gpu_count: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class PlanRequest:
 
     Attributes:
         jobs: Jobs to decide on, in any order.
-        nodes: Nodes with their free GPUs, in any order.
+        nodes: Nodes with their free GPUs, in any order; the busy ones too, with 0 free.
         now_s: The cycle's time, seconds since the epoch.
         max_group_size: Most jobs per group, 1 to 4.
         same_user: Whether all members of a group must have one owner.
@@ -97,10 +99,17 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """A job to start with its own request; Slurm chooses the node."""
+    """A job to start with its own request; Slurm chooses the node.
+
+    Attributes:
+        job_id: The job.
+        reasons: Why it runs alone, for people.
+        node: Where the plan counted its GPUs; empty when it spans nodes or must queue in Slurm.
+    """
 
     job_id: int
     reasons: tuple[str, ...] = ()
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,55 @@
+"""The options that every policy understands."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from muri.errors import UsageError
+
+MAX_GROUP_SIZE: Final = 4
+"""Most jobs that can interleave: one for each resource."""
+
+ORDERINGS: Final = ("best", "worst")
+MATCHINGS: Final = ("rustworkx", "networkx", "priority-order")
+
+
+class OptionsError(UsageError):
+    """A policy option has a value that the policy doesn't know."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyOptions:
+    """How a policy groups and how long it may hold a job.
+
+    Attributes:
+        max_group_size: Most jobs per group, 1 (nobody shares) to 4.
+        ordering: "best" takes the ordering with the shortest period, "worst" the longest
+            (an experiment of the paper, section 6.4).
+        matching: "rustworkx" (compiled Blossom), "networkx" (the readable reference; the same
+            plan, slower) or "priority-order" (neighbours in the queue, no Blossom).
+        max_wait_s: Seconds since its submission after which a job that would still wait is
+            given to Slurm's own queue instead.
+    """
+
+    max_group_size: int = MAX_GROUP_SIZE
+    ordering: str = "best"
+    matching: str = "rustworkx"
+    max_wait_s: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        """Refuse values that no policy understands.
+
+        Raises:
+            OptionsError: Names the option, its value and the valid ones.
+        """
+        if self.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
+            raise OptionsError(f"max_group_size is {self.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
+        _check_choice("ordering", self.ordering, ORDERINGS)
+        _check_choice("matching", self.matching, MATCHINGS)
+        if math.isnan(self.max_wait_s) or self.max_wait_s < 0:
+            raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
+
+
+def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionsError(f"{option} is {value!r}; valid are: {', '.join(choices)}")

@@ -1,0 +1,50 @@
+"""Who goes first: a smaller key is more urgent; ties go to the earlier, then to the lower job id."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from muri.policies.types import PendingJob
+
+PriorityKey = Callable[[PendingJob], tuple[float, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A job and its place in the queue.
+
+    Attributes:
+        rank: 0 for the most urgent job of the request.
+        job: The job.
+    """
+
+    rank: int
+    job: PendingJob
+
+
+def fifo(job: PendingJob) -> tuple[float, ...]:
+    """First in, first out."""
+    return (job.submit_s,)
+
+
+def srsf(job: PendingJob) -> tuple[float, ...]:
+    """Shortest remaining service first, r·g; jobs of unknown duration follow by attained service.
+
+    Source: Muri, section 5 (Muri-S), after Tiresias.
+    """
+    if job.remaining_s is None:
+        return (1.0, job.attained_gpu_s)
+    return (0.0, job.remaining_s * job.gpu_count)
+
+
+def two_dimensional_las(job: PendingJob) -> tuple[float, ...]:
+    """Least attained service first, a·g: the GPU-seconds received so far (2D-LAS).
+
+    Source: Muri, section 5 (Muri-L), after Tiresias; continuous, without its discrete queues.
+    """
+    return (job.attained_gpu_s,)
+
+
+def rank_jobs(jobs: Iterable[PendingJob], key: PriorityKey) -> tuple[Candidate, ...]:
+    """All jobs in order of urgency, whatever order they come in."""
+    ordered = sorted(jobs, key=lambda job: (*key(job), job.submit_s, job.job_id))
+    return tuple(Candidate(rank, job) for rank, job in enumerate(ordered))
