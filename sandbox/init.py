@@ -99,7 +99,9 @@ def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
     for name, link in _DEVICE_LINKS.items():
         (dev / name).symlink_to(link)
     for name in device_files:
-        Path(root, name.lstrip("/")).touch(mode=0o666)
+        stand_in = target_in(root, Path(name))
+        stand_in.touch()
+        _mount("--bind", "/dev/null", stand_in)  # Slurm insists on a character device
 
 
 def raise_loopback() -> None:

@@ -109,7 +109,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pysl
             *(TextFile(path, text) for path, text in files.items()),
             TextFile(key_file, secret, 0o600),
         ),
-        directories=_SLURM_DIRECTORIES,
+        directories=(*_SLURM_DIRECTORIES, *(f"/var/spool/slurmd/{node}" for node in shape.node_names)),
         device_files=shape.device_files,
         hostname="ctl",
         private_network=True,
