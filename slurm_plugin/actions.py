@@ -1,0 +1,163 @@
+"""What a cycle can do to Slurm, as plain records: rendered for `--dry-run`, carried out by `apply`."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin.tags import Original
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """A member-to-be.
+
+    Attributes:
+        job_id: Its job id.
+        original: Its request before grouping.
+        solo_iteration_s: Iteration time alone, from its profile.
+        speed: Predicted speed in the group, 1 = as fast as alone.
+        time_limit_s: Its time limit inside the group, 0 = unlimited.
+    """
+
+    job_id: int
+    original: Original
+    solo_iteration_s: float
+    speed: float
+    time_limit_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartGroup:
+    """Submit a host job and make its members.
+
+    Attributes:
+        members: In the planned ordering.
+        node: Where.
+        uid: Owner of all members.
+        gid: The owner's group.
+        user: The owner's name.
+        partition: Partition of all members.
+        account: Account of the first member.
+        qos: QOS of the first member.
+        gpu_request: GRES per node of the host.
+        cpu_count: CPUs of the host.
+        mem_per_node_mib: Memory of the host; 0 = default.
+        time_limit_s: Time limit of the host; 0 = default.
+        efficiency: Predicted γ.
+        period_s: Predicted T.
+        reasons: Why, for people.
+    """
+
+    members: tuple[MemberPlan, ...]
+    node: str
+    uid: int
+    gid: int
+    user: str
+    partition: str
+    account: str
+    qos: str
+    gpu_request: str
+    cpu_count: int
+    mem_per_node_mib: int
+    time_limit_s: int
+    efficiency: float
+    period_s: float
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSolo:
+    """Release a job with its own request untouched."""
+
+    job_id: int
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StartDryRun:
+    """Measure the model of a job by a job of its own.
+
+    Attributes:
+        job_id: The waiting job whose script is run.
+        key: Text of the profile key, for people.
+    """
+
+    job_id: int
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOnGroup:
+    """Finish a start that was cut off in the middle."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Close an intent that can't be carried on; what it left behind is taken back by other actions."""
+
+    token: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Give a member its original request back and release it to run alone."""
+
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End one of Muri's own jobs (a host or a dry run)."""
+
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepProfile:
+    """Store what a dry run measured.
+
+    Attributes:
+        token: The dry run's intent.
+        profile: The figures.
+    """
+
+    token: str
+    profile: StageProfile
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunFailed:
+    """Note that a dry run gave no profile.
+
+    Attributes:
+        token: The dry run's intent.
+        key: Text of the profile key.
+        why: What went wrong.
+    """
+
+    token: str
+    key: str
+    why: str
+
+
+Action = (
+    StartGroup
+    | ReleaseSolo
+    | StartDryRun
+    | CarryOnGroup
+    | Abandon
+    | Restore
+    | Cancel
+    | KeepProfile
+    | DryRunFailed
+)
+
+
+def render_action(action: Action) -> dict[str, Any]:
+    """Return an action as plain values under its name, as `--dry-run` and `muri plan` print it."""
+    return {"action": type(action).__name__, **asdict(action)}

@@ -1,0 +1,225 @@
+"""Carry out actions on Slurm. Every step can be repeated; the journal knows what was begun."""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Protocol
+
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.actions import (
+    Abandon,
+    Action,
+    Cancel,
+    CarryOnGroup,
+    DryRunFailed,
+    KeepProfile,
+    MemberPlan,
+    ReleaseSolo,
+    Restore,
+    StartDryRun,
+    StartGroup,
+)
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.journal import Intent, Journal
+from muri.slurm_plugin.model import Job, JobChange, JobState
+from muri.slurm_plugin.planning import member_mem_mib
+from muri.slurm_plugin.reconcile import find_host
+from muri.slurm_plugin.scripts import dry_run_environment, dry_run_job, host_job
+from muri.slurm_plugin.view import View, profile_key
+
+log = logging.getLogger("muri.controller")
+
+
+class ProfileSink(Protocol):
+    """Where measured profiles go: the profile store."""
+
+    def put(self, profile: StageProfile) -> object:
+        """Store one profile."""
+        ...
+
+
+class Executor:
+    """Carries out one cycle's actions.
+
+    Attributes:
+        errors: What Slurm refused in this cycle; the cycle went on with the next action.
+    """
+
+    def __init__(
+        self, gateway: Gateway, journal: Journal, store: ProfileSink, config: Config, view: View, now_s: float
+    ) -> None:
+        """Bind the executor to one cycle's view."""
+        self._gateway = gateway
+        self._journal = journal
+        self._store = store
+        self._config = config
+        self._view = view
+        self._now_s = now_s
+        self.errors: list[str] = []
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Carry out actions in order; a refusal costs only its own action.
+
+        Raises:
+            SlurmUnreachableError: slurmctld went away; the next cycle carries on from the journal.
+        """
+        for action in actions:
+            try:
+                self._one(action)
+            except SlurmUnreachableError:
+                raise
+            except GatewayError as error:
+                self.errors.append(f"{type(action).__name__}: {error}")
+                log.warning("%s failed: %s", type(action).__name__, error)
+
+    def _one(self, action: Action) -> None:
+        match action:
+            case StartGroup():
+                self._start_group(action)
+            case CarryOnGroup(token):
+                self._carry_on(next(intent for intent in self._journal.intents("begun") if intent.token == token))
+            case ReleaseSolo(job_id, reasons):
+                log.info("job %d: released alone: %s", job_id, "; ".join(reasons))
+                self._journal.set_fact("solo", str(job_id), list(reasons))
+                self._unless_gone(self._gateway.release, job_id)
+            case StartDryRun(job_id):
+                self._start_dry_run(self._view.jobs[job_id])
+            case Abandon(token, why):
+                log.info("start %s: taken back: %s", token, why)
+                self._journal.finish(token, "abandoned")
+            case Restore(job_id, why):
+                self._restore(self._view.jobs[job_id], why)
+            case Cancel(job_id, why):
+                log.info("job %d: cancelled: %s", job_id, why)
+                self._gateway.cancel(job_id)
+            case KeepProfile(token, profile):
+                log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
+                self._store.put(profile)
+                self._journal.finish(token, "done")
+            case DryRunFailed(token, key, why):
+                self._dry_run_failed(token, key, why)
+
+    def _unless_gone(self, call: Callable[[int], None], job_id: int) -> None:
+        try:
+            call(job_id)
+        except NoSuchJobError:
+            log.info("job %d: gone already", job_id)
+
+    def _start_group(self, action: StartGroup) -> None:
+        token = secrets.token_hex(6)
+        ids = [member.job_id for member in action.members]
+        log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
+        self._journal.begin(token, "group", asdict(action), self._now_s)
+        try:
+            host = self._gateway.submit(host_job(action, token, self._config))
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            self._journal.finish(token, "abandoned")
+            for job_id in ids:
+                self._journal.set_fact("bar", str(job_id), f"Slurm refused its group's host job: {error}")
+            raise
+        self._journal.set_host(token, host)
+        for member in action.members:
+            self._make_member(member, host, action.node, self._view.jobs[member.job_id])
+        self._journal.finish(token, "done")
+
+    def _carry_on(self, intent: Intent) -> None:
+        host = find_host(self._view, intent.token)
+        if host is None:
+            return
+        log.info("group %s: carrying on with its start, host job %d", intent.token, host.job_id)
+        self._journal.set_host(intent.token, host.job_id)
+        for fields in intent.payload["members"]:
+            member = MemberPlan(**{**fields, "original": tags.Original(**fields["original"])})
+            job = self._view.active(member.job_id)
+            if job is not None and job.state is JobState.PENDING and job.held:
+                self._make_member(member, host.job_id, intent.payload["node"], job)
+        self._journal.finish(intent.token, "done")
+
+    def _make_member(self, member: MemberPlan, host: int, node: str, job: Job) -> None:
+        """Change and release one member; Slurm starts it as soon as the host has started."""
+        state = tags.MemberState(host, member.original)
+        change = JobChange(
+            gpu_request="gres/gpu:0",
+            required_nodes=node,
+            cpu_count=1,
+            dependency=f"after:{host}",
+            oversubscribe=True,
+            mem_per_node_mib=member_mem_mib(member.original),
+            time_limit_s=member.time_limit_s or None,
+            admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state)),
+        )
+        try:
+            self._gateway.modify(member.job_id, change)
+            self._gateway.release(member.job_id)
+        except NoSuchJobError:
+            log.info("job %d: gone before its group started", member.job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
+            self._journal.set_fact("bar", str(member.job_id), f"Slurm refused to change its request: {error}")
+            log.warning("job %d: not made a member: %s", member.job_id, error)
+
+    def _restore(self, job: Job, why: str) -> None:
+        """Undo `_make_member` and let the job run alone."""
+        log.info("job %d: runs alone from now on: %s", job.job_id, why)
+        self._journal.set_fact("bar", str(job.job_id), why)
+        restore_request(self._gateway, job)
+
+    def _start_dry_run(self, job: Job) -> None:
+        key = profile_key(job, self._view.snapshot.nodes)
+        try:
+            script = self._gateway.batch_script(job.job_id)
+        except NoSuchJobError:
+            return
+        environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
+        token = secrets.token_hex(6)
+        log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
+        self._journal.begin(token, "dry-run", {"job_id": job.job_id, "key": asdict(key)}, self._now_s)
+        try:
+            run = self._gateway.submit(dry_run_job(job, key, token, script, environment, self._config))
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            self._dry_run_failed(token, str(key), f"Slurm refused it: {error}")
+            return
+        self._journal.set_host(token, run)
+
+    def _dry_run_failed(self, token: str, key: str, why: str) -> None:
+        log.warning("dry run of %s failed: %s", key, why)
+        count, _ = self._journal.facts("dry-run-failed").get(key, (0, ""))
+        self._journal.set_fact("dry-run-failed", key, [count + 1, why])
+        self._journal.finish(token, "done")
+
+
+def restore_request(gateway: Gateway, job: Job) -> None:
+    """Give a pending member its original request back and release it.
+
+    Raises:
+        GatewayError: Slurm refused a step.
+    """
+    state = tags.parse_state(job.admin_comment)
+    try:
+        gateway.hold(job.job_id)
+        if state is not None:
+            original = state.original
+            gateway.modify(
+                job.job_id,
+                JobChange(
+                    gpu_request=original.gpu_request,
+                    required_nodes=original.required_nodes,
+                    cpu_count=original.cpu_count,
+                    dependency="",
+                    mem_per_node_mib=original.mem_per_node_mib or None,
+                    time_limit_s=original.time_limit_s or None,
+                    admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
+                ),
+            )
+        gateway.release(job.job_id)
+    except NoSuchJobError:
+        log.info("job %d: gone already", job.job_id)

@@ -1,0 +1,158 @@
+"""The configuration file: typed, validated, every key documented where it is defined."""
+
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from muri.errors import UsageError
+
+DEFAULT_PATH = Path("/etc/muri/muri.yaml")
+
+
+class ConfigError(UsageError):
+    """The configuration file cannot be read or holds a wrong value."""
+
+
+class Section(BaseModel):
+    """A part of the configuration that knows all its keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Grouping(Section):
+    """Who may share GPUs."""
+
+    max_group_size: int = Field(4, ge=1, le=4, description="Most jobs that share the same GPUs; 1 turns sharing off.")
+    max_gpus_per_job: int = Field(
+        1, ge=1, description="Jobs that ask for more GPUs than this run alone (the runtime serves one GPU per job)."
+    )
+    ordering: Literal["best", "worst"] = Field("best", description="Stage ordering within a group (Eq. 3).")
+    matching: Literal["rustworkx", "networkx", "priority-order"] = Field(
+        "rustworkx", description="How partners are found; networkx is the slow, readable reference."
+    )
+    discipline: Literal["fair", "lockstep"] = Field("fair", description="How members take turns at a resource.")
+    wait_for_profiles_s: float = Field(
+        60.0, ge=0, description="How long after its submission a job's start may wait for others' dry runs."
+    )
+    max_wait_s: float = Field(
+        86400.0, gt=0, description="A job held longer than this is released to Slurm's own queue, alone."
+    )
+
+
+class Profiling(Section):
+    """Dry runs of models that have no profile."""
+
+    iterations: int = Field(30, ge=4, description="Iterations of a dry run, warm-up included.")
+    warmup: int = Field(10, ge=0, description="Iterations dropped before measuring.")
+    at_once: int = Field(2, ge=0, description="Most dry runs at the same time; 0 turns profiling off.")
+    time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
+    partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
+    attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
+
+
+class Host(Section):
+    """The job that holds a group's GPUs."""
+
+    start_timeout_s: float = Field(
+        180.0, gt=0, description="A host that has not started by then is cancelled and its members are regrouped."
+    )
+    attach_timeout_s: float = Field(
+        300.0, gt=0, description="A host whose members have all failed to attach by then gives its GPUs back."
+    )
+    telemetry_s: float = Field(15.0, gt=0, description="How often a host reports its members' speed to Slurm.")
+    poll_s: float = Field(5.0, gt=0, description="How often a host asks whether idle members are still in the queue.")
+
+
+class Config(Section):
+    """Everything an administrator can set."""
+
+    policy: str = Field("auto", description="auto, muri-s, muri-l, srsf or fifo.")
+    gateway: Literal["auto", "pyslurm", "command"] = Field("auto", description="How to speak to Slurm.")
+    interval_s: float = Field(360.0, gt=0, description="Seconds between two cycles with --interval.")
+    state_dir: Path = Field(Path("/var/lib/muri"), description="Journal, profiles and status live here.")
+    partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
+    node_python: str = Field(
+        sys.executable, description="The Python on the compute nodes that has muri and torch installed."
+    )
+    grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
+    profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
+    host: Host = Field(default_factory=Host, description="The job that holds a group's GPUs.")
+
+
+def config_path(explicit: Path | None = None) -> Path | None:
+    """Return the file to read: the given one, $MURI_CONFIG, or /etc/muri/muri.yaml when it exists."""
+    if explicit is not None:
+        return explicit
+    if os.environ.get("MURI_CONFIG"):
+        return Path(os.environ["MURI_CONFIG"])
+    return DEFAULT_PATH if DEFAULT_PATH.exists() else None
+
+
+def load_config(path: Path | None) -> Config:
+    """Read and validate a configuration file; the defaults when `path` is None.
+
+    Raises:
+        ConfigError: The file cannot be read, is no YAML mapping, or a key or value is wrong.
+    """
+    if path is None:
+        return Config()
+    try:
+        loaded = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path}: expected keys and values, found a {type(loaded).__name__}")
+    try:
+        return Config(**(loaded or {}))
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
+        raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error
+
+
+def _section_at(location: tuple[Any, ...]) -> type[Section]:
+    section: type[Section] = Config
+    for part in location:
+        field = section.model_fields.get(str(part))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, Section)):
+            break
+        section = field.annotation
+    return section
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    location = problem["loc"]
+    name = ".".join(map(str, location))
+    if problem["type"] != "extra_forbidden":
+        return f"{name}: {problem['msg']} (found {problem['input']!r})"
+    valid = list(_section_at(location[:-1]).model_fields)
+    near = difflib.get_close_matches(str(location[-1]), valid, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{name}: unknown key; {hint}valid keys here: {', '.join(valid)}"
+
+
+def render_config(config: Config, *, comments: bool = True) -> str:
+    """Write a configuration as YAML, each key under its description."""
+    return "\n".join(_render_section(config, "", comments=comments)) + "\n"
+
+
+def _render_section(section: Section, indent: str, *, comments: bool) -> list[str]:
+    lines: list[str] = []
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if comments:
+            lines.append(f"{indent}# {field.description}")
+        if isinstance(value, Section):
+            lines.append(f"{indent}{name}:")
+            lines += _render_section(value, indent + "  ", comments=comments)
+        else:
+            plain = str(value) if isinstance(value, Path) else list(value) if isinstance(value, tuple) else value
+            text = yaml.safe_dump(plain, default_flow_style=True).removesuffix("\n...\n").strip()
+            lines.append(f"{indent}{name}: {text}")
+    return lines

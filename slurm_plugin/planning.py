@@ -1,0 +1,252 @@
+"""From a view of the queue to a policy's request, and from its plan to actions. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ClusterShell.NodeSet import NodeSet
+
+from muri.policies.types import FreeNode, Group, PendingJob, Plan, PlanRequest
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.view import Role, View, profile_key
+
+# What a member's own batch script needs while the runtime does its work.
+_MEMBER_MEM_MIB = 512
+# A host outlives its members by this much, for the last of them to leave in order.
+_HOST_EXTRA_S = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a cycle knows beyond the snapshot.
+
+    Attributes:
+        profiles: Stored profiles.
+        profiling: Keys that a dry run is measuring now.
+        failures: Failed dry runs by key text: how many, and the last cause.
+        bars: Why a job must not be grouped again, by job id.
+    """
+
+    profiles: Mapping[ProfileKey, StageProfile]
+    profiling: frozenset[ProfileKey] = frozenset()
+    failures: Mapping[str, tuple[int, str]] | None = None
+    bars: Mapping[int, str] | None = None
+
+    def failed(self, key: ProfileKey, config: Config) -> str:
+        """Return why a model is not profiled any more, "" when it still may be."""
+        count, why = (self.failures or {}).get(str(key), (0, ""))
+        return why if count >= config.profiling.attempts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """A policy's request, and what was decided before asking it.
+
+    Attributes:
+        request: For the policy.
+        dry_runs: To start now.
+        waiting: Jobs that are not ready, with the reason.
+    """
+
+    request: PlanRequest
+    dry_runs: tuple[StartDryRun, ...]
+    waiting: Mapping[int, str]
+
+
+def alone_reason(job: Job, know: Knowledge, config: Config) -> str:
+    """Return why a job must run alone, "" when it may be grouped."""
+    request = tags.parse_request(job.admin_comment) or tags.Request()
+    checks = (
+        (request.alone, "it was submitted with alone"),
+        (job.array, "job arrays are not grouped"),
+        (job.het, "heterogeneous jobs are not grouped"),
+        (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
+        (job.node_count > 1, f"it asks for {job.node_count} nodes"),
+        (bool(job.required_nodes), f"it asks for the nodes {job.required_nodes} by name"),
+        (
+            job.gpu_count > config.grouping.max_gpus_per_job,
+            f"it asks for {job.gpu_count} GPUs; jobs of up to {config.grouping.max_gpus_per_job} are grouped",
+        ),
+        (config.grouping.max_group_size == 1, "grouping is turned off (grouping.max_group_size is 1)"),
+    )
+    for applies, reason in checks:
+        if applies:
+            return reason
+    return (know.bars or {}).get(job.job_id, "")
+
+
+def _not_ready(job: Job, now_s: float) -> str:
+    if job.dependency:
+        return f"it waits for its dependency {job.dependency}"
+    if job.begin_s > now_s:
+        return "its --begin time has not come"
+    return ""
+
+
+def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Preparation:
+    """Turn the queue into a policy's request.
+
+    Args:
+        view: The snapshot by roles.
+        know: Profiles and what the journal remembers.
+        config: Limits.
+        now_s: The cycle's time, seconds since the epoch.
+    """
+    waiting: dict[int, str] = {}
+    ready: list[tuple[Job, ProfileKey]] = []
+    for job in view.having(Role.CANDIDATE):
+        reason = _not_ready(job, now_s)
+        if reason:
+            waiting[job.job_id] = reason
+        else:
+            ready.append((job, profile_key(job, view.snapshot.nodes)))
+    pending = [_pending(job, key, know, config) for job, key in ready]
+    patient = _patient(pending, config, now_s)
+    waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
+    request = PlanRequest(
+        jobs=tuple(job for job in pending if job.job_id not in patient),
+        nodes=free_nodes(view, config),
+        now_s=now_s,
+        max_group_size=config.grouping.max_group_size,
+    )
+    return Preparation(request, _dry_runs(view, ready, know, config), waiting)
+
+
+def _pending(job: Job, key: ProfileKey, know: Knowledge, config: Config) -> PendingJob:
+    request = tags.parse_request(job.admin_comment) or tags.Request()
+    alone = alone_reason(job, know, config)
+    profile = know.profiles.get(key)
+    if not alone and profile is None:
+        failed = know.failed(key, config)
+        if failed:
+            alone = f"its dry run failed: {failed}"
+        elif config.profiling.at_once == 0:
+            alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    return PendingJob(
+        job_id=job.job_id,
+        user=job.user,
+        partition=job.partition,
+        gpu_count=job.gpu_count,
+        submit_s=job.submit_s,
+        profile=profile,
+        remaining_s=None if request.duration_s is None else float(request.duration_s),
+        groupable=not alone,
+        alone_reason=alone,
+    )
+
+
+def _patient(pending: list[PendingJob], config: Config, now_s: float) -> set[int]:
+    """Return the young jobs that share a bucket with a model being profiled: better partners may come."""
+    unknown = {_bucket(job) for job in pending if job.groupable and job.profile is None}
+    return {
+        job.job_id
+        for job in pending
+        if job.groupable
+        and job.profile is not None
+        and _bucket(job) in unknown
+        and now_s - job.submit_s < config.grouping.wait_for_profiles_s
+    }
+
+
+def _bucket(job: PendingJob) -> tuple[str, str, int]:
+    return (job.user, job.partition, job.gpu_count)
+
+
+def _dry_runs(
+    view: View, ready: list[tuple[Job, ProfileKey]], know: Knowledge, config: Config
+) -> tuple[StartDryRun, ...]:
+    room = config.profiling.at_once - len(view.having(Role.DRY_RUN))
+    wanted: dict[ProfileKey, int] = {}
+    for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
+        measurable = not (job.array or job.het or job.node_count > 1 or know.failed(key, config))
+        if measurable and key not in know.profiles and key not in know.profiling:
+            wanted.setdefault(key, job.job_id)
+    return tuple(StartDryRun(job_id, str(key)) for key, job_id in list(wanted.items())[: max(room, 0)])
+
+
+def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:
+    """Return the GPUs that can be given out: idle ones, less those promised to Muri's jobs that still wait."""
+    nodes = [
+        node
+        for node in view.snapshot.nodes
+        if node.usable
+        and node.gpu_count
+        and (not config.partitions or any(part in config.partitions for part in node.partitions))
+    ]
+    free = {node.name: node.gpu_count - node.gpus_allocated for node in nodes}
+    for job in view.snapshot.jobs:
+        if job.state is JobState.PENDING and not job.held and view.roles[job.job_id] in _PROMISED:
+            _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
+    return tuple(FreeNode(node.name, node.partitions, max(free[node.name], 0)) for node in nodes)
+
+
+_PROMISED = {Role.HOST, Role.DRY_RUN, Role.RELEASED}
+
+
+def _take(free: dict[str, int], job: Job, eligible: set[str]) -> None:
+    required = sorted(set(NodeSet(job.required_nodes)) & free.keys()) if job.required_nodes else []
+    names = required or sorted(eligible, key=lambda name: (-free[name], name))
+    wanted = job.gpu_count
+    for name in names:
+        taken = min(wanted, max(free[name], 0))
+        free[name] -= taken
+        wanted -= taken
+
+
+def actions_of(plan: Plan, view: View, know: Knowledge) -> tuple[Action, ...]:
+    """Turn a plan into actions, groups first, in the plan's order."""
+    groups = tuple(_start_group(group, view, know) for group in plan.groups)
+    return groups + tuple(ReleaseSolo(solo.job_id, solo.reasons) for solo in plan.solo)
+
+
+def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
+    jobs = [view.jobs[job_id] for job_id in group.members]
+    node = next(node for node in view.snapshot.nodes if node.name == group.node)
+    profiles = [know.profiles[profile_key(job, view.snapshot.nodes)] for job in jobs]
+    members = tuple(_member(job, group, profile) for job, profile in zip(jobs, profiles, strict=True))
+    # Each member's batch script needs a CPU beside the host.
+    spare_cpus = node.cpu_count - node.cpus_allocated - len(jobs)
+    first = jobs[0]
+    limits = [member.time_limit_s for member in members]
+    return StartGroup(
+        members=members,
+        node=group.node,
+        uid=first.uid,
+        gid=first.gid,
+        user=first.user,
+        partition=first.partition,
+        account=first.account,
+        qos=first.qos,
+        gpu_request=first.gpu_request,
+        cpu_count=max(1, min(max(job.cpu_count for job in jobs), spare_cpus)),
+        mem_per_node_mib=sum(job.mem_per_node_mib for job in jobs),
+        time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
+        efficiency=group.efficiency,
+        period_s=group.period_s,
+        reasons=group.reasons,
+    )
+
+
+def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
+    return MemberPlan(
+        job_id=job.job_id,
+        original=tags.Original(
+            gpu_request=job.gpu_request,
+            required_nodes=job.required_nodes,
+            cpu_count=job.cpu_count,
+            mem_per_node_mib=job.mem_per_node_mib,
+            time_limit_s=job.time_limit_s,
+        ),
+        solo_iteration_s=profile.iteration_s,
+        speed=group.speed[job.job_id],
+        # The user's limit was meant for the job alone; sharing must not make it run out of time.
+        time_limit_s=job.time_limit_s * len(group.members),
+    )
+
+
+def member_mem_mib(original: tags.Original) -> int | None:
+    """Return the memory that a member keeps for its batch script, None to leave it as it is."""
+    return min(original.mem_per_node_mib, _MEMBER_MEM_MIB) if original.mem_per_node_mib else None

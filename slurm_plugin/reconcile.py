@@ -1,0 +1,137 @@
+"""Compare what the controller meant to do with what Slurm shows, and say what mends the difference. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from muri.profiler.records import ProfileError, ProfileKey, StageProfile
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.actions import Abandon, Action, Cancel, CarryOnGroup, DryRunFailed, KeepProfile, Restore
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.journal import Intent
+from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.view import Role, View
+
+# A host ends itself a few seconds after its last member; only a host that did not is cancelled.
+_HOST_GRACE_S = 60.0
+
+
+def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: float) -> tuple[Action, ...]:
+    """Return the repairs that a cycle makes before it plans.
+
+    Args:
+        view: The snapshot by roles.
+        intents: The journal's intents, closed ones included.
+        config: Time-outs.
+        now_s: The cycle's time, seconds since the epoch.
+    """
+    actions: list[Action] = []
+    groups = {intent.token: intent for intent in intents if intent.kind == "group"}
+    begun = [intent for intent in groups.values() if intent.state == "begun"]
+    actions += [_open_group(view, intent) for intent in begun]
+    actions += _members(view, config, now_s, {intent.host_job for intent in begun})
+    actions += _hosts(view, groups, config, now_s)
+    for intent in intents:
+        if intent.kind == "dry-run" and intent.state == "begun":
+            actions += _dry_run(view, intent)
+    known = {intent.token for intent in intents if intent.kind == "dry-run" and intent.state == "begun"}
+    for job in view.having(Role.DRY_RUN):
+        if tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) not in known:
+            actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
+    return tuple(actions)
+
+
+def find_host(view: View, token: str) -> Job | None:
+    """Return the host job that carries a start's token, whether it still runs or not."""
+    for job in view.snapshot.jobs:
+        parsed = tags.parse_host(job.admin_comment)
+        if parsed is not None and parsed[0] == token:
+            return job
+    return None
+
+
+def _open_group(view: View, intent: Intent) -> Action:
+    host = find_host(view, intent.token)
+    if host is None:
+        return Abandon(intent.token, "its host job was never accepted, or is forgotten")
+    if not host.state.is_active:
+        return Abandon(intent.token, f"its host job {host.job_id} has ended ({host.state})")
+    return CarryOnGroup(intent.token)
+
+
+def _members(view: View, config: Config, now_s: float, open_hosts: set[int | None]) -> Iterator[Action]:
+    for job in view.having(Role.MEMBER):
+        if job.state is not JobState.PENDING:
+            continue
+        state = tags.parse_state(job.admin_comment)
+        host = view.active(state.host) if state else None
+        if host is None:
+            yield Restore(job.job_id, "its group's host job has ended")
+        elif host.job_id in open_hosts:
+            continue
+        elif job.held:
+            yield Restore(job.job_id, "it was taken out of its group")
+        elif _overdue(host, config, now_s):
+            yield Restore(job.job_id, f"host job {host.job_id} could not start in time")
+        elif host.state is JobState.RUNNING and now_s - host.start_s > config.host.attach_timeout_s:
+            yield Restore(job.job_id, "it could not start beside its group")
+
+
+def _overdue(host: Job, config: Config, now_s: float) -> bool:
+    return host.state is JobState.PENDING and now_s - host.submit_s > config.host.start_timeout_s
+
+
+def _hosts(view: View, groups: dict[str, Intent], config: Config, now_s: float) -> Iterator[Action]:
+    served = {
+        state.host for job in view.having(Role.MEMBER) if (state := tags.parse_state(job.admin_comment)) is not None
+    }
+    for host in view.having(Role.HOST):
+        token = (tags.parse_host(host.admin_comment) or ("", ()))[0]
+        intent = groups.get(token)
+        if intent is None or intent.state == "abandoned":
+            # With the journal lost, the members' own tags still say whom they belong to.
+            if host.job_id not in served:
+                yield Cancel(host.job_id, "no member of its group is left")
+        elif intent.state == "done" and _overdue(host, config, now_s):
+            yield Cancel(host.job_id, "it could not start in time")
+        elif (
+            intent.state == "done"
+            and host.job_id not in served
+            and now_s - max(host.start_s, host.submit_s) > _HOST_GRACE_S
+        ):
+            yield Cancel(host.job_id, "no member of its group is left")
+
+
+def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
+    target = view.jobs.get(int(intent.payload["job_id"]))
+    key = ProfileKey(**intent.payload["key"])
+    measured = tags.parse_json(tags.token(target.comment, tags.PROFILE_PREFIX)) if target is not None else None
+    if measured is not None and measured.get("token") == intent.token:
+        yield _result(intent, key, measured)
+        return
+    if target is None or not target.state.is_active:
+        yield Abandon(intent.token, "the job that it measured for is gone")
+        return
+    run = next((job for job in view.snapshot.jobs if _is_run(job, intent)), None)
+    if run is None and intent.host_job is None:
+        yield Abandon(intent.token, "the dry run was never submitted")
+    elif run is None or not run.state.is_active:
+        state = run.state if run is not None else "forgotten by Slurm"
+        yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
+
+
+def _is_run(job: Job, intent: Intent) -> bool:
+    return tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) == intent.token
+
+
+def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action:
+    if "error" in measured:
+        return DryRunFailed(intent.token, str(key), str(measured["error"]))
+    figures = {name: value for name, value in measured.items() if name != "token"}
+    try:
+        profile = StageProfile(key=key, **figures)
+    except (ProfileError, TypeError) as error:
+        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
+    measured_at = datetime.fromtimestamp(intent.begun_s, UTC).isoformat(timespec="seconds")
+    return KeepProfile(intent.token, replace(profile, measured_at=measured_at, source="dry-run"))

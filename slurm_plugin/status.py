@@ -1,0 +1,178 @@
+"""What the last cycle decided about each job, in a file that every user may read."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from muri.errors import MuriError
+from muri.policies.types import Plan
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.journal import Intent
+from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.view import Role, View
+
+
+class StatusError(MuriError):
+    """The status file is missing or unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What Muri knows of one job.
+
+    Attributes:
+        job_id: Slurm's job id.
+        user: Owner.
+        name: Job name.
+        model: Model name as given, "" when none.
+        state: "waiting", "grouped" (given to a group, not started), "interleaved", "alone" (running or
+            queued by itself) or "user-held".
+        slurm_state: Slurm's own state.
+        group: Host job id, None when in no group.
+        partners: Other members' job ids.
+        predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
+        measured_speed: Speed measured by the runtime, None while there is none.
+        reasons: Sentences for people, the last decision first.
+    """
+
+    job_id: int
+    user: str
+    name: str
+    model: str
+    state: str
+    slurm_state: str
+    group: int | None = None
+    partners: tuple[int, ...] = ()
+    predicted_speed: float | None = None
+    measured_speed: float | None = None
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One cycle's outcome.
+
+    Attributes:
+        cycle_s: When the cycle ran, seconds since the epoch.
+        policy: The policy that planned.
+        gateway: "pyslurm" or "command".
+        jobs: All Muri jobs that still wait or run.
+        errors: What Slurm refused.
+    """
+
+    cycle_s: float
+    policy: str
+    gateway: str
+    jobs: tuple[JobStatus, ...] = ()
+    errors: tuple[str, ...] = field(default=())
+
+
+def measured_speeds(view: View, intents: tuple[Intent, ...]) -> dict[int, float]:
+    """Return each running member's speed against running alone, from what the hosts report.
+
+    Args:
+        view: The snapshot; a host's own comment carries its members' iteration times.
+        intents: The group starts, which know the iteration times alone.
+    """
+    speeds: dict[int, float] = {}
+    for intent in intents:
+        host = view.jobs.get(intent.host_job) if intent.kind == "group" and intent.host_job is not None else None
+        report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
+        for member in intent.payload.get("members", ()) if report else ():
+            iteration_s = (report or {}).get(str(member["job_id"]))
+            if isinstance(iteration_s, int | float) and iteration_s > 0:
+                speeds[member["job_id"]] = member["solo_iteration_s"] / iteration_s
+    return speeds
+
+
+def status_of(
+    view: View,
+    plan: Plan | None,
+    waiting: Mapping[int, str],
+    intents: tuple[Intent, ...],
+    notes: Mapping[int, tuple[str, ...]],
+) -> tuple[JobStatus, ...]:
+    """Describe every Muri job that still waits or runs.
+
+    Args:
+        view: The snapshot after the cycle's actions.
+        plan: The cycle's plan, None when planning was skipped.
+        waiting: Jobs that were not ready for planning, with the reason.
+        intents: Group starts, for partners and predictions.
+        notes: Older reasons by job id (released alone, barred from groups).
+    """
+    reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
+    if plan is not None:
+        reasons |= {item.job_id: item.reasons for item in plan.waiting}
+    groups = {intent.host_job: intent for intent in intents if intent.kind == "group" and intent.host_job}
+    speeds = measured_speeds(view, intents)
+    return tuple(
+        _describe(job, view.roles[job.job_id], groups, speeds, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
+        for job in view.snapshot.jobs
+        if job.state.is_active and view.roles[job.job_id] not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
+    )
+
+
+_STATES = {Role.CANDIDATE: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
+
+
+def _describe(
+    job: Job, role: Role, groups: Mapping[int | None, Intent], speeds: Mapping[int, float], reasons: tuple[str, ...]
+) -> JobStatus:
+    request = tags.parse_request(job.admin_comment) or tags.Request()
+    state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
+    intent = groups.get(state.host) if state is not None else None
+    members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
+    own = next((member for member in members if member["job_id"] == job.job_id), None)
+    return JobStatus(
+        job_id=job.job_id,
+        user=job.user,
+        name=job.name,
+        model=request.model,
+        state=_STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved"),
+        slurm_state=job.state.value,
+        group=state.host if state is not None else None,
+        partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),
+        predicted_speed=own["speed"] if own is not None else None,
+        measured_speed=speeds.get(job.job_id),
+        reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
+    )
+
+
+def write_status(path: Path, status: Status) -> None:
+    """Replace the status file in one step, readable by every user."""
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(status), indent=1, sort_keys=True) + "\n")
+    draft.chmod(0o644)
+    draft.replace(path)
+
+
+def read_status(path: Path) -> Status:
+    """Read the status file.
+
+    Raises:
+        StatusError: There is none yet, or it cannot be read.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        jobs = tuple(
+            JobStatus(**{**job, "partners": tuple(job["partners"]), "reasons": tuple(job["reasons"])})
+            for job in fields.pop("jobs")
+        )
+        return Status(**{**fields, "jobs": jobs, "errors": tuple(fields["errors"])})
+    except FileNotFoundError as error:
+        raise StatusError(
+            f"there is no {path}: no controller cycle has run yet. Start one with: muri-controller --once"
+        ) from error
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise StatusError(f"cannot read {path}: {error}") from error
+
+
+def age_s(path: Path, now_s: float) -> float | None:
+    """Return the seconds since the last finished cycle, None when there was none."""
+    try:
+        return now_s - path.stat().st_mtime
+    except OSError:
+        return None

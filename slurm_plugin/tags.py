@@ -1,0 +1,153 @@
+"""Muri's tokens in a job's AdminComment: what the user asked for and what the controller did.
+
+AdminComment is shared with other tools. Muri's part of it are whitespace-separated words that
+start with `muri`; everything else is kept as it is. Because the tokens live in Slurm itself, a
+lost journal loses no job: the original request of a changed job stands in its own comment.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+REQUEST_PREFIX: Final = "muri:"
+STATE_PREFIX: Final = "muri-state:"
+HOST_PREFIX: Final = "muri-host:"
+DRY_RUN_PREFIX: Final = "muri-dryrun:"
+SOLO_PREFIX: Final = "muri-solo:"
+USER_HOLD: Final = "muri-hold:user"
+PROFILE_PREFIX: Final = "muri-profile:"
+SPEED_PREFIX: Final = "muri-speed:"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What `--muri` asked for.
+
+    Attributes:
+        model: Model name, "" when not given.
+        batch_size: Batch size, 0 when not given.
+        duration_s: Expected duration alone, None when not given.
+        checkpoint: The job can be preempted.
+        alone: Profile it, never group it.
+        user_hold: The user submitted it held; only the user releases it.
+    """
+
+    model: str = ""
+    batch_size: int = 0
+    duration_s: int | None = None
+    checkpoint: bool = False
+    alone: bool = False
+    user_hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The parts of a member's request that grouping changes, as the user wrote them."""
+
+    gpu_request: str
+    required_nodes: str
+    cpu_count: int
+    mem_per_node_mib: int
+    time_limit_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """That a job was made a member.
+
+    Attributes:
+        host: Job id of the group's host job.
+        original: What to put back when the group ends without the member having finished.
+    """
+
+    host: int
+    original: Original
+
+
+def _words(comment: str, prefix: str) -> list[str]:
+    return [word[len(prefix) :] for word in comment.split() if word.startswith(prefix)]
+
+
+def token(comment: str, prefix: str) -> str | None:
+    """Return what follows `prefix` in the first such token of a comment, None when there is none."""
+    return next(iter(_words(comment, prefix)), None)
+
+
+def with_token(comment: str, prefix: str, value: str | None) -> str:
+    """Return the comment with its `prefix` token replaced, or taken out when `value` is None."""
+    kept = [word for word in comment.split() if not word.startswith(prefix)]
+    if value is not None:
+        kept.append(prefix + value)
+    return " ".join(kept)
+
+
+def parse_request(admin_comment: str) -> Request | None:
+    """Read the submit tag; None when the job was not submitted with `--muri`.
+
+    The SPANK plugin wrote a valid tag; a part that cannot be read (an administrator edited it)
+    counts as not given.
+    """
+    text = token(admin_comment, REQUEST_PREFIX)
+    if text is None:
+        return None
+    pairs = dict(part.partition("=")[::2] for part in text.split(","))
+    return Request(
+        model=pairs.get("model", ""),
+        batch_size=_positive(pairs.get("batch-size")) or 0,
+        duration_s=_positive(pairs.get("duration")),
+        checkpoint=pairs.get("checkpoint") == "1",
+        alone=pairs.get("alone") == "1",
+        user_hold=USER_HOLD in admin_comment.split(),
+    )
+
+
+def _positive(text: str | None) -> int | None:
+    return int(text) if text and re.fullmatch(r"[1-9][0-9]{0,9}", text) else None
+
+
+def format_json(value: Any) -> str:
+    """Write JSON without any space, so that it stays one token."""
+    # Escaping every space inside strings keeps the token in one piece.
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
+
+
+def parse_json(text: str | None) -> dict[str, Any] | None:
+    """Read a token's JSON object; None when it is missing or damaged."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def format_state(state: MemberState) -> str:
+    """Write a member's state as a token's text."""
+    return format_json({"host": state.host, "original": asdict(state.original)})
+
+
+def parse_state(admin_comment: str) -> MemberState | None:
+    """Read a member's state; None when the job is no member or the token is damaged."""
+    value = parse_json(token(admin_comment, STATE_PREFIX))
+    if value is None:
+        return None
+    try:
+        return MemberState(host=int(value["host"]), original=Original(**value["original"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def format_host(host_token: str, members: tuple[int, ...]) -> str:
+    """Write a host job's token: which start it belongs to and who its members are."""
+    return f"{host_token}:{','.join(map(str, members))}"
+
+
+def parse_host(admin_comment: str) -> tuple[str, tuple[int, ...]] | None:
+    """Read a host job's token; None when the job is no host."""
+    text = token(admin_comment, HOST_PREFIX)
+    if text is None:
+        return None
+    name, _, members = text.partition(":")
+    return name, tuple(int(member) for member in members.split(",") if member.isdigit())

@@ -1,0 +1,106 @@
+"""Muri's reading of a snapshot: which job is what to Muri. Pure."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from muri.profiler.records import ProfileKey
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.model import Job, JobState, Node, Snapshot
+
+
+class Role(StrEnum):
+    """What a job is to Muri; a job has exactly one role.
+
+    CANDIDATE: submitted with `--muri`, held, and Muri decides when it starts. Leaves by a release or by
+        becoming a member.
+    MEMBER: was given to a group; carries its original request. Leaves by ending or by being restored.
+    RELEASED: submitted with `--muri` and no longer held: Slurm alone decides.
+    HOST: holds a group's GPUs.
+    DRY_RUN: measures a model.
+    USER_HELD: submitted with `--muri --hold`; only its user releases it.
+    OTHER: none of Muri's business.
+    """
+
+    CANDIDATE = "candidate"
+    MEMBER = "member"
+    RELEASED = "released"
+    HOST = "host"
+    DRY_RUN = "dry-run"
+    USER_HELD = "user-held"
+    OTHER = "other"
+
+
+def role_of(job: Job) -> Role:
+    """Return a job's role from its AdminComment and whether it is held."""
+    comment = job.admin_comment
+    if tags.token(comment, tags.HOST_PREFIX) is not None:
+        return Role.HOST
+    if tags.token(comment, tags.DRY_RUN_PREFIX) is not None:
+        return Role.DRY_RUN
+    request = tags.parse_request(comment)
+    if request is None:
+        return Role.OTHER
+    if tags.token(comment, tags.STATE_PREFIX) is not None:
+        return Role.MEMBER
+    if job.state is JobState.PENDING and job.held:
+        return Role.USER_HELD if request.user_hold else Role.CANDIDATE
+    return Role.RELEASED
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A snapshot with its jobs sorted by role.
+
+    Attributes:
+        snapshot: Where it comes from.
+        jobs: Every job by id.
+        roles: Every job's role by id.
+    """
+
+    snapshot: Snapshot
+    jobs: dict[int, Job]
+    roles: dict[int, Role]
+
+    def having(self, role: Role) -> tuple[Job, ...]:
+        """Return the jobs of one role that still wait or run, by job id."""
+        return tuple(job for job in self.snapshot.jobs if self.roles[job.job_id] is role and job.state.is_active)
+
+    def active(self, job_id: int) -> Job | None:
+        """Return a job that still waits or runs, None when it ended or is unknown."""
+        job = self.jobs.get(job_id)
+        return job if job is not None and job.state.is_active else None
+
+
+def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
+    """Sort a snapshot's jobs by role.
+
+    Args:
+        snapshot: The queue and the nodes.
+        partitions: Partitions that Muri serves, empty for all. Elsewhere a held job with a tag is not a
+            candidate, but members and hosts that are already there are still looked after.
+    """
+    roles = {job.job_id: role_of(job) for job in snapshot.jobs}
+    for job in snapshot.jobs:
+        if roles[job.job_id] is Role.CANDIDATE and partitions and job.partition not in partitions:
+            roles[job.job_id] = Role.OTHER
+    return View(snapshot, {job.job_id: job for job in snapshot.jobs}, roles)
+
+
+def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
+    """Return the GPU type that a job will run on: the one it asks for, else that of its partition's nodes."""
+    parts = job.gpu_request.replace("gres/", "").replace("=", ":").split(":")
+    if len(parts) >= 2 and not parts[1].isdigit():
+        return parts[1]
+    types = sorted({node.gpu_type for node in nodes if node.gpu_count and job.partition in node.partitions})
+    return types[0] if types else "gpu"
+
+
+def profile_key(job: Job, nodes: tuple[Node, ...]) -> ProfileKey:
+    """Return the key under which a job's model is profiled.
+
+    Without `model=` two jobs count as the same model when the same user submitted the same script from
+    the same directory.
+    """
+    request = tags.parse_request(job.admin_comment) or tags.Request()
+    model = request.model or f"{job.user}:{job.work_dir}:{job.command or job.name}"
+    return ProfileKey(model, request.batch_size, job.gpu_count, gpu_type_of(job, nodes))
