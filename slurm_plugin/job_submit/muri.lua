@@ -113,6 +113,10 @@ local function reason_not(job_desc, mark)
   if not M.is_canonical(mark) then
     return "the mark of the job is malformed; is the SPANK plugin the one of this version of Muri?"
   end
+  local offset = job_desc.het_job_offset
+  if offset and slurm.NO_VAL and offset ~= slurm.NO_VAL then
+    return "heterogeneous jobs are never grouped"
+  end
   if not job_desc.script or job_desc.script == "" then
     return "interactive jobs start at once and are never grouped"
   end
@@ -121,10 +125,6 @@ local function reason_not(job_desc, mark)
   end
   if job_desc.cron_job then
     return "jobs of scrontab keep their time and are never grouped"
-  end
-  local offset = job_desc.het_job_offset
-  if offset and slurm.NO_VAL and offset ~= slurm.NO_VAL then
-    return "heterogeneous jobs are never grouped"
   end
   return nil
 end

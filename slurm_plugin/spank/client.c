@@ -17,8 +17,8 @@ int muri_client_init(spank_t spank)
 	 * them up again from there. A job submitted from inside a Muri job must not become Muri's
 	 * unasked, and a step must not be refused because its job's script and command line disagreed.
 	 */
-	unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri");
-	unsetenv("SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri");
+	unsetenv(MURI_EXPORTED);
+	unsetenv(MURI_EXPORTED_NO);
 	return muri_register_options(spank);
 }
 

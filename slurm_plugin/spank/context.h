@@ -12,6 +12,10 @@
 #define MURI_CARRIER "SLURM_SPANK_MURI_JOB"
 #define MURI_JOB_VARIABLE "MURI_JOB"
 
+/* Where Slurm itself exports the options of a job: SLURM_SPANK_, a fixed word, plugin, option. */
+#define MURI_EXPORTED "SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri"
+#define MURI_EXPORTED_NO "SLURM_SPANK__SLURM_SPANK_OPTION_muri_no_muri"
+
 /* sbatch, salloc and srun: register the options, forget what an outer job left in the environment. */
 int muri_client_init(spank_t spank);
 

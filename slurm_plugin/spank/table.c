@@ -1,5 +1,8 @@
 #include "table.h"
 
+#include <stdlib.h>
+
+#include "context.h"
 #include "origin.h"
 #include "say.h"
 
@@ -15,12 +18,23 @@ static enum muri_layer layer_of(const char *name, const char *value)
 	return muri_on_command_line(name, value) ? MURI_COMMAND_LINE : MURI_SCRIPT;
 }
 
+/*
+ * True if Slurm calls back for a variable it exported itself, not for anything a user wrote: for
+ * a heterogeneous job sbatch does so with the options of the component before, "(null)" if they
+ * had no value.
+ */
+static bool is_exported(const char *text, const char *variable)
+{
+	return text && text == getenv(variable);
+}
+
 static int on_muri(int value, const char *text, int remote)
 {
 	struct muri_error error;
 
 	(void)value;
-	if (remote)	/* the mark travels in the environment; see remote.c */
+	/* In slurmstepd the mark is read from the environment; see remote.c. */
+	if (remote || is_exported(text, MURI_EXPORTED))
 		return 0;
 	if (muri_options_want(&muri_given, layer_of("muri", text), text, &error) == 0)
 		return 0;
@@ -33,8 +47,7 @@ static int on_no_muri(int value, const char *text, int remote)
 	struct muri_error error;
 
 	(void)value;
-	(void)text;
-	if (remote)
+	if (remote || is_exported(text, MURI_EXPORTED_NO))
 		return 0;
 	if (muri_options_refuse(&muri_given, layer_of("no-muri", NULL), &error) == 0)
 		return 0;
