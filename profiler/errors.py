@@ -1,0 +1,62 @@
+"""What can go wrong with stored profiles."""
+
+from pathlib import Path
+
+from muri.errors import MuriError, UsageError
+
+
+class StoreError(MuriError):
+    """The profile store cannot be used."""
+
+
+class StoreMissingError(StoreError):
+    """There is no store at the path."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"there is no profile store at {path}. The controller makes it with the first dry run; "
+            "another place can be given with --store or MURI_PROFILES"
+        )
+
+
+class StorePermissionError(StoreError):
+    """The user may not read or write the store."""
+
+    def __init__(self, path: Path, action: str) -> None:
+        super().__init__(
+            f"no permission to {action} the profile store {path}. Run the command as the user that owns it "
+            "(root or SlurmUser), or give your own with --store or MURI_PROFILES"
+        )
+
+
+class StoreBusyError(StoreError):
+    """Another process kept the store locked for too long."""
+
+    def __init__(self, path: Path, waited_s: float) -> None:
+        super().__init__(
+            f"the profile store {path} was locked by another process for {waited_s:.0f} s. "
+            f"Nothing was changed; try again, or see who holds it with `fuser {path}`"
+        )
+
+
+class CorruptStoreError(StoreError):
+    """The store's file is damaged."""
+
+    def __init__(self, path: Path, detail: str) -> None:
+        super().__init__(
+            f"the profile store {path} is damaged ({detail}). Nothing was changed. Set it aside with "
+            f"`mv {path} {path}.damaged; rm -f {path}-wal {path}-shm`: models are then measured again, "
+            "or read an export with `muri profile import`"
+        )
+
+
+class StoreVersionError(StoreError):
+    """The store was made by a newer version, or by another program."""
+
+
+class ExchangeError(UsageError):
+    """A file of exported profiles cannot be understood."""
+
+
+class NoSuchProfileError(UsageError):
+    """No profile, or more than one, answers to what was asked for."""
