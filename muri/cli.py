@@ -20,10 +20,10 @@ class LazyCommand(NamedTuple):
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
-    "queue": LazyCommand("muri.slurm_plugin.cli:queue", "Show each Muri job: state, partners, speed."),
-    "explain": LazyCommand("muri.slurm_plugin.cli:explain", "Say why a job waits or whom it runs with."),
-    "plan": LazyCommand("muri.slurm_plugin.cli:plan", "Print the plan for a snapshot without acting on it."),
-    "snapshot": LazyCommand("muri.slurm_plugin.cli:snapshot", "Print queue and nodes as JSON, for replay."),
+    "queue": LazyCommand("muri.slurm_plugin.cli_queue:queue", "Show each Muri job: state, partners, speed."),
+    "explain": LazyCommand("muri.slurm_plugin.cli_queue:explain", "Say why a job waits or whom it runs with."),
+    "plan": LazyCommand("muri.slurm_plugin.cli_queue:plan", "Print the plan for a snapshot without acting on it."),
+    "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
     "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),

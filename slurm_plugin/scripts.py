@@ -62,11 +62,7 @@ def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str
     """Return the environment of a dry run: the job's own without what names the old job."""
     if submitted is None:
         return plain_environment(user)
-    return {
-        name: value
-        for name, value in submitted.items()
-        if name in _KEPT or not name.startswith(_STALE_PREFIXES)
-    }
+    return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
 
 
 def dry_run_job(

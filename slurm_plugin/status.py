@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class JobStatus:
         partners: Other members' job ids.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
+        solo_iteration_s: Iteration time alone, from the profile; None when in no group.
         reasons: Sentences for people, the last decision first.
     """
 
@@ -47,6 +48,7 @@ class JobStatus:
     partners: tuple[int, ...] = ()
     predicted_speed: float | None = None
     measured_speed: float | None = None
+    solo_iteration_s: float | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -69,22 +71,14 @@ class Status:
     errors: tuple[str, ...] = field(default=())
 
 
-def measured_speeds(view: View, intents: tuple[Intent, ...]) -> dict[int, float]:
-    """Return each running member's speed against running alone, from what the hosts report.
-
-    Args:
-        view: The snapshot; a host's own comment carries its members' iteration times.
-        intents: The group starts, which know the iteration times alone.
-    """
-    speeds: dict[int, float] = {}
-    for intent in intents:
-        host = view.jobs.get(intent.host_job) if intent.kind == "group" and intent.host_job is not None else None
-        report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
-        for member in intent.payload.get("members", ()) if report else ():
-            iteration_s = (report or {}).get(str(member["job_id"]))
-            if isinstance(iteration_s, int | float) and iteration_s > 0:
-                speeds[member["job_id"]] = member["solo_iteration_s"] / iteration_s
-    return speeds
+def _measured_speed(view: View, host_id: int | None, job_id: int, solo_iteration_s: float | None) -> float | None:
+    """Return a member's speed against running alone, from what its host reports in its own comment."""
+    host = view.jobs.get(host_id) if host_id is not None else None
+    report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
+    iteration_s = (report or {}).get(str(job_id))
+    if solo_iteration_s is None or not isinstance(iteration_s, int | float) or iteration_s <= 0:
+        return None
+    return solo_iteration_s / iteration_s
 
 
 def status_of(
@@ -107,9 +101,8 @@ def status_of(
     if plan is not None:
         reasons |= {item.job_id: item.reasons for item in plan.waiting}
     groups = {intent.host_job: intent for intent in intents if intent.kind == "group" and intent.host_job}
-    speeds = measured_speeds(view, intents)
     return tuple(
-        _describe(job, view.roles[job.job_id], groups, speeds, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
+        _describe(job, view, groups, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.snapshot.jobs
         if job.state.is_active and view.roles[job.job_id] not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
     )
@@ -118,27 +111,50 @@ def status_of(
 _STATES = {Role.CANDIDATE: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
 
-def _describe(
-    job: Job, role: Role, groups: Mapping[int | None, Intent], speeds: Mapping[int, float], reasons: tuple[str, ...]
-) -> JobStatus:
+def _state_name(job: Job, role: Role) -> str:
+    return _STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved")
+
+
+def _describe(job: Job, view: View, groups: Mapping[int | None, Intent], reasons: tuple[str, ...]) -> JobStatus:
     request = tags.parse_request(job.admin_comment) or tags.Request()
+    role = view.roles[job.job_id]
     state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
     intent = groups.get(state.host) if state is not None else None
     members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
     own = next((member for member in members if member["job_id"] == job.job_id), None)
+    host = state.host if state is not None else None
+    solo_iteration_s = own["solo_iteration_s"] if own is not None else None
     return JobStatus(
         job_id=job.job_id,
         user=job.user,
         name=job.name,
         model=request.model,
-        state=_STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved"),
+        state=_state_name(job, role),
         slurm_state=job.state.value,
-        group=state.host if state is not None else None,
+        group=host,
         partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),
         predicted_speed=own["speed"] if own is not None else None,
-        measured_speed=speeds.get(job.job_id),
+        measured_speed=_measured_speed(view, host, job.job_id, solo_iteration_s),
+        solo_iteration_s=solo_iteration_s,
         reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
     )
+
+
+def refresh(status: Status, view: View) -> Status:
+    """Bring a cycle's status up to what Slurm shows now: states, measured speeds, new and ended jobs."""
+    known = {job.job_id: job for job in status.jobs}
+    jobs = []
+    for fresh in status_of(view, None, {}, (), {}):
+        old = known.get(fresh.job_id)
+        if old is None:
+            unseen = "no controller cycle has seen it yet" if fresh.state == "waiting" else "released before a cycle"
+            jobs.append(replace(fresh, reasons=(unseen,)))
+        elif old.group != fresh.group:
+            jobs.append(replace(fresh, reasons=old.reasons))
+        else:
+            speed = _measured_speed(view, old.group, old.job_id, old.solo_iteration_s)
+            jobs.append(replace(old, state=fresh.state, slurm_state=fresh.slurm_state, measured_speed=speed))
+    return replace(status, jobs=tuple(jobs))
 
 
 def write_status(path: Path, status: Status) -> None:

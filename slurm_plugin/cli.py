@@ -1,0 +1,154 @@
+"""Commands for administrators: the controller, drain, config."""
+
+import json
+import signal
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from muri.errors import UsageError
+from muri.slurm_plugin.config import Config, config_path, render_config
+from muri.slurm_plugin.logs import configure_logging
+
+CONFIG_OPTION = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration file. [default: $MURI_CONFIG or /etc/muri/muri.yaml]",
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@CONFIG_OPTION
+@click.option("--once", is_flag=True, help="Run one cycle and exit (for cron and systemd timers).")
+@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), help="Run a cycle every SECONDS for ever.")
+@click.option("--dry-run", is_flag=True, help="Print what one cycle would do, as JSON lines, and change nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def controller(config_file: Path | None, once: bool, interval_s: float | None, dry_run: bool, verbose: bool) -> None:
+    """Read the queue, group waiting jobs, and start them.
+
+    A cycle that fails is tried again at the next one; jobs stay as they are meanwhile. A second controller
+    on the same state_dir says so and exits with 0.
+
+    \b
+    Examples:
+      muri-controller --dry-run             what would happen now?
+      muri-controller --once                one cycle
+      muri-controller --interval 360        a cycle every six minutes
+    """
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+
+    if sum((once, interval_s is not None, dry_run)) != 1:
+        raise UsageError("say one of --once, --interval SECONDS or --dry-run")
+    configure_logging(verbose=verbose)
+    config = read_config(config_file)
+    if dry_run:
+        _print_decision(config)
+    else:
+        _run(config, interval_s)
+
+
+def _print_decision(config: Config) -> None:
+    from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
+    from muri.slurm_plugin.setup import open_controller  # noqa: PLC0415
+
+    with open_controller(config) as instance:
+        decision = instance.decide()
+    for action in decision.repairs + decision.actions:
+        click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
+
+
+def _run(config: Config, interval_s: float | None) -> None:
+    from muri.slurm_plugin.controller import only_one, run_for_ever  # noqa: PLC0415
+    from muri.slurm_plugin.setup import open_controller  # noqa: PLC0415
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with only_one(config.state_dir), open_controller(config) as instance:
+        if interval_s is None:
+            instance.cycle()
+        else:
+            run_for_ever(instance, interval_s, stop)
+
+
+def controller_main() -> None:
+    """Entry point of the console script `muri-controller`."""
+    from muri.cli import run_command  # noqa: PLC0415
+
+    sys.exit(run_command(controller))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@CONFIG_OPTION
+@click.option("--if-stale", "stale_s", type=float, help="Only when no cycle has finished for SECONDS (watchdog).")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
+def drain(config_file: Path | None, stale_s: float | None, as_json: bool) -> None:
+    """Release every held job with its original request.
+
+    Jobs that run in a group run on. Stop the controller first, or it groups again. New jobs with --muri are
+    held until Muri's line is taken out of job_submit.lua; docs/operations.md has the order of removal.
+
+    \b
+    Examples:
+      muri drain                         give every job back to Slurm
+      muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
+    """
+    from muri.slurm_plugin.controller import only_one  # noqa: PLC0415
+    from muri.slurm_plugin.drain import drain as drain_jobs  # noqa: PLC0415
+    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+
+    config = read_config(config_file)
+    age = age_s(config.state_dir / "status.json", time.time())
+    if stale_s is not None and age is not None and age < stale_s:
+        click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
+        return
+    with only_one(config.state_dir):
+        done = drain_jobs(open_gateway(config.gateway))
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=1))
+    else:
+        for name, values in asdict(done).items():
+            click.echo(f"{name:<10}{', '.join(map(str, values)) or '-'}")
+    if done.failed:
+        sys.exit(1)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def config() -> None:
+    """Show or check the configuration file.
+
+    \b
+    Examples:
+      muri config show                   what is in force, each key under its meaning
+      muri config show --defaults        a file to start from
+      muri config check /etc/muri/muri.yaml
+    """
+
+
+@config.command("show")
+@CONFIG_OPTION
+@click.option("--defaults", is_flag=True, help="Ignore any file.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None:
+    """Print the configuration in force."""
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+
+    current = Config() if defaults else read_config(config_file)
+    click.echo(current.model_dump_json(indent=1) if as_json else render_config(current), nl=as_json)
+
+
+@config.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+def config_check(file: Path | None) -> None:
+    """Check a configuration file; exits with 2 when something is wrong."""
+    from muri.slurm_plugin.setup import policy_of, read_config  # noqa: PLC0415
+
+    policy_of(read_config(file))
+    click.echo(f"{config_path(file) or 'built-in defaults'}: fine")

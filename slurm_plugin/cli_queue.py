@@ -1,0 +1,184 @@
+"""Commands that only look: queue, explain, snapshot, plan."""
+
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muri.errors import UsageError
+from muri.slurm_plugin.cli import CONFIG_OPTION
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.config import Config
+    from muri.slurm_plugin.status import JobStatus, Status
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def _current(config: "Config") -> "Status":
+    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
+    from muri.slurm_plugin.status import read_status, refresh  # noqa: PLC0415
+    from muri.slurm_plugin.view import view_of  # noqa: PLC0415
+
+    status = read_status(config.state_dir / "status.json")
+    return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions))
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def queue(config_file: Path | None, as_json: bool) -> None:
+    """Show each Muri job: state, group, partners, predicted and measured speed.
+
+    Speed 1.00 is as fast as alone. States: waiting (held until Muri starts it), grouped (about to start with
+    its partners), interleaved (running with them), alone (Slurm decides, or running), user-held.
+
+    \b
+    Examples:
+      muri queue
+      muri queue --json | jq '.jobs[] | select(.state == "waiting")'
+    """
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+
+    status = _current(read_config(config_file))
+    if as_json:
+        click.echo(json.dumps(asdict(status), indent=1, sort_keys=True))
+        return
+    _print_table(status)
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _print_table(status: "Status") -> None:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("JOB", "right"), ("USER", "left"), ("MODEL", "left"), ("STATE", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("GROUP", "PARTNERS", "PLANNED", "MEASURED"):
+        table.add_column(name, justify="left" if name == "PARTNERS" else "right")
+    for job in status.jobs:
+        partners = ",".join(map(str, job.partners)) or "-"
+        group = "-" if job.group is None else str(job.group)
+        speeds = (_speed(job.predicted_speed), _speed(job.measured_speed))
+        table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds)
+    Console(highlight=False).print(table)
+    age_s = max(0.0, time.time() - status.cycle_s)
+    click.echo(f"{len(status.jobs)} jobs; last cycle {age_s:.0f} s ago, policy {status.policy}")
+    for error in status.errors:
+        click.echo(f"refused by Slurm in the last cycle: {error}", err=True)
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("job_id", metavar="JOB", type=int)
+@CONFIG_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
+    """Say why JOB waits, whom it was grouped with and why, or why not.
+
+    \b
+    Example:
+      muri explain 4711
+    """
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+
+    status = _current(read_config(config_file))
+    job = next((job for job in status.jobs if job.job_id == job_id), None)
+    if job is None:
+        known = ", ".join(str(job.job_id) for job in status.jobs) or "none"
+        raise UsageError(
+            f"job {job_id} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
+            f"For an ended job ask Slurm: scontrol show job {job_id}"
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(job), indent=1, sort_keys=True))
+        return
+    for line in explanation(job):
+        click.echo(line)
+
+
+def explanation(job: "JobStatus") -> list[str]:
+    """Return what `muri explain` prints for one job."""
+    lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
+    if job.group is not None:
+        partners = ", ".join(map(str, job.partners)) or "nobody any more"
+        lines.append(f"It shares the GPUs of host job {job.group} with {partners}.")
+    if job.predicted_speed is not None:
+        measured = _speed(job.measured_speed)
+        lines.append(f"Speed against running alone: planned {job.predicted_speed:.2f}, measured {measured}.")
+    lines += [f"- {reason}" for reason in job.reasons]
+    return lines
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+def snapshot(config_file: Path | None) -> None:
+    """Print the queue and the nodes as JSON.
+
+    \b
+    Example:
+      muri snapshot > s.json && muri plan --snapshot s.json
+    """
+    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.snapshot_file import dump_snapshot  # noqa: PLC0415
+
+    click.echo(dump_snapshot(open_gateway(read_config(config_file).gateway).snapshot()), nl=False)
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+@click.option(
+    "--snapshot",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A file written by `muri snapshot`.",
+)
+@click.option("--profiles", type=click.Path(path_type=Path), help="Profile store. [default: profiles.db in state_dir]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one action a line.")
+def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: bool) -> None:
+    """Print the plan for a snapshot; needs no Slurm and changes nothing.
+
+    The snapshot's own time is the clock: the same files give the same plan, byte for byte.
+
+    \b
+    Example:
+      muri plan --snapshot s.json
+    """
+    from muri.profiler.store import ProfileStore  # noqa: PLC0415
+    from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
+    from muri.slurm_plugin.controller import decide, knowledge  # noqa: PLC0415
+    from muri.slurm_plugin.setup import policy_of, profiles_path, read_config  # noqa: PLC0415
+    from muri.slurm_plugin.snapshot_file import load_snapshot  # noqa: PLC0415
+
+    config = read_config(config_file)
+    path = profiles or profiles_path(config)
+    known = []
+    if path.exists():
+        with ProfileStore(path, read_only=True) as store:
+            known = list(store.list())
+    elif profiles is not None:
+        raise UsageError(f"there is no profile store {profiles}")
+    decision = decide(load_snapshot(file), (), knowledge(None, known), policy_of(config), config)
+    if as_json:
+        for action in decision.repairs + decision.actions:
+            click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
+        return
+    for group in decision.plan.groups:
+        members = ", ".join(map(str, group.members))
+        click.echo(f"group on {group.node}: jobs {members}; γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s")
+    for solo in decision.plan.solo:
+        click.echo(f"alone: job {solo.job_id}: {'; '.join(solo.reasons)}")
+    for run in decision.preparation.dry_runs:
+        click.echo(f"dry run: {run.key}, script of job {run.job_id}")
+    for job_id, why in sorted(decision.preparation.waiting.items()):
+        click.echo(f"waiting: job {job_id}: {why}")
+    for waiting in decision.plan.waiting:
+        click.echo(f"waiting: job {waiting.job_id}: {'; '.join(waiting.reasons)}")

@@ -1,0 +1,67 @@
+"""Give every job back to Slurm as its user submitted it. Needs no journal: Slurm's own comments suffice."""
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from muri.slurm_plugin.apply import restore_request
+from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.view import Role, view_of
+
+log = logging.getLogger("muri.drain")
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did.
+
+    Attributes:
+        released: Held jobs that were released as they were.
+        restored: Members that got their original request back.
+        cancelled: Muri's own jobs that were ended (waiting hosts, dry runs).
+        running: Members that run on in their group.
+        failed: Jobs that Slurm refused to change, with its words.
+    """
+
+    released: tuple[int, ...]
+    restored: tuple[int, ...]
+    cancelled: tuple[int, ...]
+    running: tuple[int, ...]
+    failed: tuple[str, ...]
+
+
+def drain(gateway: Gateway) -> Drained:
+    """Release every held job with its original request; groups that run already are left to finish.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    view = view_of(gateway.snapshot())
+    members = view.having(Role.MEMBER)
+    waiting_members = [job for job in members if job.state is JobState.PENDING]
+    own = [job for job in view.having(Role.HOST) if job.state is JobState.PENDING]
+    own += view.having(Role.DRY_RUN)
+    failed: list[str] = []
+    released = _each(view.having(Role.CANDIDATE), lambda job: gateway.release(job.job_id), failed)
+    # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
+    restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
+    cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
+    running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
+    return Drained(released, restored, cancelled, running, tuple(failed))
+
+
+def _each(jobs: Iterable[Job], change: Callable[[Job], None], failed: list[str]) -> tuple[int, ...]:
+    """Change every job that can be changed; one that is gone needs nothing any more."""
+    changed = []
+    for job in jobs:
+        try:
+            change(job)
+            changed.append(job.job_id)
+        except NoSuchJobError:
+            log.info("job %d: gone already", job.job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            failed.append(f"job {job.job_id}: {error}")
+    return tuple(changed)

@@ -1,0 +1,169 @@
+"""The host job's own process: starts the runtime on the GPU, reports speeds, ends with the last member.
+
+Run by the batch script that `scripts.host_job` writes: `python -m muri.slurm_plugin.host --members 101,102 …`.
+"""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.gateway import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.logs import configure_logging
+from muri.slurm_plugin.slurm_commands import active_jobs, set_comment
+
+log = logging.getLogger("muri.host")
+
+_TICK_S = 0.5
+# While members are at work their end shows in the runtime's own status; Slurm is asked only now and then.
+_SLOW_POLL_S = 60.0
+_RUNTIME_GRACE_S = 20.0
+
+
+def private_dir(path: Path) -> Path:
+    """Make a directory that only the user can enter.
+
+    Raises:
+        GatewayError: It exists and is not the user's own, or others can enter it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or path.is_symlink():
+        raise GatewayError(f"{path} must be a directory of yours with mode 0700; remove it or set MURI_RUN_DIR")
+    return path
+
+
+def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
+    """Return the step that runs the runtime, one task on the host's GPU."""
+    return [
+        "srun", "--ntasks=1", "--kill-on-bad-exit=1", "--unbuffered",
+        sys.executable, "-m", "muri.launcher.runtime",
+        "--members", options["members"],
+        "--run-dir", str(run_dir),
+        "--discipline", options["discipline"],
+        "--ordering", options["ordering"],
+        "--solo-iteration-s", options["solo_iteration_s"],
+        "--status-file", str(status),
+    ]  # fmt: skip
+
+
+class Host:
+    """Watches one runtime and its members."""
+
+    def __init__(self, options: dict[str, Any], status: Path, runtime: "subprocess.Popen[bytes]") -> None:
+        """Bind the watch to a started runtime."""
+        self._members = [int(member) for member in options["members"].split(",")]
+        self._options = options
+        self._status = status
+        self._runtime = runtime
+        self._begun_s = time.monotonic()
+        self._polled_s = time.monotonic()
+        self._reported_s = time.monotonic()
+        self._report: dict[str, float] = {}
+
+    def watch(self) -> int:
+        """Return the host's exit code once the runtime or the last member has ended."""
+        while True:
+            code = self._runtime.poll()
+            if code is not None:
+                log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
+                return code or 1
+            if self._finished():
+                self._report_speeds()
+                return self._end_runtime()
+            if time.monotonic() - self._reported_s >= self._options["telemetry_s"]:
+                self._report_speeds()
+            time.sleep(_TICK_S)
+
+    def _members_status(self) -> dict[str, Any]:
+        try:
+            members = json.loads(self._status.read_text())["members"]
+        except (OSError, ValueError, KeyError):
+            return {}
+        return members if isinstance(members, dict) else {}
+
+    def _finished(self) -> bool:
+        """Ask Slurm whether any member is left, seldom while members are at work."""
+        busy = any(member.get("state") == "running" for member in self._members_status().values())
+        now_s = time.monotonic()
+        if now_s - self._polled_s < (_SLOW_POLL_S if busy else self._options["poll_s"]):
+            return False
+        self._polled_s = now_s
+        try:
+            states = active_jobs(self._members)
+        except SlurmUnreachableError as error:
+            log.warning("cannot ask for the members' states, going on: %s", error)
+            return False
+        if not states:
+            log.info("every member has ended")
+            return True
+        late = now_s - self._begun_s > self._options["attach_timeout_s"]
+        if late and not busy and all(state == "PENDING" for state in states.values()):
+            log.warning("members %s could not start beside the host; giving the GPUs back", sorted(states))
+            return True
+        return False
+
+    def _report_speeds(self) -> None:
+        """Tell the controller each member's iteration time through the host job's comment."""
+        self._reported_s = time.monotonic()
+        report = {
+            job_id: round(member["iteration_s"], 6)
+            for job_id, member in self._members_status().items()
+            if member.get("iteration_s")
+        }
+        if report and report != self._report:
+            try:
+                set_comment(int(os.environ["SLURM_JOB_ID"]), tags.SPEED_PREFIX + tags.format_json(report))
+                self._report = report
+            except GatewayError as error:
+                log.warning("cannot report speeds: %s", error)
+
+    def _end_runtime(self) -> int:
+        self._runtime.send_signal(signal.SIGTERM)
+        try:
+            self._runtime.wait(_RUNTIME_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._runtime.kill()
+        return 0
+
+
+@click.command()
+@click.option("--members", required=True, help="Job ids of the members, separated by commas.")
+@click.option("--discipline", required=True, help="fair or lockstep.")
+@click.option("--ordering", required=True, help="Job ids in the planned ordering.")
+@click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
+@click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
+@click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
+@click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
+def main(**options: Any) -> None:
+    """Hold a group's GPUs and run its runtime until the last member has ended."""
+    uid = os.getuid()
+    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108
+    job_id = os.environ["SLURM_JOB_ID"]
+    log_path = run_dir / f"host-{job_id}.log"
+    status = run_dir / f"host-{job_id}.json"
+    with log_path.open("ab", buffering=0) as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    configure_logging(verbose=False)
+    log.info("host job %s for members %s", job_id, options["members"])
+    command = runtime_command(options, run_dir, status)
+    runtime = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    # scancel and the time limit end the host: the runtime must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
+    code = Host(options, status, runtime).watch()
+    log.info("host job %s ends with code %d", job_id, code)
+    status.unlink(missing_ok=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

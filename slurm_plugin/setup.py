@@ -1,0 +1,67 @@
+"""Put the controller's parts together from a configuration."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from muri.policies.options import PolicyOptions
+from muri.policies.registry import get_policy
+from muri.policies.types import Policy
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
+from muri.slurm_plugin.controller import Controller
+from muri.slurm_plugin.gateway import Gateway
+from muri.slurm_plugin.journal import Journal
+from muri.slurm_plugin.open_gateway import open_gateway
+
+
+def read_config(path: Path | None) -> Config:
+    """Load the configuration that a command was given, or the site's; $MURI_STATE_DIR wins over its state_dir.
+
+    Raises:
+        ConfigError: The file is unreadable or wrong.
+    """
+    config = load_config(config_path(path))
+    state_dir = os.environ.get("MURI_STATE_DIR")
+    return config.model_copy(update={"state_dir": Path(state_dir)}) if state_dir else config
+
+
+def policy_of(config: Config) -> Policy:
+    """Make the configured policy.
+
+    Raises:
+        UnknownPolicyError: No policy has that name.
+    """
+    options = PolicyOptions(
+        max_group_size=config.grouping.max_group_size,
+        ordering=config.grouping.ordering,
+        matching=config.grouping.matching,
+        max_wait_s=config.grouping.max_wait_s,
+    )
+    return get_policy(config.policy, options)
+
+
+def profiles_path(config: Config) -> Path:
+    """Return where the profile store lives."""
+    return config.state_dir / "profiles.db"
+
+
+@contextmanager
+def open_controller(config: Config, gateway: Gateway | None = None) -> Iterator[Controller]:
+    """Open journal, profiles and gateway and give a controller; all are closed at the end.
+
+    Args:
+        config: The configuration.
+        gateway: Use this one instead of opening the configured kind.
+
+    Raises:
+        ConfigError: The state directory cannot be made or written.
+    """
+    policy = policy_of(config)
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make state_dir {config.state_dir}: {error.strerror}") from error
+    with Journal(config.state_dir / "journal.db") as journal, ProfileStore(profiles_path(config)) as store:
+        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config)
