@@ -1,0 +1,215 @@
+"""One token per resource, and two disciplines of passing them on."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final
+
+from muri.launcher.clock import STAGE_COUNT, IterationRecord
+from muri.launcher.fairness import DEFAULT_WINDOW_S, FairQueue
+
+Clock = Callable[[], float]
+
+
+class WaitInterruptedError(Exception):
+    """The member was cancelled while it waited for a resource."""
+
+
+class Waiter:
+    """One member's wait for one resource; woken by the thread that grants it."""
+
+    __slots__ = ("_lock", "granted", "interrupted", "member", "resource")
+
+    def __init__(self, member: str, resource: int) -> None:
+        self.member: Final = member
+        self.resource: Final = resource
+        self.granted = False
+        self.interrupted = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self, *, granted: bool) -> None:
+        """End the wait; called once, under the arbiter's mutex."""
+        self.granted, self.interrupted = granted, not granted
+        self._lock.release()
+
+    def sleep(self, timeout_s: float = -1) -> bool:
+        """Wait to be woken; False when the time is over. A negative timeout means for ever."""
+        return self._lock.acquire(timeout=timeout_s)
+
+
+class Arbiter(ABC):
+    """Passes the four resources between members; each member asks from one thread."""
+
+    def __init__(self, now: Clock = time.perf_counter) -> None:
+        self._now = now
+        self._mutex = threading.Lock()
+
+    @abstractmethod
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """A session of the member starts."""
+
+    @abstractmethod
+    def leave(self, member: str) -> None:
+        """The session ended: its tokens are free, a wait of it is interrupted."""
+
+    @abstractmethod
+    def acquire(self, member: str, resource: int) -> float:
+        """Wait for the resource.
+
+        Returns:
+            Seconds waited.
+
+        Raises:
+            WaitInterruptedError: The member was cancelled or is not there.
+        """
+
+    @abstractmethod
+    def release(self, member: str, resource: int) -> None:
+        """Pass the resource on."""
+
+    @abstractmethod
+    def interrupt(self, member: str) -> None:
+        """End the member's wait, if it is waiting, with `WaitInterruptedError`."""
+
+    def yield_point(self, member: str, resource: int) -> float:
+        """Within a long stage: let a member go first that the discipline prefers.
+
+        Returns:
+            Seconds waited until the resource came back, 0 if it was kept.
+        """
+        return 0.0
+
+    def iteration_done(self, member: str, record: IterationRecord) -> None:
+        """Note that a member finished an iteration."""
+
+
+class FairArbiter(Arbiter):
+    """Work-conserving: a free resource goes to the waiting member that is furthest behind.
+
+    Args:
+        now: Clock in seconds.
+        window_s: Bound of the arrears, see `fairness.DEFAULT_WINDOW_S`.
+    """
+
+    def __init__(self, now: Clock = time.perf_counter, window_s: float = DEFAULT_WINDOW_S) -> None:
+        super().__init__(now)
+        self._queue = FairQueue(window_s)
+        self._members: set[str] = set()
+        self._holder: list[str | None] = [None] * STAGE_COUNT
+        self._since_s = [0.0] * STAGE_COUNT
+        self._waiting: list[dict[str, Waiter]] = [{} for _ in range(STAGE_COUNT)]
+
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """Start at the smallest virtual time of those present."""
+        with self._mutex:
+            self._members.add(member)
+            self._queue.join(member, solo_iteration_s)
+
+    def leave(self, member: str) -> None:
+        """Free what the member holds."""
+        with self._mutex:
+            self._members.discard(member)
+            self._interrupt(member)
+            for resource in range(STAGE_COUNT):
+                if self._holder[resource] == member:
+                    self._pass_on(resource)
+            self._queue.leave(member)
+
+    def acquire(self, member: str, resource: int) -> float:
+        """Take the resource if it is free, else wait for one's turn."""
+        with self._mutex:
+            if member not in self._members:
+                raise WaitInterruptedError(member)
+            self._queue.catch_up(member)
+            if self._holder[resource] is None:
+                self._grant(member, resource)
+                return 0.0
+            waiter = self._enqueue(member, resource)
+        return self._await(waiter)
+
+    def release(self, member: str, resource: int) -> None:
+        """Hand the resource to the member that is furthest behind."""
+        with self._mutex:
+            if self._holder[resource] == member:
+                self._pass_on(resource)
+
+    def interrupt(self, member: str) -> None:
+        """Wake the member with an interruption."""
+        with self._mutex:
+            self._interrupt(member)
+
+    def yield_point(self, member: str, resource: int) -> float:
+        """Hand over to a waiting member that is further behind than this one."""
+        if not self._waiting[resource]:  # a stale answer only delays the hand-over
+            return 0.0
+        with self._mutex:
+            if self._holder[resource] != member or not self._waiting[resource]:
+                return 0.0
+            self._count_service(resource)
+            if self._queue.first([member, *self._waiting[resource]]) == member:
+                return 0.0
+            self._pass_on(resource)
+            waiter = self._enqueue(member, resource)
+        return self._await(waiter)
+
+    def iteration_done(self, member: str, record: IterationRecord) -> None:
+        """Advance the member's virtual time by a whole iteration."""
+        with self._mutex:
+            self._queue.iteration_done(member, record.busy_s)
+
+    def _enqueue(self, member: str, resource: int) -> Waiter:
+        waiter = Waiter(member, resource)
+        self._waiting[resource][member] = waiter
+        return waiter
+
+    def _await(self, waiter: Waiter) -> float:
+        start_s = self._now()
+        waiter.sleep()
+        if waiter.interrupted:
+            raise WaitInterruptedError(waiter.member)
+        return self._now() - start_s
+
+    def _grant(self, member: str, resource: int) -> None:
+        self._holder[resource] = member
+        self._since_s[resource] = self._now()
+
+    def _count_service(self, resource: int) -> None:
+        holder, now_s = self._holder[resource], self._now()
+        if holder is not None:
+            self._queue.served(holder, now_s - self._since_s[resource])
+        self._since_s[resource] = now_s
+
+    def _pass_on(self, resource: int) -> None:
+        self._count_service(resource)
+        waiting = self._waiting[resource]
+        self._holder[resource] = None
+        if waiting:
+            member = self._queue.first(waiting)
+            self._grant(member, resource)
+            waiting.pop(member).wake(granted=True)
+
+    def _interrupt(self, member: str) -> None:
+        for waiting in self._waiting:
+            waiter = waiting.pop(member, None)
+            if waiter is not None:
+                waiter.wake(granted=False)
+
+
+def make_arbiter(discipline: str, members: list[str], ordering: list[str | None]) -> Arbiter:
+    """The arbiter of a discipline.
+
+    Args:
+        discipline: "fair" or "lockstep".
+        members: The members' ids.
+        ordering: Members in the planned ordering, None for a place that stays empty; used by
+            lockstep only, `members` when empty.
+    """
+    if discipline == "fair":
+        return FairArbiter()
+    from muri.launcher.lockstep import LockstepArbiter  # noqa: PLC0415 (it imports this module)
+
+    return LockstepArbiter(ordering or list(members))
+
+

@@ -1,0 +1,128 @@
+"""The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from muri.errors import MuriError, UsageError
+from muri.launcher import measure
+from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
+from muri.launcher.group import wait_for_runtime
+from muri.launcher.membership import Membership, load_membership
+
+WAIT_FOR_END_S: Final = 60.0
+"""After a requeue the scheduler ends this process; it waits that long for it."""
+
+REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+EPILOG = """
+\b
+Examples:
+  muri run train.py --lr 0.1          as python train.py --lr 0.1
+  muri run -m my.training --epochs 3  as python -m my.training --epochs 3
+  muri run --timing train.py          stage times on stderr at the end
+  muri run --trace t.jsonl train.py   every stage, one JSON line each
+
+Everything after SCRIPT belongs to the script. Mark stages with muri.stage("load"),
+"preprocess", "propagate", "synchronize", and muri.batches(loader).
+"""
+
+
+class TargetError(UsageError):
+    """There is nothing to run."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=EPILOG,
+)
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--no-attach", is_flag=True, help="Run alone even when the group's runtime is there.")
+@click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write every stage to FILE as JSON lines.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    module: bool, no_attach: bool, timing: bool, trace: str | None, script: str, arguments: tuple[str, ...]
+) -> int:
+    """Run a training script; inside a group, interleave it with its partners.
+
+    Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs in
+    the group's runtime on this node: output, signals and the exit code are passed through.
+    """
+    if script.startswith("-"):
+        raise click.NoSuchOption(script)
+    if not module and not Path(script).exists():
+        raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
+    if timing:
+        os.environ[measure.TIMING_VARIABLE] = "1"
+    if trace is not None:
+        os.environ[measure.TRACE_VARIABLE] = str(Path(trace).absolute())
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if job_id and not no_attach and not os.environ.get(measure.DRY_RUN_VARIABLE):
+        code = _run_in_group(job_id, script, module, arguments)
+        if code is not None:
+            return code
+    return _run_alone(script, module, arguments)
+
+
+def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
+    command = [sys.executable, *(["-m"] if module else []), script, *arguments]
+    request = measure.DryRunRequest.from_environment(os.environ)
+    if request is not None:
+        from muri.launcher.dry_run import supervise  # noqa: PLC0415 (only when needed)
+
+        return supervise(command, request)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, command)
+
+
+def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int | None:
+    """The exit code of the script in the group's runtime, None when the job should run alone."""
+    membership: Membership | None = None
+    try:
+        connection = find_runtime(os.environ, job_id)
+        if connection is None and may_be_member(os.environ):
+            membership = load_membership()
+            connection = wait_for_runtime(os.environ, job_id, membership)
+        if connection is None:
+            return None
+        return attach(connection, build_request(job_id, script, module, arguments))
+    except RuntimeLostError as error:
+        give_up(job_id, error, membership or load_membership())
+
+
+def may_be_member(environment: Mapping[str, str]) -> bool:
+    """Whether a job with this environment could be a member whose runtime is not there yet.
+
+    A member's own request for GPUs was taken away, so it sees none.
+    """
+    if not environment.get("MURI_JOB"):
+        return False
+    seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
+    return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
+
+
+def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoReturn:
+    """Requeue the job and wait to be ended; the script must neither end as if done nor run twice.
+
+    Raises:
+        RuntimeLostError: Always, when nothing ended this process in the meantime.
+    """
+    click.echo(f"muri: {error}; requeueing job {job_id}", err=True)
+    for delay_s in (*REQUEUE_DELAYS_S, None):
+        try:
+            membership.requeue(job_id, str(error))
+            break
+        except MuriError as failure:
+            if delay_s is None or not getattr(failure, "worth_retrying", True):
+                raise RuntimeLostError(f"{error}; and the job could not be requeued: {failure}") from failure
+            time.sleep(delay_s)
+    time.sleep(float(os.environ.get("MURI_REQUEUE_WAIT_S") or WAIT_FOR_END_S))
+    raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error

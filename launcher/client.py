@@ -1,0 +1,125 @@
+"""The member's side: hand the script over to the group's runtime and stand for it meanwhile."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from muri.errors import MuriError, UsageError
+from muri.launcher import protocol, rendezvous
+
+FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STANDARD_FILES: Final = (0, 1, 2)
+
+
+class RuntimeLostError(MuriError):
+    """The runtime did not run the script to its end: the job must run again, not end."""
+
+    exit_code = 75
+
+
+class AttachBusyError(UsageError):
+    """The member already has a session in the runtime."""
+
+
+def build_request(job_id: str, target: str, module: bool, arguments: Sequence[str]) -> protocol.AttachRequest:
+    """Describe this process so that the runtime can run the script in its place."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return protocol.AttachRequest(
+        job_id=job_id,
+        target=target,
+        module=module,
+        arguments=tuple(arguments),
+        cwd=str(Path.cwd()),
+        environment=dict(os.environ),
+        umask=umask,
+        prefix=sys.prefix,
+        python=sys.version,
+    )
+
+
+def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:
+    """Connect to the runtime of the job's group; None when there is none.
+
+    Raises:
+        RendezvousError: The run directory cannot be trusted.
+        ProtocolError: The runtime belongs to another user.
+    """
+    run_dir = rendezvous.default_run_dir(environment)
+    if not run_dir.is_symlink() and not run_dir.exists():
+        return None
+    rendezvous.verify_run_dir(run_dir)
+    connection = rendezvous.connect(rendezvous.member_socket(run_dir, job_id))
+    if connection is not None:
+        protocol.require_same_user(connection)
+    return connection
+
+
+def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
+    """Let the runtime run the script; signals that come here are forwarded.
+
+    Args:
+        connection: An open connection to the runtime.
+        request: What to run.
+
+    Returns:
+        The script's exit code.
+
+    Raises:
+        RuntimeLostError: The runtime refused or died before the script ended.
+        AttachBusyError: The member already runs another script there.
+    """
+    with connection, _open_standard_files():
+        try:
+            with _forwarding(connection):
+                protocol.send_with_files(connection, request.to_frame(), STANDARD_FILES)
+                return _await_exit(connection)
+        except (OSError, protocol.ProtocolError) as error:
+            raise RuntimeLostError(f"the connection to the group's runtime broke: {error}") from error
+
+
+def _await_exit(connection: socket.socket) -> int:
+    while True:
+        frame = protocol.receive(connection)
+        if frame is None:
+            raise RuntimeLostError("the group's runtime ended before the script did")
+        kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
+        if kind == "exit":
+            return int(frame["code"])
+        if kind == "lost":
+            raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")
+        if kind == "refused" and frame.get("kind") == "busy":
+            raise AttachBusyError(reason)
+        if kind == "refused":
+            raise RuntimeLostError(f"the group's runtime refused the script: {reason}")
+
+
+@contextlib.contextmanager
+def _forwarding(connection: socket.socket) -> Iterator[None]:
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # the runtime is gone: receiving says so
+            protocol.send(connection, {"type": "signal", "signum": signum})
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _open_standard_files() -> Iterator[None]:
+    """A job may run with a closed standard file, which could not be handed over."""
+    for file in STANDARD_FILES:
+        try:
+            os.fstat(file)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `file`
+    yield

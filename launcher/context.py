@@ -1,0 +1,81 @@
+"""Which session a thread of the runtime belongs to, and what that session has of its own."""
+
+import io
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from muri.launcher.clock import StageClock
+
+SignalHandler = Callable[[int, Any], Any] | int | None
+
+
+@dataclass(eq=False)
+class SessionState:
+    """What a plain Python process would have for itself.
+
+    Attributes:
+        member: The member's job id.
+        environment: Its environment, as bytes, the way `os.environ` keeps it.
+        argv: Its sys.argv.
+        path: Its sys.path.
+        files: Its standard file descriptors: input, output, error.
+        streams: Text streams "stdin", "stdout", "stderr" over these files.
+        replaced: Streams that the script has put in place of its own (`redirect_stdout`).
+        main: Its module `__main__`.
+        handlers: Signal handlers it has set.
+        exit_functions: What it gave to `atexit.register`.
+        threads: Threads it started.
+        interrupted: Set when a signal is about to end it; wakes a sleeping script.
+        clock: Its stage clock.
+        deliver: Sends a signal to the session.
+    """
+
+    member: str
+    environment: dict[bytes, bytes]
+    argv: list[str]
+    path: list[str]
+    files: tuple[int, int, int]
+    streams: dict[str, io.TextIOWrapper]
+    main: ModuleType
+    clock: StageClock | None = None
+    replaced: dict[str, Any] = field(default_factory=dict)
+    handlers: dict[int, SignalHandler] = field(default_factory=dict)
+    exit_functions: list[Callable[[], object]] = field(default_factory=list)
+    threads: list[threading.Thread] = field(default_factory=list)
+    interrupted: threading.Event = field(default_factory=threading.Event)
+    deliver: Callable[[int], None] = lambda _signum: None
+
+
+class _Local(threading.local):
+    session: SessionState | None = None
+
+
+_local = _Local()
+
+
+def current_session() -> SessionState | None:
+    """The session of the calling thread, None in the runtime's own threads."""
+    return _local.session
+
+
+def enter_session(session: SessionState | None) -> None:
+    """Make the calling thread one of the session's."""
+    _local.session = session
+
+
+def open_streams(files: tuple[int, int, int]) -> dict[str, io.TextIOWrapper]:
+    """Text streams over a member's standard files, line by line, as Python would open them."""
+    stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
+    return {
+        "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
+        "stdout": io.TextIOWrapper(io.BufferedWriter(stdout), encoding="utf-8", line_buffering=True),
+        "stderr": io.TextIOWrapper(
+            io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
+        ),
+    }
+
+

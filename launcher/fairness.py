@@ -1,0 +1,110 @@
+"""Start-time fair queueing on normalized progress, without threads or clocks.
+
+A member's virtual time counts the seconds of *solo* running time that it has got done. Members
+that make the same normalized progress (iterations done × solo iteration time per elapsed second)
+advance alike, whatever the length of their iterations. After Goyal, Vin and Cheng, "Start-time fair
+queuing" (1996); a newcomer starts at the smallest virtual time and so gets no arrears.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+DEFAULT_WINDOW_S: Final = 1.0
+"""How far behind the furthest member one may be counted, in seconds of solo running time.
+
+Without the bound a member that ran ahead on free resources would later wait for as long for its
+first contested one.
+"""
+
+_NEW_SAMPLE_WEIGHT: Final = 0.2
+
+
+def member_order(member: str) -> tuple[int, str]:
+    """Sort key of member ids: numbers by value."""
+    return (len(member), member)
+
+
+@dataclass(slots=True)
+class _Progress:
+    start_s: float
+    solo_iteration_s: float | None
+    known: bool
+    served_s: float = 0.0
+
+    @property
+    def virtual_s(self) -> float:
+        """Virtual time, the part of the iteration under way included."""
+        served_s = self.served_s
+        if self.solo_iteration_s is not None:
+            served_s = min(served_s, self.solo_iteration_s)
+        return self.start_s + served_s
+
+
+class FairQueue:
+    """Virtual times of the members, and who of several comes next.
+
+    Args:
+        window_s: Bound of the arrears, see `DEFAULT_WINDOW_S`.
+    """
+
+    def __init__(self, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._members: dict[str, _Progress] = {}
+
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """Add a member at the smallest virtual time.
+
+        Args:
+            member: Its id.
+            solo_iteration_s: Its iteration time when alone; learnt from its busy times when None.
+        """
+        start_s = min((progress.virtual_s for progress in self._members.values()), default=0.0)
+        self._members[member] = _Progress(start_s, solo_iteration_s, solo_iteration_s is not None)
+
+    def leave(self, member: str) -> None:
+        """Forget a member."""
+        self._members.pop(member, None)
+
+    def served(self, member: str, seconds: float) -> None:
+        """Count resource time within the iteration under way."""
+        progress = self._members.get(member)
+        if progress is not None:
+            progress.served_s += seconds
+
+    def iteration_done(self, member: str, busy_s: float) -> None:
+        """Count a whole iteration.
+
+        Args:
+            member: Its id.
+            busy_s: Seconds the iteration took, waits for resources excluded.
+        """
+        progress = self._members.get(member)
+        if progress is None:
+            return
+        if not progress.known:
+            before_s = progress.solo_iteration_s
+            progress.solo_iteration_s = (
+                busy_s if before_s is None else before_s + _NEW_SAMPLE_WEIGHT * (busy_s - before_s)
+            )
+        progress.start_s += progress.solo_iteration_s or 0.0
+        progress.served_s = 0.0
+
+    def catch_up(self, member: str) -> None:
+        """Before a request: forgive arrears beyond the window."""
+        progress = self._members.get(member)
+        if progress is None:
+            return
+        furthest_s = max(other.virtual_s for other in self._members.values())
+        behind_s = furthest_s - self._window_s - progress.virtual_s
+        if behind_s > 0:
+            progress.start_s += behind_s
+
+    def virtual_s(self, member: str) -> float:
+        """The member's virtual time; 0 for one that is not there."""
+        progress = self._members.get(member)
+        return 0.0 if progress is None else progress.virtual_s
+
+    def first(self, waiting: Iterable[str]) -> str:
+        """Who of those waiting is furthest behind; the smaller id on a tie."""
+        return min(waiting, key=lambda member: (self.virtual_s(member), member_order(member)))

@@ -1,0 +1,69 @@
+"""Waits for the runtime of a group that the scheduler has promised."""
+
+import socket
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from muri.errors import MuriError, UsageError
+from muri.launcher.client import RuntimeLostError, find_runtime
+from muri.launcher.membership import Membership
+
+TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
+DEFAULT_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.25
+
+
+def attach_timeout_s(environment: Mapping[str, str]) -> float:
+    """How long a member waits for its runtime.
+
+    Raises:
+        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
+    """
+    text = environment.get(TIMEOUT_VARIABLE)
+    if not text:
+        return DEFAULT_TIMEOUT_S
+    try:
+        value = float(text)
+    except ValueError as error:
+        raise UsageError(f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds") from error
+    if not 0 <= value < float("inf"):
+        raise UsageError(f"{TIMEOUT_VARIABLE}={text!r} must be ≥ 0 and finite")
+    return value
+
+
+def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Membership) -> socket.socket | None:
+    """Wait for the runtime if the scheduler says that the job is in a group.
+
+    Args:
+        environment: Where the run directory and the timeout are named.
+        job_id: The job.
+        membership: Whom to ask.
+
+    Returns:
+        A connection, or None when the job is in no group and may run alone.
+
+    Raises:
+        RuntimeLostError: The job is in a group, or nobody could say, and no runtime came.
+    """
+    timeout_s = attach_timeout_s(environment)
+    deadline_s = time.monotonic() + timeout_s
+    expected: bool | None = None
+    while True:
+        connection = find_runtime(environment, job_id)
+        if connection is not None:
+            return connection
+        if expected is None:
+            expected = _expects_group(membership, job_id)
+        if expected is False:
+            return None
+        if time.monotonic() >= deadline_s:
+            raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _expects_group(membership: Membership, job_id: str) -> bool | None:
+    try:
+        return membership.expects_group(job_id)
+    except MuriError:
+        return None  # asked again at the next look; running alone could mean running twice

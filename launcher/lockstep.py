@@ -1,0 +1,143 @@
+"""The paper's discipline: members rotate over the resources together, step by step."""
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Final
+
+from muri.errors import UsageError
+from muri.launcher.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError
+from muri.launcher.clock import STAGE_COUNT
+
+DEFAULT_IDLE_LIMIT_S: Final = 1.0
+"""How long the others wait for a member that runs outside of any stage; then they go on without it."""
+
+
+class _Where(Enum):
+    """What a member does, as far as the barrier is concerned.
+
+    AWAY: not in the rotation, until it asks for a resource.
+    BETWEEN: between two stages; the barrier waits for it, for a bounded time.
+    WAITING: asks for the resource of a later step; it is done with this step.
+    HOLDING: uses the resource of this step.
+    """
+
+    AWAY = "away"
+    BETWEEN = "between"
+    WAITING = "waiting"
+    HOLDING = "holding"
+
+
+class _Place:
+    """One member's place in the rotation."""
+
+    __slots__ = ("position", "since_s", "waiter", "where")
+
+    def __init__(self, position: int) -> None:
+        self.position = position
+        self.where = _Where.AWAY
+        self.since_s = 0.0
+        self.waiter: Waiter | None = None
+
+
+class LockstepArbiter(Arbiter):
+    """At step j the member at position i holds resource (i + j) mod 4 (Muri, section 3, Eq. 3).
+
+    A step ends when every member in the rotation is done with it. A member passes over a
+    resource that its script does not use. One that has not started, has ended, or runs outside
+    of stages for longer than `idle_limit_s` leaves the rotation until it asks again.
+
+    Args:
+        ordering: Members by position, None for an empty place.
+        now: Clock in seconds.
+        idle_limit_s: See `DEFAULT_IDLE_LIMIT_S`.
+    """
+
+    def __init__(
+        self,
+        ordering: Sequence[str | None],
+        now: Clock = time.perf_counter,
+        idle_limit_s: float = DEFAULT_IDLE_LIMIT_S,
+    ) -> None:
+        super().__init__(now)
+        if len(ordering) > STAGE_COUNT:
+            raise UsageError(f"lockstep takes at most {STAGE_COUNT} members, not {len(ordering)}; use fair")
+        self._positions = {member: index for index, member in enumerate(ordering) if member is not None}
+        self._idle_limit_s = idle_limit_s
+        self._places: dict[str, _Place] = {}
+        self._step = 0
+
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """Take the planned position; the member enters the rotation with its first request."""
+        with self._mutex:
+            if member not in self._positions:
+                raise UsageError(f"member {member} has no place in the ordering")
+            self._places[member] = _Place(self._positions[member])
+
+    def leave(self, member: str) -> None:
+        """Leave the rotation; the others' step may end by that."""
+        with self._mutex:
+            self._interrupt(member)
+            self._places.pop(member, None)
+            self._advance()
+
+    def acquire(self, member: str, resource: int) -> float:
+        """Wait for the step in which the member's position holds the resource."""
+        with self._mutex:
+            place = self._places.get(member)
+            if place is None:
+                raise WaitInterruptedError(member)
+            if self._turn(place) == resource:
+                place.where = _Where.HOLDING
+                return 0.0
+            waiter = place.waiter = Waiter(member, resource)
+            place.where = _Where.WAITING
+            self._advance()
+        return self._await(waiter)
+
+    def release(self, member: str, resource: int) -> None:
+        """Let go; the member may still come back to the resource within the step."""
+        with self._mutex:
+            place = self._places.get(member)
+            if place is not None and place.where is _Where.HOLDING:
+                place.where, place.since_s = _Where.BETWEEN, self._now()
+
+    def interrupt(self, member: str) -> None:
+        """Wake the member with an interruption."""
+        with self._mutex:
+            self._interrupt(member)
+            self._advance()
+
+    def _await(self, waiter: Waiter) -> float:
+        start_s = self._now()
+        while not waiter.sleep(self._idle_limit_s):
+            with self._mutex:
+                self._advance()
+        if waiter.interrupted:
+            raise WaitInterruptedError(waiter.member)
+        return self._now() - start_s
+
+    def _turn(self, place: _Place) -> int:
+        return (place.position + self._step) % STAGE_COUNT
+
+    def _blocks_step(self, place: _Place) -> bool:
+        if place.where is _Where.BETWEEN and self._now() - place.since_s >= self._idle_limit_s:
+            place.where = _Where.AWAY
+        return place.where in {_Where.BETWEEN, _Where.HOLDING}
+
+    def _advance(self) -> None:
+        """Go on to the next step in which somebody has work, if nobody needs this one."""
+        waiting = [place for place in self._places.values() if place.waiter is not None]
+        while waiting and not any([self._blocks_step(place) for place in self._places.values()]):
+            self._step += 1
+            for place in waiting:
+                waiter = place.waiter
+                if waiter is not None and self._turn(place) == waiter.resource:
+                    place.waiter, place.where = None, _Where.HOLDING
+                    waiter.wake(granted=True)
+
+    def _interrupt(self, member: str) -> None:
+        place = self._places.get(member)
+        if place is not None and place.waiter is not None:
+            waiter, place.waiter, place.where = place.waiter, None, _Where.AWAY
+            waiter.wake(granted=False)

@@ -1,0 +1,227 @@
+"""The process that a group shares: `python -m muri.launcher.runtime --members 101,102 …`."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import click
+
+from muri.cli import run_command
+from muri.errors import UsageError
+from muri.launcher import isolation, rendezvous
+from muri.launcher.arbiter import make_arbiter
+from muri.launcher.context import current_session
+from muri.launcher.members import MemberTable
+from muri.launcher.server import Server, SessionFactory
+from muri.launcher.stages import set_clock_provider
+from muri.launcher.trace import StageTrace
+
+logger = logging.getLogger("muri.launcher")
+
+STATUS_INTERVAL_S: Final = 1.0
+SWITCH_INTERVAL_S: Final = 0.001
+"""A member that wakes up for a short stage should not wait long for another one's bytecode."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """What one runtime is to do; see `main` for the meaning of the fields."""
+
+    members: list[str]
+    run_dir: Path
+    discipline: str
+    ordering: list[str | None]
+    solo_iteration_s: dict[str, float]
+    status_file: Path | None
+    trace: Path | None
+    preload: list[str]
+    grace_s: float
+
+
+class Runtime:
+    """Serves the members of one group until it is told to end."""
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self._options = options
+        self._trace = StageTrace(options.trace) if options.trace else None
+        self._table = MemberTable(options.members, options.discipline)
+        arbiter = make_arbiter(options.discipline, options.members, options.ordering)
+        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, list(sys.path[1:]))
+        self._server = Server(options.run_dir, options.members, self._table, factory)
+        self._told_to_end, self._tell_to_end = os.pipe()
+        self._stopped = threading.Event()
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then end the sessions."""
+        self._handle_signals()
+        isolation.install()
+        set_clock_provider(_clock_of_thread)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._server.start()
+        logger.info("serving members %s in %s", ", ".join(self._options.members), self._options.run_dir)
+        threading.Thread(target=self._preload, name="preload", daemon=True).start()
+        reporter = threading.Thread(target=self._report, name="status", daemon=True)
+        reporter.start()
+        os.read(self._told_to_end, 1)
+        self._end()
+        self._stopped.set()
+        reporter.join()
+
+    def _handle_signals(self) -> None:
+        def tell(signum: int, _frame: FrameType | None) -> None:
+            os.write(self._tell_to_end, b"x")
+
+        def ignore(signum: int, _frame: FrameType | None) -> None:
+            """A handler, because children would inherit SIG_IGN."""
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, tell)
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            signal.signal(number, ignore)
+
+    def _preload(self) -> None:
+        for name in self._options.preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                logger.info("not loaded ahead: %s", error)
+
+    def _report(self) -> None:
+        while True:
+            last = self._stopped.wait(STATUS_INTERVAL_S)
+            try:
+                if self._options.status_file is not None:
+                    self._table.write_status(self._options.status_file)
+                if self._trace is not None:
+                    self._trace.flush()
+            except OSError as error:
+                logger.warning("the status could not be written: %s", error)
+            if last:
+                return
+
+    def _end(self) -> None:
+        self._server.close()
+        sessions = self._table.running()
+        logger.info("ending; %d sessions under way", len(sessions))
+        for session in sessions:
+            session.lost = True
+            session.end(signal.SIGTERM, self._options.grace_s)
+        for session in sessions:
+            session.ended.wait(self._options.grace_s + 1.0)
+
+
+def _clock_of_thread():  # type: ignore[no-untyped-def]
+    session = current_session()
+    return None if session is None else session.clock
+
+
+def parse_members(text: str) -> list[str]:
+    """Job ids from "101,102".
+
+    Raises:
+        UsageError: One is empty, not a number or named twice.
+    """
+    members = text.split(",")
+    for member in members:
+        if not member.replace("_", "").isdecimal():
+            raise UsageError(f"--members {text!r}: {member!r} is no job id; give for example 101,102")
+    if len(set(members)) != len(members):
+        raise UsageError(f"--members {text!r} names a job twice")
+    return members
+
+
+def parse_ordering(text: str | None, members: list[str]) -> list[str | None]:
+    """The ordering from "101,-,102"; "-" is an empty place.
+
+    Raises:
+        UsageError: It does not hold every member once.
+    """
+    if text is None:
+        return list(members)
+    ordering = [None if entry == "-" else entry for entry in text.split(",")]
+    if sorted(entry for entry in ordering if entry is not None) != sorted(members):
+        raise UsageError(f"--ordering {text!r} must hold each of the members {','.join(members)} once")
+    return ordering
+
+
+def parse_solo_iterations(text: str | None, members: list[str]) -> dict[str, float]:
+    """Iteration times from "101=0.5,102=0.1".
+
+    Raises:
+        UsageError: An entry is malformed or of no member.
+    """
+    table = {}
+    for entry in text.split(",") if text else []:
+        member, _, value = entry.partition("=")
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = 0.0
+        if member not in members or not 0 < seconds < float("inf"):
+            raise UsageError(f"--solo-iteration-s: {entry!r} should be a member's id, = and seconds > 0")
+        table[member] = seconds
+    return table
+
+
+def _configure_log() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--members", required=True, help="Job ids of the members: 101,102.")
+@click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the sockets, mode 0700.")
+@click.option("--discipline", type=click.Choice(["fair", "lockstep"]), default="fair", show_default=True)
+@click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
+@click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
+@click.option("--status-file", type=click.Path(path_type=Path), help="JSON status, written every second.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Write every stage to this file as JSON lines.")
+@click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
+@click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")
+def main(
+    members: str,
+    run_dir: Path | None,
+    discipline: str,
+    ordering: str | None,
+    solo_iteration_s: str | None,
+    status_file: Path | None,
+    trace: Path | None,
+    preload: str,
+    grace_s: float,
+) -> None:
+    """Serve the members of one group in one process, until SIGTERM."""
+    ids = parse_members(members)
+    options = RuntimeOptions(
+        members=ids,
+        run_dir=(run_dir or rendezvous.default_run_dir(os.environ)).absolute(),
+        discipline=discipline,
+        ordering=parse_ordering(ordering, ids),
+        solo_iteration_s=parse_solo_iterations(solo_iteration_s, ids),
+        status_file=status_file.absolute() if status_file else None,
+        trace=trace.absolute() if trace else None,
+        preload=[name for name in preload.split(",") if name],
+        grace_s=grace_s,
+    )
+    _configure_log()
+    Runtime(options).run()
+    # Scripts that did not end, and their libraries' threads, must not hold the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,202 @@
+"""The runtime's socket: takes attach requests and speaks with each member's process."""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from muri.launcher import protocol, rendezvous
+from muri.launcher.arbiter import Arbiter
+from muri.launcher.members import MemberTable
+from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
+from muri.launcher.rendezvous import RendezvousError
+from muri.launcher.session import Session
+from muri.launcher.trace import StageTrace
+from muri.profiler.records import STAGES
+
+logger = logging.getLogger("muri.launcher")
+
+HELLO_TIMEOUT_S: Final = 10.0
+BACKLOG: Final = 64
+
+
+class Connection:
+    """One member's process at the other end of a socket."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw = raw
+        self._lock = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame; a process that is gone does not matter."""
+        with self._lock, contextlib.suppress(OSError):
+            protocol.send(self.raw, frame)
+
+    def finish(self, frame: Frame) -> None:
+        """Send the last frame."""
+        self.send(frame)
+        with contextlib.suppress(OSError):
+            self.raw.shutdown(socket.SHUT_WR)
+
+
+class SessionFactory:
+    """Makes a session for an attach request."""
+
+    def __init__(
+        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], trace: StageTrace | None, base_path: list[str]
+    ) -> None:
+        self._arbiter = arbiter
+        self._solo_iteration_s = solo_iteration_s
+        self._trace = trace
+        self._base_path = base_path
+
+    def make(self, request: AttachRequest, files: tuple[int, int, int]) -> Session:
+        """A session that has not started."""
+        member, trace = request.job_id, self._trace
+
+        def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
+            if trace is not None:
+                trace.record(member, STAGES[stage], start_s, end_s, wait_s)
+
+        solo_s = self._solo_iteration_s.get(member)
+        return Session(request, files, self._arbiter, self._base_path, None if trace is None else record, solo_s)
+
+
+class Server:
+    """Listens under one socket and a name per member.
+
+    Args:
+        run_dir: The private directory of the sockets.
+        members: Job ids of the members.
+        table: Where sessions are noted.
+        factory: Makes the sessions.
+    """
+
+    def __init__(self, run_dir: Path, members: list[str], table: MemberTable, factory: SessionFactory) -> None:
+        self._run_dir = run_dir
+        self._names = [rendezvous.member_socket(run_dir, member) for member in members]
+        self._socket_path = rendezvous.runtime_socket(run_dir, os.getpid())
+        self._table = table
+        self._factory = factory
+        self._closing = False
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Publish the names and accept members in the background.
+
+        Raises:
+            RendezvousError: The directory cannot be used, or another runtime serves a member.
+        """
+        for path in (*self._names, self._socket_path):
+            rendezvous.require_short(path)
+        rendezvous.make_run_dir(self._run_dir)
+        rendezvous.remove_stale_sockets(self._run_dir)
+        taken = [name for name in self._names if name.is_symlink() or name.exists()]
+        if taken:
+            raise RendezvousError(f"another runtime already serves {taken[0].name} in {self._run_dir}")
+        self._socket.bind(os.fspath(self._socket_path))
+        self._socket.listen(BACKLOG)
+        for name in self._names:
+            name.symlink_to(self._socket_path.name)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Take the names away and accept nobody any more."""
+        self._closing = True
+        for path in (*self._names, self._socket_path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                raw, _ = self._socket.accept()
+            except OSError:
+                if self._closing:
+                    return
+                logger.exception("accepting a member failed")
+                threading.Event().wait(1.0)
+                continue
+            threading.Thread(target=self._serve, args=(raw,), name="connection", daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        with raw:
+            connection = Connection(raw)
+            try:
+                raw.settimeout(HELLO_TIMEOUT_S)
+                protocol.require_same_user(raw)
+                hello = protocol.receive_with_files(raw, 3)
+                raw.settimeout(None)
+                if hello is not None:
+                    self._attach(connection, *hello)
+            except (ProtocolError, OSError) as error:
+                logger.warning("a connection was refused: %s", error)
+                connection.finish({"type": "refused", "kind": "protocol", "reason": str(error)})
+
+    def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
+        try:
+            request = AttachRequest.from_frame(frame)
+            refusal = self._refusal(request)
+            session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))
+        except BaseException:
+            _close_all(files)
+            raise
+        if session is None or not self._table.begin(session):
+            _close_all(files)
+            busy = {"kind": "busy", "reason": f"job {request.job_id} already runs a script in its group; run one at a time"}
+            connection.finish({"type": "refused"} | (refusal or busy))
+            return
+        connection.send({"type": "accepted"})
+        logger.info("member %s runs %s", request.job_id, request.target)
+        session.start(self._reporter(connection))
+        self._listen(connection.raw, session)
+
+    def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
+        if self._closing:
+            return {"kind": "ending", "reason": "the runtime is ending"}
+        if request.job_id not in self._table:
+            return {"kind": "member", "reason": f"job {request.job_id} is no member of this group"}
+        if (request.prefix, request.python) != (sys.prefix, sys.version):
+            return {
+                "kind": "environment",
+                "reason": f"its Python is {request.prefix} ({request.python.split()[0]}), the group's is "
+                f"{sys.prefix} ({sys.version.split()[0]})",
+            }
+        return None
+
+    def _reporter(self, connection: Connection) -> Callable[[Session], None]:
+        def report(session: Session) -> None:
+            self._table.finish(session)
+            logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+            if session.lost:
+                connection.finish({"type": "lost", "reason": "the runtime was told to end"})
+            else:
+                connection.finish({"type": "exit", "code": session.exit_code})
+
+        return report
+
+    def _listen(self, raw: socket.socket, session: Session) -> None:
+        try:
+            while (frame := protocol.receive(raw)) is not None:
+                if frame["type"] == "signal":
+                    session.deliver(int(frame["signum"]))
+        except (OSError, ProtocolError) as error:
+            logger.warning("connection of member %s: %s", session.member, error)
+        if not session.ended.is_set():
+            logger.info("the process of member %s is gone: its script is cancelled", session.member)
+            session.detach_output()
+            session.cancel()
+            session.ended.wait()
+
+
+def _close_all(files: list[int]) -> None:
+    for file in files:
+        os.close(file)

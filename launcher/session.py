@@ -1,0 +1,366 @@
+"""One member's script, run in a thread of the runtime as if it were a process."""
+
+import contextlib
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from muri.launcher import script
+from muri.launcher.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
+from muri.launcher.context import SessionState, enter_session, open_streams
+from muri.launcher.isolation import SessionExit
+from muri.launcher.protocol import AttachRequest
+
+logger = logging.getLogger("muri.launcher")
+
+HANDLER_PATIENCE_S: Final = 1.0
+"""A script's signal handler runs at its next stage, or after that time beside the script."""
+
+INSIST_S: Final = 2.0
+"""How often a script that is to end, and does not, is told again."""
+
+CANCEL_GRACE_S: Final = 20.0
+"""A script that has not ended by then is given up: it keeps its thread but no resource."""
+
+GPU_VARIABLES: Final = (
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "HIP_VISIBLE_DEVICES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
+"""These name the GPUs that a process uses: the session's are the runtime's, not the member's."""
+
+_CLONE_FS: Final = 0x200
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class SessionSignalError(SystemExit):
+    """A signal ends the script; the exit code is that of the shell, 128 + signal."""
+
+    signum = 0
+
+    def __init__(self) -> None:
+        super().__init__(128 + self.signum)
+
+
+def _ending_of(signum: int) -> type[BaseException]:
+    if signum == signal.SIGINT:
+        return KeyboardInterrupt
+    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
+
+
+class SessionGate:
+    """Asks the arbiter for a session's resources and takes signals in between."""
+
+    def __init__(self, session: "Session", arbiter: Arbiter) -> None:
+        self._session = session
+        self._arbiter = arbiter
+        self._member = session.member
+
+    def acquire(self, stage: int) -> float:
+        """Wait for the stage's resource; a signal may end the wait and the script."""
+        return self._guarded(lambda: self._arbiter.acquire(self._member, stage))
+
+    def release(self, stage: int) -> None:
+        """Pass the resource on."""
+        with self._session.shield:
+            self._arbiter.release(self._member, stage)
+
+    def yield_point(self, stage: int) -> float:
+        """Let others go first, if they are further behind."""
+        return self._guarded(lambda: self._arbiter.yield_point(self._member, stage))
+
+    def iteration_done(self, record: IterationRecord) -> None:
+        """Tell the arbiter."""
+        with self._session.shield:
+            self._arbiter.iteration_done(self._member, record)
+        self._session.safe_point()
+
+    def _guarded(self, operation: Callable[[], float]) -> float:
+        self._session.safe_point()
+        try:
+            with self._session.shield:
+                waited_s = operation()
+        except WaitInterruptedError:
+            self._session.safe_point()
+            raise SystemExit(128 + signal.SIGTERM) from None
+        self._session.safe_point()
+        return waited_s
+
+
+class Session:
+    """Runs one attach request.
+
+    Attributes:
+        member: The member's job id.
+        clock: Its stage times.
+        shield: Held while the arbiter's state changes; no exception is raised from outside then.
+        exit_code: The script's exit code, None until it ended.
+        lost: Whether the runtime gave the script up before it ended by itself.
+        ended: Set when the script ended and everything of it was cleared away.
+    """
+
+    def __init__(
+        self,
+        request: AttachRequest,
+        files: tuple[int, int, int],
+        arbiter: Arbiter,
+        base_path: list[str],
+        on_interval: IntervalListener | None = None,
+        solo_iteration_s: float | None = None,
+    ) -> None:
+        self.member = request.job_id
+        self.shield = threading.Lock()
+        self.exit_code: int | None = None
+        self.ended = threading.Event()
+        self.lost = False
+        self.clock = StageClock(SessionGate(self, arbiter), on_interval)
+        self._request = request
+        self._arbiter = arbiter
+        self._solo_iteration_s = solo_iteration_s
+        self._state = _state_of(request, files, base_path)
+        self._state.deliver = self.deliver
+        self._state.clock = self.clock
+        self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=True)
+        self._ending: type[BaseException] | None = None
+        self._ending_class: type[BaseException] = KeyboardInterrupt
+        self._endable = True
+        self._handlers_due: list[int] = []
+
+    def start(self, on_end: Callable[["Session"], None]) -> None:
+        """Run the script.
+
+        Args:
+            on_end: Called once, when the exit code is known.
+        """
+        self._on_end = on_end
+        self._arbiter.join(self.member, self._solo_iteration_s)
+        self._thread.start()
+
+    def deliver(self, signum: int) -> None:
+        """Do what the signal would do to a process that runs the script."""
+        handler = self._state.handlers.get(signum, signal.SIG_DFL)
+        if handler == signal.SIG_IGN or signum in {signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG}:
+            return
+        if callable(handler) and handler is not signal.default_int_handler:
+            self._handlers_due.append(signum)
+            timer = threading.Timer(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
+            timer.daemon = True
+            timer.start()
+        elif threading.get_ident() == self._thread.ident:
+            raise _ending_of(signum)()
+        else:
+            self.end(signum)
+
+    def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
+        """End the script with a signal's default action, and insist on it from another thread."""
+        self._ending_class = _ending_of(signum)
+        threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
+
+    def cancel(self) -> None:
+        """End the script for good: its member is gone, or the runtime ends."""
+        self.end(signal.SIGTERM)
+
+    def detach_output(self) -> None:
+        """The member's process is gone: what the script still writes goes nowhere."""
+        null = os.open(os.devnull, os.O_RDWR)
+        with contextlib.suppress(OSError, ValueError):
+            for stream in self._state.streams.values():
+                os.dup2(null, stream.fileno(), inheritable=False)
+            for file in self._state.files:
+                os.dup2(null, file, inheritable=False)
+        os.close(null)
+
+    def safe_point(self) -> None:
+        """Called by the script's own thread where it may be interrupted."""
+        if threading.get_ident() != self._thread.ident:
+            return
+        while self._handlers_due:
+            self._run_handler(self._handlers_due.pop(0))
+        ending, self._ending = self._ending, None
+        if ending is not None:
+            self._raise_later(None)
+            raise ending()
+
+    def _insist(self, signum: int, grace_s: float) -> None:
+        waited_s = 0.0
+        while not self.ended.is_set() and waited_s < grace_s:
+            self._ending = self._ending_class
+            self._state.interrupted.set()
+            self._arbiter.interrupt(self.member)
+            if self.shield.acquire(blocking=False):
+                try:
+                    if self._endable and self._ending is not None:
+                        self._raise_later(self._ending)
+                        self._ending = None
+                finally:
+                    self.shield.release()
+            step_s = INSIST_S if waited_s else 0.2
+            self.ended.wait(step_s)
+            waited_s += step_s
+        if not self.ended.is_set():
+            logger.warning("member %s did not end within %g s and was given up", self.member, grace_s)
+            self._conclude(128 + signum)
+
+    def _raise_later(self, kind: type[BaseException] | None) -> None:
+        """Let Python raise an exception in the script's thread at its next bytecode."""
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, None if kind is None else ctypes.py_object(kind))
+
+    def _run_due_handlers_beside(self) -> None:
+        enter_session(self._state)
+        while self._handlers_due:
+            try:
+                self._run_handler(self._handlers_due.pop(0))
+            except SystemExit as error:
+                code = _exit_code(error, self._state)
+                self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
+                self._insist(code - 128, CANCEL_GRACE_S)
+            except BaseException:  # the script's own handler: whatever it raises is the script's
+                traceback.print_exc()
+        enter_session(None)
+
+    def _run_handler(self, signum: int) -> None:
+        handler = self._state.handlers.get(signum)
+        if callable(handler):
+            handler(signum, sys._current_frames().get(self._thread.ident or 0))
+
+    def _main(self) -> None:
+        enter_session(self._state)
+        code = 1
+        try:
+            code = self._run_script()
+        except BaseException:  # an exception from outside that came late
+            code = 128 + signal.SIGTERM
+        finally:
+            self._finish(code)
+
+    def _run_script(self) -> int:
+        try:
+            _own_working_directory(self._request, self._state)
+            loaded = script.load(self._request.target, self._request.module)
+            self._state.main = loaded.module
+            self._state.argv[0] = loaded.argv0
+            exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
+            code = 0
+        except BaseException as error:  # every way in which a script can end
+            code = self._code_of(error)
+            if isinstance(error, SessionExit):
+                return code
+        self._endable = self._ending is None and code < 128
+        for thread in self._state.threads:
+            while thread.is_alive() and not thread.daemon and not self._state.interrupted.is_set():
+                thread.join(timeout=0.5)
+        self._run_exit_functions()
+        return code
+
+    def _code_of(self, error: BaseException) -> int:
+        if isinstance(error, SystemExit):
+            return _exit_code(error, self._state)
+        if isinstance(error, script.ScriptError):
+            print(f"{sys.executable}: {error}", file=self._state.streams["stderr"])
+            return error.exit_code
+        _print_exception(error, self._state)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+    def _run_exit_functions(self) -> None:
+        functions = self._state.exit_functions
+        while functions:
+            try:
+                functions.pop()()
+            except Exception:  # noqa: PERF203 (as atexit does: report and go on)
+                traceback.print_exc()
+
+    def _finish(self, code: int) -> None:
+        while True:
+            try:
+                with self.shield:
+                    self._endable = False
+                    self._raise_later(None)
+                break
+            except BaseException:  # noqa: S112, PERF203 (raised from outside just before the shield was taken)
+                continue
+        self._arbiter.leave(self.member)
+        for stream in self._state.streams.values():
+            with contextlib.suppress(Exception):
+                stream.close()
+        self._state.main.__dict__.clear()
+        self._conclude(code)
+        for file in self._state.files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        enter_session(None)
+        gc.collect()
+
+    def _conclude(self, code: int) -> None:
+        """Report the end, once."""
+        with self.shield:
+            if self.ended.is_set():
+                return
+            self.exit_code = code
+            self.ended.set()
+        self._arbiter.leave(self.member)
+        self._on_end(self)
+
+
+def _state_of(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:
+    environment = {os.fsencode(name): os.fsencode(value) for name, value in request.environment.items()}
+    for name in map(os.fsencode, GPU_VARIABLES):
+        environment.pop(name, None)
+        if name in os.environb:
+            environment[name] = os.environb[name]
+    return SessionState(
+        member=request.job_id,
+        environment=environment,
+        argv=[request.target, *request.arguments],
+        path=script.search_path(
+            request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""), base_path
+        ),
+        files=files,
+        streams=open_streams(files),
+        main=ModuleType("__main__"),
+    )
+
+
+def _own_working_directory(request: AttachRequest, state: SessionState) -> None:
+    """Give this thread, and those it starts, a working directory and umask of their own."""
+    if _libc.unshare(_CLONE_FS) != 0:
+        reason = os.strerror(ctypes.get_errno())
+        print(
+            f"muri: the working directory is shared with the other members of the group ({reason}); "
+            "use absolute paths",
+            file=state.streams["stderr"],
+        )
+        return
+    os.umask(request.umask)
+    os.chdir(Path(request.cwd))
+
+
+def _exit_code(error: SystemExit, state: SessionState) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=state.streams["stderr"])
+    return 1
+
+
+def _print_exception(error: BaseException, state: SessionState) -> None:
+    """Print a traceback that starts with the script, as Python's own does."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename in {__file__, script.__file__}:
+        trace = trace.tb_next
+    with contextlib.suppress(OSError, ValueError):
+        traceback.print_exception(type(error), error, trace, file=state.streams["stderr"])

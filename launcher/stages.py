@@ -1,0 +1,139 @@
+"""The stage API of training scripts: `muri.stage` and `muri.batches`.
+
+Works in any Python process. Alone it only measures; inside a group each stage first waits for
+its resource. See docs/stage-api.md.
+"""
+
+import difflib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import Final, Generic, TypeVar
+
+from muri.errors import UsageError
+from muri.launcher.clock import StageClock
+from muri.profiler.records import STAGES
+
+Batch = TypeVar("Batch")
+
+_INDEX: Final = {name: index for index, name in enumerate(STAGES)}
+_LOAD: Final = _INDEX["load"]
+
+
+class StageNameError(UsageError, ValueError):
+    """A script named a stage that does not exist."""
+
+
+class _Provider:
+    """Finds the clock of the script that is calling."""
+
+    def __init__(self) -> None:
+        self.current: Callable[[], StageClock] = self.solo
+        self._solo: StageClock | None = None
+
+    def solo(self) -> StageClock:
+        """The one clock of a process that runs one script."""
+        if self._solo is None:
+            from muri.launcher.measure import clock_from_environment  # noqa: PLC0415 (only when needed)
+
+            self._solo = clock_from_environment(os.environ)
+        return self._solo
+
+    def detach(self) -> None:
+        """In a forked child: measure for nobody, wait for nobody."""
+        self._solo = StageClock()
+        self.current = self.solo
+
+
+_provider = _Provider()
+os.register_at_fork(after_in_child=_provider.detach)
+
+
+def set_clock_provider(provider: Callable[[], StageClock | None]) -> None:
+    """Let the runtime say whose clock a thread uses; None stands for the process's own."""
+    _provider.current = lambda: provider() or _provider.solo()
+
+
+class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
+    """Mark a part of the training loop: `with muri.stage("propagate"): …`.
+
+    Inside another stage the inner one counts and the outer one goes on after it. The same
+    stage inside itself is a yield point.
+
+    Args:
+        name: "load" (storage), "preprocess" (CPU), "propagate" (GPU) or "synchronize" (network).
+
+    Raises:
+        StageNameError: There is no stage of that name.
+    """
+
+    __slots__ = ("_clock", "_index")
+
+    def __init__(self, name: str) -> None:
+        index = _INDEX.get(name)
+        if index is None:
+            raise StageNameError(_unknown_stage(name))
+        self._index = index
+        self._clock: StageClock | None = None
+
+    def __enter__(self) -> None:
+        """Wait for the stage's resource, if the script shares it, and begin."""
+        clock = _provider.current()
+        clock.enter(self._index)
+        self._clock = clock
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the stage and pass its resource on."""
+        clock, self._clock = self._clock, None
+        if clock is not None and clock is _provider.current():
+            clock.leave()
+
+
+class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in muri.batches(loader)`)
+    """Iterate over a loader; fetching a batch is the `load` stage, each batch one iteration.
+
+    An iteration ends when the next batch is asked for. `len()` is the loader's.
+
+    Args:
+        loader: Anything that can be iterated, such as a `torch.utils.data.DataLoader`.
+    """
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        """Batches per epoch, if the loader knows."""
+        return len(self._loader)  # type: ignore[arg-type] # raises TypeError as the loader itself would
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Start an epoch."""
+        clock = _provider.current()
+        clock.ask_batch()
+        with stage("load"):
+            source = iter(self._loader)
+        try:
+            while True:
+                with stage("load"):
+                    try:
+                        batch = next(source)
+                    except StopIteration:
+                        clock.drop_iteration()
+                        return
+                yield batch
+                clock.ask_batch()
+        except GeneratorExit:  # the loop was left with `break`: its last iteration is done
+            clock.end_iteration()
+            raise
+
+
+def yield_point() -> None:
+    """Inside a long stage: let a member that is further behind use the resource first."""
+    _provider.current().yield_point()
+
+
+def _unknown_stage(name: object) -> str:
+    text = f"there is no stage {name!r}; the stages are {', '.join(STAGES)}"
+    near = difflib.get_close_matches(str(name), STAGES, n=1, cutoff=0.5)
+    return f"{text}. Did you mean {near[0]!r}?" if near else text
