@@ -163,21 +163,23 @@ class JobChange:
     Attributes:
         gpu_request: GRES request per node ("gres/gpu:0" takes the GPUs away).
         required_nodes: Folded host list; "" clears it.
-        cpu_count: CPUs of the whole job (minimum and maximum).
+        cpu_count: CPUs of the whole job and the least per node; with `cpus_per_task` for one task.
+        cpus_per_task: CPUs per task.
         dependency: Dependency expression; "" clears it.
-        oversubscribe: Whether it may share resources with other jobs.
         mem_per_node_mib: Memory per node.
         time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
+        start_now: Whether it may start at once: a requeued job would wait for two minutes first.
         admin_comment: The whole new AdminComment.
     """
 
     gpu_request: str | None = None
     required_nodes: str | None = None
     cpu_count: int | None = None
+    cpus_per_task: int | None = None
     dependency: str | None = None
-    oversubscribe: bool | None = None
     mem_per_node_mib: int | None = None
     time_limit_s: int | None = None
+    start_now: bool = False
     admin_comment: str | None = None
 
 

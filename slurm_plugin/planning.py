@@ -237,6 +237,7 @@ def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
             gpu_request=job.gpu_request,
             required_nodes=job.required_nodes,
             cpu_count=job.cpu_count,
+            cpus_per_task=job.cpus_per_task,
             mem_per_node_mib=job.mem_per_node_mib,
             time_limit_s=job.time_limit_s,
         ),

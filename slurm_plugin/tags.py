@@ -48,6 +48,7 @@ class Original:
     gpu_request: str
     required_nodes: str
     cpu_count: int
+    cpus_per_task: int
     mem_per_node_mib: int
     time_limit_s: int
 
