@@ -145,17 +145,7 @@ class DryRunFailed:
     why: str
 
 
-Action = (
-    StartGroup
-    | ReleaseSolo
-    | StartDryRun
-    | CarryOnGroup
-    | Abandon
-    | Restore
-    | Cancel
-    | KeepProfile
-    | DryRunFailed
-)
+Action = StartGroup | ReleaseSolo | StartDryRun | CarryOnGroup | Abandon | Restore | Cancel | KeepProfile | DryRunFailed
 
 
 def render_action(action: Action) -> dict[str, Any]:
