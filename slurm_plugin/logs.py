@@ -6,7 +6,10 @@ import time
 
 
 class _UtcFormatter(logging.Formatter):
-    converter = time.gmtime
+    @staticmethod
+    def converter(seconds: float | None) -> time.struct_time:
+        """Read every time as UTC."""
+        return time.gmtime(seconds)
 
 
 def configure_logging(*, verbose: bool) -> None:

@@ -115,7 +115,7 @@ def _state_name(job: Job, role: Role) -> str:
     return _STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved")
 
 
-def _describe(job: Job, view: View, groups: Mapping[int | None, Intent], reasons: tuple[str, ...]) -> JobStatus:
+def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple[str, ...]) -> JobStatus:
     request = tags.parse_request(job.admin_comment) or tags.Request()
     role = view.roles[job.job_id]
     state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None

@@ -1,0 +1,30 @@
+# What a newcomer needs: `make demo` and `make test`. The rest is for maintainers.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check unit sandbox-test venv sandbox clean
+
+help: ## Show this list.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: venv ## Watch Muri do its job on a real Slurm, with and without, and compare.
+	@scripts/demo
+
+test: ## Check types and style, run every test, on a real Slurm too.
+	@scripts/test
+
+venv: ## Make .venv (third-party packages come from a cache outside the checkout).
+	@scripts/make-venv
+
+check: venv ## Style, types and the arrows between rooms.
+	@scripts/check
+
+unit: venv ## Tests that need no Slurm.
+	@.venv/bin/python -m pytest -q tests -m "not slurm"
+
+sandbox-test: venv ## Tests on the sandbox, a real Slurm on this machine.
+	@.venv/bin/python -m pytest -q tests -m slurm
+
+sandbox: venv ## Start a sandbox to play in: bin/muri-sandbox shell
+	@bin/muri-sandbox up
+
+clean: ## Remove what was made in this checkout; the cache stays.
+	@rm -rf .venv build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
