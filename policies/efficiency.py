@@ -140,17 +140,18 @@ def interleave(shapes: Sequence[Shape], *, worst: bool = False) -> Interleaving:
         worst: Take the longest period instead.
 
     Raises:
-        ProfileError: There are no members or more than resources.
+        ProfileError: There are no members, or more than resources.
     """
-    if not 1 <= len(shapes) <= MAX_GROUP_SIZE:
-        raise ProfileError(f"a group must have 1 to {MAX_GROUP_SIZE} members, not {len(shapes)}")
+    resources = len(shapes[0].stage_s) if shapes else RESOURCE_COUNT
+    if not 1 <= len(shapes) <= resources:
+        raise ProfileError(f"a group must have 1 to {resources} members to interleave, not {len(shapes)}")
     stage_s = np.array([shape.stage_s for shape in shapes], dtype=np.float64)
     periods = all_periods(stage_s[None])[0]
     chosen = _first_extreme(periods, worst=worst)
     period = float(periods[chosen])
     pace_s = max(period, *(shape.iteration_s for shape in shapes))
     return Interleaving(
-        order=orderings(len(shapes))[chosen],
+        order=orderings(len(shapes), resources)[chosen],
         period_s=period,
         efficiency=interleaving_efficiency([shape.stage_s for shape in shapes], period),
         speed=tuple(min(1.0, shape.iteration_s / pace_s) for shape in shapes),

@@ -1,0 +1,297 @@
+"""What every plan must keep, and the decisions that people will ask about."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_node, make_request, requests
+
+from muri.errors import UsageError
+from muri.policies.muri import Auto, Fifo, MuriL, MuriS, Srsf
+from muri.policies.options import OptionsError, PolicyOptions
+from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
+from muri.policies.types import PendingJob
+from muri.policies.validation import RequestError
+
+policies = st.sampled_from(policy_names()).map(get_policy) | st.builds(
+    MuriS,
+    st.builds(
+        PolicyOptions,
+        max_group_size=st.integers(1, 4),
+        ordering=st.sampled_from(("best", "worst")),
+        matching=st.sampled_from(("rustworkx", "networkx", "priority-order")),
+        max_wait_s=st.sampled_from((100.0, 86_400.0)),
+    ),
+)
+
+
+@given(requests(), policies)
+def test_every_job_is_decided_exactly_once(request_, policy):
+    plan = policy.plan(request_)
+    assert sorted(decided_ids(plan)) == sorted(job.job_id for job in request_.jobs)
+
+
+@given(requests(), policies)
+def test_no_node_gets_more_than_it_has(request_, policy):
+    plan = policy.plan(request_)
+    nodes = {node.name: node for node in request_.nodes}
+    for name, count in gpus_by_node(plan, request_).items():
+        assert count <= nodes[name].free_gpus
+    jobs = {job.job_id: job for job in request_.jobs}
+    for group in plan.groups:
+        node = nodes[group.node]
+        assert {jobs[job_id].partition for job_id in group.members} <= set(node.partitions)
+        needed_gib = sum(jobs[job_id].profile.gpu_mem_gib for job_id in group.members)
+        assert node.gpu_mem_gib == 0 or needed_gib <= node.gpu_mem_gib
+    for solo in plan.solo:
+        assert not solo.node or jobs[solo.job_id].partition in nodes[solo.node].partitions
+
+
+@given(requests(), policies)
+def test_a_group_is_of_one_bucket_and_worth_it(request_, policy):
+    jobs = {job.job_id: job for job in request_.jobs}
+    for group in policy.plan(request_).groups:
+        members = [jobs[job_id] for job_id in group.members]
+        assert 2 <= len(members) <= min(4, request_.max_group_size)
+        assert len({(job.partition, job.gpu_count) for job in members}) == 1
+        assert len({job.user for job in members}) == 1 or not request_.same_user
+        assert all(job.groupable and job.profile is not None for job in members)
+        assert members[0].gpu_count == group.gpu_count
+        assert sum(group.speed.values()) > 1
+        assert set(group.speed) == set(group.members)
+
+
+@given(requests(), policies, st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter(request_, policy, rng):
+    jobs, nodes = list(request_.jobs), list(request_.nodes)
+    rng.shuffle(jobs)
+    rng.shuffle(nodes)
+    shuffled = dataclasses.replace(request_, jobs=tuple(jobs), nodes=tuple(nodes))
+    assert policy.plan(shuffled) == policy.plan(request_)
+
+
+@given(requests(), policies)
+def test_every_decision_has_a_reason(request_, policy):
+    plan = policy.plan(request_)
+    for decision in (*plan.groups, *plan.solo, *plan.waiting):
+        assert decision.reasons
+        assert all(reason.strip() for reason in decision.reasons)
+
+
+@given(requests())
+def test_nobody_shares_when_all_fit_apart(request_):
+    roomy = [make_node(f"roomy{index}", 16, partitions=("main", "debug", "far"), gpu_count=16) for index in range(15)]
+    plan = MuriL().plan(dataclasses.replace(request_, nodes=tuple(roomy)))
+    assert plan.groups == ()
+    waiting = {job.job_id for job in request_.jobs if job.groupable and job.profile is None}
+    assert {item.job_id for item in plan.waiting} == (waiting if request_.max_group_size > 1 else set())
+
+
+@given(requests())
+@settings(max_examples=50)
+def test_nothing_that_fits_is_left_waiting(request_):
+    plan = Fifo().plan(request_)
+    used = gpus_by_node(plan, request_)
+    jobs = {job.job_id: job for job in request_.jobs}
+    spanning = any(not solo.node for solo in plan.solo)
+    for item in plan.waiting:
+        job = jobs[item.job_id]
+        for node in request_.nodes:
+            if job.partition in node.partitions and not spanning:
+                assert node.free_gpus - used[node.name] < job.gpu_count
+
+
+_SCRIPT = """
+import dataclasses, json, random, sys
+sys.path.insert(0, sys.argv[1])
+from policy_builders import KINDS, make_job, make_node, make_request
+from muri.policies.registry import get_policy
+rng = random.Random(5)
+kinds = list(KINDS)
+jobs = [
+    make_job(n, rng.choice(kinds), user=rng.choice(["alice", "bob"]), gpu_count=rng.choice([1, 2]),
+             partition=rng.choice(["main", "debug"]), remaining_s=float(rng.randint(1, 5)))
+    for n in range(1, 60)
+]
+nodes = [make_node(f"n{n}", 4, partitions=("main", "debug") if n % 2 else ("main",), gpu_count=4) for n in range(3)]
+plans = [dataclasses.asdict(get_policy(name).plan(make_request(jobs, nodes))) for name in ("auto", "muri-l", "srsf")]
+print(json.dumps(plans))
+"""
+
+
+def test_the_same_bytes_whatever_the_hash_seed():
+    here = str(Path(__file__).parent)
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", _SCRIPT, here],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "4242")
+    }
+    assert len(outputs) == 1
+    assert any(plan["groups"] for plan in json.loads(outputs.pop()))
+
+
+def test_a_group_takes_as_many_gpus_as_one_member():
+    jobs = [make_job(number, kind, gpu_count=2) for number, kind in enumerate(KINDS, start=1)]
+    plan = MuriL().plan(make_request(jobs, [make_node("n1", 3, gpu_count=4)]))
+    assert [(group.gpu_count, len(group.members)) for group in plan.groups] == [(2, 4)]
+
+
+def test_best_fit_keeps_the_large_hole():
+    jobs = [make_job(1, gpu_count=1), make_job(2, gpu_count=4)]
+    nodes = [make_node("a", 4, gpu_count=4), make_node("b", 1, gpu_count=4)]
+    plan = Fifo().plan(make_request(jobs, nodes))
+    assert {solo.job_id: solo.node for solo in plan.solo} == {1: "b", 2: "a"}
+
+
+def test_a_job_without_a_profile_waits_for_one():
+    plan = MuriL().plan(make_request([make_job(1, None)], [make_node("n1", 2)]))
+    assert [(item.job_id, item.reasons) for item in plan.waiting] == [(1, ("waits for a profile of its model",))]
+
+
+def test_exclusive_policies_need_no_profile():
+    plan = Fifo().plan(make_request([make_job(1, None)], [make_node("n1", 2)]))
+    assert [solo.job_id for solo in plan.solo] == [1]
+
+
+def test_a_job_that_must_run_alone_says_why():
+    job = make_job(1, "gpu", groupable=False, alone_reason="it was submitted with alone=1")
+    (solo,) = MuriL().plan(make_request([job, make_job(2, "cpu")], [make_node("n1", 1)])).solo
+    assert (solo.job_id, solo.node) == (1, "n1")
+    assert "it was submitted with alone=1" in solo.reasons
+
+
+def test_a_job_larger_than_a_node_is_left_to_slurm():
+    jobs = [make_job(1, "gpu", gpu_count=4), make_job(2, "cpu")]
+    nodes = [make_node("n1", 2), make_node("n2", 2)]
+    plan = MuriL().plan(make_request(jobs, nodes))
+    assert "larger than a node" in plan.solo[0].reasons[0]
+    assert [item.job_id for item in plan.waiting] == [2]  # the four free GPUs are spoken for
+
+
+def test_a_job_larger_than_a_node_holds_nothing_while_it_cannot_start():
+    jobs = [make_job(1, "gpu", gpu_count=8), make_job(2, "cpu")]
+    plan = MuriL().plan(make_request(jobs, [make_node("n1", 2), make_node("n2", 2)]))
+    assert [(solo.job_id, solo.node) for solo in plan.solo] == [(1, ""), (2, "n1")]
+
+
+def test_nodes_of_unknown_size_hold_no_large_job_forever():
+    nodes = [make_node("n1", 2, gpu_count=0), make_node("n2", 2, gpu_count=0)]
+    alone = make_job(1, None, gpu_count=4, groupable=False, alone_reason="it asks for two nodes")
+    assert [solo.job_id for solo in MuriL().plan(make_request([alone], nodes)).solo] == [1]
+
+
+def test_smaller_jobs_pass_a_large_one_until_it_has_waited_too_long():
+    jobs = [make_job(1, "gpu", gpu_count=2, submit_s=0), make_job(2, "cpu", submit_s=10)]
+    nodes = [make_node("n1", 1)]
+    plan = Fifo().plan(make_request(jobs, nodes, now_s=100))
+    assert [solo.job_id for solo in plan.solo] == [2]
+    assert "it needs 2 GPUs" in plan.waiting[0].reasons[0] or "no GPU is free" in plan.waiting[0].reasons[0]
+    late = Fifo(PolicyOptions(max_wait_s=3600)).plan(make_request(jobs, nodes, now_s=3601))
+    aged = next(solo for solo in late.solo if solo.job_id == 1)
+    assert aged.node == ""
+    assert aged.reasons[0] == "it has waited 1.0 h, longer than max_wait_s allows (1.0 h)"
+
+
+def test_a_profile_is_not_waited_for_without_end():
+    job = make_job(1, None, submit_s=0)
+    plan = MuriL(PolicyOptions(max_wait_s=60)).plan(make_request([job], [make_node("n1", 1)], now_s=61))
+    assert [solo.job_id for solo in plan.solo] == [1]
+
+
+def test_waiting_jobs_know_their_place():
+    jobs = [make_job(number, "gpu") for number in range(1, 5)]
+    plan = Fifo().plan(make_request(jobs, [make_node("n1", 1)]))
+    assert [item.reasons[0] for item in plan.waiting] == [
+        "it is next in line and no GPU is free in partition main",
+        "1 job is ahead of it and no GPU is free in partition main",
+        "2 jobs are ahead of it and no GPU is free in partition main",
+    ]
+
+
+def test_srsf_weighs_time_with_gpus():
+    jobs = [make_job(1, remaining_s=100.0, gpu_count=2), make_job(2, remaining_s=150.0)]
+    plan = Srsf().plan(make_request(jobs, [make_node("n1", 2)]))
+    assert [solo.job_id for solo in plan.solo] == [2]  # 150 GPU-seconds before 200
+
+
+def test_las_prefers_who_has_had_least():
+    jobs = [make_job(1, attained_gpu_s=500.0), make_job(2, attained_gpu_s=10.0)]
+    plan = MuriL(PolicyOptions(max_group_size=1)).plan(make_request(jobs, [make_node("n1", 1)]))
+    assert [solo.job_id for solo in plan.solo] == [2]
+
+
+def test_auto_needs_all_durations_for_muri_s():
+    known, unknown = make_job(1, remaining_s=10.0), make_job(2)
+    alone = make_job(3, groupable=False, alone_reason="alone")
+    nodes = [make_node("n1", 1)]
+    assert Auto().plan(make_request([known, alone], nodes)).policy == "muri-s"
+    assert Auto().plan(make_request([known, unknown], nodes)).policy == "muri-l"
+
+
+def test_an_unknown_policy_names_the_nearest():
+    with pytest.raises(UnknownPolicyError, match=r"did you mean 'muri-s'\?.*auto, muri-s, muri-l, fifo, srsf"):
+        get_policy("Muri_S")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_group_size": 5}, "max_group_size is 5; it must be 1 to 4"),
+        ({"ordering": "bets"}, "ordering is 'bets'; valid are: best, worst"),
+        ({"matching": "blossom"}, "valid are: rustworkx, networkx, priority-order"),
+        ({"max_wait_s": -1.0}, "max_wait_s is -1.0"),
+        ({"max_wait_s": float("nan")}, "max_wait_s is nan"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(OptionsError, match=message):
+        PolicyOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "nodes", "message"),
+    [
+        ([make_job(1), make_job(1)], [], "job 1 appears more than once"),
+        ([], [make_node("a", 1), make_node("a", 2)], "node a appears more than once"),
+        ([make_job(7, gpu_count=0)], [], "job 7: gpu_count is 0"),
+        ([make_job(7, remaining_s=-1.0)], [], "job 7: remaining_s is -1.0"),
+        ([make_job(7, attained_gpu_s=float("nan"))], [], "job 7: attained_gpu_s is nan"),
+        ([], [make_node("a", -1)], "node a: free_gpus is -1"),
+        ([], [make_node("a", 3, gpu_count=2)], "node a: 3 free GPUs but only 2"),
+        ([], [make_node("a", 1, gpu_mem_gib=float("inf"))], "node a: gpu_mem_gib is inf"),
+    ],
+)
+def test_bad_requests_are_named(jobs, nodes, message):
+    with pytest.raises(RequestError, match=message):
+        MuriL().plan(make_request(jobs, nodes))
+    assert issubclass(RequestError, UsageError)
+
+
+def test_a_bad_group_size_of_the_request_is_named():
+    with pytest.raises(RequestError, match="max_group_size is 0"):
+        MuriL().plan(make_request([], [], max_group_size=0))
+
+
+def test_planning_loads_neither_torch_nor_pyslurm():
+    code = (
+        "import sys, muri.policies.registry as r; r.get_policy('auto');"
+        "print([m for m in ('torch', 'pyslurm', 'networkx', 'rustworkx') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_job_is_a_plain_record():
+    assert dataclasses.is_dataclass(PendingJob)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make_job(1).user = "mallory"
