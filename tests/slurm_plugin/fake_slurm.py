@@ -1,0 +1,152 @@
+"""A small Slurm in memory for tests of the controller's logic; the sandbox tests use the real one."""
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
+from muri.slurm_plugin.model import Job, JobChange, JobState, NewJob, Node, Snapshot
+
+NOW_S = 1_000_000.0
+
+
+def make_job(job_id: int, **changes: Any) -> Job:
+    """A held one-GPU job of alice's, as submitted with --muri."""
+    job = Job(
+        job_id=job_id, user="alice", uid=1001, gid=1001, account="", partition="main", qos="", name=f"job{job_id}",
+        state=JobState.PENDING, reason="JobHeldUser", held=True, submit_s=NOW_S - 100 + job_id / 100, begin_s=0.0,
+        start_s=0.0, end_s=0.0, time_limit_s=3600, gpu_count=1, gpu_request="gres/gpu:1", node_count=1, cpu_count=4,
+        cpus_per_task=4, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
+        restart_count=0, exit_code=0, batch=True, array=False, het=False, command="/home/alice/train.sh",
+        work_dir="/home/alice", admin_comment="muri:model=m1,batch-size=8,duration=100", comment="",
+    )  # fmt: skip
+    return replace(job, **changes)
+
+
+def make_node(name: str, **changes: Any) -> Node:
+    """A node with two free GPUs."""
+    node = Node(
+        name=name, usable=True, state="IDLE", partitions=("main",), cpu_count=16, cpus_allocated=0, gpu_count=2,
+        gpus_allocated=0, gpu_type="gpu",
+    )  # fmt: skip
+    return replace(node, **changes)
+
+
+class Killed(BaseException):
+    """The process dies here: nothing after this line runs."""
+
+
+class FakeSlurm:
+    """Implements Gateway; `tick` is the scheduler."""
+
+    name = "fake"
+
+    def __init__(self, jobs: list[Job], nodes: list[Node]) -> None:
+        self.jobs = {job.job_id: job for job in jobs}
+        self.nodes = {node.name: node for node in nodes}
+        self.now_s = NOW_S
+        self.calls: list[str] = []
+        self.starts: dict[int, int] = {}
+        self.before_call: Callable[[str], None] = lambda name: None
+        self.after_call: Callable[[str], None] = lambda name: None
+        self._next_id = max([job.job_id for job in jobs], default=0) + 100
+
+    def _called(self, name: str, act: Callable[[], Any]) -> Any:
+        self.before_call(name)
+        self.calls.append(name)
+        result = act()
+        self.after_call(name)
+        return result
+
+    def _pending(self, job_id: int) -> Job:
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise NoSuchJobError(f"job {job_id}: Invalid job id specified")
+        if job.state is not JobState.PENDING:
+            raise GatewayError(f"job {job_id}: Job is not pending execution")
+        return job
+
+    def _update(self, job_id: int, **changes: Any) -> None:
+        self.jobs[job_id] = replace(self.jobs[job_id], **changes)
+
+    def snapshot(self) -> Snapshot:
+        used = dict.fromkeys(self.nodes, 0)
+        for job in self.jobs.values():
+            if job.state is JobState.RUNNING:
+                used[job.nodes] += job.gpu_count
+        nodes = tuple(replace(node, gpus_allocated=used[name]) for name, node in sorted(self.nodes.items()))
+        jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
+        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes)
+
+    def submit(self, job: NewJob) -> int:
+        return int(self._called("submit", lambda: self._submit(job)))
+
+    def _submit(self, job: NewJob) -> int:
+        job_id, self._next_id = self._next_id, self._next_id + 1
+        gpus = re.search(r"(\d+)$", job.gpu_request)
+        self.jobs[job_id] = make_job(
+            job_id, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s, admin_comment=job.admin_comment,
+            gpu_request=job.gpu_request, gpu_count=int(gpus[1]) if gpus else 0, required_nodes=job.required_nodes,
+            partition=job.partition,
+        )  # fmt: skip
+        return job_id
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        self._called("modify", lambda: self._modify(job_id, change))
+
+    def _modify(self, job_id: int, change: JobChange) -> None:
+        job = self._pending(job_id)
+        fields: dict[str, Any] = {}
+        for name in ("required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment"):
+            if getattr(change, name) is not None:
+                fields[name] = getattr(change, name)
+        if change.gpu_request is not None:
+            fields |= {"gpu_request": change.gpu_request, "gpu_count": int(change.gpu_request.rsplit(":", 1)[1])}
+        self.jobs[job_id] = replace(job, **fields)
+
+    def hold(self, job_id: int) -> None:
+        self._called("hold", lambda: (self._pending(job_id), self._update(job_id, held=True)))
+
+    def release(self, job_id: int) -> None:
+        self._called("release", lambda: (self._pending(job_id), self._update(job_id, held=False, reason="")))
+
+    def requeue_hold(self, job_id: int) -> None:
+        self._called("requeue_hold", lambda: self._update(job_id, state=JobState.PENDING, held=True, nodes=""))
+
+    def cancel(self, job_id: int) -> None:
+        self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
+
+    def batch_script(self, job_id: int) -> str:
+        if job_id not in self.jobs:
+            raise NoSuchJobError(f"job {job_id}")
+        return "#!/bin/sh\nmuri run train.py\n"
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}
+
+    def end(self, job_id: int, state: JobState = JobState.COMPLETED) -> None:
+        """End a job."""
+        if self.jobs[job_id].state.is_active:
+            self._update(job_id, state=state, end_s=self.now_s)
+
+    def free_gpus(self, node: str) -> int:
+        used = sum(job.gpu_count for job in self.jobs.values() if job.state is JobState.RUNNING and job.nodes == node)
+        return self.nodes[node].gpu_count - used
+
+    def tick(self, seconds: float = 10.0) -> None:
+        """Let time pass and start what can start, in order of job ids."""
+        self.now_s += seconds
+        for job in sorted(self.jobs.values(), key=lambda job: (tags.parse_host(job.admin_comment) is None, job.job_id)):
+            if job.state is JobState.PENDING and not job.held and self._dependency_met(job):
+                for name in [job.required_nodes] if job.required_nodes else sorted(self.nodes):
+                    if self.free_gpus(name) >= job.gpu_count:
+                        self._update(job.job_id, state=JobState.RUNNING, nodes=name, start_s=self.now_s)
+                        self.starts[job.job_id] = self.starts.get(job.job_id, 0) + 1
+                        break
+
+    def _dependency_met(self, job: Job) -> bool:
+        if not job.dependency.startswith("after:"):
+            return not job.dependency
+        return self.jobs[int(job.dependency.removeprefix("after:"))].state is not JobState.PENDING
