@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sandbox import cluster, daemons, host, instance, paths
+from sandbox import cluster, daemons, host, instance, lifecycle, paths
 from sandbox.cluster import Shape
 from sandbox.errors import SandboxError, UsageError
 from sandbox.progress import Progress
@@ -37,7 +37,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add(name: str, text: str, handler: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter)
+        command = commands.add_parser(
+            name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter
+        )
         command.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
         command.set_defaults(handler=handler)
         return command
@@ -53,7 +55,11 @@ def _parser() -> argparse.ArgumentParser:
         command = add(name, text, handler)
         command.add_argument("--user", default="alice", help="root, alice or bob (default: %(default)s)")
         if name == "run":
-            command.add_argument("--chdir", metavar="DIR", help="working directory inside (default: this one)")
+            command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
+                                 help="an environment variable for the command; may be repeated")  # fmt: skip
+            command.add_argument(
+                "--chdir", metavar="DIR", help="working directory inside (default: this one)"
+            )
             command.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD…", help="the command")
     add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
     return parser
@@ -75,7 +81,7 @@ def _up(options: argparse.Namespace) -> int:
         Shape(options.nodes, options.gpus_per_node, options.cpus_per_node), options.partition
     )
     progress = Progress()
-    started, fresh = instance.up(options.name, suite_named(options.suite), shape, progress)
+    started, fresh = lifecycle.up(options.name, suite_named(options.suite), shape, progress)
     gpus = started.nodes * started.gpus_per_node
     state = f"up after {progress.elapsed_s:.1f} s" if fresh else "already up"
     print(f"The sandbox {started.name!r} is {state}: Slurm {started.slurm_version} ({started.suite}), "
@@ -84,7 +90,7 @@ def _up(options: argparse.Namespace) -> int:
 
 
 def _down(options: argparse.Namespace) -> int:
-    existed = instance.down(options.name, Progress())
+    existed = lifecycle.down(options.name, Progress())
     print(f"The sandbox {options.name!r} is {'down' if existed else 'not up; nothing to do'}.")
     return 0
 
@@ -96,19 +102,28 @@ def _status(options: argparse.Namespace) -> int:
         document = found.to_dict() if found and up else {"name": options.name}
         print(json.dumps({**document, "up": up, "all": instance.names()}, indent=1))
     elif found and up:
-        print(f"{found.name}: {found.phase} since {found.started_utc}, Slurm {found.slurm_version} ({found.suite}), "
-              f"{found.nodes} nodes × {found.gpus_per_node} GPUs")  # fmt: skip
-        for label, there in (("pyslurm", found.pyslurm), ("SPANK plugin", found.spank), ("job_submit", found.job_submit)):
+        print(f"{found.name}: {found.phase} since {found.started_utc}, Slurm {found.slurm_version} "
+              f"({found.suite}), {found.nodes} nodes × {found.gpus_per_node} GPUs")  # fmt: skip
+        parts = {"pyslurm": found.pyslurm, "SPANK plugin": found.spank, "job_submit": found.job_submit}
+        for label, there in parts.items():
             print(f"  {label}: {'yes' if there else 'no'}")
     else:
         print(f"The sandbox {options.name!r} is not up.")
     return 0 if up else 3
 
 
-def _enter(options: argparse.Namespace, command: list[str], chdir: str | None = None) -> int:
+def _variables(texts: list[str]) -> dict[str, str]:
+    for text in texts:
+        if not text.partition("=")[1] or text.startswith("="):
+            raise UsageError(f"--env {text!r} is malformed: write NAME=VALUE")
+    return {name: value for name, _, value in (text.partition("=") for text in texts)}
+
+
+def _enter(options: argparse.Namespace, command: list[str], chdir: str | None = None,
+           variables: dict[str, str] | None = None) -> int:  # fmt: skip
     if options.user not in {"root", *USERS}:
         raise UsageError(f"--user {options.user!r} is unknown: choose one of root, {', '.join(USERS)}")
-    line = instance.command_line(instance.require(options.name), options.user, command, chdir)
+    line = instance.command_line(instance.require(options.name), options.user, command, chdir, variables)
     sys.stdout.flush()
     os.execvp(line[0], line)
 
@@ -121,7 +136,7 @@ def _run(options: argparse.Namespace) -> int:
     command = options.cmd[1:] if options.cmd[:1] == ["--"] else options.cmd
     if not command:
         raise UsageError("run needs a command, for example `muri-sandbox run sinfo`")
-    return _enter(options, command, options.chdir)
+    return _enter(options, command, options.chdir, _variables(options.env))
 
 
 def _restart_controller(options: argparse.Namespace) -> int:

@@ -38,6 +38,7 @@ class Shape:
     extra_partitions: tuple[Partition, ...] = ()
 
     def __post_init__(self) -> None:
+        """Refuse sizes that are out of range."""
         for option, value, least, most in (
             ("--nodes", self.nodes, 1, 64),
             ("--gpus-per-node", self.gpus_per_node, 1, 16),
@@ -48,17 +49,17 @@ class Shape:
 
     @property
     def node_names(self) -> tuple[str, ...]:
-        """n1, n2, …"""
+        """Return n1, n2, and so on."""
         return tuple(f"n{number}" for number in range(1, self.nodes + 1))
 
     @property
     def node_range(self) -> str:
-        """All nodes in Slurm's notation."""
+        """Return all nodes in Slurm's notation."""
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
 
     @property
     def device_files(self) -> tuple[str, ...]:
-        """The stand-ins for /dev/nvidia0, …; Slurm wants a file per GPU. All nodes share the same."""
+        """Return the stand-ins for /dev/nvidia0, …; Slurm wants a file per GPU. All nodes share the same."""
         return tuple(f"/dev/muri-gpu{number}" for number in range(self.gpus_per_node))
 
 

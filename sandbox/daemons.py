@@ -11,12 +11,15 @@ from sandbox.suites import Suite
 _LOGS = ("/var/log/slurmctld.log", "/var/log/slurmd-n1.log")
 
 
+#: A restarted controller finds jobs running, hence not only "idle".
+_USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
+
+
 def _require(instance: Instance, *command: str) -> None:
     done = instances.run(instance, *command)
     if done.returncode != 0:
-        raise StartError(
-            f"`{' '.join(command)}` failed in the sandbox:\n{(done.stderr + done.stdout).strip()}\n{_last_log_lines(instance)}"
-        )
+        said = (done.stderr + done.stdout).strip()
+        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance)}")
 
 
 def _last_log_lines(instance: Instance) -> str:
@@ -39,14 +42,19 @@ def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 
     limit = time.monotonic() + deadline_s
     seen = ""
     while time.monotonic() < limit:
-        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", "%T")
+        done = instances.run(
+            instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", "%T"
+        )
         seen = done.stdout.strip() or done.stderr.strip()
         states = done.stdout.split()
-        if len(states) == instance.nodes and not {"unknown", "down", "unk*"} & set(states) and "*" not in seen:
+        # A trailing * marks a node that does not answer (yet).
+        if len(states) == instance.nodes and set(states) <= _USABLE:
             return
         progress.detail(f"waiting for the nodes: {seen.replace(chr(10), ' ')}")
         time.sleep(0.1)
-    raise StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{_last_log_lines(instance)}")
+    raise StartError(
+        f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{_last_log_lines(instance)}"
+    )
 
 
 def stop_controller(instance: Instance, deadline_s: float = 30.0) -> None:

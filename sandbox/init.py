@@ -164,11 +164,11 @@ def main(arguments: list[str]) -> int:
     document: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     plan = Plan.from_dict(document)
     # This /proc is still the host's, so the link names our process id on the host.
-    host_pid = int(os.readlink("/proc/self")) if plan.report_fd is not None else 0
+    host_pid = int(str(Path("/proc/self").readlink())) if plan.report_fd is not None else 0
     apply(plan)
     if plan.command:
         os.chdir(plan.working_directory)
-        os.execve(plan.command[0], list(plan.command), dict(plan.environment))  # noqa: S606
+        os.execve(plan.command[0], list(plan.command), dict(plan.environment))
     if plan.report_fd is not None:
         os.write(plan.report_fd, f"{host_pid}\n".encode())
         os.close(plan.report_fd)

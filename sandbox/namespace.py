@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -88,7 +87,9 @@ def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
         raise
     if not answer:
         process.wait()
-        raise StartError(f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}")
+        raise StartError(
+            f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}"
+        )
     return int(answer)
 
 
@@ -150,7 +151,3 @@ def enter_command(pid: int, user: str, command: list[str], environment: Mapping[
         "/usr/bin/setpriv", "--pdeathsig", "TERM", *identity,
         "/usr/bin/env", "-i", *variables, *command,
     ]  # fmt: skip
-
-
-__all__ = ["contained", "end", "enter_command", "run_plan", "start_plan", "start_ticks"]
-assert sys.version_info >= (3, 11)

@@ -40,6 +40,7 @@ class InstancePaths:
     name: str
 
     def __post_init__(self) -> None:
+        """Refuse names that are no plain file names."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r} is no valid name: "

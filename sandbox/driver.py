@@ -1,0 +1,136 @@
+"""Drive a running sandbox from Python: run commands, submit jobs, wait for their states."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sandbox import daemons
+from sandbox import instance as instances
+from sandbox.errors import SandboxError
+from sandbox.instance import Instance
+from sandbox.progress import Progress
+
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:-]*)=(.*?)(?=\s[A-Za-z][\w/:-]*=|$)")
+
+#: States in which a job has ended for good.
+FINAL_STATES = frozenset(
+    {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+)
+
+
+class CommandError(SandboxError):
+    """A command in the sandbox failed."""
+
+
+class DeadlineError(SandboxError):
+    """Something did not happen in time."""
+
+
+def parse_job(text: str) -> dict[str, str]:
+    """Read what `scontrol show job` prints about one job.
+
+    Free text that itself holds ` name=` (a comment, say) is cut there; the fields Slurm sets are exact.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        for name, value in _FIELD.findall(line.strip()):
+            fields.setdefault(name, value.strip())
+    return fields
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A running sandbox as tests and the demo use it.
+
+    Every wait has a deadline in seconds and raises `DeadlineError` with what was last seen.
+    """
+
+    instance: Instance
+
+    @classmethod
+    def of(cls, name: str) -> "Driver":
+        """Drive the running sandbox of that name."""
+        return cls(instances.require(name))
+
+    def popen(self, *command: str, user: str = "alice", chdir: str | None = None,
+              env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:  # fmt: skip
+        """Start a command inside; terminating the process terminates the command."""
+        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env)
+        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, *command: str, user: str = "alice", chdir: str | None = None, check: bool = True,
+            env: Mapping[str, str] | None = None, stdin: str = "",
+            timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a command inside as root, alice or bob.
+
+        Raises:
+            CommandError: It failed and `check` is set.
+        """
+        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env)
+        done = subprocess.run(
+            line, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if check and done.returncode != 0:
+            raise CommandError(
+                f"`{' '.join(command)}` as {user} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    @staticmethod
+    def home(user: str) -> str:
+        """Return a user's home directory inside."""
+        return "/root" if user == "root" else f"/home/{user}"
+
+    def write(self, path: str, text: str, user: str = "alice", mode: str = "0755") -> str:
+        """Write a file inside, relative to the user's home, and return its path."""
+        script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1" && realpath "$1"'
+        return self.run("sh", "-c", script, "sh", path, mode, user=user, stdin=text).stdout.strip()
+
+    def read(self, path: str, user: str = "root") -> str:
+        """Read a file inside; a relative path is relative to the user's home."""
+        return self.run("cat", path, user=user).stdout
+
+    def submit(self, *arguments: str, user: str = "alice", chdir: str | None = None,
+               env: Mapping[str, str] | None = None) -> int:  # fmt: skip
+        """Run `sbatch` with these arguments and return the job's id."""
+        done = self.run("sbatch", "--parsable", *arguments, user=user, chdir=chdir, env=env)
+        return int(done.stdout.strip().split(";")[0])
+
+    def job(self, job_id: int) -> dict[str, str]:
+        """Return the fields of `scontrol show job`."""
+        return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
+
+    def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+        """Poll until `reached` answers yes."""
+        limit = time.monotonic() + deadline_s
+        while not reached():
+            if time.monotonic() > limit:
+                raise DeadlineError(f"{what} did not happen within {deadline_s:.0f} s")
+            time.sleep(0.1)
+
+    def wait_state(self, job_id: int, *states: str, deadline_s: float = 30.0) -> dict[str, str]:
+        """Wait for a job to be in one of the states (default: any final one); returns its fields."""
+        wanted = set(states) or FINAL_STATES
+        limit = time.monotonic() + deadline_s
+        while (fields := self.job(job_id))["JobState"] not in wanted:
+            if time.monotonic() > limit:
+                raise DeadlineError(
+                    f"job {job_id} is {fields['JobState']} ({fields.get('Reason')}) after {deadline_s:.0f} s, "
+                    f"not {' or '.join(sorted(wanted))}"
+                )
+            time.sleep(0.1)
+        return fields
+
+    def cancel_all(self) -> None:
+        """Cancel every job and wait until none is left in the queue."""
+        for user in ("alice", "bob", "root"):
+            self.run("scancel", "--user", user, user="root", check=False)
+        queue = ("squeue", "--noheader", "--format", "%i")
+        self.wait_until(lambda: not self.run(*queue, user="root").stdout.strip(), "an empty queue")
+
+    def restart_controller(self) -> None:
+        """Restart slurmctld, which keeps its state."""
+        daemons.stop_controller(self.instance)
+        daemons.start_controller(self.instance, Progress())

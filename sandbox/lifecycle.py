@@ -1,0 +1,111 @@
+"""Bring a sandbox up and take it down."""
+
+import secrets
+import shutil
+import time
+from dataclasses import replace
+
+from sandbox import cluster, daemons, host, namespace, paths, plugins
+from sandbox.cluster import Shape
+from sandbox.errors import StartError
+from sandbox.instance import Instance, load
+from sandbox.locks import locked_directory
+from sandbox.paths import InstancePaths
+from sandbox.plan import Bind, Plan, TextFile
+from sandbox.progress import Progress
+from sandbox.pyslurm_build import Pyslurm, ensure_pyslurm
+from sandbox.rootfs import Build, ensure_rootfs
+from sandbox.suites import Suite
+
+_SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
+
+
+def root_plan(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pyslurm) -> Plan:
+    """Return the plan of an instance's root."""
+    files = {**cluster.slurm_files(shape, suite, name), "/etc/hosts": cluster.hosts_file(shape)}
+    secret = secrets.token_urlsafe(768)[:1024]
+    key_file = "/etc/slurm/slurm.key" if suite.auth == "slurm" else "/etc/munge/munge.key"
+    binds = [*host.python_binds(), *host.project_binds()]
+    if pyslurm.directory:
+        binds.append(Bind(str(pyslurm.directory), str(paths.PYSLURM_TARGET)))
+    return Plan(
+        lower=str(build.root),
+        mountpoint=str(InstancePaths(name).mountpoint),
+        binds=tuple(binds),
+        files=(
+            *(TextFile(path, text) for path, text in files.items()),
+            TextFile(key_file, secret, 0o600),
+        ),
+        directories=(*_SLURM_DIRECTORIES, *(f"/var/spool/slurmd/{node}" for node in shape.node_names)),
+        device_files=shape.device_files,
+        hostname="ctl",
+        private_network=True,
+    )
+
+
+def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Instance, bool]:
+    """Start an instance, building what is missing; a running one is left as it is.
+
+    Returns:
+        The instance, and whether it was started just now.
+    """
+    files = InstancePaths(name)
+    host.require_tools({"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"})
+    build = ensure_rootfs(suite, progress)
+    pyslurm = ensure_pyslurm(build, progress)
+    with locked_directory(files.directory, progress, f"another process that handles the sandbox {name!r}"):
+        present = load(name)
+        if present and present.alive and present.phase == "up":
+            return present, False
+        if present:
+            namespace.end(present.pid, present.start_ticks)
+        try:
+            return _start(name, suite, shape, build, pyslurm, progress), True
+        except BaseException:
+            _remove(name)
+            raise
+
+
+def _start(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pyslurm,
+           progress: Progress) -> Instance:  # fmt: skip
+    files = InstancePaths(name)
+    progress.step(f"starting the sandbox {name!r}: Slurm {build.slurm_version}, {shape.nodes} nodes")
+    pid = namespace.start_plan(root_plan(name, suite, shape, build, pyslurm), files.plan, files.log)
+    instance = Instance(
+        name, suite.name, build.slurm_version, shape.nodes, shape.gpus_per_node, shape.cpus_per_node,
+        pid, namespace.start_ticks(pid) or 0,
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        pyslurm=pyslurm.directory is not None, pyslurm_reason=pyslurm.reason,
+    )  # fmt: skip
+    instance.save()
+    if pyslurm.reason:
+        progress.step(pyslurm.reason)
+    instance = replace(
+        instance,
+        spank=plugins.install_spank(instance, progress),
+        job_submit=plugins.install_job_submit(instance, progress),
+    )
+    daemons.start(instance, suite, progress)
+    instance = replace(instance, phase="up")
+    instance.save()
+    return instance
+
+
+def down(name: str, progress: Progress) -> bool:
+    """Take an instance down, leaving no process, mount or file; returns whether there was one."""
+    files = InstancePaths(name)
+    if not files.directory.exists():
+        return False
+    with locked_directory(files.directory, progress, f"another process that handles the sandbox {name!r}"):
+        existed = load(name) is not None
+        _remove(name)
+    return existed
+
+
+def _remove(name: str) -> None:
+    instance = load(name)
+    if instance:
+        namespace.end(instance.pid, instance.start_ticks)
+    shutil.rmtree(InstancePaths(name).directory, ignore_errors=True)
+    if InstancePaths(name).directory.exists():
+        raise StartError(f"could not remove {InstancePaths(name).directory}; is something in it still open?")

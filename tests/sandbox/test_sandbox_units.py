@@ -1,0 +1,176 @@
+"""The sandbox's pure parts: configuration, plans, names, locks."""
+
+import json
+import multiprocessing
+import os
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sandbox import cli, cluster, host, instance, namespace, pyslurm_build
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import parse_job
+from sandbox.errors import NotRunningError, UsageError
+from sandbox.init import target_in
+from sandbox.locks import locked_directory
+from sandbox.paths import InstancePaths
+from sandbox.plan import Bind, Plan, TextFile
+from sandbox.progress import Progress
+from sandbox.rootfs import Build
+from sandbox.suites import SUITES, suite_named
+
+
+def lines_of(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.startswith(start)]
+
+
+def test_slurm_conf_names_every_node_on_its_own_port() -> None:
+    text = cluster.slurm_files(Shape(nodes=3, gpus_per_node=2), SUITES["forky"], "x")["/etc/slurm/slurm.conf"]
+    nodes = lines_of(text, "NodeName=")
+    assert [line.split()[0] for line in nodes] == ["NodeName=n1", "NodeName=n2", "NodeName=n3"]
+    assert len({line.split()[2] for line in nodes}) == 3
+    assert all("Gres=gpu:2" in line for line in nodes)
+    assert "$" not in text
+
+
+def test_only_main_is_the_default_partition() -> None:
+    shape = Shape(extra_partitions=(Partition("small", "n1"),))
+    text = cluster.slurm_files(shape, SUITES["forky"], "x")["/etc/slurm/slurm.conf"]
+    main, small = lines_of(text, "PartitionName=")
+    assert "Default=YES" in main
+    assert "PartitionName=small Nodes=n1 Default=NO" in small
+
+
+@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("bookworm", "auth/munge")])
+def test_each_suite_has_its_authentication(suite: str, auth: str) -> None:
+    text = cluster.slurm_files(Shape(), SUITES[suite], "x")["/etc/slurm/slurm.conf"]
+    assert lines_of(text, "AuthType=") == [f"AuthType={auth}"]
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(1, "File=/dev/muri-gpu0"), (4, "File=/dev/muri-gpu[0-3]")])
+def test_gres_names_as_many_devices_as_the_plan_makes(gpus: int, device: str) -> None:
+    shape = Shape(gpus_per_node=gpus)
+    assert device in cluster.slurm_files(shape, SUITES["forky"], "x")["/etc/slurm/gres.conf"]
+    assert len(shape.device_files) == gpus
+
+
+@pytest.mark.parametrize("field", ["nodes", "gpus_per_node", "cpus_per_node"])
+def test_sizes_out_of_range_are_refused(field: str) -> None:
+    sizes: dict[str, Any] = {field: 0}
+    with pytest.raises(UsageError, match=f"--{field.replace('_', '-')} 0 is out of range"):
+        Shape(**sizes)
+
+
+@pytest.mark.parametrize("text", ["small", "small=", "=n1", "a b=n1"])
+def test_malformed_partitions_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="NAME=NODES"):
+        cluster.parse_partition(text)
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", "-x", "x" * 33])
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="no valid name"):
+        InstancePaths(name)
+
+
+def test_unknown_suite_lists_the_valid_ones() -> None:
+    with pytest.raises(UsageError, match="bookworm, forky"):
+        suite_named("sarge")
+
+
+def test_recipe_hash_depends_on_the_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SUITES["forky"].recipe_hash
+    assert before == SUITES["forky"].recipe_hash
+    assert before != SUITES["bookworm"].recipe_hash
+    monkeypatch.setenv("MURI_DEBIAN_MIRROR", "http://mirror.invalid/debian")
+    assert before != SUITES["forky"].recipe_hash
+
+
+def test_plan_survives_json() -> None:
+    plan = Plan("/l", "/m", (Bind("/a", "/b"),), (TextFile("/f", "text", 0o600),), ("/d",), ("/dev/x",),
+                "ctl", True, ("/bin/true",), {"A": "b"}, "/w", 5)  # fmt: skip
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_targets_that_leave_the_root_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "var").symlink_to("/etc")
+    with pytest.raises(OSError, match="symbolic link"):
+        target_in(tmp_path, Path("/var/passwd"))
+    assert target_in(tmp_path, Path("/usr/x")) == tmp_path / "usr/x"
+
+
+def test_job_fields_keep_values_with_spaces() -> None:
+    text = (
+        "JobId=7 JobName=a b\n   JobState=PENDING Reason=JobHeldUser Dependency=(null)\n"
+        "   Command=/x y.sh\n   ExitCode=3:0\n   MinMemoryCPU=2000M\n   Comment=one two\n"
+    )
+    fields = parse_job(text)
+    assert fields["JobName"] == "a b"
+    assert fields["Reason"] == "JobHeldUser"
+    assert (fields["Command"], fields["ExitCode"], fields["Comment"]) == ("/x y.sh", "3:0", "one two")
+
+
+def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> None:
+    status = tmp_path / "root/var/lib/dpkg/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Package: slurmctld\nStatus: install ok installed\nVersion: 22.05.8-4+deb12u3\n\n")
+    outcome = pyslurm_build.ensure_pyslurm(Build(SUITES["bookworm"], tmp_path), Progress())
+    assert outcome.directory is None
+    assert outcome.reason.startswith("pyslurm 25.11.2 cannot be built for Slurm 22.05.8 (")
+    assert "command gateway" in outcome.reason
+
+
+def test_local_paths_of_pip_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "index/simple").mkdir(parents=True)
+    (tmp_path / "wheels").mkdir()
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv(
+        "PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/index/simple https://example.invalid/simple"
+    )
+    targets = {item.target for item in host.pip_binds()}
+    assert {str(tmp_path / "wheels"), str(tmp_path / "index")} <= targets
+    assert "/" not in targets
+
+
+def test_a_process_that_reuses_an_id_is_not_the_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MURI_CACHE", str(tmp_path))
+    ticks = namespace.start_ticks(os.getpid())
+    assert ticks is not None
+    stale = instance.Instance(
+        "x", "forky", "26.05.5", 4, 2, 16, os.getpid(), ticks - 1, "2026-01-01T00:00:00Z"
+    )
+    InstancePaths("x").directory.mkdir(parents=True)
+    stale.save()
+    assert instance.load("x") == stale
+    with pytest.raises(NotRunningError, match="muri-sandbox up --name x"):
+        instance.require("x")
+
+
+@pytest.mark.parametrize("text", ["NAME", "=x", ""])
+def test_malformed_variables_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="NAME=VALUE"):
+        cli._variables([text])
+
+
+def _hold(directory: Path, held: Event, release: Event) -> None:
+    with locked_directory(directory, Progress(), "a test"):
+        held.set()
+        release.wait(30)
+        directory.rmdir()
+
+
+def test_lock_waits_and_survives_removal_of_the_directory(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    held, release = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(tmp_path / "x", held, release))
+    holder.start()
+    assert held.wait(30)
+    release.set()
+    with locked_directory(tmp_path / "x", Progress(), "the holder"):
+        assert (tmp_path / "x").is_dir()
+    holder.join(30)
+    assert holder.exitcode == 0

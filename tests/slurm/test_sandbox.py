@@ -1,0 +1,141 @@
+"""The sandbox is a real Slurm: jobs run, GPUs are handed out, instances don't disturb each other."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from sandbox import instance, lifecycle, namespace
+from sandbox.cluster import Shape
+from sandbox.driver import Driver
+from sandbox.paths import CHECKOUT, InstancePaths
+from sandbox.progress import Progress
+from sandbox.suites import SUITES
+
+COMMAND = str(CHECKOUT / "bin/muri-sandbox")
+
+
+def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+
+
+def mounts_of_host() -> str:
+    return Path("/proc/self/mountinfo").read_text()
+
+
+def test_jobs_get_distinct_gpus(cluster: Driver) -> None:
+    script = "#!/bin/sh\necho gpu=$CUDA_VISIBLE_DEVICES node=$SLURMD_NODENAME\nsleep 2\n"
+    path = cluster.write("gpu.sh", script)
+    jobs = [cluster.submit("--gres=gpu:1", "--nodelist=n2", f"--output=g{i}.out", path) for i in range(2)]
+    for job in jobs:
+        assert cluster.wait_state(job)["JobState"] == "COMPLETED"
+    lines = sorted(cluster.read(f"/home/alice/g{i}.out").strip() for i in range(2))
+    assert lines == ["gpu=0 node=n2", "gpu=1 node=n2"]
+
+
+def test_exit_code_of_a_job_is_its_own(cluster: Driver) -> None:
+    job = cluster.submit("--wrap=exit 3")
+    fields = cluster.wait_state(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "3:0")
+
+
+def test_users_are_themselves(cluster: Driver) -> None:
+    assert cluster.run("id", "--user", user="alice").stdout == "1001\n"
+    assert cluster.run("id", "--user", user="bob").stdout == "1002\n"
+    cluster.write("private", "x", user="alice", mode="0600")
+    assert cluster.run("cat", "/home/alice/private", user="bob", check=False).returncode != 0
+
+
+def test_run_passes_the_exit_code_on(sandbox: Driver) -> None:
+    assert cli("run", "--name", sandbox.instance.name, "--", "sh", "-c", "exit 7").returncode == 7
+
+
+def test_pyslurm_reads_the_jobs(cluster: Driver) -> None:
+    assert cluster.instance.pyslurm, cluster.instance.pyslurm_reason
+    job = cluster.submit("--hold", "--wrap=true")
+    code = f"import pyslurm; print(pyslurm.Jobs.load()[{job}].user_name)"
+    assert cluster.run("python3", "-c", code, user="root").stdout == "alice\n"
+
+
+def test_member_starts_beside_its_host_without_a_gpu(cluster: Driver) -> None:
+    host = cluster.submit("--gres=gpu:2", "--nodelist=n3", "--wrap=sleep 30")
+    cluster.wait_state(host, "RUNNING")
+    member = cluster.submit(
+        "--hold", "--gres=gpu:1", "--output=m.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES"
+    )
+    change = ["TresPerNode=gres/gpu:0", "ReqNodeList=n3"]
+    cluster.run("scontrol", "update", f"jobid={member}", *change, user="root")
+    cluster.run("scontrol", "release", str(member), user="root")
+    fields = cluster.wait_state(member)
+    assert (fields["JobState"], fields["NodeList"]) == ("COMPLETED", "n3")
+    assert cluster.read("/home/alice/m.out") == "gpu=\n"
+
+
+def test_jobs_survive_a_restart_of_the_controller(cluster: Driver) -> None:
+    job = cluster.submit("--hold", "--comment=kept", "--wrap=true")
+    cluster.restart_controller()
+    assert cluster.job(job)["Comment"] == "kept"
+    cluster.run("scontrol", "release", str(job))
+    assert cluster.wait_state(job)["JobState"] == "COMPLETED"
+
+
+def test_up_again_says_so(sandbox: Driver) -> None:
+    done = cli("up", "--name", sandbox.instance.name)
+    assert done.returncode == 0
+    assert "already up" in done.stdout
+
+
+def test_status_as_json(sandbox: Driver) -> None:
+    document = json.loads(cli("status", "--json", "--name", sandbox.instance.name).stdout)
+    assert document["up"] is True
+    assert (document["nodes"], document["gpus_per_node"]) == (4, 2)
+
+
+def test_second_instance_runs_beside_and_leaves_nothing(sandbox: Driver) -> None:
+    name, before = f"second-{os.getpid()}", mounts_of_host()
+    started, fresh = lifecycle.up(name, SUITES["forky"], Shape(nodes=1, gpus_per_node=1), Progress())
+    try:
+        second = Driver(started)
+        assert fresh
+        assert second.run("sinfo", "--noheader", "--format=%N").stdout == "n1\n"
+        job = second.submit("--wrap=sleep 60")
+        second.wait_state(job, "RUNNING")
+        assert mounts_of_host() == before
+    finally:
+        lifecycle.down(name, Progress())
+    assert namespace.start_ticks(started.pid) is None
+    assert not InstancePaths(name).directory.exists()
+    assert mounts_of_host() == before
+    assert sandbox.run("sinfo", "--noheader", "--format=%N").stdout == "n[1-4]\n"
+
+
+@pytest.mark.usefixtures("sandbox")  # so that the cached build is there
+def test_interrupted_up_cleans_up() -> None:
+    name = f"interrupted-{os.getpid()}"
+    process = subprocess.Popen(
+        [COMMAND, "up", "--name", name, "--nodes", "32"], stderr=subprocess.PIPE, text=True
+    )
+    limit = time.monotonic() + 60
+    while instance.load(name) is None and time.monotonic() < limit:
+        time.sleep(0.01)
+    started = instance.load(name)
+    assert started is not None
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert not started.alive
+    assert not InstancePaths(name).directory.exists()
+
+
+def test_bookworm_runs_the_old_slurm_without_pyslurm(old_sandbox: Driver) -> None:
+    assert old_sandbox.instance.slurm_version.startswith("22.05.")
+    assert not old_sandbox.instance.pyslurm
+    assert "command gateway" in old_sandbox.instance.pyslurm_reason
+    job = old_sandbox.submit("--gres=gpu:1", "--output=o.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES")
+    assert old_sandbox.wait_state(job)["JobState"] == "COMPLETED"
+    assert old_sandbox.read("/home/alice/o.out") == "gpu=0\n"
+    assert old_sandbox.run("squeue", "--json").stdout.lstrip().startswith("{")
