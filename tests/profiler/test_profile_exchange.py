@@ -1,0 +1,83 @@
+"""Export files: what is written can be read, and every error says where it is."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builders import make_profile, profiles
+
+from muri.profiler.errors import ExchangeError
+from muri.profiler.exchange import from_json, to_dict, to_json
+
+
+@given(st.lists(profiles, max_size=5, unique_by=lambda profile: profile.key))
+def test_round_trip(exported):
+    assert from_json(to_json(exported), "x.json") == tuple(exported)
+
+
+def document(**changes):
+    record = to_dict(make_profile()) | changes
+    return json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [to_dict(make_profile("a")), record]})
+
+
+def test_optional_fields_may_be_missing():
+    record = to_dict(make_profile())
+    for field in ("gpu_mem_gib", "iterations", "measured_at", "source"):
+        del record[field]
+    text = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [record]})
+    (read,) = from_json(text, "x.json")
+    assert (read.gpu_mem_gib, read.iterations, read.measured_at, read.source) == (0, 0, "", "import")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"load_s": "fast"}, r"profiles\[1\].load_s: must be a number, found 'fast'"),
+        ({"load_s": True}, r"profiles\[1\].load_s: must be a number, found True"),
+        ({"load_s": None}, r"profiles\[1\].load_s: must be a number, found None"),
+        ({"load_s": 10**400}, r"profiles\[1\].load_s: the number is too large"),
+        ({"load_s": -1}, r"profiles\[1\]: .*load time is -1.0"),
+        ({"load_s": float("nan")}, r"profiles\[1\]: .*load time is nan"),
+        ({"iteration_s": 0}, r"profiles\[1\]: .*iteration time 0.0 s must be > 0"),
+        ({"batch_size": 1.5}, r"profiles\[1\].batch_size: must be a whole number ≥ 0, found 1.5"),
+        ({"batch_size": 2**70}, r"profiles\[1\].batch_size: must be a whole number"),
+        ({"gpu_count": 0}, r"profiles\[1\].gpu_count: must be a whole number ≥ 1, found 0"),
+        ({"model": ""}, r"profiles\[1\].model: must not be empty"),
+        ({"model": 5}, r"profiles\[1\].model: must be text"),
+        ({"model": "a\x1b[31m"}, r"profiles\[1\].model: must be text without control characters"),
+        ({"measured_at": "yesterday"}, r"profiles\[1\].measured_at: must be a time such as"),
+        ({"lod_s": 1}, r"profiles\[1\].lod_s: unknown field; did you mean 'load_s'\?"),
+        ({"zzz": 1}, r"profiles\[1\].zzz: unknown field; valid are: model, batch_size"),
+        ({"model": "a"}, r"profiles\[1\] repeats profiles\[0\]"),
+    ],
+)
+def test_errors_name_the_place(changes, message):
+    with pytest.raises(ExchangeError, match=r"x\.json: " + message):
+        from_json(document(**changes), "x.json")
+
+
+def test_a_missing_field_is_named():
+    record = to_dict(make_profile())
+    del record["propagate_s"]
+    text = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [record]})
+    with pytest.raises(ExchangeError, match=r"profiles\[0\].propagate_s: missing"):
+        from_json(text, "x.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "line 1, column 1: not JSON"),
+        ('{"schema":\n oops}', "line 2, column 2: not JSON"),
+        ("[" * 100_000, "nested too deeply"),
+        ("[]", "not an export of profiles"),
+        ('{"schema": "other"}', "not an export of profiles"),
+        ('{"schema": "muri-profiles", "version": 2}', "version is 2; this version of Muri reads 1"),
+        ('{"schema": "muri-profiles", "version": 1}', '"profiles" must be a list'),
+        ('{"schema": "muri-profiles", "version": 1, "profiles": [3]}', r"profiles\[0\]: must be an object"),
+    ],
+)
+def test_files_that_are_no_export(text, message):
+    with pytest.raises(ExchangeError, match=message):
+        from_json(text, "x.json")

@@ -1,0 +1,300 @@
+"""The store on a real SQLite file: round trips, many writers, damage, missing permissions."""
+
+import multiprocessing
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builders import make_profile, profiles
+
+from muri.profiler import store as store_module
+from muri.profiler.errors import (
+    CorruptStoreError,
+    StoreBusyError,
+    StoreError,
+    StoreMissingError,
+    StorePermissionError,
+    StoreVersionError,
+)
+from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, default_store_path
+
+NOBODY = 65_534
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "state" / "profiles.db"
+
+
+@given(st.lists(profiles, max_size=8, unique_by=lambda profile: profile.key))
+def test_what_is_stored_comes_back(stored):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profiles.db"
+        with ProfileStore(path) as store:
+            assert store.put_all(stored) == Stored(len(stored), 0)
+            assert [store.get(profile.key) for profile in stored] == stored
+        with ProfileStore(path, read_only=True) as again:
+            assert again.list() == tuple(sorted(stored, key=lambda profile: profile.key))
+
+
+def test_an_unknown_key_has_no_profile(path):
+    with ProfileStore(path) as store:
+        assert store.get(make_profile().key) is None
+        assert store.list() == ()
+        assert store.remove(make_profile().key) is False
+
+
+def test_a_new_measurement_replaces_and_the_old_one_is_history(path):
+    old, new = make_profile(load_s=0.1), make_profile(load_s=0.2)
+    with ProfileStore(path) as store:
+        assert store.put(old) == Stored(1, 0)
+        assert store.put(new) == Stored(0, 1)
+        assert store.list() == (new,)
+        assert store.history(new.key) == (new, old)
+
+
+def test_history_does_not_grow_without_end(path):
+    with ProfileStore(path) as store:
+        other = make_profile("other")
+        store.put(other)
+        store.put_all(make_profile(load_s=float(number)) for number in range(HISTORY_PER_KEY + 5))
+        loads = [profile.load_s for profile in store.history(make_profile().key)]
+        assert loads == [float(number) for number in range(HISTORY_PER_KEY + 4, 4, -1)]
+        assert store.get(other.key) == other
+
+
+def test_removing_forgets_the_history_of_that_key_only(path):
+    keep = make_profile(batch_size=32)
+    with ProfileStore(path) as store:
+        store.put_all((make_profile(), make_profile(load_s=0.2), keep))
+        assert store.remove(make_profile().key)
+        assert store.history(make_profile().key) == ()
+        assert store.list() == (keep,)
+
+
+def test_all_or_none(path):
+    def broken():
+        yield make_profile("first")
+        raise RuntimeError
+
+    with ProfileStore(path) as store:
+        with pytest.raises(RuntimeError):
+            store.put_all(broken())
+        assert store.list() == ()
+        store.put(make_profile("second"))  # the lock was given back
+        assert len(store.list()) == 1
+
+
+def _write(path, writer, count):
+    with ProfileStore(path) as store:
+        for number in range(count):
+            store.put(make_profile(f"model-{writer}-{number}"))
+            store.put(make_profile("shared", load_s=float(writer)))
+
+
+def test_eight_writers_lose_nothing(path):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write, args=(path, writer, 200)) for writer in range(8)]
+    for process in writers:
+        process.start()
+    for process in writers:
+        process.join()
+    assert [process.exitcode for process in writers] == [0] * 8
+    with ProfileStore(path, read_only=True) as store:
+        models = {profile.key.model for profile in store.list()}
+    assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(200)} | {"shared"}
+
+
+def test_a_reader_sees_what_a_writer_has_committed(path):
+    with ProfileStore(path) as writer, ProfileStore(path, read_only=True) as reader:
+        writer.put(make_profile())
+        assert reader.list() == (make_profile(),)
+
+
+def test_a_lock_held_for_too_long_is_named(path, monkeypatch):
+    monkeypatch.setattr(store_module, "BUSY_TIMEOUT_S", 0.05)
+    with ProfileStore(path) as first, ProfileStore(path) as second:
+        first._connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusyError, match="was locked by another process"):
+            second.put(make_profile())
+        first._connection.execute("ROLLBACK")
+        second.put(make_profile())
+
+
+@pytest.mark.parametrize(
+    "content", [b"not a database at all, but long enough" * 200, b"SQLite format 3\x00" + b"\xff" * 5000]
+)
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_damaged_file_is_named_and_left_as_it_is(path, content, read_only):
+    path.parent.mkdir()
+    path.write_bytes(content)
+    with pytest.raises(CorruptStoreError, match=r"is damaged .*Nothing was changed.*mv "):
+        ProfileStore(path, read_only=read_only).list()
+    assert path.read_bytes() == content
+
+
+def test_damage_in_the_middle_is_named_too(path):
+    with ProfileStore(path) as store:
+        store.put_all(make_profile(f"model-{number}") for number in range(500))
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"\xa5" * (len(content) - 4096)
+    path.write_bytes(content)
+    with pytest.raises(CorruptStoreError, match="is damaged"):
+        ProfileStore(path, read_only=True).list()
+    assert path.read_bytes() == content
+
+
+def test_a_figure_that_cannot_be_true_is_damage(path):
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+        store._connection.execute("UPDATE measurement SET load_s = -1")
+        with pytest.raises(CorruptStoreError, match="load time is -1"):
+            store.list()
+
+
+def test_an_empty_file_becomes_a_store(path):
+    path.parent.mkdir()
+    path.touch()
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+        assert len(store.list()) == 1
+
+
+def test_another_programs_database_is_not_touched(path):
+    path.parent.mkdir()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    connection.close()
+    with pytest.raises(StoreVersionError, match="another program"):
+        ProfileStore(path)
+
+
+def test_a_newer_format_is_refused(path):
+    with ProfileStore(path) as store:
+        store._connection.execute("PRAGMA user_version = 99")
+    with pytest.raises(StoreVersionError, match="format 99"):
+        ProfileStore(path)
+
+
+def test_a_missing_store_is_named(path):
+    with pytest.raises(StoreMissingError, match="no profile store at"):
+        ProfileStore(path, read_only=True)
+    assert not path.parent.exists()
+
+
+def test_a_file_where_a_directory_should_be(tmp_path):
+    (tmp_path / "state").write_text("in the way")
+    with pytest.raises(StoreError, match="cannot write the profile store"):
+        ProfileStore(tmp_path / "state" / "profiles.db")
+
+
+def test_the_place_follows_the_environment(monkeypatch):
+    monkeypatch.delenv("MURI_PROFILES", raising=False)
+    monkeypatch.delenv("MURI_STATE_DIR", raising=False)
+    assert default_store_path() == Path("/var/lib/muri/profiles.db")
+    monkeypatch.setenv("MURI_STATE_DIR", "/srv/muri")
+    assert default_store_path() == Path("/srv/muri/profiles.db")
+    monkeypatch.setenv("MURI_PROFILES", "/srv/other.db")
+    assert default_store_path() == Path("/srv/other.db")
+
+
+@pytest.fixture
+def shared_folder():
+    """A folder that other users may enter but not change, as /var/lib/muri."""
+    folder = Path(tempfile.mkdtemp(prefix="muri-store-"))
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(stat.S_IRWXU)
+    shutil.rmtree(folder)
+
+
+def _as_ordinary_user(action, results):
+    if os.geteuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    try:
+        results.put(("result", action()))
+    except StoreError as error:
+        results.put((type(error).__name__, str(error)))
+
+
+def _run_as_ordinary_user(folder, action):
+    """Run in a child without write permission; forked, for nobody may read the interpreter's files."""
+    folder.chmod(0o555)
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    child = context.Process(target=_as_ordinary_user, args=(action, results))
+    child.start()
+    outcome = results.get(timeout=30)
+    child.join()
+    return outcome
+
+
+def _read_models(path):
+    with ProfileStore(path, read_only=True) as store:
+        return [profile.key.model for profile in store.list()]
+
+
+def _put(path):
+    with ProfileStore(path) as store:
+        store.put(make_profile("intruder"))
+
+
+def test_ordinary_users_may_read(shared_folder):
+    path = shared_folder / "profiles.db"
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+    path.chmod(0o444)
+    assert _run_as_ordinary_user(shared_folder, lambda: _read_models(path)) == ("result", ["resnet18"])
+
+
+def test_ordinary_users_may_read_while_the_controller_writes(shared_folder):
+    path = shared_folder / "profiles.db"
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+        for side_file in shared_folder.iterdir():
+            side_file.chmod(0o644 if os.geteuid() == 0 else 0o444)
+        assert _run_as_ordinary_user(shared_folder, lambda: _read_models(path)) == ("result", ["resnet18"])
+
+
+def test_ordinary_users_may_not_write(shared_folder):
+    path = shared_folder / "profiles.db"
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+    path.chmod(0o444)
+    kind, message = _run_as_ordinary_user(shared_folder, lambda: _put(path))
+    assert kind == "StorePermissionError"
+    assert "no permission to write the profile store" in message
+    assert _read_models(path) == ["resnet18"]
+
+
+def test_a_folder_that_may_not_be_written_is_named(shared_folder):
+    kind, message = _run_as_ordinary_user(shared_folder, lambda: _put(shared_folder / "sub" / "profiles.db"))
+    assert kind == "StorePermissionError"
+    assert "--store or MURI_PROFILES" in message
+
+
+def test_an_unreadable_store_is_named(shared_folder):
+    path = shared_folder / "profiles.db"
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+    path.chmod(0o000)
+    kind, message = _run_as_ordinary_user(shared_folder, lambda: _read_models(path))
+    assert kind == "StorePermissionError"
+    assert "no permission to read" in message
+
+
+def test_a_read_only_store_refuses_writes(path):
+    with ProfileStore(path) as store:
+        store.put(make_profile())
+    with ProfileStore(path, read_only=True) as store:
+        with pytest.raises(StorePermissionError):
+            store.put(make_profile("other"))
+        with pytest.raises(StorePermissionError):
+            store.remove(make_profile().key)
