@@ -66,6 +66,7 @@ class Host(Section):
     )
     telemetry_s: float = Field(15.0, gt=0, description="How often a host reports its members' speed to Slurm.")
     poll_s: float = Field(5.0, gt=0, description="How often a host asks whether idle members are still in the queue.")
+    trace: bool = Field(False, description="Keep a trace of every stage beside the host's log, in the run directory.")
 
 
 class Config(Section):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,14 @@ _ERROR_CHARACTERS = 300
 _OUTPUT_TAIL_BYTES = 400
 
 
-def measure(script: bytes, iterations: int, warmup: int, time_limit_s: float) -> dict[str, Any]:
+def measure(
+    script: bytes, arguments: Sequence[str], iterations: int, warmup: int, time_limit_s: float
+) -> dict[str, Any]:
     """Run a batch script until `muri run` in it has measured enough.
 
     Args:
         script: The batch script.
+        arguments: Its arguments.
         iterations: Iterations to run, warm-up included.
         warmup: Iterations that are dropped.
         time_limit_s: Give up after this long.
@@ -46,7 +50,12 @@ def measure(script: bytes, iterations: int, warmup: int, time_limit_s: float) ->
         environment = {**os.environ, "MURI_DRY_RUN": f"{iterations}:{warmup}", "MURI_DRY_RUN_RESULT": str(result)}
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                [path], stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment, start_new_session=True
+                [path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=environment,
+                start_new_session=True,
             )
             try:
                 _wait(process, result, time_limit_s)
@@ -110,9 +119,12 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
 @click.option("--iterations", type=int, required=True, help="Iterations to run, warm-up included.")
 @click.option("--warmup", type=int, required=True, help="Iterations that are dropped.")
 @click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
-def main(target: int, token: str, iterations: int, warmup: int, time_limit_s: float) -> None:
-    """Measure a model with the batch script on standard input."""
-    result = measure(sys.stdin.buffer.read(), iterations, warmup, time_limit_s)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(
+    target: int, token: str, iterations: int, warmup: int, time_limit_s: float, arguments: tuple[str, ...]
+) -> None:
+    """Measure a model with the batch script on standard input, called with ARGUMENTS."""
+    result = measure(sys.stdin.buffer.read(), arguments, iterations, warmup, time_limit_s)
     print(json.dumps(result))
     try:
         publish(target, token, result)

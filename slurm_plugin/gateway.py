@@ -18,6 +18,10 @@ class NoSuchJobError(GatewayError):
     """slurmctld no longer knows the job."""
 
 
+class GatewayUnavailableError(GatewayError):
+    """This way of speaking to Slurm cannot work on this machine; the text says what to do instead."""
+
+
 class Gateway(Protocol):
     """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise."""
 

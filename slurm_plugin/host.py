@@ -43,6 +43,7 @@ def private_dir(path: Path) -> Path:
 
 def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
     """Return the step that runs the runtime, one task on the host's GPU."""
+    trace = ["--trace", str(status.with_suffix(".trace"))] if options["trace"] else []
     return [
         "srun", "--ntasks=1", "--kill-on-bad-exit=1", "--unbuffered",
         sys.executable, "-m", "muri.launcher.runtime",
@@ -52,6 +53,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--ordering", options["ordering"],
         "--solo-iteration-s", options["solo_iteration_s"],
         "--status-file", str(status),
+        *trace,
     ]  # fmt: skip
 
 
@@ -143,6 +145,7 @@ class Host:
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
 @click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
 @click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
+@click.option("--trace", is_flag=True, help="Keep a trace of every stage beside the log.")
 def main(**options: Any) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
     uid = os.getuid()

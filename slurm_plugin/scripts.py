@@ -39,6 +39,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
         "--telemetry-s", f"{config.host.telemetry_s:g}",
         "--poll-s", f"{config.host.poll_s:g}",
+        *(["--trace"] if config.host.trace else []),
     ]  # fmt: skip
     return NewJob(
         name="muri-host",
@@ -86,6 +87,8 @@ def dry_run_job(
         "--iterations", str(config.profiling.iterations),
         "--warmup", str(config.profiling.warmup),
         "--time-limit-s", str(config.profiling.time_limit_s),
+        # Slurm joins a script's arguments with spaces, so one that holds a space cannot be told from two.
+        "--", *job.command.split()[1:],
     ]  # fmt: skip
     text = script if script.endswith("\n") else script + "\n"
     return NewJob(
