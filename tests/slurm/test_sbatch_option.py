@@ -1,0 +1,354 @@
+"""`sbatch --muri` on a real Slurm: what users see, what reaches slurmctld and the job.
+
+Runs on Slurm 26.05 (forky) and 22.05 (bookworm), each in a sandbox of its own.
+"""
+
+import base64
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SANDBOX = REPOSITORY / "bin" / "muri-sandbox"
+PLUGIN = "/opt/muri/spank/muri_spank.so"
+GPU = "--gres=gpu:1"
+DEADLINE_S = 60.0
+KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone "]
+Done = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One sandbox, by name."""
+
+    name: str
+
+    def run(self, *command: str, user: str = "alice", **variables: str) -> Done:
+        settings = [f"{name}={value}" for name, value in variables.items()]
+        prefix = [SANDBOX, "run", "--name", self.name, "--user", user, "--chdir", "/tmp", "--"]
+        line = [*prefix, "env", *settings, *command]
+        return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+
+    def root(self, script: str) -> str:
+        done = self.run("sh", "-ec", script, user="root")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def write(self, path: str, text: str) -> None:
+        self.root(f"echo {base64.b64encode(text.encode()).decode()} | base64 --decode > {path}")
+
+    def submit(self, *options: str, script: str = "true", **variables: str) -> int:
+        """Submit a script; Slurm's own complaints go to standard error, apart from the output."""
+        done = self.run("sbatch", "-o", "/tmp/out-%j", "-e", "/tmp/err-%j", *options, f"--wrap={script}", **variables)
+        return job_id(done)
+
+    def field(self, job: int, name: str) -> str:
+        """Return a field of `scontrol show job`, "" if Slurm doesn't print it."""
+        text = self.root(f"scontrol show job {job}")
+        found = re.search(rf"\b{name}=(.*?)(?= [A-Z][A-Za-z]*=|\n|$)", text)
+        return found.group(1).strip() if found else ""
+
+    def comment(self, job: int) -> str:
+        return self.field(job, "AdminComment")
+
+    def is_held(self, job: int) -> bool:
+        held = self.field(job, "Priority") == "0"
+        assert held == (self.field(job, "Reason") in {"JobHeldUser", "JobHeldAdmin"})
+        return held
+
+    def output_of(self, job: int, state: str = "COMPLETED") -> str:
+        """Wait until a job has ended in this state and return what it wrote."""
+        deadline = time.monotonic() + DEADLINE_S
+        while (now := self.field(job, "JobState")) in {"PENDING", "RUNNING", "COMPLETING"}:
+            assert time.monotonic() < deadline, f"job {job} is still {now}"
+            time.sleep(0.2)
+        assert now == state
+        return self.root(f"cat /tmp/out-{job}")
+
+
+def job_id(done: Done) -> int:
+    assert done.returncode == 0, done.stderr
+    found = re.search(r"Submitted batch job (\d+)", done.stdout)
+    assert found, done.stdout
+    return int(found.group(1))
+
+
+@pytest.fixture(scope="module", params=["forky", "bookworm"])
+def running(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    name = f"option-{request.param}-{os.getpid()}"
+    line = [SANDBOX, "up", "--name", name, "--suite", request.param]
+    try:
+        up = subprocess.run(line, capture_output=True, text=True, check=False)
+        assert up.returncode == 0, up.stderr
+        yield Cluster(name)
+    finally:
+        subprocess.run([SANDBOX, "down", "--name", name], capture_output=True, check=False)
+
+
+@pytest.fixture
+def cluster(running: Cluster) -> Iterator[Cluster]:
+    yield running
+    running.root("scancel --user=alice")
+
+
+@pytest.fixture
+def script(cluster: Cluster) -> Callable[..., str]:
+    """Put a job script with these options into the sandbox."""
+
+    def write(*options: str) -> str:
+        lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in (*options, GPU, "-o /tmp/out-%j")), "env"]
+        cluster.write("/tmp/job.sh", "\n".join(lines) + "\n")
+        return "/tmp/job.sh"
+
+    return write
+
+
+def test_help_teaches_the_option(cluster: Cluster) -> None:
+    for command in ("sbatch", "srun", "salloc"):
+        text = cluster.run(command, "--help").stdout
+        assert "--muri=[key=value,...]" in text
+        assert "--no-muri" in text
+        assert "model=NAME" in text
+
+
+def test_a_gpu_batch_job_is_tagged_and_held(cluster: Cluster) -> None:
+    options = "model=resnet18,alone,checkpoint=yes,duration=1-00:30,batch-size=64"
+    job = cluster.submit(f"--muri={options}", GPU)
+    assert cluster.comment(job) == "muri:model=resnet18,batch-size=64,duration=88200,checkpoint=1,alone=1"
+    assert cluster.is_held(job)
+
+
+@pytest.mark.parametrize(
+    "request_for_gpu",
+    ["--gres=gpu:1", "--gpus=1", "--gpus-per-node=1", "--gpus-per-task=1", "--gpus-per-socket=1"],
+)
+def test_every_way_to_ask_for_gpus(cluster: Cluster, request_for_gpu: str) -> None:
+    more = ["--sockets-per-node=1"] if "socket" in request_for_gpu else ["--ntasks=1"]
+    job = cluster.submit("--muri", request_for_gpu, *more)
+    assert cluster.comment(job) == "muri:on"
+    assert cluster.is_held(job)
+
+
+@pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
+def test_a_misspelt_key_is_refused_with_the_valid_ones(cluster: Cluster, command: str) -> None:
+    rest = ["--wrap=true"] if command == "sbatch" else ["true"]
+    done = cluster.run(command, "--muri=modle=x", GPU, *rest)
+    assert done.returncode != 0
+    assert 'muri: --muri=modle=x: unknown key "modle"; did you mean "model"?' in done.stderr
+    assert all(key in done.stderr for key in KEY_LIST)
+    assert cluster.run("squeue", "--noheader").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--muri=batch-size=many"], "batch-size=many: not a whole number"),
+        (["--muri=duration=soon"], "duration=soon: not a time"),
+        (["--muri=model=a", "--muri=model=b"], "model is given twice with different values (a and b)"),
+        (["--muri=alone=1,alone=0"], "alone is given twice with different values (yes and no)"),
+        (["--muri", "--no-muri"], "--muri and --no-muri contradict each other"),
+        (["--no-muri", "--muri"], "--muri and --no-muri contradict each other"),
+    ],
+)
+def test_malformed_and_contradictory_options_submit_nothing(
+    cluster: Cluster, options: list[str], complaint: str
+) -> None:
+    done = cluster.run("sbatch", *options, GPU, "--wrap=true")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+    assert cluster.run("squeue", "--noheader").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("in_script", "variable", "command_line", "comment"),
+    [
+        (["--muri=model=a,alone"], None, [], "muri:model=a,alone=1"),
+        (["--muri=model=a,alone"], None, ["--muri=model=b"], "muri:model=b,alone=1"),
+        (["--muri=model=a"], "batch-size=8", [], "muri:model=a,batch-size=8"),
+        (["--muri=model=a"], "model=b", ["--muri=model=c"], "muri:model=c"),
+        (["--muri=model=a", "--muri=model=a"], None, ["--muri", "--muri"], "muri:model=a"),
+        (["--muri"], None, ["--no-muri"], ""),
+        (["--no-muri"], None, ["--muri"], "muri:on"),
+        ([], "1", [], "muri:on"),
+        ([], "model=x", [], "muri:model=x"),
+        ([], "0", [], ""),
+        ([], "no", [], ""),
+        ([], "", [], ""),
+        ([], "1", ["--no-muri"], ""),
+        ([], "modle=x", ["--no-muri"], ""),
+        ([], None, [], ""),
+    ],
+)
+def test_script_environment_and_command_line(
+    cluster: Cluster,
+    script: Callable[..., str],
+    in_script: list[str],
+    variable: str | None,
+    command_line: list[str],
+    comment: str,
+) -> None:
+    environment = {} if variable is None else {"SBATCH_MURI": variable}
+    job = job_id(cluster.run("sbatch", *command_line, script(*in_script), **environment))
+    assert cluster.comment(job) == comment
+    assert cluster.is_held(job) == bool(comment)
+
+
+def test_a_contradiction_inside_the_script_is_refused(cluster: Cluster, script: Callable[..., str]) -> None:
+    done = cluster.run("sbatch", script("--muri=model=a", "--muri=model=b"))
+    assert done.returncode != 0
+    assert "given twice" in done.stderr
+
+
+def test_a_malformed_variable_is_refused_although_the_plugin_is_optional(cluster: Cluster) -> None:
+    done = cluster.run("sbatch", GPU, "--wrap=true", SBATCH_MURI="modle=x")
+    assert done.returncode != 0
+    assert 'muri: SBATCH_MURI=modle=x: unknown key "modle"; did you mean "model"?' in done.stderr
+    assert cluster.run("squeue", "--noheader").stdout == ""
+
+
+def test_options_after_the_script_belong_to_the_script(cluster: Cluster, script: Callable[..., str]) -> None:
+    job = job_id(cluster.run("sbatch", script("--muri=model=a"), "--muri=model=b", "--no-muri"))
+    assert cluster.comment(job) == "muri:model=a"
+
+
+@pytest.mark.parametrize("export", ["ALL", "NONE", "HOME"])
+def test_the_mark_is_in_the_script_and_its_steps(cluster: Cluster, export: str) -> None:
+    lines = "echo script $MURI_JOB; srun --export=NONE /usr/bin/env | sed -n s/^MURI_JOB=/step./p"
+    job = cluster.submit("--muri=model=m", GPU, f"--export={export}", script=f"PATH=/usr/bin:/bin; {lines}")
+    cluster.root(f"scontrol release {job}")
+    assert cluster.output_of(job).split("\n")[:2] == ["script model=m", "step.model=m"]
+
+
+def test_srun_and_salloc_start_at_once_and_set_the_mark(cluster: Cluster) -> None:
+    direct = cluster.run("srun", "--muri=model=m", GPU, "sh", "-c", "echo $MURI_JOB")
+    allocation = cluster.run("salloc", "--muri=model=m", GPU, "srun", "sh", "-c", "echo $MURI_JOB")
+    for done in (direct, allocation):
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == "model=m"
+        message = "muri: submitted as an ordinary job: interactive jobs start at once and are never grouped"
+        assert message in done.stderr
+
+
+def test_a_job_without_gpus_runs_and_its_user_is_told_why(cluster: Cluster) -> None:
+    done = cluster.run("sbatch", "--muri", "-o", "/tmp/out-%j", "--wrap=echo ran")
+    assert "muri: submitted as an ordinary job: it asks for no GPU" in done.stderr
+    assert cluster.output_of(job_id(done)) == "ran\n"
+
+
+def test_a_heterogeneous_job_runs_as_an_ordinary_one(cluster: Cluster) -> None:
+    line = ["sbatch", "--muri", GPU, "-o", "/tmp/out-%j", "--wrap=echo ran", ":", GPU]
+    done = cluster.run(*line)
+    assert "heterogeneous jobs are never grouped" in done.stderr
+    assert cluster.output_of(job_id(done)) == "ran\n"
+
+
+def test_jobs_submitted_from_a_muri_job_are_not_muri_s_unasked(cluster: Cluster) -> None:
+    inner = f"sbatch -o /tmp/inner-%j {GPU} --wrap='echo [$MURI_JOB]'; sbatch --muri=model=in {GPU} --wrap=true"
+    job = cluster.submit("--muri=model=outer", GPU, script=inner)
+    cluster.root(f"scontrol release {job}")
+    plain, marked = map(int, re.findall(r"batch job (\d+)", cluster.output_of(job)))
+    assert cluster.comment(plain) == ""
+    assert not cluster.is_held(plain)
+    assert cluster.comment(marked) == "muri:model=in"
+
+
+def test_a_step_may_have_a_mark_of_its_own(cluster: Cluster) -> None:
+    show = "sh -c 'echo step-$MURI_JOB'"
+    steps = f"srun {show}; srun --muri=alone {show}; srun --no-muri {show}"
+    job = cluster.submit("--muri=model=m", GPU, script=steps)
+    cluster.root(f"scontrol release {job}")
+    assert cluster.output_of(job).split() == ["step-model=m", "step-alone=1", "step-"]
+
+
+def test_a_hold_of_the_user_s_own_is_remembered(cluster: Cluster) -> None:
+    job = cluster.submit("--muri", "--hold", GPU, script="echo ran")
+    assert cluster.comment(job) == "muri:on muri-hold:user"
+    assert cluster.is_held(job)
+    assert cluster.run("scontrol", "release", str(job)).returncode == 0
+    assert cluster.output_of(job) == "ran\n"
+
+
+def test_a_user_may_take_a_job_back_and_run_it_as_it_is(cluster: Cluster) -> None:
+    job = cluster.submit("--muri", GPU, script="echo ran on $CUDA_VISIBLE_DEVICES")
+    assert cluster.is_held(job)
+    assert cluster.run("scontrol", "release", str(job)).returncode == 0
+    assert cluster.output_of(job).startswith("ran on ")
+
+
+def test_users_cannot_forge_tokens(cluster: Cluster) -> None:
+    job = cluster.submit("--muri", GPU)
+    forged = cluster.run("scontrol", "update", f"jobid={job}", "admincomment=muri-state:{}")
+    assert forged.returncode != 0
+    assert cluster.comment(job) == "muri:on"
+
+
+def test_every_task_of_an_array_keeps_the_tag(cluster: Cluster) -> None:
+    job = cluster.submit("--muri=model=m", "--array=1-2", GPU)
+    cluster.root(f"scontrol release {job}_1")
+    first, second = f"{job}_1", f"{job}_2"
+    for task in (first, second):
+        assert "AdminComment=muri:model=m" in cluster.root(f"scontrol show job {task}")
+
+
+FAILING_PLUGIN = """
+#include <slurm/spank.h>
+SPANK_PLUGIN(muri, 1)
+#define FAIL(hook) int hook(spank_t s, int c, char **v) { (void)s; (void)c; (void)v; return -1; }
+FAIL(slurm_spank_init)
+FAIL(slurm_spank_init_post_opt)
+FAIL(slurm_spank_local_user_init)
+FAIL(slurm_spank_user_init)
+FAIL(slurm_spank_task_init)
+FAIL(slurm_spank_exit)
+"""
+
+
+@pytest.fixture
+def breakable(cluster: Cluster) -> Iterator[Cluster]:
+    cluster.write("/tmp/bad.c", FAILING_PLUGIN)
+    cluster.root(f"cp {PLUGIN} /tmp/good.so; cp /etc/slurm/plugstack.conf /tmp/good.conf")
+    yield cluster
+    cluster.root(f"rm -f {PLUGIN}; cp /tmp/good.so {PLUGIN}; cp /tmp/good.conf /etc/slurm/plugstack.conf")
+
+
+def assert_ordinary_jobs_run(cluster: Cluster) -> None:
+    job = cluster.submit(GPU, script="echo script; srun echo step")
+    assert cluster.output_of(job) == "script\nstep\n"
+    assert cluster.run("srun", GPU, "echo", "direct").stdout == "direct\n"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        f"rm {PLUGIN}",
+        f"rm {PLUGIN}; echo garbage > {PLUGIN}",
+        f"rm {PLUGIN}; cc -shared -fPIC -o {PLUGIN} /tmp/bad.c",
+    ],
+    ids=["deleted", "garbage", "failing"],
+)
+def test_ordinary_jobs_run_with_a_broken_plugin(breakable: Cluster, damage: str) -> None:
+    marked = breakable.submit("--muri=model=m", GPU, script="echo script; srun echo step")
+    breakable.root(damage)
+    assert_ordinary_jobs_run(breakable)
+    refused = breakable.run("sbatch", "--muri", GPU, "--wrap=true")
+    assert refused.returncode != 0
+    assert "--muri" in refused.stderr
+    # A job marked before the plugin broke is still an ordinary job to Slurm.
+    breakable.root(f"scontrol release {marked}")
+    assert breakable.output_of(marked) == "script\nstep\n"
+
+
+def test_an_unknown_plugstack_argument_is_named_and_harmless(breakable: Cluster) -> None:
+    breakable.root(f"echo 'optional {PLUGIN} colour=red' > /etc/slurm/plugstack.conf")
+    done = breakable.run("sbatch", "--muri=model=m", GPU, "--wrap=true")
+    assert 'muri: plugstack.conf: unknown argument "colour=red" ignored' in done.stderr
+    assert breakable.comment(job_id(done)) == "muri:model=m"
+    assert_ordinary_jobs_run(breakable)
