@@ -58,11 +58,14 @@ function M.mark(spank_job_env)
   if type(spank_job_env) ~= "table" then
     return nil
   end
-  for _, entry in pairs(spank_job_env) do
+  local index = 0
+  while spank_job_env[index] do
+    local entry = spank_job_env[index]
     local value = entry:match("^MURI_JOB=(.*)$") or entry:match("^SPANK_MURI_JOB=(.*)$")
     if value then
       return value
     end
+    index = index + 1
   end
   return nil
 end
@@ -131,12 +134,15 @@ end
 
 local function tag_and_hold(job_desc, mark)
   local tokens = { TAG .. mark }
+  local message = "muri: held until Muri starts it; `muri queue` shows how it stands"
   if job_desc.priority == 0 then -- sbatch --hold: the user releases it, nobody else
     tokens[2] = USER_HOLD
+    message = "muri: held by --hold; once released it starts as an ordinary job"
   end
   -- The tag comes first: a held job without a tag would wait for ever.
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens)
   job_desc.priority = 0
+  slurm.log_user("%s", message)
 end
 
 local function submit(job_desc)

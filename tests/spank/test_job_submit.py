@@ -72,6 +72,7 @@ def test_a_marked_gpu_batch_job_is_tagged_and_held(slurm: Slurm, prefix: str) ->
     assert slurm.submit(job) == 0
     assert job.admin_comment == f"muri:{FULL_MARK}"
     assert job.priority == 0
+    assert slurm.told == ["muri: held until Muri starts it; `muri queue` shows how it stands"]
     assert slurm.logged == []
 
 
@@ -98,6 +99,7 @@ def test_a_job_its_user_holds_is_remembered(slurm: Slurm) -> None:
     job = slurm.job(priority=0)
     slurm.submit(job)
     assert job.admin_comment == "muri:on muri-hold:user"
+    assert slurm.told == ["muri: held by --hold; once released it starts as an ordinary job"]
     assert job.priority == 0
 
 
