@@ -1,0 +1,203 @@
+"""The gateway through pyslurm: Slurm's C API without a process per call."""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from muri.slurm_plugin import libslurm, slurm_errors
+from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.model import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.new_job import check_new_job, explicit_environment
+from muri.slurm_plugin.pyslurm_import import check_controller, check_library, import_pyslurm
+from muri.slurm_plugin.pyslurm_records import change_fields, job_record, submit_fields
+from muri.slurm_plugin.state_files import job_environment
+from muri.slurm_plugin.tags import REQUEST_PREFIX
+
+log = logging.getLogger(__name__)
+
+#: Given job ids, returns the GPUs that those jobs ask for.
+GpuLookup = Callable[[list[int]], Mapping[int, int]]
+
+_submit_lock = threading.Lock()
+
+
+class PyslurmGateway:
+    """Speaks to slurmctld through pyslurm.
+
+    Args:
+        gpu_lookup: Where to ask for GPU requests that pyslurm does not show: those made with --gpus or
+            --gpus-per-socket on a cluster without slurmdbd. Asked once per job, all jobs of a cycle together,
+            and only for jobs with Muri's tag.
+
+    Raises:
+        GatewayUnavailableError: pyslurm is missing or does not fit this Slurm.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+
+    name = "pyslurm"
+
+    def __init__(self, gpu_lookup: GpuLookup | None = None) -> None:
+        self._pyslurm = import_pyslurm()
+        self._libslurm = libslurm.Libslurm()
+        check_library(str(self._pyslurm.__version__), self._libslurm.release())
+        with self._slurm("read the configuration"):
+            config = self._pyslurm.slurmctld.Config.load()
+            self._cluster = str(config.cluster_name)
+            self._slurm_version = str(config.version)
+            self._state_save_location = str(config.state_save_location)
+        check_controller(self._slurm_version, self._libslurm.release())
+        self._gpu_lookup = gpu_lookup
+        self._gpus_looked_up: dict[int, int] = {}
+        self._partitions = self._load_partitions()
+
+    @property
+    def slurm_version(self) -> str:
+        """Return slurmctld's version."""
+        return self._slurm_version
+
+    def _load_partitions(self) -> dict[str, tuple[str, ...]]:
+        with self._slurm("read the nodes"):
+            nodes = self._pyslurm.Nodes.load()
+            return {node.name: tuple(sorted(node.partitions)) for node in nodes.values()}
+
+    @contextmanager
+    def _slurm(self, action: str) -> Iterator[None]:
+        """Turn what pyslurm raises into Muri's errors."""
+        try:
+            yield
+        except self._pyslurm.RPCError as err:
+            raise slurm_errors.slurm_error(action, str(err)) from err
+        except (ValueError, KeyError, OverflowError) as err:
+            raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
+
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes in two bulk RPCs."""
+        taken_s = time.time()
+        with self._slurm("read the jobs"):
+            loaded = self._pyslurm.Jobs.load()
+            jobs = sorted((job_record(job, taken_s) for job in loaded.values()), key=lambda job: job.job_id)
+        return Snapshot(
+            taken_s=taken_s,
+            cluster=self._cluster,
+            slurm_version=self._slurm_version,
+            jobs=tuple(self._with_hidden_gpus(jobs)),
+            nodes=self._nodes(),
+        )
+
+    def _nodes(self) -> tuple[Node, ...]:
+        try:
+            table = self._libslurm.node_table()
+        except OSError as err:
+            raise slurm_errors.slurm_error("read the nodes", err.strerror or str(err)) from err
+        nodes = libslurm.nodes_of_table(table, self._partitions)
+        if any(node.name not in self._partitions for node in nodes):  # added since the gateway was opened
+            self._partitions = self._load_partitions()
+            nodes = libslurm.nodes_of_table(table, self._partitions)
+        return nodes
+
+    def _with_hidden_gpus(self, jobs: list[Job]) -> Iterator[Job]:
+        hidden = [job.job_id for job in jobs if job.state.is_active and not job.gpu_count and _tagged(job)]
+        unknown = [job_id for job_id in hidden if job_id not in self._gpus_looked_up]
+        if unknown and self._gpu_lookup is not None:
+            try:
+                self._gpus_looked_up.update(dict.fromkeys(unknown, 0) | dict(self._gpu_lookup(unknown)))
+            except SlurmUnreachableError:
+                raise
+            except GatewayError as err:
+                log.warning("cannot learn how many GPUs jobs %s ask for: %s", unknown, err)
+        for job in jobs:
+            looked_up = self._gpus_looked_up.get(job.job_id, 0) if job.job_id in hidden else 0
+            yield replace(job, gpu_count=looked_up) if looked_up else job
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id."""
+        check_new_job(job)
+        action = f"submit job {job.name!r}"
+        fields = submit_fields(job) | {"environment": explicit_environment(job)}
+        with self._slurm(action), _submit_lock, _without_slurm_variables():
+            return int(self._pyslurm.JobSubmitDescription(**fields).submit())
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a pending job."""
+        fields = change_fields(change)
+        if fields:
+            with self._slurm(f"change job {job_id}"):
+                self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
+
+    def _job(self, job_id: int) -> Any:
+        return self._pyslurm.Job(job_id)
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job."""
+        with self._slurm(f"hold job {job_id}"):
+            self._job(job_id).hold()
+
+    def release(self, job_id: int) -> None:
+        """Release a held job."""
+        try:
+            with self._slurm(f"release job {job_id}"):
+                self._job(job_id).release()
+        except GatewayError as err:
+            if not (slurm_errors.job_started(err) or slurm_errors.job_ended(err)):
+                raise
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it; a pending one is held."""
+        try:
+            with self._slurm(f"requeue job {job_id}"):
+                self._job(job_id).requeue(hold=True)
+        except GatewayError as err:
+            if not slurm_errors.job_pending(err):
+                raise
+            self.hold(job_id)
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job."""
+        try:
+            with self._slurm(f"cancel job {job_id}"):
+                self._job(job_id).cancel()
+        except SlurmUnreachableError:
+            raise
+        except NoSuchJobError:
+            log.debug("job %d: gone before it was cancelled", job_id)
+        except GatewayError as err:
+            # pyslurm looks at errno even when the call succeeded, and may find an old one there.
+            if not slurm_errors.job_ended(err) and self._still_there(job_id):
+                raise
+
+    def _still_there(self, job_id: int) -> bool:
+        with suppress(NoSuchJobError), self._slurm(f"read job {job_id}"):
+            state = job_record(self._pyslurm.Job.load(job_id), time.time()).state
+            return state.is_active and state is not JobState.COMPLETING
+        return False
+
+    def batch_script(self, job_id: int) -> str:
+        """Return the text of a job's batch script."""
+        with self._slurm(f"read the script of job {job_id}"):
+            script = self._job(job_id).get_batch_script()
+        if not script:
+            raise NoSuchJobError(f"job {job_id} has no batch script")
+        return str(script)
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with, None when it cannot be read."""
+        return job_environment(self._state_save_location, job_id)
+
+
+def _tagged(job: Job) -> bool:
+    return any(token.startswith(REQUEST_PREFIX) for token in job.admin_comment.split())
+
+
+@contextmanager
+def _without_slurm_variables() -> Iterator[None]:
+    """Hide SLURM_* from pyslurm, which would add the caller's to the job's environment."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
