@@ -2,7 +2,7 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -117,7 +117,7 @@ def form_groups(candidates: Iterable[Candidate], rules: GroupingRules) -> tuple[
     """Merge jobs into groups, no more than it takes to fit the free GPUs (Algorithm 1).
 
     There are ⌈log2 k⌉ rounds for groups of up to k. Each matches the units of every bucket and
-    merges the matched pairs, the most efficient first, until everything fits.
+    merges the matched pairs, as few of them and as efficient ones as it takes to fit.
 
     Args:
         candidates: The selected jobs.
@@ -176,12 +176,28 @@ def match_bucket(bucket: Bucket, units: Sequence[Unit], rules: GroupingRules) ->
 def _merge_until_fit(
     units: Sequence[Unit], merges: Sequence[Merge], fits: Callable[[Sequence[Unit]], bool]
 ) -> tuple[Unit, ...]:
-    """Apply the fewest of the merges, in their order, after which the units fit; all if they never do."""
+    """Apply no more of the merges than it takes to fit, or all if that is not enough.
 
-    def after(count: int) -> tuple[Unit, ...]:
-        gone = {unit.rank for merge in merges[:count] for unit in (merge.first, merge.second)}
-        merged = [merge.unit for merge in merges[:count]]
-        return tuple(sorted([unit for unit in units if unit.rank not in gone] + merged, key=lambda u: u.rank))
+    Merges of small jobs are given up first, for they free the fewest GPUs; within a size the
+    least efficient go first.
+    """
+    kept: dict[tuple[int, str], list[Merge]] = {}
+    for merge in merges:
+        kept.setdefault((merge.first.head.gpu_count, merge.first.head.partition), []).append(merge)
+    if not fits(_merged(units, kept)):
+        return _merged(units, kept)
+    for size in sorted(kept):
+        full = kept[size]
 
-    count = bisect_left(range(len(merges)), True, key=lambda index: fits(after(index)))
-    return after(count)
+        def is_enough(count: int, size: tuple[int, str] = size, full: list[Merge] = full) -> bool:
+            return fits(_merged(units, kept | {size: full[:count]}))
+
+        kept[size] = full[: bisect_left(range(len(full)), True, key=is_enough)]
+    return _merged(units, kept)
+
+
+def _merged(units: Sequence[Unit], kept: Mapping[tuple[int, str], Sequence[Merge]]) -> tuple[Unit, ...]:
+    merges = [merge for chosen in kept.values() for merge in chosen]
+    gone = {unit.rank for merge in merges for unit in (merge.first, merge.second)}
+    rest = [unit for unit in units if unit.rank not in gone]
+    return tuple(sorted([*rest, *(merge.unit for merge in merges)], key=lambda unit: unit.rank))

@@ -30,7 +30,9 @@ class FreeGpus:
         return twin
 
     def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0) -> str | None:
-        """Take GPUs of one node: the one that is left with the fewest, the first by name on a tie.
+        """Take GPUs of one node: the one that is left with the fewest.
+
+        On a tie it is the one with less memory, so that groups find the larger; then the first by name.
 
         Args:
             partition: The node must belong to it.
@@ -45,7 +47,7 @@ class FreeGpus:
             for name in self._by_partition.get(partition, ())
             if self._free[name] >= gpu_count and self._has_memory(name, gpu_mem_gib)
         )
-        best = min(names, key=lambda name: self._free[name], default=None)
+        best = min(names, key=lambda name: (self._free[name], self._nodes[name].gpu_mem_gib), default=None)
         if best is not None:
             self._free[best] -= gpu_count
         return best
@@ -60,6 +62,10 @@ class FreeGpus:
             self._free[name] -= taken
             gpu_count -= taken
         return True
+
+    def has_nodes(self, partition: str) -> bool:
+        """Whether any node of the partition can be used, free or not."""
+        return bool(self._by_partition.get(partition))
 
     def total(self, partition: str) -> int:
         """Free GPUs of a partition."""

@@ -61,6 +61,7 @@ class _PoolPlanner:
         self._free = FreeGpus(node for node in request.nodes if not pool.isdisjoint(node.partitions))
         self._decisions = _Decisions()
         self._partners: Counter[Bucket] = Counter()
+        self._room_for_all = False
 
     def plan(self, ranked: Iterable[Candidate]) -> _Decisions:
         """Decide on the pool's jobs among the ranked ones."""
@@ -73,7 +74,9 @@ class _PoolPlanner:
             group_size=self._options.max_group_size,
             same_user=self._request.same_user,
         )
-        placed = place(form_groups(selection.chosen, self._rules()), self._free)
+        units = form_groups(selection.chosen, self._rules())
+        self._room_for_all = not selection.rest and not any(unit.is_group for unit in units)
+        placed = place(units, self._free)
         self._free = placed.free
         for placement in placed.placements:
             self._start(placement)
@@ -127,7 +130,7 @@ class _PoolPlanner:
 
     def _start_alone(self, job: PendingJob, node: str) -> None:
         partners = self._partners[self._bucket(job)] - 1
-        why = reasons.alone(job, partners, sharing=self._sharing)
+        why = reasons.alone(job, partners, sharing=self._sharing, room_for_all=self._room_for_all)
         self._decisions.solo.append(Solo(job.job_id, why, node))
 
     def _backfill(self, left: Iterable[Candidate]) -> list[Candidate]:

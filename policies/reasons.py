@@ -38,13 +38,14 @@ def grouped(unit: Unit, interleaving: Interleaving, node: str) -> tuple[str, ...
     )
 
 
-def alone(job: PendingJob, partners: int, *, sharing: bool) -> tuple[str, ...]:
+def alone(job: PendingJob, partners: int, *, sharing: bool, room_for_all: bool) -> tuple[str, ...]:
     """Why a job starts by itself.
 
     Args:
         job: The job.
         partners: How many others it might have shared with.
         sharing: Whether the policy lets jobs share at all.
+        room_for_all: Whether every job found GPUs of its own.
     """
     free = f"{plural(job.gpu_count, 'GPU')} of partition {job.partition} can be given to it"
     if not sharing:
@@ -53,9 +54,14 @@ def alone(job: PendingJob, partners: int, *, sharing: bool) -> tuple[str, ...]:
         return (free, job.alone_reason or "it must run alone")
     if job.profile is not None and sum(job.profile.stage_s) == 0:
         return (free, "its profile shows no stage times, so nothing is known about sharing")
+    if room_for_all:
+        return (free, "there is room for every job, so nobody has to share")
     if partners == 0:
         return (free, f"no other job that may share with it waits ({_bucket(job)})")
-    return (free, "it gains nothing from sharing now: there is room for it, or no partner to run faster with")
+    return (
+        free,
+        f"of the {plural(partners, 'job')} that may share with it, none is a better use of these GPUs",
+    )
 
 
 def waiting(job: PendingJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
@@ -68,6 +74,8 @@ def waiting(job: PendingJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
     """
     queue = f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it" if ahead else "it is next in line"
     most = free.most_on_one_node(job.partition)
+    if not free.has_nodes(job.partition):
+        return (f"{queue} and no node of partition {job.partition} can be used now",)
     if most == 0:
         return (f"{queue} and no GPU is free in partition {job.partition}",)
     return (

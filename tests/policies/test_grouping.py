@@ -61,6 +61,17 @@ def test_no_more_is_merged_than_it_takes_to_fit():
         assert len(groups_of(jobs, rules(fits=lambda units, room=room: len(units) <= room))) == room
 
 
+def test_small_jobs_stay_apart_when_merging_large_ones_makes_the_room():
+    small = [make_job(number, kind) for number, kind in enumerate(("storage", "gpu"), start=1)]
+    profile = make_profile((1.0, 0.5, 0.2, 0.2))  # less efficient than the small pair
+    large = [make_job(number, profile=profile, gpu_count=4) for number in (3, 4)]
+
+    def fits(units):
+        return sum(unit.head.gpu_count for unit in units) <= 6
+
+    assert groups_of([*small, *large], rules(fits=fits)) == [[1], [2], [3, 4]]
+
+
 def test_memory_must_fit():
     jobs = [
         make_job(number, profile=make_profile(stage_s, mem_gib=10.0))

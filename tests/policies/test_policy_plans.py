@@ -153,6 +153,35 @@ def test_best_fit_keeps_the_large_hole():
     assert {solo.job_id: solo.node for solo in plan.solo} == {1: "b", 2: "a"}
 
 
+def test_solo_jobs_leave_the_larger_memory_to_groups():
+    jobs = [make_job(1, "gpu", groupable=False, alone_reason="asked to"), make_job(2, "cpu"), make_job(3, "network")]
+    nodes = [make_node("a", 1, gpu_mem_gib=80.0), make_node("b", 1, gpu_mem_gib=1.5)]
+    plan = MuriL().plan(make_request(jobs, nodes))
+    assert [(solo.job_id, solo.node) for solo in plan.solo] == [(1, "b")]
+    assert [group.node for group in plan.groups] == ["a"]
+
+
+def test_a_group_that_finds_no_memory_is_dissolved():
+    jobs = [make_job(number, kind, gpu_count=2) for number, kind in enumerate([*KINDS, *KINDS], start=1)]
+    nodes = [make_node("a", 2, gpu_mem_gib=80.0), make_node("b", 2, gpu_mem_gib=1.5)]
+    plan = MuriL().plan(make_request(jobs, nodes))
+    assert [group.node for group in plan.groups] == ["a"]
+    assert [solo.node for solo in plan.solo] == ["b"]
+
+
+def test_reasons_for_running_alone_tell_why():
+    nodes = [make_node("n1", 2)]
+    roomy = MuriL().plan(make_request([make_job(1), make_job(2, "cpu")], nodes))
+    assert "there is room for every job" in roomy.solo[0].reasons[1]
+    lonely = MuriL().plan(make_request([make_job(1), make_job(2), make_job(3, user="bob"), make_job(4)], nodes))
+    assert "no other job that may share with it waits (user bob" in lonely.solo[0].reasons[1]
+
+
+def test_a_partition_without_nodes_is_told_apart_from_a_full_one():
+    (item,) = MuriL().plan(make_request([make_job(1, partition="gone")], [make_node("n1", 1)])).waiting
+    assert item.reasons == ("it is next in line and no node of partition gone can be used now",)
+
+
 def test_a_job_without_a_profile_waits_for_one():
     plan = MuriL().plan(make_request([make_job(1, None)], [make_node("n1", 2)]))
     assert [(item.job_id, item.reasons) for item in plan.waiting] == [(1, ("waits for a profile of its model",))]
