@@ -28,6 +28,7 @@ def _init_environment() -> dict[str, str]:
 
 
 def _write_plan(plan: Plan, plan_file: Path) -> None:
+    plan_file.touch(mode=0o600)  # it holds the cluster's key
     plan_file.write_text(json.dumps(plan.to_dict(), indent=1), encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ PYSLURM_VERSION = "25.11.2"
 #: Slurm releases that this pyslurm is known to compile for.
 BUILDABLE_FOR = ("25.11", "26.05")
 
+_LOG = "pyslurm-build.log"
 _OUTPUT = Path("/opt/muri/pyslurm")
 _SCRIPT = Path("/tmp/build-pyslurm")  # inside the build's own root
 _INCLUDE = "/tmp/slurm-include"
@@ -37,7 +38,7 @@ sed 's/^#define SLURM_VERSION_NUMBER .*/#define SLURM_VERSION_NUMBER 0x190b00/' 
     /usr/include/slurm/slurm_version.h > {_INCLUDE}/slurm/slurm_version.h
 library=$(dirname "$(find /usr/lib -name libslurm.so | head -n 1)")
 export SLURM_INCLUDE_DIR={_INCLUDE} SLURM_LIB_DIR="$library" CFLAGS="-O1 -w {_COMPATIBILITY_FLAGS}"
-exec "$1" -m pip install --root-user-action=ignore --no-cache-dir --no-deps --no-compile \\
+exec "$1" -m pip install --verbose --root-user-action=ignore --no-cache-dir --no-deps --no-compile \\
     --target {_OUTPUT} pyslurm=={PYSLURM_VERSION}
 """
 
@@ -56,12 +57,20 @@ def ensure_pyslurm(build: Build, progress: Progress) -> Pyslurm:
     if release not in BUILDABLE_FOR:
         return Pyslurm(None, _refusal(build.slurm_version, f"it supports {' and '.join(BUILDABLE_FOR)}"))
     directory = build.directory / f"pyslurm-{PYSLURM_VERSION}-{host.python_tag()}"
+    failed = _failure_note(directory)
+    if failed.exists():
+        why = f"the build failed, see {build.directory / _LOG}; remove {failed} to try again"
+        return Pyslurm(None, _refusal(build.slurm_version, why))
     if directory.exists():
         return Pyslurm(directory)
     with locked_directory(build.directory, progress, "another process that is building pyslurm"):
         if directory.exists():
             return Pyslurm(directory)
         return _build(build, directory, progress)
+
+
+def _failure_note(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.failed")
 
 
 def _refusal(slurm_version: str, why: str) -> str:
@@ -78,10 +87,12 @@ def _build(build: Build, directory: Path, progress: Progress) -> Pyslurm:
     try:
         output = temporary / "pyslurm"
         output.mkdir(mode=0o755)
-        log = build.directory / "pyslurm-build.log"
+        log = build.directory / _LOG
         try:
             _compile(build, temporary, output, log, progress)
         except subprocess.CalledProcessError:
+            # Later starts shall not wait a minute for the same failure.
+            _failure_note(directory).touch()
             return Pyslurm(None, _refusal(build.slurm_version, f"the build failed, see {log}"))
         output.rename(directory)
         return Pyslurm(directory)
@@ -98,7 +109,8 @@ def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: P
     ):
         for line in lines:
             log_stream.write(line)
-            progress.detail(f"pip: {line.strip()[:90]}")
+            if line.strip().startswith(("building '", "[", "Compiling", "Collecting", "Installing")):
+                progress.detail(f"pip: {line.strip()[:80]}")
 
 
 def build_plan(root: Path, mountpoint: Path, output: Path) -> Plan:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from sandbox import lifecycle  # noqa: E402
+from sandbox import instance, lifecycle  # noqa: E402
 from sandbox.cluster import Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
 from sandbox.progress import Progress  # noqa: E402
@@ -30,7 +30,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(900))
 
 
+def remove_leftovers() -> None:
+    """Take down sandboxes of test runs that were killed."""
+    for name in instance.names():
+        kind, _, pid = name.rpartition("-")
+        if kind.startswith("test-") and pid.isdigit() and not Path("/proc", pid).exists():
+            lifecycle.down(name, Progress())
+
+
 def start(suite: str) -> Iterator[Driver]:
+    remove_leftovers()
     name = f"test-{suite}-{os.getpid()}"
     lifecycle.up(name, SUITES[suite], SHAPE, Progress())
     try:

@@ -54,6 +54,22 @@ def test_run_passes_the_exit_code_on(sandbox: Driver) -> None:
     assert cli("run", "--name", sandbox.instance.name, "--", "sh", "-c", "exit 7").returncode == 7
 
 
+def test_command_ends_with_the_process_that_runs_it(sandbox: Driver) -> None:
+    process = sandbox.popen("sleep", "4711")
+    running = ("pgrep", "--full", "^sleep 4711")
+    sandbox.wait_until(lambda: sandbox.run(*running, check=False).returncode == 0, "the start of sleep")
+    process.terminate()
+    process.communicate(timeout=30)
+    sandbox.wait_until(lambda: sandbox.run(*running, check=False).returncode == 1, "the end of sleep")
+
+
+def test_the_key_of_the_cluster_is_secret(sandbox: Driver) -> None:
+    plan = InstancePaths(sandbox.instance.name).plan
+    assert plan.exists()
+    for path in ("/etc/slurm/slurm.key", str(plan)):
+        assert sandbox.run("cat", path, user="alice", check=False).returncode != 0
+
+
 def test_pyslurm_reads_the_jobs(cluster: Driver) -> None:
     assert cluster.instance.pyslurm, cluster.instance.pyslurm_reason
     job = cluster.submit("--hold", "--wrap=true")
