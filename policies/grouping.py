@@ -161,7 +161,8 @@ def match_bucket(bucket: Bucket, units: Sequence[Unit], rules: GroupingRules) ->
     cells = np.ix_(of_unit, of_unit)
     total_speed, efficiency = table.total_speed[cells], table.efficiency[cells]
     alone = np.array([unit.total_speed for unit in units])
-    gains = total_speed > np.maximum(alone[:, None], alone[None, :]) + _GAIN  # False where NaN
+    needed = np.maximum(alone[:, None], alone[None, :]) * options.min_speedup
+    gains = total_speed > needed + _GAIN  # False where NaN
     admitted = np.triu(gains & (table.gpu_mem_gib[cells] <= rules.memory_limit_gib(bucket)), k=1)
     edges = [
         Edge(int(first), int(second), float(efficiency[first, second]))

@@ -29,12 +29,15 @@ class PolicyOptions:
             plan, slower) or "priority-order" (neighbours in the queue, no Blossom).
         max_wait_s: Seconds since its submission after which a job that would still wait is
             given to Slurm's own queue instead.
+        min_speedup: How many times the work of its faster half a merged group must do in the same
+            time; above 1 it asks for a margin over running one after the other.
     """
 
     max_group_size: int = MAX_GROUP_SIZE
     ordering: str = "best"
     matching: str = "rustworkx"
     max_wait_s: float = 86_400.0
+    min_speedup: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse values that no policy understands.
@@ -48,6 +51,8 @@ class PolicyOptions:
         _check_choice("matching", self.matching, MATCHINGS)
         if math.isnan(self.max_wait_s) or self.max_wait_s < 0:
             raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
+        if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
+            raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
 
 
 def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:

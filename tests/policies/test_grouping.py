@@ -82,6 +82,13 @@ def test_memory_must_fit():
     assert [len(group) for group in groups_of(jobs, rules(memory_gib=19.9))] == [1, 1, 1, 1]
 
 
+def test_a_margin_can_be_asked_for():
+    jobs = [make_job(1, "gpu"), make_job(2, "gpu")]  # T = 2.2 s for two iterations of 1.3 s: 1.18 times
+    assert groups_of(jobs, rules()) == [[1, 2]]
+    assert groups_of(jobs, rules(min_speedup=1.18)) == [[1, 2]]
+    assert groups_of(jobs, rules(min_speedup=1.19)) == [[1], [2]]
+
+
 @pytest.mark.parametrize("difference", [{"user": "bob"}, {"partition": "debug"}, {"gpu_count": 2}])
 def test_buckets_never_mix(difference):
     jobs = [make_job(1, "storage"), make_job(2, "gpu", **difference)]

@@ -194,6 +194,12 @@ def test_a_file_where_a_directory_should_be(tmp_path):
         ProfileStore(tmp_path / "state" / "profiles.db")
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_directory_instead_of_a_file(tmp_path, read_only):
+    with pytest.raises(StoreError, match="it is a directory; name a file in it"):
+        ProfileStore(tmp_path, read_only=read_only)
+
+
 def test_the_place_follows_the_environment(monkeypatch):
     monkeypatch.delenv("MURI_PROFILES", raising=False)
     monkeypatch.delenv("MURI_STATE_DIR", raising=False)
