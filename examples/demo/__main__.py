@@ -1,0 +1,101 @@
+"""`make demo`: eight jobs of four kinds on one GPU, with Muri and then without."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster
+from .report import Comparison, draw_timeline, print_table
+from .watch import wait_for
+
+KINDS = ("storage", "cpu", "gpu", "network")
+BATCH_SIZES = {"storage": 32, "cpu": 64, "gpu": 64, "network": 128}
+LIMIT_S = 600.0
+
+
+def submit_all(cluster: Cluster, iterations: int, *, muri: bool) -> tuple[int, ...]:
+    """Submit two jobs of each kind and return their ids."""
+    ids = []
+    for number in (1, 2):
+        for kind in KINDS:
+            batch_size = BATCH_SIZES[kind]
+            mark = [f"--muri=model={kind},batch-size={batch_size},duration={iterations * 0.1:.0f}s"] if muri else []
+            options = [*mark, "--gres=gpu:1", f"--job-name={kind}-{number}", "--chdir=/home/alice"]
+            script = [
+                str(CHECKOUT / "examples/train.sh"), str(CHECKOUT / f"examples/train_{kind}.py"),
+                "--iterations", str(iterations), "--batch-size", str(batch_size), "--seed", str(number),
+            ]  # fmt: skip
+            ids.append(cluster.submit(options, script))
+    return tuple(ids)
+
+
+def run_round(cluster: Cluster, options: argparse.Namespace, console: Console, *, muri: bool) -> tuple[int, ...]:
+    """Submit the jobs and wait until all have ended."""
+    ids = submit_all(cluster, options.iterations, muri=muri)
+    if muri:
+        with controller(cluster, options.interval, options.out / "controller.log"):
+            wait_for(cluster, ids, console, LIMIT_S, muri=True)
+    else:
+        wait_for(cluster, ids, console, LIMIT_S, muri=False)
+    return ids
+
+
+def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
+    """Draw the first group's stages.
+
+    Raises:
+        DemoError: No group left a trace, so nothing was interleaved.
+    """
+    traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace").split()
+    draw_timeline(cluster.run("cat", traces[0]), names, path)
+
+
+def demo(options: argparse.Namespace, console: Console) -> int:
+    """Run both rounds, print the table and return the exit code."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    with demo_cluster() as cluster:
+        console.print(
+            "\n[bold]1. With Muri[/]: sbatch --muri … on a partition with one GPU; new models are profiled first"
+        )
+        with_ids = run_round(cluster, options, console, muri=True)
+        console.print("\n[bold]2. Without Muri[/]: the same eight jobs, the same scripts, one after the other")
+        without_ids = run_round(cluster, options, console, muri=False)
+        jobs = cluster.jobs()
+        names = {str(job_id): jobs[job_id].name for job_id in with_ids}
+        timeline = options.out / "timeline.png"
+        save_timeline(cluster, names, timeline)
+        (options.out / "profiles.json").write_text(
+            cluster.run("muri", "profile", "list", "--json", "--store", f"{STATE_DIR}/profiles.db")
+        )
+    comparison = Comparison(tuple(jobs[i] for i in with_ids), tuple(jobs[i] for i in without_ids))
+    console.print()
+    print_table(comparison, console)
+    console.print(f"Timeline of one group's stages: {timeline}")
+    if not comparison.all_completed:
+        console.print("[red]Not every job is COMPLETED in Slurm.[/]")
+        return 1
+    console.print(f"Average JCT with Muri is [bold]{comparison.average_speedup:.2f} ×[/] better, dry runs included.")
+    return 0
+
+
+def main() -> int:
+    """Read the options and run the demo."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--iterations", type=int, default=110, help="iterations of each job (default: 110)")
+    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two cycles (default: 1)")
+    parser.add_argument("--out", type=Path, default=CHECKOUT / "out" / "demo", help="where the plot and logs go")
+    console = Console(highlight=False)
+    try:
+        return demo(parser.parse_args(), console)
+    except DemoError as error:
+        console.print(f"demo: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("demo: interrupted; the sandbox has been taken down")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
