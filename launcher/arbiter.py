@@ -148,7 +148,7 @@ class FairArbiter(Arbiter):
             if self._holder[resource] != member or not self._waiting[resource]:
                 return 0.0
             self._count_service(resource)
-            if self._queue.first([member, *self._waiting[resource]]) == member:
+            if self._queue.first([member, *self._waiting[resource]], resource) == member:
                 return 0.0
             self._pass_on(resource)
             waiter = self._enqueue(member, resource)
@@ -157,7 +157,7 @@ class FairArbiter(Arbiter):
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Advance the member's virtual time by a whole iteration."""
         with self._mutex:
-            self._queue.iteration_done(member, record.busy_s)
+            self._queue.iteration_done(member, record.busy_s, record.stage_s)
 
     def _enqueue(self, member: str, resource: int) -> Waiter:
         waiter = Waiter(member, resource)
@@ -178,7 +178,7 @@ class FairArbiter(Arbiter):
     def _count_service(self, resource: int) -> None:
         holder, now_s = self._holder[resource], self._now()
         if holder is not None:
-            self._queue.served(holder, now_s - self._since_s[resource])
+            self._queue.served(holder, resource, now_s - self._since_s[resource])
         self._since_s[resource] = now_s
 
     def _pass_on(self, resource: int) -> None:
@@ -186,7 +186,7 @@ class FairArbiter(Arbiter):
         waiting = self._waiting[resource]
         self._holder[resource] = None
         if waiting:
-            member = self._queue.first(waiting)
+            member = self._queue.first(waiting, resource)
             self._grant(member, resource)
             waiting.pop(member).wake(granted=True)
 

@@ -25,7 +25,7 @@ _CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
 """Where `_posixsubprocess.fork_exec` takes the environment and the child's standard files."""
 
 
-class SessionExit(SystemExit):  # noqa: N818 (it ends a script, it is no error)
+class SessionExit(SystemExit):
     """A script asked to end at once, without clean-up: `os._exit`."""
 
 

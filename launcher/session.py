@@ -280,7 +280,7 @@ class Session:
         while functions:
             try:
                 functions.pop()()
-            except Exception:  # noqa: PERF203 (as atexit does: report and go on)
+            except Exception:
                 traceback.print_exc()
 
     def _finish(self, code: int) -> None:
@@ -290,7 +290,7 @@ class Session:
                     self._endable = False
                     self._raise_later(None)
                 break
-            except BaseException:  # noqa: S112, PERF203 (raised from outside just before the shield was taken)
+            except BaseException:  # noqa: S112 (raised from outside just before the shield was taken)
                 continue
         self._arbiter.leave(self.member)
         for stream in self._state.streams.values():
