@@ -59,6 +59,7 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
             return present, False
         if present:
             namespace.end(present.pid, present.start_ticks)
+        namespace.end_strays(files.plan)
         try:
             return _start(name, suite, shape, build, pyslurm, progress), True
         except BaseException:
@@ -106,6 +107,7 @@ def _remove(name: str) -> None:
     instance = load(name)
     if instance:
         namespace.end(instance.pid, instance.start_ticks)
+    namespace.end_strays(InstancePaths(name).plan)
     shutil.rmtree(InstancePaths(name).directory, ignore_errors=True)
     if InstancePaths(name).directory.exists():
         raise StartError(f"could not remove {InstancePaths(name).directory}; is something in it still open?")

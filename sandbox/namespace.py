@@ -119,6 +119,17 @@ def end(pid: int, ticks: int, deadline_s: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def end_strays(plan_file: Path) -> None:
+    """Kill what runs this plan without being recorded, because `up` itself was killed."""
+    wanted = ["sandbox.init", str(plan_file)]
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            words = (entry / "cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+            ticks = start_ticks(int(entry.name))
+            if words[-3:-1] == wanted and words[0] != "unshare" and ticks is not None:
+                end(int(entry.name), ticks)
+
+
 def _parent(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

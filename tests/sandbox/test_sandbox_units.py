@@ -122,6 +122,17 @@ def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> 
     assert "command gateway" in outcome.reason
 
 
+def test_a_failed_build_of_pyslurm_is_remembered(tmp_path: Path) -> None:
+    status = tmp_path / "root/var/lib/dpkg/status"
+    status.parent.mkdir(parents=True)
+    status.write_text("Package: slurmctld\nVersion: 26.05.5-1\n\n")
+    note = tmp_path / f"pyslurm-{pyslurm_build.PYSLURM_VERSION}-{host.python_tag()}.failed"
+    note.touch()
+    outcome = pyslurm_build.ensure_pyslurm(Build(SUITES["forky"], tmp_path), Progress())
+    assert outcome.directory is None
+    assert f"remove {note} to try again" in outcome.reason
+
+
 def test_local_paths_of_pip_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "index/simple").mkdir(parents=True)
     (tmp_path / "wheels").mkdir()

@@ -38,10 +38,10 @@ def remove_leftovers() -> None:
             lifecycle.down(name, Progress())
 
 
-def start(suite: str) -> Iterator[Driver]:
+def start(suite: str, shape: Shape = SHAPE, kind: str = "") -> Iterator[Driver]:
     remove_leftovers()
-    name = f"test-{suite}-{os.getpid()}"
-    lifecycle.up(name, SUITES[suite], SHAPE, Progress())
+    name = f"test-{kind or suite}-{os.getpid()}"
+    lifecycle.up(name, SUITES[suite], shape, Progress())
     try:
         yield Driver.of(name)
     finally:

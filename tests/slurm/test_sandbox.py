@@ -147,6 +147,17 @@ def test_interrupted_up_cleans_up() -> None:
     assert not InstancePaths(name).directory.exists()
 
 
+@pytest.mark.usefixtures("sandbox")
+def test_down_finds_what_a_killed_up_left_unrecorded() -> None:
+    name = f"unrecorded-{os.getpid()}"
+    started, _ = lifecycle.up(name, SUITES["forky"], Shape(nodes=1), Progress())
+    InstancePaths(name).state.unlink()  # as if `up` had been killed before writing it
+    done = cli("down", "--name", name)
+    assert done.returncode == 0, done.stderr
+    assert not started.alive
+    assert not InstancePaths(name).directory.exists()
+
+
 def test_bookworm_runs_the_old_slurm_without_pyslurm(old_sandbox: Driver) -> None:
     assert old_sandbox.instance.slurm_version.startswith("22.05.")
     assert not old_sandbox.instance.pyslurm
