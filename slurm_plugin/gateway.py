@@ -15,7 +15,7 @@ class SlurmUnreachableError(GatewayError):
 
 
 class NoSuchJobError(GatewayError):
-    """slurmctld no longer knows the job."""
+    """slurmctld no longer knows the job, or the job has ended."""
 
 
 class GatewayUnavailableError(GatewayError):

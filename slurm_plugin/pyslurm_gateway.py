@@ -4,10 +4,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from muri.slurm_plugin import libslurm, slurm_errors
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
@@ -20,8 +20,22 @@ from muri.slurm_plugin.tags import REQUEST_PREFIX
 
 log = logging.getLogger(__name__)
 
-#: Given job ids, returns the GPUs that those jobs ask for.
-GpuLookup = Callable[[list[int]], Mapping[int, int]]
+
+class Helper(Protocol):
+    """What pyslurm cannot say, done some other way; the command gateway fits."""
+
+    def gpu_counts(self, job_ids: list[int]) -> Mapping[int, int]:
+        """Return how many GPUs each of these jobs asks for."""
+        ...
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job so that its user may release it, too."""
+        ...
+
+    def requeue_hold(self, job_id: int) -> None:
+        """Requeue and hold a job that has not ended."""
+        ...
+
 
 _submit_lock = threading.Lock()
 
@@ -29,10 +43,15 @@ _submit_lock = threading.Lock()
 class PyslurmGateway:
     """Speaks to slurmctld through pyslurm.
 
+    Three rare things pyslurm cannot express. `helper` does them; without it their weaker forms are used:
+
+    - GPUs asked for with --gpus or --gpus-per-socket are not shown on a cluster without slurmdbd. The helper is
+      asked once per job, all jobs of a cycle together, and only for jobs with Muri's tag. Otherwise: 0.
+    - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
+    - A requeue that spares a job which has just ended. Otherwise: a look at its state first.
+
     Args:
-        gpu_lookup: Where to ask for GPU requests that pyslurm does not show: those made with --gpus or
-            --gpus-per-socket on a cluster without slurmdbd. Asked once per job, all jobs of a cycle together,
-            and only for jobs with Muri's tag.
+        helper: Another way to speak to the same slurmctld.
 
     Raises:
         GatewayUnavailableError: pyslurm is missing or does not fit this Slurm.
@@ -41,7 +60,7 @@ class PyslurmGateway:
 
     name = "pyslurm"
 
-    def __init__(self, gpu_lookup: GpuLookup | None = None) -> None:
+    def __init__(self, helper: Helper | None = None) -> None:
         self._pyslurm = import_pyslurm()
         self._libslurm = libslurm.Libslurm()
         check_library(str(self._pyslurm.__version__), self._libslurm.release())
@@ -51,7 +70,7 @@ class PyslurmGateway:
             self._slurm_version = str(config.version)
             self._state_save_location = str(config.state_save_location)
         check_controller(self._slurm_version, self._libslurm.release())
-        self._gpu_lookup = gpu_lookup
+        self._helper = helper
         self._gpus_looked_up: dict[int, int] = {}
         self._partitions = self._load_partitions()
 
@@ -103,9 +122,9 @@ class PyslurmGateway:
     def _with_hidden_gpus(self, jobs: list[Job]) -> Iterator[Job]:
         hidden = [job.job_id for job in jobs if job.state.is_active and not job.gpu_count and _tagged(job)]
         unknown = [job_id for job_id in hidden if job_id not in self._gpus_looked_up]
-        if unknown and self._gpu_lookup is not None:
+        if unknown and self._helper is not None:
             try:
-                self._gpus_looked_up.update(dict.fromkeys(unknown, 0) | dict(self._gpu_lookup(unknown)))
+                self._gpus_looked_up.update(dict.fromkeys(unknown, 0) | dict(self._helper.gpu_counts(unknown)))
             except SlurmUnreachableError:
                 raise
             except GatewayError as err:
@@ -134,6 +153,9 @@ class PyslurmGateway:
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job."""
+        if self._helper is not None:
+            self._helper.hold(job_id)
+            return
         with self._slurm(f"hold job {job_id}"):
             self._job(job_id).hold()
 
@@ -148,13 +170,13 @@ class PyslurmGateway:
 
     def requeue_hold(self, job_id: int) -> None:
         """End a running job, put it back into the queue and hold it; a pending one is held."""
-        try:
+        if self._helper is not None:
+            self._helper.requeue_hold(job_id)
+        elif self._state(job_id) is JobState.PENDING:
+            self.hold(job_id)
+        elif self._still_there(job_id):  # Slurm would run an ended job again
             with self._slurm(f"requeue job {job_id}"):
                 self._job(job_id).requeue(hold=True)
-        except GatewayError as err:
-            if not slurm_errors.job_pending(err):
-                raise
-            self.hold(job_id)
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""
@@ -165,16 +187,20 @@ class PyslurmGateway:
             raise
         except NoSuchJobError:
             log.debug("job %d: gone before it was cancelled", job_id)
-        except GatewayError as err:
+        except GatewayError:
             # pyslurm looks at errno even when the call succeeded, and may find an old one there.
-            if not slurm_errors.job_ended(err) and self._still_there(job_id):
+            if self._still_there(job_id):
                 raise
 
     def _still_there(self, job_id: int) -> bool:
-        with suppress(NoSuchJobError), self._slurm(f"read job {job_id}"):
-            state = job_record(self._pyslurm.Job.load(job_id), time.time()).state
+        with suppress(NoSuchJobError):
+            state = self._state(job_id)
             return state.is_active and state is not JobState.COMPLETING
         return False
+
+    def _state(self, job_id: int) -> JobState:
+        with self._slurm(f"read job {job_id}"):
+            return job_record(self._pyslurm.Job.load(job_id), time.time()).state
 
     def batch_script(self, job_id: int) -> str:
         """Return the text of a job's batch script."""

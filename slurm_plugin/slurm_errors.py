@@ -31,11 +31,12 @@ def slurm_error(action: str, words: str) -> GatewayError:
         action: What was tried, such as "hold job 12".
         words: Slurm's message.
     """
-    bare = " ".join(words.split()) or "Slurm gave no reason"
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    bare = lines[0] if lines else "Slurm gave no reason"  # later lines of scontrol repeat it in other words
     text = f"cannot {action}: {bare}"
     if _says(bare, _UNREACHABLE):
         return SlurmUnreachableError(f"{text}; is slurmctld running? (`scontrol ping`)")
-    if _says(bare, _NO_SUCH_JOB):
+    if _says(bare, _NO_SUCH_JOB + _ENDED):
         return NoSuchJobError(text)
     return GatewayError(text)
 

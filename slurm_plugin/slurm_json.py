@@ -5,13 +5,14 @@ Tried with Slurm 22.05 (openapi v0.0.38) and 26.05 (data_parser v0.0.45).
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from muri.slurm_plugin import slurm_text
 from muri.slurm_plugin.gateway import GatewayError
-from muri.slurm_plugin.model import Job, Node
+from muri.slurm_plugin.model import Job, JobState, Node
 
 #: Slurm's NO_VAL and INFINITE of 16, 32 and 64 bits. Slurm 22.05 prints some of them as plain numbers.
 _NOT_A_VALUE = frozenset({0xFFFE, 0xFFFF, 0xFFFF_FFFE, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFE, 0xFFFF_FFFF_FFFF_FFFF})
@@ -84,7 +85,7 @@ def jobs(document: Mapping[str, Any], taken_s: float) -> Iterator[Job]:
 def job(record: Mapping[str, Any], taken_s: float) -> Job:
     """Convert one record of `squeue --json`."""
     state = slurm_text.job_state(words(record.get("job_state")))
-    node_count = number(record.get("node_count"), 1)
+    node_count = _node_count(record, state)
     task_count = number(record.get("tasks"), 1)
     cpu_count = number(record.get("cpus"), 1)
     eligible_s = number(record.get("eligible_time"))
@@ -125,6 +126,12 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         admin_comment=record.get("admin_comment") or "",
         comment=record.get("comment") or "",
     )
+
+
+def _node_count(record: Mapping[str, Any], state: JobState) -> int:
+    """Nodes asked for. Of a pending job Slurm 22.05 guesses `node_count` from its CPUs; the TRES text is right."""
+    match = re.search(r"(?:^|,)node=(\d+)", record.get("tres_req_str") or "") if state is JobState.PENDING else None
+    return int(match[1]) if match else number(record.get("node_count"), 1)
 
 
 def _gpu_count(record: Mapping[str, Any], node_count: int, task_count: int) -> int:
