@@ -52,16 +52,14 @@ function M.is_canonical(text)
   return true
 end
 
--- The mark the SPANK plugin left, or nil. Entries are "NAME=value", counted from 0; slurmctld
--- puts SPANK_ before the names at some stage, which differs between versions.
+-- The mark the SPANK plugin left, or nil. Entries are "NAME=value"; Slurm counts them from 0.
 function M.mark(spank_job_env)
   if type(spank_job_env) ~= "table" then
     return nil
   end
   local index = 0
   while spank_job_env[index] do
-    local entry = spank_job_env[index]
-    local value = entry:match("^MURI_JOB=(.*)$") or entry:match("^SPANK_MURI_JOB=(.*)$")
+    local value = spank_job_env[index]:match("^MURI_JOB=(.*)$")
     if value then
       return value
     end

@@ -19,6 +19,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
 REPOSITORY = Path(__file__).resolve().parents[2]
 SANDBOX = REPOSITORY / "bin" / "muri-sandbox"
 PLUGIN = "/opt/muri/spank/muri_spank.so"
+MODULE = "/opt/muri/job_submit/muri.lua"
 GPU = "--gres=gpu:1"
 DEADLINE_S = 60.0
 KEY_LIST = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint ", "alone "]
@@ -352,3 +353,20 @@ def test_an_unknown_plugstack_argument_is_named_and_harmless(breakable: Cluster)
     assert 'muri: plugstack.conf: unknown argument "colour=red" ignored' in done.stderr
     assert breakable.comment(job_id(done)) == "muri:model=m"
     assert_ordinary_jobs_run(breakable)
+
+
+@pytest.fixture
+def broken_module(cluster: Cluster) -> Iterator[Cluster]:
+    """A muri.lua that doesn't parse; slurmctld reloads its script when that is newer than before."""
+    reload = "touch -d '+{} seconds' /etc/slurm/job_submit.lua"
+    cluster.root(f"cp {MODULE} /tmp/good.lua; echo 'not Lua' > {MODULE}; {reload.format(2)}")
+    yield cluster
+    cluster.root(f"cp /tmp/good.lua {MODULE}; {reload.format(4)}")
+
+
+def test_jobs_run_with_a_broken_job_submit_module(broken_module: Cluster) -> None:
+    assert_ordinary_jobs_run(broken_module)
+    job = broken_module.submit("--muri", GPU, script="echo ran")
+    assert broken_module.comment(job) == ""
+    assert broken_module.output_of(job) == "ran\n"
+    assert "cannot load muri.lua, --muri has no effect" in broken_module.root("cat /var/log/slurmctld.log")

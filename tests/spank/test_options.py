@@ -177,7 +177,7 @@ def test_any_text_is_canonical_or_explained(options: Options, text: str) -> None
     alone=st.booleans(),
     order=st.permutations(range(5)),
 )
-def test_order_of_keys_does_not_matter(  # noqa: PLR0917 - one parameter per key
+def test_order_of_keys_does_not_matter(
     options: Options,
     model: str,
     batch_size: int,
@@ -193,8 +193,6 @@ def test_order_of_keys_does_not_matter(  # noqa: PLR0917 - one parameter per key
         f"checkpoint={int(checkpoint)}",
         f"alone={int(alone)}",
     ]
-    expected = (
-        [items[0], items[1], f"duration={duration_s}"] + ["checkpoint=1"] * checkpoint + ["alone=1"] * alone
-    )
+    expected = [items[0], items[1], f"duration={duration_s}"] + ["checkpoint=1"] * checkpoint + ["alone=1"] * alone
     text = ",".join(items[index] for index in order)
     assert options(f"cli:--muri={text}") == Outcome(",".join(expected), "")
