@@ -25,9 +25,11 @@ class Cleared(str):
         return super().__new__(cls, "")
 
     def __bool__(self) -> bool:
+        """Look filled in."""
         return True
 
     def __getitem__(self, _: object) -> str:
+        """Show a first character that is not NUL."""
         return " "
 
 

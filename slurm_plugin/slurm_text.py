@@ -33,7 +33,9 @@ _OPEN_NODE_STATES = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLAN
 _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
                   "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED"}  # fmt: skip
 
-_GRES = re.compile(r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?")
+_GRES = re.compile(
+    r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
+)
 _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
@@ -102,9 +104,7 @@ def request_text(counts: Mapping[str, int]) -> str:
     return ",".join(f"gres/{key}:{count}" for key, count in sorted(counts.items()))
 
 
-def job_gpus(  # noqa: PLR0913 - the four ways of asking and the two factors
-    *, per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int
-) -> int:
+def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
     """Return how many GPUs a job asks for, whichever option of sbatch it used.
 
     --gpus counts for the whole job and --gpus-per-node (as --gres) once per node. --gpus-per-socket is taken
