@@ -20,7 +20,7 @@ import click
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
-from muri.slurm_plugin.slurm_commands import job_field, set_comment
+from muri.slurm_plugin.node_commands import job_field, set_comment
 
 _TICK_S = 0.05
 _GRACE_S = 5.0

@@ -18,7 +18,7 @@ import click
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.logs import configure_logging
-from muri.slurm_plugin.slurm_commands import active_jobs, set_comment
+from muri.slurm_plugin.node_commands import active_jobs, set_comment
 
 log = logging.getLogger("muri.host")
 

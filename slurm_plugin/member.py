@@ -5,7 +5,7 @@ import time
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.slurm_commands import job_field, run_slurm
+from muri.slurm_plugin.node_commands import job_field, run_slurm
 
 _RETRY_S = 10.0
 
