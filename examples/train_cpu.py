@@ -8,7 +8,7 @@ import muri
 
 IMAGE = (3, 64, 64)
 CLASSES = 10
-MICRO_BATCH = 8
+MICRO_BATCH = 4
 
 
 def images(file, batch_size, iterations):

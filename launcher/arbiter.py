@@ -81,7 +81,7 @@ class Arbiter(ABC):
         """
         return 0.0
 
-    def iteration_done(self, member: str, record: IterationRecord) -> None:
+    def iteration_done(self, member: str, record: IterationRecord) -> None:  # noqa: B027 (lockstep has no use for it)
         """Note that a member finished an iteration."""
 
 
@@ -211,5 +211,3 @@ def make_arbiter(discipline: str, members: list[str], ordering: list[str | None]
     from muri.launcher.lockstep import LockstepArbiter  # noqa: PLC0415 (it imports this module)
 
     return LockstepArbiter(ordering or list(members))
-
-

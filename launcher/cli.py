@@ -1,6 +1,7 @@
 """The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -14,6 +15,8 @@ from muri.launcher import measure
 from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
+from muri.launcher.protocol import ProtocolError
+from muri.launcher.rendezvous import RendezvousError
 
 WAIT_FOR_END_S: Final = 60.0
 """After a requeue the scheduler ends this process; it waits that long for it."""
@@ -47,9 +50,7 @@ class TargetError(UsageError):
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write every stage to FILE as JSON lines.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
-    module: bool, no_attach: bool, timing: bool, trace: str | None, script: str, arguments: tuple[str, ...]
-) -> int:
+def run(module: bool, no_attach: bool, timing: bool, trace: str | None, script: str, arguments: tuple[str, ...]) -> int:
     """Run a training script; inside a group, interleave it with its partners.
 
     Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs in
@@ -74,20 +75,20 @@ def run(
 def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
     command = [sys.executable, *(["-m"] if module else []), script, *arguments]
     request = measure.DryRunRequest.from_environment(os.environ)
-    if request is not None:
-        from muri.launcher.dry_run import supervise  # noqa: PLC0415 (only when needed)
+    if request is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)
+    from muri.launcher.dry_run import supervise  # noqa: PLC0415 (only when needed)
 
-        return supervise(command, request)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(sys.executable, command)
+    return supervise(command, request)
 
 
 def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int | None:
     """The exit code of the script in the group's runtime, None when the job should run alone."""
     membership: Membership | None = None
     try:
-        connection = find_runtime(os.environ, job_id)
+        connection = _trusted_runtime(job_id)
         if connection is None and may_be_member(os.environ):
             membership = load_membership()
             connection = wait_for_runtime(os.environ, job_id, membership)
@@ -96,6 +97,17 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
         return attach(connection, build_request(job_id, script, module, arguments))
     except RuntimeLostError as error:
         give_up(job_id, error, membership or load_membership())
+
+
+def _trusted_runtime(job_id: str) -> socket.socket | None:
+    """A connection to the job's runtime; what cannot be trusted does not keep a job from running alone."""
+    try:
+        return find_runtime(os.environ, job_id)
+    except (RendezvousError, ProtocolError) as error:
+        if may_be_member(os.environ):
+            raise
+        click.echo(f"muri: {error}. The script runs alone.", err=True)
+        return None
 
 
 def may_be_member(environment: Mapping[str, str]) -> bool:

@@ -177,9 +177,7 @@ class StageClock:
         start_s = self._iteration_start_s
         if start_s is None:
             return
-        record = IterationRecord(
-            self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s)
-        )
+        record = IterationRecord(self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         self.iterations += 1
         self.recent.append(record)

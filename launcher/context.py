@@ -77,5 +77,3 @@ def open_streams(files: tuple[int, int, int]) -> dict[str, io.TextIOWrapper]:
             io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
         ),
     }
-
-

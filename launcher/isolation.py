@@ -50,21 +50,27 @@ class StreamProxy:
         return session.streams[self._name]
 
     def __getattr__(self, attribute: str) -> Any:
+        """Read from the session's stream."""
         return getattr(self._target(), attribute)
 
     def __setattr__(self, attribute: str, value: Any) -> None:
+        """Write to the session's stream."""
         setattr(self._target(), attribute, value)
 
     def __iter__(self) -> Any:
+        """Lines of the session's stream."""
         return iter(self._target())
 
     def __next__(self) -> Any:
+        """Next line of the session's stream."""
         return next(self._target())
 
     def __enter__(self) -> Any:
+        """As the session's stream does."""
         return self._target().__enter__()
 
     def __exit__(self, *exception: Any) -> Any:
+        """As the session's stream does."""
         return self._target().__exit__(*exception)
 
 
@@ -72,12 +78,14 @@ class MainProxy(ModuleType):
     """Stands for `__main__` and leads to the session's own, so that pickling finds its classes."""
 
     def __getattribute__(self, name: str) -> Any:
+        """Read from the session's module."""
         session = current_session()
         if session is None:
             return super().__getattribute__(name)
         return session.main.__dict__ if name == "__dict__" else getattr(session.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        """Write to the session's module."""
         session = current_session()
         if session is None:
             super().__setattr__(name, value)
@@ -85,6 +93,7 @@ class MainProxy(ModuleType):
             setattr(session.main, name, value)
 
     def __delattr__(self, name: str) -> None:
+        """Delete from the session's module."""
         session = current_session()
         if session is None:
             super().__delattr__(name)
@@ -101,12 +110,14 @@ class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in 
         return self.__dict__["_data"] if session is None else session.environment
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        """Set a variable of the session."""
         if current_session() is None:
             super().__setitem__(key, value)
         else:
             self._data[self.encodekey(key)] = self.encodevalue(value)
 
     def __delitem__(self, key: Any) -> None:
+        """Remove a variable of the session."""
         if current_session() is None:
             super().__delitem__(key)
             return
@@ -182,7 +193,7 @@ def _install_threads() -> None:
             session.threads = [other for other in session.threads if other.is_alive()] + [thread]
         start(thread)
 
-    threading.Thread.start = start_in_session  # type: ignore[method-assign]
+    threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
 
 
 def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
@@ -247,7 +258,7 @@ def _install_exits(runtime_pid: int) -> None:
             hard_exit(status)
         raise SessionExit(status)
 
-    atexit.register, atexit.unregister = session_register, session_unregister  # type: ignore[assignment]
+    atexit.register, atexit.unregister = session_register, session_unregister
     os._exit = session_exit
 
 
@@ -261,7 +272,7 @@ def _install_sleep() -> None:
         else:
             session.interrupted.wait(seconds)
 
-    time.sleep = session_sleep
+    time.sleep = session_sleep  # type: ignore[assignment]
 
 
 def _install_subprocesses() -> None:

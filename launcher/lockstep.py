@@ -128,7 +128,7 @@ class LockstepArbiter(Arbiter):
     def _advance(self) -> None:
         """Go on to the next step in which somebody has work, if nobody needs this one."""
         waiting = [place for place in self._places.values() if place.waiter is not None]
-        while waiting and not any([self._blocks_step(place) for place in self._places.values()]):
+        while waiting and not any(map(self._blocks_step, self._places.values())):
             self._step += 1
             for place in waiting:
                 waiter = place.waiter

@@ -117,8 +117,7 @@ class DryRun:
             }
         count = len(measured)
         means: dict[str, object] = {
-            f"{name}_s": sum(record.stage_s[index] for record in measured) / count
-            for index, name in enumerate(STAGES)
+            f"{name}_s": sum(record.stage_s[index] for record in measured) / count for index, name in enumerate(STAGES)
         }
         means["iteration_s"] = sum(record.iteration_s for record in measured) / count
         return means | {"gpu_mem_gib": peak_gpu_mem_gib(), "iterations": count}

@@ -115,11 +115,8 @@ def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Fram
         return None
     files = _files_of(ancillary)
     try:
-        rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
-        if rest is None or len(files) != file_count:
-            raise ProtocolError(f"expected {file_count} open files with the first frame, got {len(files)}")
-        return _receive_body(connection, start + rest), files
-    except ProtocolError:
+        return _finish_first_frame(connection, start, len(files) - file_count), files
+    except (ProtocolError, OSError):
         for file in files:
             os.close(file)
         raise
@@ -148,6 +145,17 @@ def _files_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             files.frombytes(data[: len(data) - len(data) % files.itemsize])
     return list(files)
+
+
+def _finish_first_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
+    if surplus:
+        raise ProtocolError(
+            f"the first frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
+        )
+    rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
+    if rest is None:
+        raise ProtocolError("the connection ended within a frame")
+    return _receive_body(connection, start + rest)
 
 
 def _receive_body(connection: socket.socket, header: bytes) -> Frame:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -18,6 +18,7 @@ from muri.cli import run_command
 from muri.errors import UsageError
 from muri.launcher import isolation, rendezvous
 from muri.launcher.arbiter import make_arbiter
+from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
 from muri.launcher.members import MemberTable
 from muri.launcher.server import Server, SessionFactory
@@ -54,7 +55,7 @@ class Runtime:
         self._trace = StageTrace(options.trace) if options.trace else None
         self._table = MemberTable(options.members, options.discipline)
         arbiter = make_arbiter(options.discipline, options.members, options.ordering)
-        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, list(sys.path[1:]))
+        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path())
         self._server = Server(options.run_dir, options.members, self._table, factory)
         self._told_to_end, self._tell_to_end = os.pipe()
         self._stopped = threading.Event()
@@ -112,13 +113,17 @@ class Runtime:
         sessions = self._table.running()
         logger.info("ending; %d sessions under way", len(sessions))
         for session in sessions:
-            session.lost = True
-            session.end(signal.SIGTERM, self._options.grace_s)
+            session.shut_down(self._options.grace_s)
         for session in sessions:
             session.ended.wait(self._options.grace_s + 1.0)
 
 
-def _clock_of_thread():  # type: ignore[no-untyped-def]
+def _base_path() -> list[str]:
+    """sys.path without what `python -m` puts first."""
+    return list(sys.path if sys.flags.safe_path else sys.path[1:])
+
+
+def _clock_of_thread() -> StageClock | None:
     session = current_session()
     return None if session is None else session.clock
 
@@ -181,40 +186,27 @@ def _configure_log() -> None:
     logger.propagate = False
 
 
+_PATH: Final = click.Path(path_type=Path, resolve_path=True)
+
+
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--members", required=True, help="Job ids of the members: 101,102.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the sockets, mode 0700.")
 @click.option("--discipline", type=click.Choice(["fair", "lockstep"]), default="fair", show_default=True)
 @click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
 @click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
-@click.option("--status-file", type=click.Path(path_type=Path), help="JSON status, written every second.")
-@click.option("--trace", type=click.Path(path_type=Path), help="Write every stage to this file as JSON lines.")
+@click.option("--status-file", type=_PATH, help="JSON status, written every second.")
+@click.option("--trace", type=_PATH, help="Write every stage to this file as JSON lines.")
 @click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
 @click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")
-def main(
-    members: str,
-    run_dir: Path | None,
-    discipline: str,
-    ordering: str | None,
-    solo_iteration_s: str | None,
-    status_file: Path | None,
-    trace: Path | None,
-    preload: str,
-    grace_s: float,
-) -> None:
+def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> None:
     """Serve the members of one group in one process, until SIGTERM."""
     ids = parse_members(members)
-    options = RuntimeOptions(
-        members=ids,
-        run_dir=(run_dir or rendezvous.default_run_dir(os.environ)).absolute(),
-        discipline=discipline,
-        ordering=parse_ordering(ordering, ids),
-        solo_iteration_s=parse_solo_iterations(solo_iteration_s, ids),
-        status_file=status_file.absolute() if status_file else None,
-        trace=trace.absolute() if trace else None,
-        preload=[name for name in preload.split(",") if name],
-        grace_s=grace_s,
-    )
+    values["ordering"] = parse_ordering(values["ordering"], ids)
+    values["solo_iteration_s"] = parse_solo_iterations(values["solo_iteration_s"], ids)
+    run_dir = (run_dir or rendezvous.default_run_dir(os.environ)).absolute()
+    modules = [name for name in preload.split(",") if name]
+    options = RuntimeOptions(members=ids, run_dir=run_dir, preload=modules, **values)
     _configure_log()
     Runtime(options).run()
     # Scripts that did not end, and their libraries' threads, must not hold the process.

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import threading
@@ -85,7 +86,7 @@ class Server:
         self._factory = factory
         self._closing = False
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._threads: list[threading.Thread] = []
+        self._open: set[socket.socket] = set()
 
     def start(self) -> None:
         """Publish the names and accept members in the background.
@@ -104,6 +105,7 @@ class Server:
         self._socket.listen(BACKLOG)
         for name in self._names:
             name.symlink_to(self._socket_path.name)
+        os.register_at_fork(after_in_child=self._close_in_child)
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
@@ -114,6 +116,12 @@ class Server:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def _close_in_child(self) -> None:
+        """A script's worker process must not keep the connections open when the runtime dies."""
+        for raw in (self._socket, *self._open):
+            with contextlib.suppress(OSError):
+                os.close(raw.fileno())
 
     def _accept(self) -> None:
         while not self._closing:
@@ -129,6 +137,7 @@ class Server:
 
     def _serve(self, raw: socket.socket) -> None:
         with raw:
+            self._open.add(raw)
             connection = Connection(raw)
             try:
                 raw.settimeout(HELLO_TIMEOUT_S)
@@ -140,6 +149,8 @@ class Server:
             except (ProtocolError, OSError) as error:
                 logger.warning("a connection was refused: %s", error)
                 connection.finish({"type": "refused", "kind": "protocol", "reason": str(error)})
+            finally:
+                self._open.discard(raw)
 
     def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
         try:
@@ -151,8 +162,8 @@ class Server:
             raise
         if session is None or not self._table.begin(session):
             _close_all(files)
-            busy = {"kind": "busy", "reason": f"job {request.job_id} already runs a script in its group; run one at a time"}
-            connection.finish({"type": "refused"} | (refusal or busy))
+            reason = f"job {request.job_id} already runs a script in its group; run one at a time"
+            connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
             return
         connection.send({"type": "accepted"})
         logger.info("member %s runs %s", request.job_id, request.target)
@@ -193,7 +204,7 @@ class Server:
         if not session.ended.is_set():
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()
-            session.cancel()
+            session.end(signal.SIGTERM)
             session.ended.wait()
 
 

@@ -76,7 +76,8 @@ class SessionGate:
     def release(self, stage: int) -> None:
         """Pass the resource on."""
         with self._session.shield:
-            self._arbiter.release(self._member, stage)
+            if not self._session.ended.is_set():
+                self._arbiter.release(self._member, stage)
 
     def yield_point(self, stage: int) -> float:
         """Let others go first, if they are further behind."""
@@ -85,7 +86,8 @@ class SessionGate:
     def iteration_done(self, record: IterationRecord) -> None:
         """Tell the arbiter."""
         with self._session.shield:
-            self._arbiter.iteration_done(self._member, record)
+            if not self._session.ended.is_set():
+                self._arbiter.iteration_done(self._member, record)
         self._session.safe_point()
 
     def _guarded(self, operation: Callable[[], float]) -> float:
@@ -108,7 +110,7 @@ class Session:
         clock: Its stage times.
         shield: Held while the arbiter's state changes; no exception is raised from outside then.
         exit_code: The script's exit code, None until it ended.
-        lost: Whether the runtime gave the script up before it ended by itself.
+        told_to_end: Whether the runtime ended the script, because it ends itself.
         ended: Set when the script ended and everything of it was cleared away.
     """
 
@@ -125,7 +127,8 @@ class Session:
         self.shield = threading.Lock()
         self.exit_code: int | None = None
         self.ended = threading.Event()
-        self.lost = False
+        self.told_to_end = False
+        self._lost_whatever_code = False
         self.clock = StageClock(SessionGate(self, arbiter), on_interval)
         self._request = request
         self._arbiter = arbiter
@@ -169,9 +172,26 @@ class Session:
         self._ending_class = _ending_of(signum)
         threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
 
-    def cancel(self) -> None:
-        """End the script for good: its member is gone, or the runtime ends."""
-        self.end(signal.SIGTERM)
+    def shut_down(self, grace_s: float) -> None:
+        """The runtime ends: let the script's own SIGTERM handler work, else end it."""
+        with self.shield:
+            if self.ended.is_set():
+                return
+            handler = self._state.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+            self._lost_whatever_code = callable(handler)
+            self.told_to_end = True
+        if callable(handler):
+            self.deliver(signal.SIGTERM)
+            timer = threading.Timer(grace_s / 2, self.end, args=(signal.SIGTERM, grace_s / 2))
+            timer.daemon = True
+            timer.start()
+        else:
+            self.end(signal.SIGTERM, grace_s)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+        return self.told_to_end and (self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM)
 
     def detach_output(self) -> None:
         """The member's process is gone: what the script still writes goes nowhere."""
@@ -187,6 +207,8 @@ class Session:
         """Called by the script's own thread where it may be interrupted."""
         if threading.get_ident() != self._thread.ident:
             return
+        if self.ended.is_set():  # given up: the script must not use resources any more
+            raise SystemExit(128 + signal.SIGTERM)
         while self._handlers_due:
             self._run_handler(self._handlers_due.pop(0))
         ending, self._ending = self._ending, None
@@ -197,22 +219,26 @@ class Session:
     def _insist(self, signum: int, grace_s: float) -> None:
         waited_s = 0.0
         while not self.ended.is_set() and waited_s < grace_s:
-            self._ending = self._ending_class
-            self._state.interrupted.set()
-            self._arbiter.interrupt(self.member)
-            if self.shield.acquire(blocking=False):
-                try:
-                    if self._endable and self._ending is not None:
-                        self._raise_later(self._ending)
-                        self._ending = None
-                finally:
-                    self.shield.release()
+            self._throw(self._ending_class)
             step_s = INSIST_S if waited_s else 0.2
             self.ended.wait(step_s)
             waited_s += step_s
         if not self.ended.is_set():
             logger.warning("member %s did not end within %g s and was given up", self.member, grace_s)
             self._conclude(128 + signum)
+
+    def _throw(self, kind: type[BaseException]) -> None:
+        """Raise an exception in the script's thread, at once or when it leaves the arbiter."""
+        self._ending = kind
+        self._state.interrupted.set()
+        self._arbiter.interrupt(self.member)
+        if self.shield.acquire(blocking=False):
+            try:
+                if self._endable and self._ending is not None:
+                    self._ending = None
+                    self._raise_later(kind)
+            finally:
+                self.shield.release()
 
     def _raise_later(self, kind: type[BaseException] | None) -> None:
         """Let Python raise an exception in the script's thread at its next bytecode."""
@@ -221,15 +247,15 @@ class Session:
 
     def _run_due_handlers_beside(self) -> None:
         enter_session(self._state)
-        while self._handlers_due:
+        while self._handlers_due and not self.ended.is_set():
             try:
                 self._run_handler(self._handlers_due.pop(0))
             except SystemExit as error:
                 code = _exit_code(error, self._state)
                 self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
                 self._insist(code - 128, CANCEL_GRACE_S)
-            except BaseException:  # the script's own handler: whatever it raises is the script's
-                traceback.print_exc()
+            except BaseException as error:  # it would have come up in the script's own thread
+                self._throw(type(error))
         enter_session(None)
 
     def _run_handler(self, signum: int) -> None:
@@ -339,8 +365,7 @@ def _own_working_directory(request: AttachRequest, state: SessionState) -> None:
     if _libc.unshare(_CLONE_FS) != 0:
         reason = os.strerror(ctypes.get_errno())
         print(
-            f"muri: the working directory is shared with the other members of the group ({reason}); "
-            "use absolute paths",
+            f"muri: the working directory is shared with the other members of the group ({reason}); use absolute paths",
             file=state.streams["stderr"],
         )
         return

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from sandbox.errors import SandboxError
+
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster
 from .report import Comparison, draw_timeline, print_table
 from .watch import wait_for
@@ -89,7 +91,7 @@ def main() -> int:
     console = Console(highlight=False)
     try:
         return demo(parser.parse_args(), console)
-    except DemoError as error:
+    except (DemoError, SandboxError) as error:
         console.print(f"demo: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:

@@ -1,15 +1,18 @@
 """The demo's cluster: a sandbox of two nodes with one stand-in GPU each."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sandbox import lifecycle
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+from sandbox.progress import Progress
+from sandbox.suites import SUITES
+
 CHECKOUT = Path(__file__).resolve().parents[2]
-SANDBOX = CHECKOUT / "bin" / "muri-sandbox"
 STATE_DIR = "/var/lib/muri"
 TRAIN, PROFILE = "train", "profile"
 
@@ -54,32 +57,15 @@ class DemoError(Exception):
 
 
 class Cluster:
-    """Runs commands in one sandbox."""
+    """The demo's sandbox."""
 
-    def __init__(self, name: str) -> None:
-        """Bind to a sandbox by name."""
-        self.name = name
+    def __init__(self, driver: Driver) -> None:
+        """Bind to a running sandbox."""
+        self.driver = driver
 
-    def command(self, *arguments: str, user: str = "root") -> list[str]:
-        """Return the command line that runs `arguments` in the sandbox."""
-        return [str(SANDBOX), "run", "--name", self.name, "--user", user, "--", *arguments]
-
-    def run(self, *arguments: str, user: str = "root", stdin: str = "") -> str:
-        """Run a command in the sandbox and return its output.
-
-        Raises:
-            DemoError: The command failed.
-        """
-        done = subprocess.run(
-            self.command(*arguments, user=user), input=stdin, capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            raise DemoError(f"{' '.join(arguments)} failed with {done.returncode}: {done.stderr.strip()}")
-        return done.stdout
-
-    def write(self, path: str, text: str) -> None:
-        """Write a file in the sandbox as root."""
-        self.run("sh", "-c", 'mkdir -p "$(dirname "$1")" && cat >"$1"', "write", path, stdin=text)
+    def run(self, *arguments: str, user: str = "root") -> str:
+        """Run a command in the sandbox and return its output."""
+        return self.driver.run(*arguments, user=user).stdout
 
     def jobs(self) -> dict[int, JobRecord]:
         """Return every job that Slurm remembers."""
@@ -88,8 +74,7 @@ class Cluster:
 
     def submit(self, options: Sequence[str], script: Sequence[str]) -> int:
         """Submit a job as alice and return its id."""
-        text = self.run("sbatch", "--parsable", f"--partition={TRAIN}", *options, *script, user="alice")
-        return int(text.strip().split(";")[0])
+        return self.driver.submit(f"--partition={TRAIN}", *options, *script)
 
 
 def _number(value: object) -> int:
@@ -110,38 +95,32 @@ def _record(job: dict) -> JobRecord:  # type: ignore[type-arg]
     )
 
 
-def _sandbox(verb: str, *options: str) -> None:
-    if subprocess.run([str(SANDBOX), verb, *options], check=False).returncode:
-        raise DemoError(f"muri-sandbox {verb} failed; its message is above")
-
-
 @contextmanager
 def demo_cluster(name: str = "demo") -> Iterator[Cluster]:
     """Start the demo's own sandbox, and take it down at the end, however the demo ends."""
-    _sandbox("down", "--name", name)
-    _sandbox(
-        "up", "--name", name, "--nodes", "2", "--gpus-per-node", "1",
-        "--partition", f"{TRAIN}=n1", "--partition", f"{PROFILE}=n2",
-    )  # fmt: skip
-    cluster = Cluster(name)
+    partitions = (Partition(TRAIN, "n1"), Partition(PROFILE, "n2"))
+    lifecycle.down(name, Progress())
+    lifecycle.up(name, SUITES["forky"], Shape(nodes=2, gpus_per_node=1, extra_partitions=partitions), Progress())
+    driver = Driver.of(name)
     try:
-        cluster.write("/etc/muri/muri.yaml", CONFIG)
-        yield cluster
+        driver.write("/etc/muri/muri.yaml", CONFIG, user="root", mode="0644")
+        yield Cluster(driver)
     finally:
-        _sandbox("down", "--name", name)
+        lifecycle.down(name, Progress())
 
 
 @contextmanager
 def controller(cluster: Cluster, interval_s: float, log: Path) -> Iterator[None]:
-    """Run the controller in the sandbox for as long as the block lasts."""
-    command = cluster.command("muri-controller", "--interval", str(interval_s))
-    with log.open("w") as stream, subprocess.Popen(command, stdout=stream, stderr=stream) as process:
-        try:
-            yield
-            if process.poll() is not None:
-                raise DemoError(f"the controller ended by itself; see {log}")
-        finally:
-            subprocess.run(
-                cluster.command("pkill", "-TERM", "-f", "muri-controller --interval"), check=False, stdout=sys.stderr
-            )
-            process.wait()
+    """Run the controller in the sandbox for as long as the block lasts.
+
+    Raises:
+        DemoError: It ended by itself.
+    """
+    process = cluster.driver.popen("sh", "-c", f"exec muri-controller --interval {interval_s} 2>&1", user="root")
+    try:
+        yield
+        if process.poll() is not None:
+            raise DemoError(f"the controller ended by itself; see {log}")
+    finally:
+        process.terminate()
+        log.write_text(process.communicate()[0])

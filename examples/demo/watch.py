@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from sandbox.errors import SandboxError
+
 from .cluster import Cluster, DemoError, JobRecord
 
 POLL_S = 1.0
@@ -41,7 +43,7 @@ def _details(cluster: Cluster) -> dict[int, dict]:  # type: ignore[type-arg]
     """What `muri queue --json` says of each job; nothing before the first cycle."""
     try:
         status = json.loads(cluster.run("muri", "queue", "--json"))
-    except DemoError:
+    except SandboxError:
         return {}
     return {job["job_id"]: job for job in status["jobs"]}
 
