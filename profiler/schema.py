@@ -22,7 +22,7 @@ MIGRATIONS: Final = (
             iterations INTEGER NOT NULL,
             measured_at TEXT NOT NULL,
             source TEXT NOT NULL
-        ) STRICT""",
+        )""",
         "CREATE INDEX measurement_key ON measurement (model, batch_size, gpu_count, gpu_type, id)",
     ),
 )

@@ -128,7 +128,7 @@ class ProfileStore:
             rows = self._connection.execute(query, values).fetchall()
         try:
             return tuple(_profile(row) for row in rows)
-        except ProfileError as error:
+        except (ProfileError, TypeError) as error:  # SQLite columns don't enforce types
             raise CorruptStoreError(self.path, str(error)) from error
 
     @contextmanager

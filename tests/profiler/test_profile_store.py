@@ -150,11 +150,12 @@ def test_damage_in_the_middle_is_named_too(path):
     assert path.read_bytes() == content
 
 
-def test_a_figure_that_cannot_be_true_is_damage(path):
+@pytest.mark.parametrize("value", ["-1", "'fast'", "9e999"])
+def test_a_figure_that_cannot_be_true_is_damage(path, value):
     with ProfileStore(path) as store:
         store.put(make_profile())
-        store._connection.execute("UPDATE measurement SET load_s = -1")
-        with pytest.raises(CorruptStoreError, match="load time is -1"):
+        store._connection.execute(f"UPDATE measurement SET load_s = {value}")
+        with pytest.raises(CorruptStoreError, match=r"is damaged \("):
             store.list()
 
 
