@@ -3,6 +3,7 @@
 Run by the batch script that `scripts.host_job` writes: `python -m muri.slurm_plugin.host --members 101,102 …`.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -85,11 +86,16 @@ class Host:
                 self._report_speeds()
             time.sleep(_TICK_S)
 
-    def _members_status(self) -> dict[str, Any]:
+    def _runtime_status(self) -> dict[str, Any]:
+        """What the runtime last wrote about itself; empty before its first words."""
         try:
-            members = json.loads(self._status.read_text())["members"]
-        except (OSError, ValueError, KeyError):
+            status = json.loads(self._status.read_text())
+        except (OSError, ValueError):
             return {}
+        return status if isinstance(status, dict) else {}
+
+    def _members_status(self) -> dict[str, Any]:
+        members = self._runtime_status().get("members")
         return members if isinstance(members, dict) else {}
 
     def _finished(self) -> bool:
@@ -129,7 +135,9 @@ class Host:
                 log.warning("cannot report speeds: %s", error)
 
     def _end_runtime(self) -> int:
-        self._runtime.send_signal(signal.SIGTERM)
+        """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self._runtime_status()["pid"], signal.SIGTERM)
         try:
             self._runtime.wait(_RUNTIME_GRACE_S)
         except subprocess.TimeoutExpired:

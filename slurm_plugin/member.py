@@ -5,7 +5,7 @@ import time
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node_commands import job_field, run_slurm
+from muri.slurm_plugin.node_commands import job_field, requeue_hold
 
 _RETRY_S = 10.0
 
@@ -37,4 +37,4 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         print(f"muri: {reason}; the job goes back to the queue and runs alone next time", file=sys.stderr, flush=True)
-        run_slurm(["scontrol", "requeuehold", job_id])
+        requeue_hold(int(job_id))

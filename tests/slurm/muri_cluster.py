@@ -1,0 +1,113 @@
+"""A sandbox with one GPU to share, a controller to call cycle by cycle, and small training scripts."""
+
+import json
+import time
+from typing import Any
+
+from sandbox.driver import FINAL_STATES, Driver
+
+TRAIN_PY = """\
+import os, sys, time
+import muri
+
+iterations, code = int(sys.argv[1]), int(sys.argv[2])
+slow = sys.argv[3]
+print("started", os.environ["SLURM_JOB_ID"], flush=True)
+for step in range(iterations):
+    for stage in ("load", "preprocess", "propagate", "synchronize"):
+        with muri.stage(stage):
+            time.sleep(0.07 if stage == slow else 0.01)
+print("finished", os.environ["SLURM_JOB_ID"], flush=True)
+sys.exit(code)
+"""
+
+TRAIN_SH = """\
+#!/bin/sh
+muri run /home/{user}/train.py "$@"
+code=$?
+echo "script ends with $code"
+exit $code
+"""
+
+STAGES = ("load", "preprocess", "propagate", "synchronize")
+
+
+class MuriCluster:
+    """What the end-to-end tests do as administrator and as users."""
+
+    def __init__(self, driver: Driver, state_dir: str) -> None:
+        self.driver = driver
+        self.state_dir = state_dir
+        self.configure()
+        for user in ("alice", "bob"):
+            driver.write("train.py", TRAIN_PY, user=user)
+            driver.write("train.sh", TRAIN_SH.format(user=user), user=user)
+
+    def configure(self, **changes: Any) -> None:
+        """Write the controller's configuration."""
+        host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 60}
+        config = {"state_dir": self.state_dir, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
+        self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
+
+    def know_profiles(self) -> None:
+        """Import profiles of the four kinds, so that a test need not wait for dry runs."""
+        for slow in STAGES:
+            stages = {f"{stage}_s": 0.07 if stage == slow else 0.01 for stage in STAGES}
+            key = {"model": slow, "batch_size": 8, "gpu_count": 1, "gpu_type": "gpu"}
+            self.python(
+                "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
+                "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
+                f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
+                "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
+                json.dumps(key),
+                json.dumps(stages),
+            )
+
+    def python(self, code: str, *arguments: str, check: bool = True, stdin: str = "") -> Any:
+        """Run Python as root inside, with the project's environment."""
+        return self.driver.run("python", "-c", code, *arguments, user="root", check=check, stdin=stdin)
+
+    def submit(self, kind: str, *options: str, user: str = "alice", iterations: int = 30, code: int = 0) -> int:
+        """Submit a training job of one kind with --muri."""
+        mark = f"--muri=model={kind},batch-size=8,duration={max(1, iterations // 10)}s"
+        script = (f"/home/{user}/train.sh", str(iterations), str(code), kind)
+        return self.driver.submit("-p", "train", "--gres=gpu:1", mark, *options, *script, user=user)
+
+    def cycle(self, *, check: bool = True) -> Any:
+        """Run one cycle of the controller."""
+        return self.driver.run("muri-controller", "--once", user="root", check=check)
+
+    def cycles_until_ended(self, *jobs: int, deadline_s: float = 120.0) -> dict[int, dict[str, str]]:
+        """Run a cycle every half second until all jobs have ended; return their fields."""
+        limit = time.monotonic() + deadline_s
+        while True:
+            fields = {job: self.driver.job(job) for job in jobs}
+            if all(job["JobState"] in FINAL_STATES for job in fields.values()):
+                return fields
+            assert time.monotonic() < limit, {job: (f["JobState"], f.get("Reason")) for job, f in fields.items()}
+            self.cycle()
+            time.sleep(0.5)
+
+    def output(self, job: int, user: str = "alice") -> str:
+        """What a job wrote to its standard output file."""
+        return self.driver.read(f"/home/{user}/slurm-{job}.out")
+
+    def queue(self) -> dict[int, dict[str, Any]]:
+        """What `muri queue --json` says, by job id."""
+        status = json.loads(self.driver.run("muri", "queue", "--json", user="alice").stdout)
+        return {job["job_id"]: job for job in status["jobs"]}
+
+    def hosts(self) -> list[int]:
+        """Host jobs that wait or run."""
+        text = self.driver.run("squeue", "-h", "-n", "muri-host", "-o", "%i", user="root").stdout
+        return [int(word) for word in text.split()]
+
+    def wait_grouped(self, *jobs: int, deadline_s: float = 60.0) -> None:
+        """Wait until the jobs run as members and have written their first line."""
+        for job in jobs:
+            self.driver.wait_state(job, "RUNNING", deadline_s=deadline_s)
+        self.driver.wait_until(
+            lambda: all("started" in self.output(job, self.driver.job(job)["UserId"].split("(")[0]) for job in jobs),
+            f"the start of the members {jobs}",
+            deadline_s,
+        )

@@ -1,0 +1,240 @@
+"""Muri's promises on a real Slurm: the user's job stays an ordinary job, and nothing is lost."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import start
+from muri_cluster import STAGES, MuriCluster
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+
+ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"),))
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> Iterator[Driver]:
+    yield from start("forky", ONE_GPU, "muri")
+
+
+@pytest.fixture
+def muri(one_gpu: Driver) -> Iterator[MuriCluster]:
+    one_gpu.cancel_all()
+    cluster = MuriCluster(one_gpu, f"/var/lib/muri-{time.monotonic_ns()}")
+    yield cluster
+    one_gpu.cancel_all()
+
+
+def start_group(muri: MuriCluster, *kinds: str, **options) -> list[int]:
+    """Submit one job of each kind and let the controller group them."""
+    muri.know_profiles()
+    jobs = [muri.submit(kind, **options) for kind in kinds]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
+    return jobs
+
+
+def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
+    jobs = start_group(muri, *STAGES, iterations=40)
+    (host,) = muri.hosts()
+    shown = muri.queue()
+    assert {shown[job]["state"] for job in jobs} == {"interleaved"}
+    assert {shown[job]["group"] for job in jobs} == {host}
+    fields = [muri.driver.wait_state(job, deadline_s=60) for job in jobs]
+    assert {job["JobState"] for job in fields} == {"COMPLETED"}
+    assert {job["ExitCode"] for job in fields} == {"0:0"}
+    for job in jobs:
+        assert muri.output(job).split("\n")[:3] == [f"started {job}", f"finished {job}", "script ends with 0"]
+    muri.driver.wait_state(host, "COMPLETED", deadline_s=30)
+
+
+def test_exit_code_of_a_member_arrives_in_slurm_and_partners_run_on(muri):
+    muri.know_profiles()
+    bad = muri.submit("load", iterations=5, code=3)
+    good = muri.submit("propagate", iterations=60)
+    muri.cycle()
+    fields = muri.driver.wait_state(bad, deadline_s=60)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "3:0")
+    assert muri.driver.wait_state(good, deadline_s=60)["JobState"] == "COMPLETED"
+    assert f"finished {good}" in muri.output(good)
+
+
+def test_scancel_of_a_member_leaves_its_partners_running(muri):
+    first, second = start_group(muri, "load", "propagate", iterations=100)
+    muri.driver.run("scancel", str(first), user="alice")
+    assert muri.driver.wait_state(first, deadline_s=30)["JobState"] == "CANCELLED"
+    assert muri.driver.job(second)["JobState"] == "RUNNING"
+    assert muri.driver.wait_state(second, deadline_s=60)["JobState"] == "COMPLETED"
+    assert f"finished {first}" not in muri.output(first)
+
+
+def test_dependency_on_a_member_fires(muri):
+    first, second = start_group(muri, "load", "propagate", iterations=20)
+    after = muri.submit("preprocess", f"--dependency=afterok:{first}", iterations=5)
+    ordinary = muri.driver.submit("-p", "train", f"--dependency=afterok:{second}", "--wrap=true")
+    muri.cycle()
+    assert muri.driver.job(after)["JobState"] == "PENDING"
+    fields = muri.cycles_until_ended(first, second, after, ordinary)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+
+
+def test_jobs_of_two_users_are_never_grouped(muri):
+    muri.know_profiles()
+    jobs = [muri.submit("load", user="alice", iterations=5), muri.submit("propagate", user="bob", iterations=5)]
+    muri.cycle()
+    assert muri.hosts() == []
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert muri.hosts() == []
+
+
+def test_dry_runs_measure_new_models_and_the_jobs_are_grouped_then(muri):
+    jobs = [muri.submit("load", iterations=30), muri.submit("propagate", iterations=30)]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    listed = muri.driver.run("muri", "profile", "list", "--json", "--store", f"{muri.state_dir}/profiles.db", user="root")
+    text = listed.stdout
+    assert '"load"' in text
+    assert '"propagate"' in text
+    # Grouped, not alone: the job's own tag still names its host.
+    assert all("muri-state" in job["AdminComment"] for job in fields.values())
+    assert all(muri.output(job).count("started") == 1 for job in jobs)
+
+
+def test_a_failing_dry_run_does_not_block_the_job(muri):
+    muri.driver.write("broken.sh", "#!/bin/sh\necho no stages here\nexit 0\n")
+    job = muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri=model=broken", "/home/alice/broken.sh")
+    fields = muri.cycles_until_ended(job)
+    assert fields[job]["JobState"] == "COMPLETED"
+
+
+def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
+    jobs = start_group(muri, "load", "propagate", iterations=50)
+    (host,) = muri.hosts()
+    muri.driver.run("scancel", "--signal=KILL", str(host), user="root")
+    fields = muri.cycles_until_ended(*jobs, deadline_s=150)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert all(job["Restarts"] == "1" for job in fields.values())
+    assert all("gres/gpu:1" in job["TresPerNode"] for job in fields.values())
+    assert all("gres/gpu=1" in job["AllocTRES"] for job in fields.values())
+
+
+KILL = """
+import os, signal, sys
+from muri.slurm_plugin.setup import open_controller, read_config
+from muri.slurm_plugin.open_gateway import open_gateway
+
+class Dying:
+    def __init__(self, gateway, nth):
+        self._gateway, self._left = gateway, nth
+    name = "dying"
+    def __getattr__(self, name):
+        method = getattr(self._gateway, name)
+        if name not in ("submit", "modify", "release"):
+            return method
+        def call(*arguments):
+            self._left -= 1
+            if self._left == 0 and "before" == sys.argv[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = method(*arguments)
+            if self._left == 0 and "after" == sys.argv[2]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if self._left == 0 and "no-slurm" == sys.argv[2]:
+                os.system("pkill -9 slurmctld")
+            return result
+        return call
+
+config = read_config(None)
+with open_controller(config, Dying(open_gateway(config.gateway), int(sys.argv[1]))) as controller:
+    controller.cycle()
+"""
+
+
+@pytest.mark.parametrize(
+    ("nth", "side"), [(1, "before"), (1, "after"), (2, "after"), (3, "after"), (5, "before")]
+)
+def test_a_controller_killed_at_any_point_loses_and_doubles_no_job(muri, nth, side):
+    muri.know_profiles()
+    jobs = [muri.submit("load", iterations=10), muri.submit("propagate", iterations=10)]
+    assert muri.python(KILL, str(nth), side, check=False).returncode == 137
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    for job in jobs:
+        assert muri.output(job).count(f"started {job}") == 1
+        assert fields[job]["Restarts"] == "0"
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host", 30)
+
+
+def test_slurmctld_restarted_in_mid_cycle(muri):
+    muri.know_profiles()
+    jobs = [muri.submit("load", iterations=10), muri.submit("propagate", iterations=10)]
+    done = muri.python(KILL, "2", "no-slurm", check=False)
+    assert done.returncode != 0
+    muri.driver.restart_controller()
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert all(muri.output(job).count(f"started {job}") == 1 for job in jobs)
+
+
+def test_drain_gives_every_held_job_back(muri):
+    muri.know_profiles()
+    jobs = [muri.submit(kind, "-c", "2", iterations=5) for kind in STAGES]
+    # Two are left half-way into a group by a controller that never comes back.
+    muri.python(KILL, "3", "after", check=False)
+    muri.driver.run("muri", "drain", user="root")
+    for job in jobs:
+        fields = muri.driver.job(job)
+        assert fields["Priority"] != "0"
+        assert "gres/gpu:1" in fields["TresPerNode"]
+        assert fields["NumCPUs"] == "2"
+        assert fields["ReqNodeList"] == "(null)"
+        assert "muri-state" not in fields["AdminComment"]
+    ended = [muri.driver.wait_state(job, deadline_s=90) for job in jobs]
+    assert {job["JobState"] for job in ended} == {"COMPLETED"}
+    assert muri.hosts() == []
+
+
+def test_a_second_controller_leaves_at_once(muri):
+    first = muri.driver.popen("muri-controller", "--interval", "60", user="root")
+    lock = f"{muri.state_dir}/controller.lock"
+    muri.driver.wait_until(
+        lambda: muri.driver.run("test", "-s", lock, user="root", check=False).returncode == 0, "the first's lock"
+    )
+    second = muri.cycle(check=False)
+    first.terminate()
+    first.wait()
+    assert second.returncode == 0
+    assert "another controller" in second.stderr
+
+
+def test_snapshot_and_plan_are_the_same_twice(muri):
+    muri.know_profiles()
+    for kind in STAGES:
+        muri.submit(kind)
+    muri.driver.run("sh", "-c", "muri snapshot > /root/s.json", user="root")
+    plans = [muri.driver.run("muri", "plan", "--snapshot", "/root/s.json", user="root").stdout for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert plans[0].startswith("group on n1: jobs ")
+
+
+def test_explain_says_why(muri):
+    muri.know_profiles()
+    blocker = muri.driver.submit("-p", "train", "--gres=gpu:1", "--wrap=sleep 30")
+    muri.driver.wait_state(blocker, "RUNNING")
+    job = muri.submit("load")
+    muri.cycle()
+    said = muri.driver.run("muri", "explain", str(job), user="alice").stdout
+    assert "waiting" in said
+    assert "GPU" in said
+    unknown = muri.driver.run("muri", "explain", str(blocker), user="alice", check=False)
+    assert unknown.returncode == 2
+    assert str(job) in unknown.stderr
+
+
+def test_the_command_gateway_does_the_same(muri):
+    muri.configure(gateway="command")
+    jobs = start_group(muri, "load", "propagate", iterations=10)
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert json.loads(muri.driver.read(f"{muri.state_dir}/status.json"))["gateway"] == "command"
