@@ -9,7 +9,9 @@ IMPLEMENTATION: Final = "muri.slurm_plugin.member:SlurmMembership"
 
 
 class MembershipError(MuriError):
-    """The scheduler could not be asked, or refused."""
+    """The scheduler's part is not installed or broken; trying again cannot help."""
+
+    worth_retrying = False
 
 
 class Membership(Protocol):

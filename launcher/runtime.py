@@ -97,7 +97,7 @@ class Runtime:
 
     def _report(self) -> None:
         while True:
-            last = self._stopped.wait(STATUS_INTERVAL_S)
+            last = self._stopped.is_set()
             try:
                 if self._options.status_file is not None:
                     self._table.write_status(self._options.status_file)
@@ -107,6 +107,7 @@ class Runtime:
                 logger.warning("the status could not be written: %s", error)
             if last:
                 return
+            self._stopped.wait(STATUS_INTERVAL_S)
 
     def _end(self) -> None:
         self._server.close()

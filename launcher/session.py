@@ -136,7 +136,8 @@ class Session:
         self._state = _state_of(request, files, base_path)
         self._state.deliver = self.deliver
         self._state.clock = self.clock
-        self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=True)
+        # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
+        self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=False)
         self._ending: type[BaseException] | None = None
         self._ending_class: type[BaseException] = KeyboardInterrupt
         self._endable = True

@@ -1,0 +1,95 @@
+"""Starts real runtimes and real `muri run` processes, each in a run directory of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEADLINE_S = 60.0
+FOREIGN_VARIABLES = ("SLURM_JOB_ID", "MURI_JOB", "MURI_TIMING", "MURI_TRACE", "MURI_DRY_RUN", "CUDA_VISIBLE_DEVICES")
+
+
+def ends(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process that should end by itself."""
+    return process.wait(timeout=DEADLINE_S)
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Poll until the condition holds; fail at the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"waited {deadline_s} s in vain for {what}"
+        time.sleep(0.02)
+
+
+class Launcher:
+    """A run directory, runtimes that serve it, and members."""
+
+    def __init__(self, folder: Path, run_dir: Path) -> None:
+        self.folder, self.run_dir = folder, run_dir
+        self.status_path = folder / "status.json"
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
+        self.environment |= {"MURI_RUN_DIR": str(run_dir)}
+
+    def script(self, text: str, name: str = "train.py", folder: str = ".") -> Path:
+        """Write a training script."""
+        path = self.folder / folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def runtime(self, *members: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+        """Start a runtime and wait until it takes members."""
+        command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+        command += ["--status-file", str(self.status_path), *options]
+        process = self._spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
+        files = [self.run_dir / f"job-{member}.sock" for member in members] + [self.status_path]
+        until(lambda: process.poll() is not None or all(map(Path.exists, files)), "the runtime's files")
+        assert process.poll() is None, (self.folder / "runtime.log").read_text()
+        return process
+
+    def member(
+        self, job_id: str | None, *arguments: object, cwd: Path | None = None, **environment: str
+    ) -> subprocess.Popen[bytes]:
+        """Start `muri run …` as the job would; its output goes to out() and err()."""
+        command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *map(str, arguments)]
+        variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
+        out, err = self.path(job_id, "out").open("ab"), self.path(job_id, "err").open("ab")
+        return self._spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
+
+    def path(self, job_id: str | None, kind: str) -> Path:
+        """Where a member's output goes."""
+        return self.folder / f"{job_id or 'solo'}.{kind}"
+
+    def out(self, job_id: str | None) -> str:
+        """A member's standard output so far."""
+        return self.path(job_id, "out").read_text()
+
+    def err(self, job_id: str | None) -> str:
+        """A member's standard error so far."""
+        return self.path(job_id, "err").read_text()
+
+    def status(self) -> dict:
+        """The runtime's status file."""
+        return json.loads(self.status_path.read_text())
+
+    def _spawn(self, command: list[str], environment: dict[str, str], **options) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **options)
+        self.processes.append(process)
+        for stream in ("stdout", "stderr"):
+            if stream in options:
+                options[stream].close()
+        return process
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+            process.wait(timeout=DEADLINE_S)
