@@ -17,13 +17,15 @@ log = logging.getLogger(__name__)
 
 #: The first Slurm whose squeue and sinfo print the JSON that slurm_json reads.
 _OLDEST = (22, 5)
+#: Slurm 22.05 shows "gres:gpu:0" after such a change and still hands out the GPU; seen to work in 26.05.
+_GPUS_CAN_BE_TAKEN_AWAY = (23, 2)
 
 
 class CommandGateway:
     """Speaks to slurmctld through squeue, sinfo, scontrol, sbatch and scancel.
 
-    A snapshot is `squeue --json` (one RPC) and `sinfo --json`, for which Slurm itself asks for the nodes and the
-    partitions (two RPCs); none depends on the queue's length.
+    A snapshot is `squeue --json` (one RPC) and `scontrol show nodes --json`, which itself asks for the nodes and
+    the partitions (two RPCs); their number does not depend on the queue's length.
 
     Args:
         commands: How commands are run.
@@ -46,6 +48,7 @@ class CommandGateway:
                 f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs the JSON output of "
                 "Slurm 22.05 or newer"
             )
+        self._node_command = slurm_json.node_command(_version(self._slurm_version))
         self._gres_separator = ":" if _version(self._slurm_version) < (22, 11) else "/"
 
     @property
@@ -56,8 +59,8 @@ class CommandGateway:
     def snapshot(self) -> Snapshot:
         """Read all jobs and nodes."""
         taken_s = time.time()
-        queue = self._json("read the jobs", ["squeue", "--all", "--json"])
-        nodes = self._json("read the nodes", ["sinfo", "--all", "--json"])
+        queue = self._json("read the jobs", ["squeue", "--all", "--states=all", "--json"])
+        nodes = self._json("read the nodes", self._node_command)
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
@@ -71,7 +74,7 @@ class CommandGateway:
 
     def gpu_counts(self, job_ids: list[int]) -> dict[int, int]:
         """Return how many GPUs each of these jobs asks for, in one bulk RPC."""
-        queue = self._json("read the jobs", ["squeue", "--all", "--json"])
+        queue = self._json("read the jobs", ["squeue", "--all", "--states=all", "--json"])
         wanted = set(job_ids)
         return {job.job_id: job.gpu_count for job in slurm_json.jobs(queue, time.time()) if job.job_id in wanted}
 
@@ -109,8 +112,18 @@ class CommandGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
+        if _takes_gpus_away(change) and _version(self._slurm_version) < _GPUS_CAN_BE_TAKEN_AWAY:
+            raise GatewayError(
+                f"cannot change job {job_id}: Slurm {self._slurm_version} accepts {change.gpu_request!r} but keeps the "
+                "job's GPUs, so it cannot share another's: jobs run alone here. Grouping needs Slurm 23.02 or newer"
+            )
         if settings := update_settings(change, self._gres_separator):
             self._update(job_id, settings)
+
+    def set_least_cpus(self, job_id: int, change: JobChange) -> None:
+        """Set only how many CPUs a pending job needs on each of its nodes, as `modify` would."""
+        if (least := _least_cpus(change)) is not None:
+            self._update(job_id, [f"MinCPUsNode={least}"])
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job so that its user may release it, too."""
@@ -179,12 +192,22 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "ReqNodeList": change.required_nodes,
         "NumCPUs": change.cpu_count,
         "CPUsPerTask": change.cpus_per_task,
+        "MinCPUsNode": _least_cpus(change),
         "Dependency": change.dependency,
         "MinMemoryNode": change.mem_per_node_mib,
         "TimeLimit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
         "AdminComment": change.admin_comment,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
+
+
+def _takes_gpus_away(change: JobChange) -> bool:
+    return change.gpu_request is not None and not slurm_text.gpu_total(slurm_text.gres_counts(change.gpu_request))
+
+
+def _least_cpus(change: JobChange) -> int | None:
+    """CPUs on each node that the job cannot do without; sbatch sets them from --cpus-per-task."""
+    return change.cpus_per_task if change.cpus_per_task is not None else change.cpu_count
 
 
 def _gres(request: str, separator: str) -> str:

@@ -28,6 +28,10 @@ class Helper(Protocol):
         """Return how many GPUs each of these jobs asks for."""
         ...
 
+    def set_least_cpus(self, job_id: int, change: JobChange) -> None:
+        """Set how many CPUs a pending job needs on each of its nodes."""
+        ...
+
     def hold(self, job_id: int) -> None:
         """Hold a pending job so that its user may release it, too."""
         ...
@@ -43,10 +47,12 @@ _submit_lock = threading.Lock()
 class PyslurmGateway:
     """Speaks to slurmctld through pyslurm.
 
-    Three rare things pyslurm cannot express. `helper` does them; without it their weaker forms are used:
+    Four things pyslurm cannot express. `helper` does them; without it their weaker forms are used:
 
     - GPUs asked for with --gpus or --gpus-per-socket are not shown on a cluster without slurmdbd. The helper is
       asked once per job, all jobs of a cycle together, and only for jobs with Muri's tag. Otherwise: 0.
+    - The least number of CPUs per node, which sbatch sets from --cpus-per-task. Otherwise: a job keeps it, and
+      gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
     - A requeue that spares a job which has just ended. Otherwise: a look at its state first.
 
@@ -143,8 +149,9 @@ class PyslurmGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
-        fields = change_fields(change)
-        if fields:
+        if self._helper is not None:
+            self._helper.set_least_cpus(job_id, change)
+        if fields := change_fields(change):
             with self._slurm(f"change job {job_id}"):
                 self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
 

@@ -1,4 +1,4 @@
-"""Read the JSON of `squeue --json` and `sinfo --json`; all differences between Slurm's versions live here.
+"""Read the JSON of squeue, sinfo and scontrol; all differences between Slurm's versions live here.
 
 Tried with Slurm 22.05 (openapi v0.0.38) and 26.05 (data_parser v0.0.45).
 """
@@ -51,6 +51,21 @@ def origin(document: Mapping[str, Any]) -> Origin:
     return Origin(str(slurm.get("cluster") or ""), str(slurm.get("release") or ""))
 
 
+def node_command(version: tuple[int, ...]) -> list[str]:
+    """Return the command that prints one record per node.
+
+    Slurm 22.05's scontrol knows no JSON; newer versions' sinfo groups the nodes by state instead.
+    """
+    return ["sinfo", "--all", "--json"] if version < (22, 11) else ["scontrol", "--all", "show", "nodes", "--json"]
+
+
+def _records(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    records = document.get(key)
+    if not isinstance(records, list):
+        raise GatewayError(f"Slurm's JSON holds no {key!r}: this version of Slurm is not known to Muri")
+    return records
+
+
 def number(value: object, default: int = 0) -> int:
     """Read a number in either form.
 
@@ -75,11 +90,11 @@ def words(value: object) -> list[str]:
 
 def jobs(document: Mapping[str, Any], taken_s: float) -> Iterator[Job]:
     """Convert `squeue --json`, in the document's order."""
-    for record in document.get("jobs") or []:
+    for record in _records(document, "jobs"):
         try:
             yield job(record, taken_s)
         except (KeyError, TypeError, ValueError) as err:
-            raise GatewayError(f"squeue: job {record.get('job_id')}: cannot read its record: {err!r}") from err
+            raise GatewayError(f"job {record.get('job_id')}: cannot read its record: {err!r}") from err
 
 
 def job(record: Mapping[str, Any], taken_s: float) -> Job:
@@ -166,11 +181,11 @@ def _exit_code(value: object) -> int:
 
 def nodes(document: Mapping[str, Any]) -> Iterator[Node]:
     """Convert the nodes of `sinfo --json` or `scontrol show nodes --json`, in the document's order."""
-    for record in document.get("nodes") or []:
+    for record in _records(document, "nodes"):
         try:
             yield node(record)
         except (KeyError, TypeError, ValueError) as err:
-            raise GatewayError(f"sinfo: node {record.get('name')}: cannot read its record: {err!r}") from err
+            raise GatewayError(f"node {record.get('name')}: cannot read its record: {err!r}") from err
 
 
 def node(record: Mapping[str, Any]) -> Node:
