@@ -87,15 +87,16 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 def _read(result: Path, code: int, output: Path, time_limit_s: float) -> dict[str, Any]:
     try:
         value = json.loads(result.read_text())
-        return value if isinstance(value, dict) else {"error": "the launcher left an unreadable result"}
     except FileNotFoundError:
-        pass
+        late = code == -signal.SIGTERM
+        error = f"no result within {time_limit_s:g} s" if late else f"the script ended with code {code} too early"
+        value = {"error": error}
     except ValueError:
-        return {"error": "the launcher left an unreadable result"}
-    if code == -signal.SIGTERM:
-        return {"error": f"no result within {time_limit_s:g} s"}
-    tail = output.read_bytes()[-_OUTPUT_TAIL_BYTES:].decode(errors="replace").strip()
-    return {"error": f"the script ended with code {code} before the model was measured: {tail}"}
+        value = {"error": "the launcher left an unreadable result"}
+    if "error" in value:
+        tail = output.read_bytes()[-_OUTPUT_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
+        value["error"] += f"; its last words: {tail[-1]}" if tail else ""
+    return dict(value)
 
 
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
@@ -105,7 +106,7 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
         GatewayError: Slurm refused it.
     """
     if "error" in result:
-        result = {"error": str(result["error"])[-_ERROR_CHARACTERS:]}
+        result = {"error": str(result["error"])[:_ERROR_CHARACTERS]}
     text = tags.format_json({**result, "token": token})
     try:
         set_comment(target, tags.with_token(job_field(target, "comment"), tags.PROFILE_PREFIX, text))

@@ -69,6 +69,7 @@ class Job:
         het: Whether it is part of a heterogeneous job.
         command: The batch script's path as submitted.
         work_dir: Working directory.
+        submit_line: The sbatch command as typed, its words joined by spaces; "" when Slurm does not tell.
         admin_comment: AdminComment, Muri's tags among others' text.
         comment: The job's own comment, which its user may write.
     """
@@ -106,6 +107,7 @@ class Job:
     het: bool
     command: str
     work_dir: str
+    submit_line: str
     admin_comment: str
     comment: str
 

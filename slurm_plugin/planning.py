@@ -180,7 +180,9 @@ def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:
     for job in view.snapshot.jobs:
         if job.state is JobState.PENDING and not job.held and view.roles[job.job_id] in _PROMISED:
             _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
-    return tuple(FreeNode(node.name, node.partitions, max(free[node.name], 0)) for node in nodes)
+    return tuple(
+        FreeNode(node.name, node.partitions, max(free[node.name], 0), gpu_count=node.gpu_count) for node in nodes
+    )
 
 
 _PROMISED = {Role.HOST, Role.DRY_RUN, Role.RELEASED}

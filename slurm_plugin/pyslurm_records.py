@@ -80,6 +80,7 @@ def job_record(job: Any, taken_s: float) -> Job:
         array=bool(job.array_id or job.array_tasks_waiting),
         het=bool(job.heterogeneous_id),
         command=job.command or "",
+        submit_line=job.submit_line or "",
         work_dir=job.working_directory or "",
         admin_comment=job.admin_comment or "",
         comment=job.comment or "",

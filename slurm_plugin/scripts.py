@@ -2,6 +2,7 @@
 
 import hashlib
 import shlex
+from pathlib import PurePosixPath
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin import tags
@@ -66,6 +67,19 @@ def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str
     return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
 
 
+def script_arguments(job: Job) -> list[str]:
+    """Return what the user passed to the batch script, read from the submit line.
+
+    Slurm keeps that line without quotes, so an argument that holds a space becomes several.
+    """
+    script = job.command.split()[0] if job.command else ""
+    words = job.submit_line.split()
+    for index, word in enumerate(words[1:], start=1):
+        if script and str(PurePosixPath(job.work_dir, word)) == script:
+            return words[index + 1 :]
+    return []
+
+
 def dry_run_job(
     job: Job, key: ProfileKey, token: str, script: str, environment: dict[str, str], config: Config
 ) -> NewJob:
@@ -87,8 +101,7 @@ def dry_run_job(
         "--iterations", str(config.profiling.iterations),
         "--warmup", str(config.profiling.warmup),
         "--time-limit-s", str(config.profiling.time_limit_s),
-        # Slurm joins a script's arguments with spaces, so one that holds a space cannot be told from two.
-        "--", *job.command.split()[1:],
+        "--", *script_arguments(job),
     ]  # fmt: skip
     text = script if script.endswith("\n") else script + "\n"
     return NewJob(

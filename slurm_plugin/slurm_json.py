@@ -137,6 +137,7 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         array=bool(number(record.get("array_job_id")) or record.get("array_task_string")),
         het=bool(number(record.get("het_job_id"))),
         command=record.get("command") or "",
+        submit_line=record.get("submit_line") or "",
         work_dir=record.get("current_working_directory") or "",
         admin_comment=record.get("admin_comment") or "",
         comment=record.get("comment") or "",

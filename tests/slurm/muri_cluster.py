@@ -13,6 +13,7 @@ import muri
 iterations, code = int(sys.argv[1]), int(sys.argv[2])
 slow = sys.argv[3]
 print("started", os.environ["SLURM_JOB_ID"], flush=True)
+print("gpus", os.environ.get("CUDA_VISIBLE_DEVICES"), flush=True)
 for step in range(iterations):
     for stage in ("load", "preprocess", "propagate", "synchronize"):
         with muri.stage(stage):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from conftest import start
 from muri_cluster import STAGES, MuriCluster
+
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 
@@ -45,7 +46,7 @@ def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
     assert {job["JobState"] for job in fields} == {"COMPLETED"}
     assert {job["ExitCode"] for job in fields} == {"0:0"}
     for job in jobs:
-        assert muri.output(job).split("\n")[:3] == [f"started {job}", f"finished {job}", "script ends with 0"]
+        assert muri.output(job).split("\n")[2:] == [f"finished {job}", "script ends with 0", ""]
     muri.driver.wait_state(host, "COMPLETED", deadline_s=30)
 
 
@@ -93,10 +94,9 @@ def test_dry_runs_measure_new_models_and_the_jobs_are_grouped_then(muri):
     jobs = [muri.submit("load", iterations=30), muri.submit("propagate", iterations=30)]
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
-    listed = muri.driver.run("muri", "profile", "list", "--json", "--store", f"{muri.state_dir}/profiles.db", user="root")
-    text = listed.stdout
-    assert '"load"' in text
-    assert '"propagate"' in text
+    store = ("--store", f"{muri.state_dir}/profiles.db")
+    listed = json.loads(muri.driver.run("muri", "profile", "list", "--json", *store, user="root").stdout)
+    assert {profile["model"] for profile in listed["profiles"]} == {"load", "propagate"}
     # Grouped, not alone: the job's own tag still names its host.
     assert all("muri-state" in job["AdminComment"] for job in fields.values())
     assert all(muri.output(job).count("started") == 1 for job in jobs)
@@ -117,7 +117,7 @@ def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     assert all(job["Restarts"] == "1" for job in fields.values())
     assert all("gres/gpu:1" in job["TresPerNode"] for job in fields.values())
-    assert all("gres/gpu=1" in job["AllocTRES"] for job in fields.values())
+    assert all(muri.output(job).split("\n")[1].startswith("gpus 0") for job in jobs)
 
 
 KILL = """
@@ -141,7 +141,7 @@ class Dying:
             if self._left == 0 and "after" == sys.argv[2]:
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._left == 0 and "no-slurm" == sys.argv[2]:
-                os.system("pkill -9 slurmctld")
+                os.system("pkill -TERM slurmctld; while pgrep slurmctld >/dev/null; do sleep 0.1; done")
             return result
         return call
 
@@ -157,7 +157,7 @@ with open_controller(config, Dying(open_gateway(config.gateway), int(sys.argv[1]
 def test_a_controller_killed_at_any_point_loses_and_doubles_no_job(muri, nth, side):
     muri.know_profiles()
     jobs = [muri.submit("load", iterations=10), muri.submit("propagate", iterations=10)]
-    assert muri.python(KILL, str(nth), side, check=False).returncode == 137
+    assert muri.python(KILL, str(nth), side, check=False).returncode == -9
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     for job in jobs:

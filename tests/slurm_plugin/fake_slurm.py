@@ -20,7 +20,7 @@ def make_job(job_id: int, **changes: Any) -> Job:
         start_s=0.0, end_s=0.0, time_limit_s=3600, gpu_count=1, gpu_request="gres/gpu:1", node_count=1, cpu_count=4,
         cpus_per_task=4, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
         restart_count=0, exit_code=0, batch=True, array=False, het=False, command="/home/alice/train.sh",
-        work_dir="/home/alice", admin_comment="muri:model=m1,batch-size=8,duration=100", comment="",
+        work_dir="/home/alice", submit_line="sbatch train.sh 5", admin_comment="muri:model=m1,batch-size=8,duration=100", comment="",
     )  # fmt: skip
     return replace(job, **changes)
 
@@ -87,7 +87,8 @@ class FakeSlurm:
         job_id, self._next_id = self._next_id, self._next_id + 1
         gpus = re.search(r"(\d+)$", job.gpu_request)
         self.jobs[job_id] = make_job(
-            job_id, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s, admin_comment=job.admin_comment,
+            job_id, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
+            admin_comment=job.admin_comment,
             gpu_request=job.gpu_request, gpu_count=int(gpus[1]) if gpus else 0, required_nodes=job.required_nodes,
             partition=job.partition,
         )  # fmt: skip
