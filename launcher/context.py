@@ -22,6 +22,7 @@ class SessionState:
         environment: Its environment, as bytes, the way `os.environ` keeps it.
         argv: Its sys.argv.
         path: Its sys.path.
+        own_paths: How many entries at its start are the member's own directories.
         files: Its standard file descriptors: input, output, error.
         streams: Text streams "stdin", "stdout", "stderr" over these files.
         replaced: Streams that the script has put in place of its own (`redirect_stdout`).
@@ -41,6 +42,7 @@ class SessionState:
     files: tuple[int, int, int]
     streams: dict[str, io.TextIOWrapper]
     main: ModuleType
+    own_paths: int = 0
     clock: StageClock | None = None
     replaced: dict[str, Any] = field(default_factory=dict)
     handlers: dict[int, SignalHandler] = field(default_factory=dict)

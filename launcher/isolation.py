@@ -17,6 +17,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
+from muri.launcher import local_modules
 from muri.launcher.context import SessionState, current_session, enter_session
 
 _STREAM_NAMES: Final = ("stdin", "stdout", "stderr")
@@ -303,6 +304,15 @@ def _reset_signals_in_child() -> None:
 _plain_signal = signal.signal
 
 
+_forget: list[Callable[[SessionState], None]] = []
+
+
+def forget_modules(session: SessionState) -> None:
+    """Drop the modules that a session imported from its own directories."""
+    for function in _forget:
+        function(session)
+
+
 def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
     _install_sys()
@@ -312,4 +322,5 @@ def install() -> None:
     _install_exits(os.getpid())
     _install_sleep()
     _install_subprocesses()
+    _forget.append(local_modules.install().forget)
     os.register_at_fork(after_in_child=_reset_signals_in_child)

@@ -25,19 +25,17 @@ class LoadedScript:
     argv0: str
 
 
-def search_path(target: str, module: bool, cwd: str, python_path: str, base: list[str]) -> list[str]:
-    """The sys.path that `python target` would have.
+def own_directories(target: str, module: bool, cwd: str, python_path: str) -> list[str]:
+    """What `python target` would put in front of sys.path.
 
     Args:
         target: Script or module.
         module: Whether it is a module.
         cwd: The member's working directory.
         python_path: The member's $PYTHONPATH.
-        base: What the interpreter has without a script.
     """
     first = cwd if module else str((Path(cwd) / target).resolve().parent)
-    extra = [str(Path(cwd) / entry) for entry in python_path.split(os.pathsep) if entry]
-    return [first, *extra, *(entry for entry in base if entry not in extra)]
+    return [first, *(str(Path(cwd) / entry) for entry in python_path.split(os.pathsep) if entry)]
 
 
 def load(target: str, module: bool) -> LoadedScript:

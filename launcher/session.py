@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
-from muri.launcher import script
+from muri.launcher import isolation, script
 from muri.launcher.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import SessionState, enter_session, open_streams
@@ -323,6 +323,7 @@ class Session:
         for stream in self._state.streams.values():
             with contextlib.suppress(Exception):
                 stream.close()
+        isolation.forget_modules(self._state)
         self._state.main.__dict__.clear()
         self._conclude(code)
         for file in self._state.files:
@@ -348,13 +349,13 @@ def _state_of(request: AttachRequest, files: tuple[int, int, int], base_path: li
         environment.pop(name, None)
         if name in os.environb:
             environment[name] = os.environb[name]
+    own = script.own_directories(request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""))
     return SessionState(
         member=request.job_id,
         environment=environment,
         argv=[request.target, *request.arguments],
-        path=script.search_path(
-            request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""), base_path
-        ),
+        path=[*own, *(entry for entry in base_path if entry not in own)],
+        own_paths=len(own),
         files=files,
         streams=open_streams(files),
         main=ModuleType("__main__"),

@@ -49,10 +49,12 @@ class Launcher:
         command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
         command += ["--status-file", str(self.status_path), *options]
         process = self._spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
-        files = [self.run_dir / f"job-{member}.sock" for member in members] + [self.status_path]
-        until(lambda: process.poll() is not None or all(map(Path.exists, files)), "the runtime's files")
+        until(lambda: process.poll() is not None or self._serves(process.pid), "the runtime")
         assert process.poll() is None, (self.folder / "runtime.log").read_text()
         return process
+
+    def _serves(self, pid: int) -> bool:
+        return self.status_path.exists() and self.status()["pid"] == pid
 
     def member(
         self, job_id: str | None, *arguments: object, cwd: Path | None = None, **environment: str

@@ -406,3 +406,41 @@ def test_worker_processes_of_a_script_are_its_own(launcher: Launcher) -> None:
     launcher.runtime("101")
     assert ends(launcher.member("101", script, OWN="mine")) == 0, launcher.err("101")
     assert sorted(launcher.out("101").split("\n")) == ["", "3", "worker 0 mine", "worker 1 mine", "worker 2 mine"]
+
+
+def test_modules_of_the_same_name_are_the_members_own(launcher: Launcher) -> None:
+    main = """
+        import sys, time
+        import helper.deep, model
+        import muri
+        model.counter += 1
+        print(model.NAME, helper.deep.NAME)
+        while not all(__import__("os").path.exists(f"../{name}/up") for name in sys.argv[1:]):
+            open("up", "w").close()
+            time.sleep(0.01)
+        def later():
+            import importlib
+            import model
+            from helper import deep
+            return model.NAME, deep.NAME, importlib.import_module("helper.late").NAME, model.counter
+        for _ in range(50):
+            with muri.stage("load"):
+                assert later() == (model.NAME, model.NAME, model.NAME, 1), later()
+        print("same")
+    """
+    launcher.runtime("101", "102")
+    homes = []
+    for name in ("one", "two"):
+        home = launcher.script(main, folder=name).parent
+        launcher.script(f"NAME = {name!r}\ncounter = 0\n", "model.py", folder=name)
+        launcher.script("", "__init__.py", folder=f"{name}/helper")
+        launcher.script("from .late import NAME\n", "deep.py", folder=f"{name}/helper")
+        launcher.script("from model import NAME\n", "late.py", folder=f"{name}/helper")
+        homes.append(home)
+    processes = [
+        launcher.member(job, "train.py", "one", "two", cwd=home)
+        for job, home in zip(("101", "102"), homes, strict=True)
+    ]
+    assert [ends(process) for process in processes] == [0, 0], launcher.err("101") + launcher.err("102")
+    assert launcher.out("101") == "one one\nsame\n"
+    assert launcher.out("102") == "two two\nsame\n"

@@ -1,0 +1,118 @@
+"""Gives each session its own modules from its own directories.
+
+Two members may both have a `model.py`. `sys.modules` knows one module per name, so a name that a
+session finds in its script's directory (or its $PYTHONPATH) is exchanged there whenever another
+session imports it. Installed packages are shared.
+"""
+
+import builtins
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.context import SessionState, current_session
+
+_SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
+
+
+class LocalModules:
+    """Decides which session's modules `sys.modules` holds under each local name.
+
+    Args:
+        shared: Top-level names that are never local: what the runtime itself has imported.
+    """
+
+    def __init__(self, shared: frozenset[str]) -> None:
+        self._shared = shared | sys.stdlib_module_names
+        self._lock = threading.RLock()
+        self._active: dict[str, SessionState] = {}
+        self._local: dict[tuple[SessionState, str], bool] = {}
+        self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
+
+    def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
+        """Import something of the top-level name for a session."""
+        if not self._is_local(session, top):
+            return load()
+        with self._lock:
+            before = self._active.get(top)
+            if before is not session:
+                self._exchange(before, session, top)
+            return load()
+
+    def forget(self, session: SessionState) -> None:
+        """Drop the modules of a session that ended."""
+        with self._lock:
+            for top in [name for name, active in self._active.items() if active is session]:
+                del self._active[top]
+                _take(top)
+            for table in (self._local, self._kept):
+                for key in [key for key in table if key[0] is session]:
+                    table.pop(key, None)
+
+    def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
+        taken = _take(top)
+        if before is not None:
+            self._kept[before, top] = taken
+        sys.modules.update(self._kept.pop((session, top), {}))
+        self._active[top] = session
+
+    def _is_local(self, session: SessionState, top: str) -> bool:
+        if not top or top in self._shared:
+            return False
+        known = self._local.get((session, top))
+        if known is None:
+            known = self._local[session, top] = _found_in(session, top)
+        return known
+
+
+def _found_in(session: SessionState, top: str) -> bool:
+    for entry in session.path[: session.own_paths]:
+        folder = Path(entry)
+        if (
+            any((folder / f"{top}{suffix}").is_file() for suffix in _SUFFIXES)
+            or (folder / top / "__init__.py").is_file()
+        ):
+            return True
+        if (folder / top).is_dir() and PathFinder.find_spec(top, session.path[session.own_paths :]) is None:
+            return True
+    return False
+
+
+def _take(top: str) -> dict[str, ModuleType]:
+    names = [name for name in list(sys.modules) if name == top or name.startswith(f"{top}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def install() -> LocalModules:
+    """Patch the import statement and `importlib.import_module`."""
+    modules = LocalModules(frozenset(name.partition(".")[0] for name in sys.modules))
+    plain_import, plain_import_module = builtins.__import__, importlib.import_module
+
+    def session_import(name: str, *arguments: Any, **keywords: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return plain_import(name, *arguments, **keywords)
+        level = arguments[3] if len(arguments) > 3 else keywords.get("level", 0)
+        if level:
+            scope = arguments[0] if arguments else keywords.get("globals")
+            name_from = str((scope or {}).get("__package__") or "")
+        else:
+            name_from = name
+        return modules.run(session, name_from.partition(".")[0], lambda: plain_import(name, *arguments, **keywords))
+
+    def session_import_module(name: str, package: str | None = None) -> ModuleType:
+        session = current_session()
+        if session is None:
+            return plain_import_module(name, package)
+        top = ((package or "") if name.startswith(".") else name).partition(".")[0]
+        module: ModuleType = modules.run(session, top, lambda: plain_import_module(name, package))
+        return module
+
+    builtins.__import__ = session_import
+    importlib.import_module = session_import_module
+    return modules
