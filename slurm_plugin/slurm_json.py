@@ -7,7 +7,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from muri.slurm_plugin import slurm_text
@@ -16,14 +15,6 @@ from muri.slurm_plugin.model import Job, JobState, Node
 
 #: Slurm's NO_VAL and INFINITE of 16, 32 and 64 bits. Slurm 22.05 prints some of them as plain numbers.
 _NOT_A_VALUE = frozenset({0xFFFE, 0xFFFF, 0xFFFF_FFFE, 0xFFFF_FFFF, 0xFFFF_FFFF_FFFF_FFFE, 0xFFFF_FFFF_FFFF_FFFF})
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Who wrote a document: the cluster's name ("" in Slurm 22.05) and the version of the command."""
-
-    cluster: str
-    slurm_version: str
 
 
 def parse_document(text: str, command: str) -> Mapping[str, Any]:
@@ -42,13 +33,6 @@ def parse_document(text: str, command: str) -> Mapping[str, Any]:
     if errors:
         raise GatewayError(f"`{command}` reports: {'; '.join(errors)}")
     return document
-
-
-def origin(document: Mapping[str, Any]) -> Origin:
-    """Read the document's header."""
-    meta = document.get("meta") or {}
-    slurm = meta.get("slurm") or meta.get("Slurm") or {}
-    return Origin(str(slurm.get("cluster") or ""), str(slurm.get("release") or ""))
 
 
 def node_command(version: tuple[int, ...]) -> list[str]:

@@ -176,8 +176,8 @@ def test_member_trick_and_its_undoing(inside: GatewayInside) -> None:
     driver = inside.driver
     host = inside.submit(new_job(gpu_request="gres/gpu:2", required_nodes="n1"))
     driver.wait_state(host, "RUNNING")
-    script = driver.write("member.sh", "#!/bin/sh\necho $SLURMD_NODENAME gpus=$SLURM_GPUS_ON_NODE cpus=$SLURM_CPUS_ON_NODE\n"
-                          "sleep 600\n")  # fmt: skip
+    printing = "echo $SLURMD_NODENAME gpus=$SLURM_GPUS_ON_NODE cpus=$SLURM_CPUS_ON_NODE"
+    script = driver.write("member.sh", f"#!/bin/sh\n{printing}\nsleep 600\n")
     options = ("--hold", "--gres=gpu:1", "--cpus-per-task=4", "--time=10", "--output=member.out")
     member, restored = driver.submit(*options, script), driver.submit(*options, script)
     comment = "theirs muri:on muri-state:" + json.dumps({"original": ["x'\"" * 8] * 30}, separators=(",", ":"))
