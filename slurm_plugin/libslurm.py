@@ -109,7 +109,11 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
     fields: dict[str, str] = {}
     for name, value in _FIELD.findall(line):
         fields.setdefault(name, value)  # free text such as Reason= comes last and can't replace a field
+    cpus_allocated = int(fields["CPUAlloc"])
     state = slurm_text.node_words(fields["State"])
+    if 0 < cpus_allocated < int(fields.get("CPUEfctv", fields["CPUTot"])):
+        # Slurm leaves it to its clients to say so of a node with some CPUs free.
+        state = ["MIXED" if word == "ALLOCATED" else word for word in state]
     configured = slurm_text.gres_counts(fields.get("Gres", ""))
     name = fields["NodeName"]
     return Node(
@@ -118,7 +122,7 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         state="+".join(state),
         partitions=partitions.get(name, ()),
         cpu_count=int(fields["CPUTot"]),
-        cpus_allocated=int(fields["CPUAlloc"]),
+        cpus_allocated=cpus_allocated,
         gpu_count=slurm_text.gpu_total(configured),
         gpus_allocated=slurm_text.gpu_total(slurm_text.gres_counts(fields.get("GresUsed", ""))),
         gpu_type=slurm_text.gpu_type(configured),

@@ -68,7 +68,7 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
             "the snapshot again"
         )
     values = {name: value for name, value in document.items() if name not in ("schema", "schema_version")}
-    snapshot = _record(Snapshot, values, source)
+    snapshot: Snapshot = _record(Snapshot, values, source)
     _refuse_twins([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
     _refuse_twins([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
     return snapshot

@@ -7,7 +7,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sandbox.driver import Driver  # noqa: E402
+from sandbox.driver import Driver
 
 FIXTURES = Path(__file__).resolve().parents[1] / "slurm_plugin/fixtures"
 WRAP = ("--output=/dev/null", "--wrap=sleep 600")

@@ -15,7 +15,7 @@ from muri.slurm_plugin.pyslurm_import import check_controller, check_library, im
 TABLE = """\
 Node data as of 2026-01-01T00:00:00, record count 2
 NodeName=n2 Arch=x86_64 CoresPerSocket=1  CPUAlloc=3 CPUEfctv=16 CPUTot=16 CPULoad=0.27 Gres=gpu:a100:2 \
-GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) OS=Linux 6.1 #1 SMP  RealMemory=1 State=MIXED+DRAIN ThreadsPerCore=1 \
+GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) OS=Linux 6.1 #1 SMP  RealMemory=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 \
 CfgTRES=cpu=16 Reason=State=IDLE CPUTot=99 [root@2026-01-01T00:00:00]
 NodeName=n1 CPUAlloc=0 CPUTot=16 Gres=(null) State=IDLE ThreadsPerCore=1
 """
