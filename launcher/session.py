@@ -10,16 +10,16 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 from muri.launcher import isolation, script
 from muri.launcher.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
-from muri.launcher.context import SessionState, enter_session, open_streams
+from muri.launcher.context import enter_session
+from muri.launcher.endings import SessionSignalError, ending_of, exit_code, print_exception
 from muri.launcher.isolation import SessionExit
 from muri.launcher.protocol import AttachRequest
+from muri.launcher.session_setup import build_state, own_working_directory
 
 logger = logging.getLogger("muri.launcher")
 
@@ -31,34 +31,6 @@ INSIST_S: Final = 2.0
 
 CANCEL_GRACE_S: Final = 20.0
 """A script that has not ended by then is given up: it keeps its thread but no resource."""
-
-GPU_VARIABLES: Final = (
-    "CUDA_VISIBLE_DEVICES",
-    "GPU_DEVICE_ORDINAL",
-    "HIP_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-)
-"""These name the GPUs that a process uses: the session's are the runtime's, not the member's."""
-
-_CLONE_FS: Final = 0x200
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-class SessionSignalError(SystemExit):
-    """A signal ends the script; the exit code is that of the shell, 128 + signal."""
-
-    signum = 0
-
-    def __init__(self) -> None:
-        super().__init__(128 + self.signum)
-
-
-def _ending_of(signum: int) -> type[BaseException]:
-    if signum == signal.SIGINT:
-        return KeyboardInterrupt
-    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
 
 
 class SessionGate:
@@ -133,7 +105,7 @@ class Session:
         self._request = request
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s
-        self._state = _state_of(request, files, base_path)
+        self._state = build_state(request, files, base_path)
         self._state.deliver = self.deliver
         self._state.clock = self.clock
         # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
@@ -164,13 +136,13 @@ class Session:
             timer.daemon = True
             timer.start()
         elif threading.get_ident() == self._thread.ident:
-            raise _ending_of(signum)()
+            raise ending_of(signum)()
         else:
             self.end(signum)
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """End the script with a signal's default action, and insist on it from another thread."""
-        self._ending_class = _ending_of(signum)
+        self._ending_class = ending_of(signum)
         threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
 
     def shut_down(self, grace_s: float) -> None:
@@ -252,7 +224,7 @@ class Session:
             try:
                 self._run_handler(self._handlers_due.pop(0))
             except SystemExit as error:
-                code = _exit_code(error, self._state)
+                code = exit_code(error, self._state)
                 self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
                 self._insist(code - 128, CANCEL_GRACE_S)
             except BaseException as error:  # it would have come up in the script's own thread
@@ -276,7 +248,7 @@ class Session:
 
     def _run_script(self) -> int:
         try:
-            _own_working_directory(self._request, self._state)
+            own_working_directory(self._request, self._state)
             loaded = script.load(self._request.target, self._request.module)
             self._state.main = loaded.module
             self._state.argv[0] = loaded.argv0
@@ -295,11 +267,11 @@ class Session:
 
     def _code_of(self, error: BaseException) -> int:
         if isinstance(error, SystemExit):
-            return _exit_code(error, self._state)
+            return exit_code(error, self._state)
         if isinstance(error, script.ScriptError):
             print(f"{sys.executable}: {error}", file=self._state.streams["stderr"])
             return error.exit_code
-        _print_exception(error, self._state)
+        print_exception(error, self._state, __file__)
         return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
 
     def _run_exit_functions(self) -> None:
@@ -341,53 +313,3 @@ class Session:
             self.ended.set()
         self._arbiter.leave(self.member)
         self._on_end(self)
-
-
-def _state_of(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:
-    environment = {os.fsencode(name): os.fsencode(value) for name, value in request.environment.items()}
-    for name in map(os.fsencode, GPU_VARIABLES):
-        environment.pop(name, None)
-        if name in os.environb:
-            environment[name] = os.environb[name]
-    own = script.own_directories(request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""))
-    return SessionState(
-        member=request.job_id,
-        environment=environment,
-        argv=[request.target, *request.arguments],
-        path=[*own, *(entry for entry in base_path if entry not in own)],
-        own_paths=len(own),
-        files=files,
-        streams=open_streams(files),
-        main=ModuleType("__main__"),
-    )
-
-
-def _own_working_directory(request: AttachRequest, state: SessionState) -> None:
-    """Give this thread, and those it starts, a working directory and umask of their own."""
-    if _libc.unshare(_CLONE_FS) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        print(
-            f"muri: the working directory is shared with the other members of the group ({reason}); use absolute paths",
-            file=state.streams["stderr"],
-        )
-        return
-    os.umask(request.umask)
-    os.chdir(Path(request.cwd))
-
-
-def _exit_code(error: SystemExit, state: SessionState) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=state.streams["stderr"])
-    return 1
-
-
-def _print_exception(error: BaseException, state: SessionState) -> None:
-    """Print a traceback that starts with the script, as Python's own does."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename in {__file__, script.__file__}:
-        trace = trace.tb_next
-    with contextlib.suppress(OSError, ValueError):
-        traceback.print_exception(type(error), error, trace, file=state.streams["stderr"])

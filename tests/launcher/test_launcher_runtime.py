@@ -42,14 +42,23 @@ def test_exit_code_is_the_scripts(launcher: Launcher, ending: str, code: int, er
     assert bool(error) == bool(launcher.err("101"))
 
 
-def test_traceback_is_the_one_of_python(launcher: Launcher) -> None:
-    script = launcher.script("def f():\n    raise ValueError('bad')\nf()\n")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    raise ValueError('bad')\nf()\n",
+        "import helper\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise KeyError('x') from error\n",
+        "import muri\nmuri.stage('sync')\n",
+    ],
+)
+def test_traceback_is_the_one_of_python(launcher: Launcher, text: str) -> None:
+    script = launcher.script(text)
+    launcher.script("import no_such_module\n", "helper.py")
     launcher.runtime("101")
     assert ends(launcher.member("101", "train.py")) == 1
-    plain = subprocess.run(
-        [sys.executable, script.name], cwd=script.parent, check=False, capture_output=True, text=True
-    )
-    assert launcher.err("101") == plain.stderr.replace(str(script), script.name)
+    command = [sys.executable, script.name]
+    plain = subprocess.run(command, cwd=script.parent, check=False, capture_output=True, text=True)
+    assert launcher.err("101") == plain.stderr.replace(f'"{script}"', f'"{script.name}"')
 
 
 def test_syntax_error_and_missing_module(launcher: Launcher) -> None:
@@ -91,7 +100,7 @@ def test_output_of_members_is_apart_even_from_threads_and_subprocesses(launcher:
 
         def work(part):
             for line in range(count):
-                print(f"{name} {part} {line}")
+                sys.stdout.write(f"{name} {part} {line}\\n")  # as one piece: print() writes the newline apart
 
         threads = [threading.Thread(target=work, args=(part,)) for part in range(4)]
         [thread.start() for thread in threads]

@@ -1,0 +1,47 @@
+"""How a script ends: exit codes, signals that end it, and the traceback it leaves."""
+
+import contextlib
+import signal
+import traceback
+
+from muri.launcher import local_modules, script
+from muri.launcher.context import SessionState
+
+
+class SessionSignalError(SystemExit):
+    """A signal ends the script; the exit code is that of the shell, 128 + signal."""
+
+    signum = 0
+
+    def __init__(self) -> None:
+        super().__init__(128 + self.signum)
+
+
+def ending_of(signum: int) -> type[BaseException]:
+    """What a signal without a handler raises in the script."""
+    if signum == signal.SIGINT:
+        return KeyboardInterrupt
+    return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
+
+
+def exit_code(error: SystemExit, state: SessionState) -> int:
+    """The exit code that Python makes of it; prints the message if it carries one."""
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=state.streams["stderr"])
+    return 1
+
+
+def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:
+    """Print a traceback without frames of the launcher, as Python's own would be."""
+    report: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    text = report
+    while report is not None:
+        kept = [f for f in report.stack if f.filename not in {session_file, script.__file__, local_modules.__file__}]
+        report.stack = traceback.StackSummary.from_list(kept)
+        report = report.__cause__ or report.__context__
+    with contextlib.suppress(OSError, ValueError):
+        for part in text.format() if text is not None else ():
+            print(part, file=state.streams["stderr"], end="")
