@@ -10,6 +10,8 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import quote
 
+import yaml
+
 from muri.profiler import schema
 from muri.profiler.errors import (
     CorruptStoreError,
@@ -22,6 +24,7 @@ from muri.profiler.errors import (
 from muri.profiler.records import ProfileError, ProfileKey, StageProfile
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/muri")
+DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 STORE_NAME: Final = "profiles.db"
 BUSY_TIMEOUT_S: Final = 30.0
 HISTORY_PER_KEY: Final = 50
@@ -36,11 +39,24 @@ class Stored(NamedTuple):
 
 
 def default_store_path() -> Path:
-    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, or in /var/lib/muri."""
+    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state_dir, or in /var/lib/muri."""
     explicit = os.environ.get("MURI_PROFILES")
     if explicit:
         return Path(explicit)
-    return Path(os.environ.get("MURI_STATE_DIR") or DEFAULT_STATE_DIR) / STORE_NAME
+    return Path(os.environ.get("MURI_STATE_DIR") or _site_state_dir() or DEFAULT_STATE_DIR) / STORE_NAME
+
+
+def _site_state_dir() -> str | None:
+    """The controller's state_dir, so that the commands and the controller mean the same store.
+
+    Only that key is looked at: `muri config check` is there to judge the file.
+    """
+    try:
+        config = yaml.safe_load(Path(os.environ.get("MURI_CONFIG") or DEFAULT_CONFIG).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    value = config.get("state_dir") if isinstance(config, dict) else None
+    return value if isinstance(value, str) else None
 
 
 class ProfileStore:

@@ -37,9 +37,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def add(name: str, text: str, handler: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter
-        )
+        command = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter)
         command.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
         command.set_defaults(handler=handler)
         return command
@@ -57,9 +55,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "run":
             command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
                                  help="an environment variable for the command; may be repeated")  # fmt: skip
-            command.add_argument(
-                "--chdir", metavar="DIR", help="working directory inside (default: this one)"
-            )
+            command.add_argument("--chdir", metavar="DIR", help="working directory inside (default: this one)")
             command.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD…", help="the command")
     add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
     return parser

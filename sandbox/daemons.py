@@ -42,9 +42,7 @@ def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 
     limit = time.monotonic() + deadline_s
     seen = ""
     while time.monotonic() < limit:
-        done = instances.run(
-            instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", "%T"
-        )
+        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", "%T")
         seen = done.stdout.strip() or done.stderr.strip()
         states = done.stdout.split()
         # A trailing * marks a node that does not answer (yet).
@@ -52,9 +50,7 @@ def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 
             return
         progress.detail(f"waiting for the nodes: {seen.replace(chr(10), ' ')}")
         time.sleep(0.1)
-    raise StartError(
-        f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{_last_log_lines(instance)}"
-    )
+    raise StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{_last_log_lines(instance)}")
 
 
 def stop_controller(instance: Instance, deadline_s: float = 30.0) -> None:

@@ -32,9 +32,7 @@ def require_tools(packages: dict[str, str]) -> None:
         raise SandboxError(f"please install {', '.join(missing)}: this system has no apt-get to do it with")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update", "-qq"], ["install", "-y", "-qq", *missing]):
-        done = subprocess.run(
-            ["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise SandboxError(f"apt-get could not install {', '.join(missing)}: {done.stderr.strip()}")
 
@@ -88,9 +86,7 @@ def project_binds() -> list[Bind]:
 
 
 def _pip_settings() -> dict[str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False)
     settings: dict[str, str] = {}
     for line in done.stdout.splitlines():
         key, _, value = line.partition("=")

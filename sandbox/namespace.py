@@ -88,9 +88,7 @@ def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
         raise
     if not answer:
         process.wait()
-        raise StartError(
-            f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}"
-        )
+        raise StartError(f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}")
     return int(answer)
 
 

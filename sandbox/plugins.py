@@ -26,9 +26,7 @@ def install_spank(instance: Instance, progress: Progress) -> bool:
     )  # fmt: skip
     instances.run(instance, "rm", "-rf", scratch)
     if done.returncode != 0 or instances.run(instance, "test", "-f", str(SPANK_TARGET)).returncode != 0:
-        progress.step(
-            f"the SPANK plugin did not compile, so sbatch has no --muri here:\n{done.stderr.strip()}"
-        )
+        progress.step(f"the SPANK plugin did not compile, so sbatch has no --muri here:\n{done.stderr.strip()}")
         return False
     return True
 

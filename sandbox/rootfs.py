@@ -49,9 +49,7 @@ def ensure_rootfs(suite: Suite, progress: Progress) -> Build:
     if (build.directory / _COMPLETE).exists():
         return build
     host.require_tools({"debootstrap": "debootstrap"})
-    with locked_directory(
-        builds_dir() / "build.lock", progress, "another process that is building a sandbox"
-    ):
+    with locked_directory(builds_dir() / "build.lock", progress, "another process that is building a sandbox"):
         if not (build.directory / _COMPLETE).exists():
             _build(build, progress)
     return build

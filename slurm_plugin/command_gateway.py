@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from muri.slurm_plugin import slurm_errors, slurm_json, slurm_text
 from muri.slurm_plugin.gateway import GatewayError, GatewayUnavailableError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.model import JobChange, NewJob, Snapshot
+from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, JobChange, NewJob, Snapshot
 from muri.slurm_plugin.new_job import check_new_job, explicit_environment
 from muri.slurm_plugin.slurm_commands import SlurmCommands
 from muri.slurm_plugin.state_files import job_environment
@@ -17,8 +17,6 @@ log = logging.getLogger(__name__)
 
 #: The first Slurm whose squeue and sinfo print the JSON that slurm_json reads.
 _OLDEST = (22, 5)
-#: Slurm 22.05 shows "gres:gpu:0" after such a change and still hands out the GPU; seen to work in 26.05.
-_GPUS_CAN_BE_TAKEN_AWAY = (23, 2)
 
 
 class CommandGateway:
@@ -112,7 +110,7 @@ class CommandGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
-        if _takes_gpus_away(change) and _version(self._slurm_version) < _GPUS_CAN_BE_TAKEN_AWAY:
+        if _takes_gpus_away(change) and _version(self._slurm_version) < GPUS_CAN_BE_TAKEN_AWAY:
             raise GatewayError(
                 f"cannot change job {job_id}: Slurm {self._slurm_version} accepts {change.gpu_request!r} but keeps the "
                 "job's GPUs, so it cannot share another's: jobs run alone here. Grouping needs Slurm 23.02 or newer"

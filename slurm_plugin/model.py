@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
+
+GPUS_CAN_BE_TAKEN_AWAY: Final = (23, 2)
+"""The first Slurm whose waiting jobs can lose their GPUs: 22.05 shows "gres:gpu:0" after such a change
+and still hands out the GPU. Seen to work in 26.05; the versions between are untried."""
 
 
 class JobState(StrEnum):

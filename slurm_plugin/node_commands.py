@@ -51,9 +51,7 @@ def set_comment(job_id: int, comment: str) -> None:
     Raises:
         GatewayError: Slurm refused it.
     """
-    _COMMANDS.run(
-        f"set the comment of job {job_id}", ["scontrol", "update", f"jobid={job_id}", f"comment={comment}"]
-    )
+    _COMMANDS.run(f"set the comment of job {job_id}", ["scontrol", "update", f"jobid={job_id}", f"comment={comment}"])
 
 
 def requeue_hold(job_id: int) -> None:

@@ -1,5 +1,6 @@
 """From a view of the queue to a policy's request, and from its plan to actions. Pure."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState
 from muri.slurm_plugin.view import Role, View, profile_key
 
 # What a member's own batch script needs while the runtime does its work.
@@ -56,10 +57,12 @@ class Preparation:
     waiting: Mapping[int, str]
 
 
-def alone_reason(job: Job, know: Knowledge, config: Config) -> str:
+def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
     request = tags.parse_request(job.admin_comment) or tags.Request()
+    old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
+        (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
         (request.alone, "it was submitted with alone"),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
@@ -103,7 +106,8 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
             waiting[job.job_id] = reason
         else:
             ready.append((job, profile_key(job, view.snapshot.nodes)))
-    pending = [_pending(job, key, know, config) for job, key in ready]
+    version = view.snapshot.slurm_version
+    pending = [_pending(job, key, version, know, config) for job, key in ready]
     patient = _patient(pending, config, now_s)
     waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
     request = PlanRequest(
@@ -115,9 +119,9 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
     return Preparation(request, _dry_runs(view, ready, know, config), waiting)
 
 
-def _pending(job: Job, key: ProfileKey, know: Knowledge, config: Config) -> PendingJob:
+def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PendingJob:
     request = tags.parse_request(job.admin_comment) or tags.Request()
-    alone = alone_reason(job, know, config)
+    alone = alone_reason(job, slurm_version, know, config)
     profile = know.profiles.get(key)
     if not alone and profile is None:
         failed = know.failed(key, config)

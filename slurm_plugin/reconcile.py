@@ -39,7 +39,20 @@ def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: fl
     for job in view.having(Role.DRY_RUN):
         if tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) not in known:
             actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
+    actions += _half_submitted(view, now_s)
     return tuple(actions)
+
+
+def _half_submitted(view: View, now_s: float) -> Iterator[Action]:
+    """Cancel what a killed controller left between submitting a job of its own and tagging it.
+
+    The command gateway submits with the tag in the job's own comment and moves it to AdminComment before
+    the job is released.
+    """
+    for job in view.having(Role.OTHER):
+        mark = tags.token(job.comment, tags.HOST_PREFIX) or tags.token(job.comment, tags.DRY_RUN_PREFIX)
+        if mark is not None and job.held and job.state is JobState.PENDING and now_s - job.submit_s > _HOST_GRACE_S:
+            yield Cancel(job.job_id, "its submission was cut off")
 
 
 def find_host(view: View, token: str) -> Job | None:

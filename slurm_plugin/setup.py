@@ -43,8 +43,9 @@ def policy_of(config: Config) -> Policy:
 
 
 def profiles_path(config: Config) -> Path:
-    """Return where the profile store lives."""
-    return config.state_dir / "profiles.db"
+    """Return where the profile store lives: $MURI_PROFILES, or profiles.db in the state directory."""
+    explicit = os.environ.get("MURI_PROFILES")
+    return Path(explicit) if explicit else config.state_dir / "profiles.db"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The demo's cluster: a sandbox of two nodes with one stand-in GPU each."""
+"""The demo's cluster: one node with a stand-in GPU for training, two for dry runs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -98,9 +98,9 @@ def _record(job: dict) -> JobRecord:  # type: ignore[type-arg]
 @contextmanager
 def demo_cluster(name: str = "demo") -> Iterator[Cluster]:
     """Start the demo's own sandbox, and take it down at the end, however the demo ends."""
-    partitions = (Partition(TRAIN, "n1"), Partition(PROFILE, "n2"))
+    partitions = (Partition(TRAIN, "n1"), Partition(PROFILE, "n[2-3]"))
     lifecycle.down(name, Progress())
-    lifecycle.up(name, SUITES["forky"], Shape(nodes=2, gpus_per_node=1, extra_partitions=partitions), Progress())
+    lifecycle.up(name, SUITES["forky"], Shape(nodes=3, gpus_per_node=1, extra_partitions=partitions), Progress())
     driver = Driver.of(name)
     try:
         driver.write("/etc/muri/muri.yaml", CONFIG, user="root", mode="0644")

@@ -88,7 +88,7 @@ def draw_timeline(trace: str, names: dict[str, str], path: Path) -> None:
     axes.set_xlabel("seconds")
     axes.set_title("Four jobs on one GPU: each holds a resource while the others hold the other three")
     handles = [Patch(color=colour, label=f"{stage} ({RESOURCE[stage]})") for stage, colour in COLOURS.items()]
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.28), ncol=4, frameon=False)
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.18), ncol=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

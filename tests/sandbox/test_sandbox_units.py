@@ -137,23 +137,17 @@ def test_local_paths_of_pip_settings(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "index/simple").mkdir(parents=True)
     (tmp_path / "wheels").mkdir()
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    monkeypatch.setenv(
-        "PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/index/simple https://example.invalid/simple"
-    )
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/index/simple https://example.invalid/simple")
     targets = {item.target for item in host.pip_binds()}
     assert {str(tmp_path / "wheels"), str(tmp_path / "index")} <= targets
     assert "/" not in targets
 
 
-def test_a_process_that_reuses_an_id_is_not_the_instance(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_reuses_an_id_is_not_the_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MURI_CACHE", str(tmp_path))
     ticks = namespace.start_ticks(os.getpid())
     assert ticks is not None
-    stale = instance.Instance(
-        "x", "forky", "26.05.5", 4, 2, 16, os.getpid(), ticks - 1, "2026-01-01T00:00:00Z"
-    )
+    stale = instance.Instance("x", "forky", "26.05.5", 4, 2, 16, os.getpid(), ticks - 1, "2026-01-01T00:00:00Z")
     InstancePaths("x").directory.mkdir(parents=True)
     stale.save()
     assert instance.load("x") == stale

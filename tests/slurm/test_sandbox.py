@@ -80,9 +80,7 @@ def test_pyslurm_reads_the_jobs(cluster: Driver) -> None:
 def test_member_starts_beside_its_host_without_a_gpu(cluster: Driver) -> None:
     host = cluster.submit("--gres=gpu:2", "--nodelist=n3", "--wrap=sleep 30")
     cluster.wait_state(host, "RUNNING")
-    member = cluster.submit(
-        "--hold", "--gres=gpu:1", "--output=m.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES"
-    )
+    member = cluster.submit("--hold", "--gres=gpu:1", "--output=m.out", "--wrap=echo gpu=$CUDA_VISIBLE_DEVICES")
     change = ["TresPerNode=gres/gpu:0", "ReqNodeList=n3"]
     cluster.run("scontrol", "update", f"jobid={member}", *change, user="root")
     cluster.run("scontrol", "release", str(member), user="root")
@@ -132,9 +130,7 @@ def test_second_instance_runs_beside_and_leaves_nothing(sandbox: Driver) -> None
 @pytest.mark.usefixtures("sandbox")  # so that the cached build is there
 def test_interrupted_up_cleans_up() -> None:
     name = f"interrupted-{os.getpid()}"
-    process = subprocess.Popen(
-        [COMMAND, "up", "--name", name, "--nodes", "32"], stderr=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([COMMAND, "up", "--name", name, "--nodes", "32"], stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 60
     while instance.load(name) is None and time.monotonic() < limit:
         time.sleep(0.01)

@@ -20,7 +20,8 @@ def make_job(job_id: int, **changes: Any) -> Job:
         start_s=0.0, end_s=0.0, time_limit_s=3600, gpu_count=1, gpu_request="gres/gpu:1", node_count=1, cpu_count=4,
         cpus_per_task=4, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
         restart_count=0, exit_code=0, batch=True, array=False, het=False, command="/home/alice/train.sh",
-        work_dir="/home/alice", submit_line="sbatch train.sh 5", admin_comment="muri:model=m1,batch-size=8,duration=100", comment="",
+        work_dir="/home/alice", submit_line="sbatch train.sh 5", comment="",
+        admin_comment="muri:model=m1,batch-size=8,duration=100",
     )  # fmt: skip
     return replace(job, **changes)
 
