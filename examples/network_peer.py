@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from support import TokenBucket
 
-LINK_BYTES_PER_S = 25e6
+LINK_BYTES_PER_S = 17e6
 BUCKETS = 4
 
 

@@ -35,7 +35,7 @@ class TokenBucket:
 class PacedFile:
     """A file of random-looking bytes, read round and round at a limited rate."""
 
-    CHUNK_BYTES = 64 * 1024
+    CHUNK_BYTES = 32 * 1024
 
     def __init__(self, size_bytes: int, bytes_per_s: float) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the object)

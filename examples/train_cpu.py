@@ -32,17 +32,17 @@ def augment(batch, generator):
 
 
 def main():
-    options = option_parser(__doc__, batch_size=32).parse_args()
+    options = option_parser(__doc__, batch_size=16).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES),
+        nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, CLASSES),
     ).to(device)  # fmt: skip
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    file, metrics = PacedFile(64 << 20, bytes_per_s=45e6), PacedLink(bytes_per_s=4e6)
+    file, metrics = PacedFile(64 << 20, bytes_per_s=55e6), PacedLink(bytes_per_s=2.6e6)
     loader = images(file, options.batch_size, options.iterations)
     for step, raw in enumerate(muri.batches(loader), start=1):
         labels = raw.flatten(1)[:, :8].sum(1) % CLASSES

@@ -6,7 +6,7 @@ from torch import nn
 
 import muri
 
-LENGTH, WIDTH, VOCABULARY, MICRO_BATCH = 64, 128, 256, 8
+LENGTH, WIDTH, VOCABULARY, MICRO_BATCH = 64, 240, 256, 2
 
 
 class Model(nn.Module):
@@ -33,21 +33,21 @@ def texts(file, batch_size, iterations):
 
 def mask_tokens(batch, generator):
     """Replace some bytes by random ones, several times over."""
-    for _ in range(250):
+    for _ in range(170):
         noise = torch.randint(VOCABULARY, batch.shape, generator=generator)
         batch = torch.where(torch.rand(batch.shape, generator=generator) < 0.0002, noise, batch)
     return batch
 
 
 def main():
-    options = option_parser(__doc__, batch_size=24).parse_args()
+    options = option_parser(__doc__, batch_size=4).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     generator = torch.Generator().manual_seed(options.seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = Model().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    file, metrics = PacedFile(1 << 20, bytes_per_s=190e3), PacedLink(bytes_per_s=20e6)
+    file, metrics = PacedFile(1 << 20, bytes_per_s=63e3), PacedLink(bytes_per_s=63e6)
     loader = texts(file, options.batch_size, options.iterations)
     for step, raw in enumerate(muri.batches(loader), start=1):
         with muri.stage("preprocess"):

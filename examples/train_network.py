@@ -12,12 +12,12 @@ from torch import nn
 
 import muri
 
-INPUTS, WIDTH, CLASSES = 256, 512, 10
+INPUTS, WIDTH, CLASSES = 256, 256, 10
 PEER = Path(__file__).with_name("network_peer.py")
 
 
 def main():
-    options = option_parser(__doc__, batch_size=128).parse_args()
+    options = option_parser(__doc__, batch_size=72).parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     model = nn.Sequential(
@@ -43,7 +43,7 @@ def train(options, model, group):
         with muri.stage("preprocess"):
             inputs = torch.frombuffer(raw, dtype=torch.uint8).view(-1, INPUTS).float() / 255
             labels = (inputs[:, :8].sum(1) * 255).long() % CLASSES
-            for _ in range(40):
+            for _ in range(25):
                 inputs = inputs + 0.01 * torch.randn(inputs.shape, generator=generator)
         with muri.stage("propagate"):
             loss = nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device))

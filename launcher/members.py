@@ -47,12 +47,17 @@ class Member:
 
 
 class MemberTable:
-    """The members by job id; safe to use from several threads."""
+    """The members by job id; safe to use from several threads.
+
+    Attributes:
+        changed: Set whenever a session starts or ends; who waits for it clears it.
+    """
 
     def __init__(self, members: list[str], discipline: str) -> None:
         self._members = {member: Member() for member in members}
         self._discipline = discipline
         self._lock = threading.Lock()
+        self.changed = threading.Event()
 
     def __contains__(self, member: str) -> bool:
         """Whether the job is a member."""
@@ -66,6 +71,7 @@ class MemberTable:
                 return False
             member.session, member.state = session, "running"
             member.sessions += 1
+            self.changed.set()
             return True
 
     def finish(self, session: Session) -> None:
@@ -75,6 +81,7 @@ class MemberTable:
             if member.session is session and member.state == "running":
                 member.state = "ended"
                 member.earlier_iterations += session.clock.iterations
+                self.changed.set()
 
     def running(self) -> list[Session]:
         """The sessions under way."""

@@ -74,6 +74,7 @@ class Runtime:
         os.read(self._told_to_end, 1)
         self._end()
         self._stopped.set()
+        self._table.changed.set()
         reporter.join()
 
     def _handle_signals(self) -> None:
@@ -107,7 +108,9 @@ class Runtime:
                 logger.warning("the status could not be written: %s", error)
             if last:
                 return
-            self._stopped.wait(STATUS_INTERVAL_S)
+            # The host waits for the last member to end: that is told at once.
+            self._table.changed.wait(STATUS_INTERVAL_S)
+            self._table.changed.clear()
 
     def _end(self) -> None:
         self._server.close()

@@ -23,9 +23,12 @@ from muri.slurm_plugin.node_commands import active_jobs, set_comment
 
 log = logging.getLogger("muri.host")
 
-_TICK_S = 0.5
+_TICK_S = 0.25
 # While members are at work their end shows in the runtime's own status; Slurm is asked only now and then.
 _SLOW_POLL_S = 60.0
+# Once every member's training has ended, their jobs are about to: the GPUs are given back without delay.
+_EAGER_POLL_S = 0.5
+_EAGER_POLLS = 20
 _RUNTIME_GRACE_S = 20.0
 
 
@@ -71,6 +74,7 @@ class Host:
         self._polled_s = time.monotonic()
         self._reported_s = time.monotonic()
         self._report: dict[str, float] = {}
+        self._eager_polls_left = _EAGER_POLLS
 
     def watch(self) -> int:
         """Return the host's exit code once the runtime or the last member has ended."""
@@ -100,11 +104,14 @@ class Host:
 
     def _finished(self) -> bool:
         """Ask Slurm whether any member is left, seldom while members are at work."""
-        busy = any(member.get("state") == "running" for member in self._members_status().values())
+        member_states = {member.get("state") for member in self._members_status().values()}
+        busy = "running" in member_states
         now_s = time.monotonic()
-        if now_s - self._polled_s < (_SLOW_POLL_S if busy else self._options["poll_s"]):
+        if now_s - self._polled_s < self._poll_interval_s(member_states):
             return False
         self._polled_s = now_s
+        if member_states == {"ended"}:
+            self._eager_polls_left = max(0, self._eager_polls_left - 1)
         try:
             states = active_jobs(self._members)
         except SlurmUnreachableError as error:
@@ -118,6 +125,14 @@ class Host:
             log.warning("members %s could not start beside the host; giving the GPUs back", sorted(states))
             return True
         return False
+
+    def _poll_interval_s(self, member_states: set[str | None]) -> float:
+        if "running" in member_states:
+            self._eager_polls_left = _EAGER_POLLS
+            return _SLOW_POLL_S
+        if member_states == {"ended"} and self._eager_polls_left:
+            return _EAGER_POLL_S
+        return float(self._options["poll_s"])
 
     def _report_speeds(self) -> None:
         """Tell the controller each member's iteration time through the host job's comment."""

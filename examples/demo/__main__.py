@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from rich.console import Console
@@ -12,8 +13,8 @@ from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_c
 from .report import Comparison, draw_timeline, print_table
 from .watch import wait_for
 
-KINDS = ("storage", "cpu", "gpu", "network")
-BATCH_SIZES = {"storage": 32, "cpu": 64, "gpu": 64, "network": 128}
+KINDS = ("storage", "network", "cpu", "gpu")
+BATCH_SIZES = {"storage": 18, "network": 72, "cpu": 16, "gpu": 4}
 LIMIT_S = 600.0
 
 
@@ -23,7 +24,7 @@ def submit_all(cluster: Cluster, iterations: int, *, muri: bool) -> tuple[int, .
     for number in (1, 2):
         for kind in KINDS:
             batch_size = BATCH_SIZES[kind]
-            mark = [f"--muri=model={kind},batch-size={batch_size},duration={iterations * 0.1:.0f}s"] if muri else []
+            mark = [f"--muri=model={kind},batch-size={batch_size},duration={iterations * 0.05:.0f}s"] if muri else []
             options = [*mark, "--gres=gpu:1", f"--job-name={kind}-{number}", "--chdir=/home/alice"]
             script = [
                 str(CHECKOUT / "examples/train.sh"), str(CHECKOUT / f"examples/train_{kind}.py"),
@@ -35,12 +36,9 @@ def submit_all(cluster: Cluster, iterations: int, *, muri: bool) -> tuple[int, .
 
 def run_round(cluster: Cluster, options: argparse.Namespace, console: Console, *, muri: bool) -> tuple[int, ...]:
     """Submit the jobs and wait until all have ended."""
-    ids = submit_all(cluster, options.iterations, muri=muri)
-    if muri:
-        with controller(cluster, options.interval, options.out / "controller.log"):
-            wait_for(cluster, ids, console, LIMIT_S, muri=True)
-    else:
-        wait_for(cluster, ids, console, LIMIT_S, muri=False)
+    with controller(cluster, options.interval, options.out / "controller.log") if muri else nullcontext():
+        ids = submit_all(cluster, options.iterations, muri=muri)
+        wait_for(cluster, ids, console, LIMIT_S, muri=muri)
     return ids
 
 
@@ -51,7 +49,9 @@ def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
         DemoError: No group left a trace, so nothing was interleaved.
     """
     traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace").split()
-    draw_timeline(cluster.run("cat", traces[0]), names, path)
+    trace = cluster.run("cat", traces[0])
+    path.with_name("trace.jsonl").write_text(trace)
+    draw_timeline(trace, names, path)
 
 
 def demo(options: argparse.Namespace, console: Console) -> int:
@@ -85,8 +85,8 @@ def demo(options: argparse.Namespace, console: Console) -> int:
 def main() -> int:
     """Read the options and run the demo."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
-    parser.add_argument("--iterations", type=int, default=110, help="iterations of each job (default: 110)")
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two cycles (default: 1)")
+    parser.add_argument("--iterations", type=int, default=195, help="iterations of each job (default: 195)")
+    parser.add_argument("--interval", type=float, default=0.5, help="seconds between two cycles (default: 0.5)")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "out" / "demo", help="where the plot and logs go")
     console = Console(highlight=False)
     try:

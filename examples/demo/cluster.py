@@ -23,7 +23,7 @@ state_dir: {STATE_DIR}
 profiling:
   partition: {PROFILE}
 host:
-  telemetry_s: 2
+  telemetry_s: 5
   poll_s: 1
   trace: true
 """
@@ -117,7 +117,11 @@ def controller(cluster: Cluster, interval_s: float, log: Path) -> Iterator[None]
         DemoError: It ended by itself.
     """
     process = cluster.driver.popen("sh", "-c", f"exec muri-controller --interval {interval_s} 2>&1", user="root")
+    status = ("test", "-e", f"{STATE_DIR}/status.json")
     try:
+        cluster.driver.wait_until(
+            lambda: cluster.driver.run(*status, user="root", check=False).returncode == 0, "the first cycle"
+        )
         yield
         if process.poll() is not None:
             raise DemoError(f"the controller ended by itself; see {log}")
