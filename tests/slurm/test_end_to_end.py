@@ -236,3 +236,16 @@ def test_the_command_gateway_does_the_same(muri):
     fields = muri.cycles_until_ended(*jobs)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     assert json.loads(muri.driver.read(f"{muri.state_dir}/status.json"))["gateway"] == "command"
+
+
+def test_a_job_array_runs_alone_and_whole(muri):
+    muri.know_profiles()
+    array = muri.submit("load", "--array=0-1", iterations=3)
+    limit = time.monotonic() + 60
+    listed = ["squeue", "-h", "-j", str(array), "-o", "%i"]
+    while muri.driver.run(*listed, user="root", check=False).stdout.strip():
+        assert time.monotonic() < limit
+        muri.cycle()
+        time.sleep(0.5)
+    outputs = [muri.driver.read(f"/home/alice/slurm-{array}_{task}.out") for task in (0, 1)]
+    assert all(output.count("finished") == 1 for output in outputs)
