@@ -63,9 +63,7 @@ def demo(options: argparse.Namespace, console: Console) -> int:
     """Run both rounds, print the table and return the exit code."""
     options.out.mkdir(parents=True, exist_ok=True)
     with demo_cluster() as cluster:
-        console.print(
-            "\n[bold]1. With Muri[/]: sbatch --muri … on a partition with one GPU; new models are profiled first"
-        )
+        console.print("\n[bold]1. With Muri[/]: one GPU; sbatch --muri …; new models are profiled first")
         with_ids = run_round(cluster, options, console, muri=True)
         console.print("\n[bold]2. Without Muri[/]: the same eight jobs, the same scripts, one after the other")
         without_ids = run_round(cluster, options, console, muri=False)

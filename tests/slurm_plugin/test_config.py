@@ -18,7 +18,7 @@ def write(tmp_path, text):
 
 
 def test_an_unknown_key_names_the_nearest_valid_one(tmp_path):
-    with pytest.raises(ConfigError, match="grouping.max_grup_size: unknown key; did you mean max_group_size"):
+    with pytest.raises(ConfigError, match=r"grouping\.max_grup_size: unknown key; did you mean max_group_size"):
         load_config(write(tmp_path, "grouping:\n  max_grup_size: 3\n"))
 
 
