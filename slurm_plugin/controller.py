@@ -13,7 +13,7 @@ from typing import Protocol
 from muri.errors import MuriError
 from muri.policies.types import Plan, Policy
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.actions import Action
+from muri.slurm_plugin.actions import Action, ReleaseSolo
 from muri.slurm_plugin.apply import Executor, ProfileSink
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway import Gateway
@@ -22,7 +22,7 @@ from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.reconcile import reconcile
 from muri.slurm_plugin.status import Status, status_of, write_status
-from muri.slurm_plugin.view import View, view_of
+from muri.slurm_plugin.view import Role, View, view_of
 
 log = logging.getLogger("muri.controller")
 
@@ -71,7 +71,9 @@ def decide(
     repairs = reconcile(view, intents, config, snapshot.taken_s)
     preparation = prepare(view, know, config, snapshot.taken_s)
     plan = policy.plan(preparation.request)
-    actions = preparation.dry_runs + actions_of(plan, view, know)
+    why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
+    releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
+    actions = releases + preparation.dry_runs + actions_of(plan, view, know)
     return Decision(view, repairs, preparation, plan, actions)
 
 

@@ -43,7 +43,8 @@ def drain(gateway: Gateway) -> Drained:
     own = [job for job in view.having(Role.HOST) if job.state is JobState.PENDING]
     own += view.having(Role.DRY_RUN)
     failed: list[str] = []
-    released = _each(view.having(Role.CANDIDATE), lambda job: gateway.release(job.job_id), failed)
+    held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
+    released = _each(held, lambda job: gateway.release(job.job_id), failed)
     # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)

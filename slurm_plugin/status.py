@@ -108,7 +108,7 @@ def status_of(
     )
 
 
-_STATES = {Role.CANDIDATE: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
+_STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
 
 def _state_name(job: Job, role: Role) -> str:

@@ -17,6 +17,8 @@ class Role(StrEnum):
     RELEASED: submitted with `--muri` and no longer held: Slurm alone decides.
     HOST: holds a group's GPUs.
     DRY_RUN: measures a model.
+    NOT_OURS: held with a tag, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
+        read). Leaves by an immediate release.
     USER_HELD: submitted with `--muri --hold`; only its user releases it.
     OTHER: none of Muri's business.
     """
@@ -26,6 +28,7 @@ class Role(StrEnum):
     RELEASED = "released"
     HOST = "host"
     DRY_RUN = "dry-run"
+    NOT_OURS = "not-ours"
     USER_HELD = "user-held"
     OTHER = "other"
 
@@ -76,13 +79,14 @@ def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
 
     Args:
         snapshot: The queue and the nodes.
-        partitions: Partitions that Muri serves, empty for all. Elsewhere a held job with a tag is not a
-            candidate, but members and hosts that are already there are still looked after.
+        partitions: Partitions that Muri serves, empty for all. Members and hosts that are elsewhere already
+            are still looked after.
     """
     roles = {job.job_id: role_of(job) for job in snapshot.jobs}
     for job in snapshot.jobs:
-        if roles[job.job_id] is Role.CANDIDATE and partitions and job.partition not in partitions:
-            roles[job.job_id] = Role.OTHER
+        served = not partitions or job.partition in partitions
+        if roles[job.job_id] is Role.CANDIDATE and (not served or job.gpu_count < 1):
+            roles[job.job_id] = Role.NOT_OURS
     return View(snapshot, {job.job_id: job for job in snapshot.jobs}, roles)
 
 

@@ -249,3 +249,17 @@ def test_a_job_array_runs_alone_and_whole(muri):
         time.sleep(0.5)
     outputs = [muri.driver.read(f"/home/alice/slurm-{array}_{task}.out") for task in (0, 1)]
     assert all(output.count("finished") == 1 for output in outputs)
+
+
+def test_on_an_old_slurm_every_job_runs_alone_and_the_log_says_why(old_sandbox):
+    old_sandbox.cancel_all()
+    muri = MuriCluster(old_sandbox, "/var/lib/muri")
+    muri.configure(partitions=["main"], profiling={"at_once": 0})
+    jobs = [
+        old_sandbox.submit("--gres=gpu:1", "--muri=model=load", "/home/alice/train.sh", "3", "0", "load")
+        for _ in range(2)
+    ]
+    assert "22.05" in muri.cycle().stderr
+    for job in jobs:
+        assert old_sandbox.wait_state(job, deadline_s=60)["JobState"] == "COMPLETED"
+        assert "gpus 0" in muri.output(job) or "gpus 1" in muri.output(job)

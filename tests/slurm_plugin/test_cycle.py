@@ -100,6 +100,15 @@ def test_a_dependent_job_waits_and_says_for_what(make_controller):
     assert "afterok:7" in status.jobs[0].reasons[0]
 
 
+@pytest.mark.parametrize("change", [{"partition": "other"}, {"gpu_count": 0}])
+def test_a_job_that_cannot_be_planned_is_released_at_once(make_controller, change):
+    slurm = FakeSlurm([make_job(9, **change), *four_jobs()], one_gpu())
+    with make_controller(slurm, partitions=("main",)) as controller:
+        controller.cycle()
+    assert not slurm.jobs[9].held
+    assert len(hosts(slurm)) == 1
+
+
 def test_a_job_held_by_its_user_is_left_alone(make_controller):
     slurm = FakeSlurm([make_job(1, admin_comment="muri:model=m1 muri-hold:user")], one_gpu())
     with make_controller(slurm) as controller:
