@@ -1,7 +1,9 @@
 """The Debian suites a sandbox can be made of, and the hash that names a cached build."""
 
+import functools
 import hashlib
 import os
+import subprocess
 from dataclasses import dataclass
 
 from sandbox.errors import UsageError
@@ -59,5 +61,24 @@ def suite_named(name: str) -> Suite:
 
 
 def mirror() -> str:
-    """Where Debian packages come from: `$MURI_DEBIAN_MIRROR` or Debian's own address."""
-    return os.environ.get("MURI_DEBIAN_MIRROR", "")
+    """Where Debian packages come from: `$MURI_DEBIAN_MIRROR`, or the mirror that this machine's apt uses.
+
+    Raises:
+        UsageError: Neither is known.
+    """
+    named = os.environ.get("MURI_DEBIAN_MIRROR") or _mirror_of_apt()
+    if not named:
+        raise UsageError("apt on this machine names no Debian mirror: set MURI_DEBIAN_MIRROR to the address of one")
+    return named.rstrip("/")
+
+
+@functools.cache
+def _mirror_of_apt() -> str:
+    """The first source of apt that holds a whole release, not its security or other updates; "" if none."""
+    command = ["apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI)", "Created-By: Packages"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    sources = [line.split() for line in listed.splitlines() if len(line.split()) == 2]
+    return next((address for release, address in sources if "-" not in release), "")
