@@ -10,7 +10,11 @@ MAX_GROUP_SIZE: Final = 4
 """Most jobs that can interleave: one for each resource."""
 
 ORDERINGS: Final = ("best", "worst")
-MATCHINGS: Final = ("rustworkx", "networkx", "priority-order")
+MATCHINGS: Final = ("certified", "rustworkx", "networkx", "priority-order")
+GROUPINGS: Final = ("rounds", "optimal")
+MERGES: Final = ("as-needed", "whole-rounds")
+OBJECTIVES: Final = ("efficiency", "throughput", "jct")
+SPEED_MODELS: Final = ("lockstep", "fair", "measured", "reference")
 
 
 class OptionsError(UsageError):
@@ -25,8 +29,18 @@ class PolicyOptions:
         max_group_size: Most jobs per group, 1 (nobody shares) to 4.
         ordering: "best" takes the ordering with the shortest period, "worst" the longest
             (an experiment of the paper, section 6.4).
-        matching: "rustworkx" (compiled Blossom), "networkx" (the readable reference; the same
-            plan, slower) or "priority-order" (neighbours in the queue, no Blossom).
+        grouping: "rounds" is Algorithm 1 (rounds of pairwise matching), "optimal" chooses among
+            all groups of up to `max_group_size` at once.
+        matching: How Algorithm 1 finds its pairs: "certified" (fast, with a proven bound),
+            "rustworkx" (compiled Blossom), "networkx" (the readable reference) or
+            "priority-order" (neighbours in the queue, no Blossom).
+        merge: "as-needed" merges no more pairs than it takes to fit the free GPUs, "whole-rounds"
+            all pairs of a round, as the paper does.
+        objective: What a grouping maximises: "efficiency" (γ, the paper's), "throughput" (sum of
+            normalised speeds) or "jct" (speeds weighted by what finishing a job sooner is worth).
+        speed_model: "lockstep" (Eq. 3), "fair" (work-conserving), "measured" (pairwise
+            interference table) or "reference" (the public simulator's formula).
+        preemption: Whether running jobs that can be preempted compete with the waiting ones.
         max_wait_s: Seconds since its submission after which a job that would still wait is
             given to Slurm's own queue instead.
         min_speedup: How many times the work of its faster half a merged group must do in the same
@@ -35,7 +49,12 @@ class PolicyOptions:
 
     max_group_size: int = MAX_GROUP_SIZE
     ordering: str = "best"
-    matching: str = "rustworkx"
+    grouping: str = "rounds"
+    matching: str = "certified"
+    merge: str = "as-needed"
+    objective: str = "efficiency"
+    speed_model: str = "lockstep"
+    preemption: bool = True
     max_wait_s: float = 86_400.0
     min_speedup: float = 1.0
 
@@ -47,14 +66,21 @@ class PolicyOptions:
         """
         if self.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
             raise OptionsError(f"max_group_size is {self.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
-        _check_choice("ordering", self.ordering, ORDERINGS)
-        _check_choice("matching", self.matching, MATCHINGS)
+        for option, choices in _CHOICES.items():
+            value = getattr(self, option)
+            if value not in choices:
+                raise OptionsError(f"{option} is {value!r}; valid are: {', '.join(choices)}")
         if math.isnan(self.max_wait_s) or self.max_wait_s < 0:
             raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
         if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
             raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
 
 
-def _check_choice(option: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise OptionsError(f"{option} is {value!r}; valid are: {', '.join(choices)}")
+_CHOICES: Final = {
+    "ordering": ORDERINGS,
+    "grouping": GROUPINGS,
+    "matching": MATCHINGS,
+    "merge": MERGES,
+    "objective": OBJECTIVES,
+    "speed_model": SPEED_MODELS,
+}

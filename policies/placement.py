@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from muri.policies.grouping import Unit
+from muri.policies.grouping.algorithm1 import Unit
 from muri.policies.types import FreeNode
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from muri.policies import reasons
-from muri.policies.grouping import Bucket, GroupingRules, bucket_of, can_share, form_groups
+from muri.policies.grouping.algorithm1 import Bucket, GroupingRules, bucket_of, can_share, form_groups
 from muri.policies.options import PolicyOptions
 from muri.policies.placement import FreeGpus, Placement, fits, place
 from muri.policies.priority import Candidate, PriorityKey, rank_jobs
 from muri.policies.selection import pools, select
-from muri.policies.types import Group, PendingJob, Plan, PlanRequest, Solo, Waiting
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Solo, Waiting
 from muri.policies.validation import check_request
 
 
@@ -119,7 +119,7 @@ class _PoolPlanner:
         self._decisions.groups.append(
             Group(
                 members=tuple(job_ids[index] for index in interleaving.order),
-                node=node,
+                gpus=(NodeShare(node, unit.head.gpu_count),),
                 gpu_count=unit.head.gpu_count,
                 period_s=interleaving.period_s,
                 efficiency=interleaving.efficiency,
@@ -128,10 +128,10 @@ class _PoolPlanner:
             )
         )
 
-    def _start_alone(self, job: PendingJob, node: str) -> None:
+    def _start_alone(self, job: PlanJob, node: str) -> None:
         partners = self._partners[self._bucket(job)] - 1
         why = reasons.alone(job, partners, sharing=self._sharing, room_for_all=self._room_for_all)
-        self._decisions.solo.append(Solo(job.job_id, why, node))
+        self._decisions.solo.append(Solo(job.job_id, why, (NodeShare(node, job.gpu_count),) if node else ()))
 
     def _backfill(self, left: Iterable[Candidate]) -> list[Candidate]:
         """Start alone whatever still fits, members of groups that did not fit among them."""
@@ -144,7 +144,7 @@ class _PoolPlanner:
                 self._start_alone(candidate.job, node)
         return waiting
 
-    def _take_alone(self, job: PendingJob) -> str | None:
+    def _take_alone(self, job: PlanJob) -> str | None:
         node = self._free.take(job.partition, job.gpu_count)
         if node is None and not job.groupable and self._free.largest_node(job.partition) is None:
             # Nobody said how large the nodes are: the job may be one for several of them.
@@ -169,5 +169,5 @@ class _PoolPlanner:
             self._decisions.waiting.append(Waiting(job.job_id, why))
             ahead[job.partition] += 1
 
-    def _bucket(self, job: PendingJob) -> Bucket:
+    def _bucket(self, job: PlanJob) -> Bucket:
         return bucket_of(job, same_user=self._request.same_user)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from muri.policies.types import PendingJob
+from muri.policies.types import PlanJob
 
-PriorityKey = Callable[[PendingJob], tuple[float, ...]]
+PriorityKey = Callable[[PlanJob], tuple[float, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,15 +18,15 @@ class Candidate:
     """
 
     rank: int
-    job: PendingJob
+    job: PlanJob
 
 
-def fifo(job: PendingJob) -> tuple[float, ...]:
+def fifo(job: PlanJob) -> tuple[float, ...]:
     """First in, first out."""
     return (job.submit_s,)
 
 
-def srsf(job: PendingJob) -> tuple[float, ...]:
+def srsf(job: PlanJob) -> tuple[float, ...]:
     """Shortest remaining service first, r·g; jobs of unknown duration follow by attained service.
 
     Source: Muri, section 5 (Muri-S), after Tiresias.
@@ -36,7 +36,7 @@ def srsf(job: PendingJob) -> tuple[float, ...]:
     return (0.0, job.remaining_s * job.gpu_count)
 
 
-def two_dimensional_las(job: PendingJob) -> tuple[float, ...]:
+def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
     """Least attained service first, a·g: the GPU-seconds received so far (2D-LAS).
 
     Source: Muri, section 5 (Muri-L), after Tiresias; continuous, without its discrete queues.
@@ -44,7 +44,7 @@ def two_dimensional_las(job: PendingJob) -> tuple[float, ...]:
     return (job.attained_gpu_s,)
 
 
-def rank_jobs(jobs: Iterable[PendingJob], key: PriorityKey) -> tuple[Candidate, ...]:
+def rank_jobs(jobs: Iterable[PlanJob], key: PriorityKey) -> tuple[Candidate, ...]:
     """All jobs in order of urgency, whatever order they come in."""
     ordered = sorted(jobs, key=lambda job: (*key(job), job.submit_s, job.job_id))
     return tuple(Candidate(rank, job) for rank, job in enumerate(ordered))

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from muri.policies.efficiency import Interleaving
-from muri.policies.grouping import Unit
+from muri.policies.grouping.algorithm1 import Unit
 from muri.policies.placement import FreeGpus
-from muri.policies.types import PendingJob
+from muri.policies.speed.lockstep import Interleaving
+from muri.policies.types import PlanJob
 
 NEEDS_PROFILE = "waits for a profile of its model"
 QUEUES_IN_SLURM = "Slurm's own queue takes it on with its original request"
@@ -38,7 +38,7 @@ def grouped(unit: Unit, interleaving: Interleaving, node: str) -> tuple[str, ...
     )
 
 
-def alone(job: PendingJob, partners: int, *, sharing: bool, room_for_all: bool) -> tuple[str, ...]:
+def alone(job: PlanJob, partners: int, *, sharing: bool, room_for_all: bool) -> tuple[str, ...]:
     """Why a job starts by itself.
 
     Args:
@@ -64,7 +64,7 @@ def alone(job: PendingJob, partners: int, *, sharing: bool, room_for_all: bool) 
     )
 
 
-def waiting(job: PendingJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
+def waiting(job: PlanJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
     """Why a job stays held.
 
     Args:
@@ -84,7 +84,7 @@ def waiting(job: PendingJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
     )
 
 
-def larger_than_a_node(job: PendingJob, largest: int) -> tuple[str, ...]:
+def larger_than_a_node(job: PlanJob, largest: int) -> tuple[str, ...]:
     """Why a job of several nodes is left to Slurm."""
     return (
         f"larger than a node: it asks for {plural(job.gpu_count, 'GPU')}, and the largest node of partition "
@@ -109,5 +109,5 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _bucket(job: PendingJob) -> str:
+def _bucket(job: PlanJob) -> str:
     return f"user {job.user}, partition {job.partition}, {plural(job.gpu_count, 'GPU')}"

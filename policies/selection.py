@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from muri.policies.grouping import Bucket, bucket_of, can_share
+from muri.policies.grouping.algorithm1 import Bucket, bucket_of, can_share
 from muri.policies.placement import FreeGpus
 from muri.policies.priority import Candidate
 from muri.policies.types import PlanRequest

@@ -1,15 +1,16 @@
 """What planning takes and gives: plain frozen records, no I/O, no clock."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from muri.policies.reason import Reason
 from muri.profiler.records import StageProfile
 
 
 @dataclass(frozen=True, slots=True)
-class PendingJob:
-    """A job that waits for GPUs and whose fate Muri decides.
+class PlanJob:
+    """A job whose fate a policy decides: one that waits for GPUs, or one that runs.
 
     Attributes:
         job_id: Slurm's job id.
@@ -22,6 +23,10 @@ class PendingJob:
         attained_gpu_s: GPU-seconds of service received so far.
         groupable: False for a job that must run alone.
         alone_reason: Why it must run alone; empty when groupable.
+        waiting_since_s: Since when it has received no service, seconds since the epoch; None: since its submission.
+        restart_s: Seconds that stopping it and starting it again would cost.
+        preemptible: Whether it may be stopped once it runs, because it can go on from a checkpoint.
+        opportunistic: Whether it only asks for what others leave over (AntMan's second class of jobs).
     """
 
     job_id: int
@@ -34,6 +39,15 @@ class PendingJob:
     attained_gpu_s: float = 0.0
     groupable: bool = True
     alone_reason: str = ""
+    waiting_since_s: float | None = None
+    restart_s: float = 0.0
+    preemptible: bool = False
+    opportunistic: bool = False
+
+    @property
+    def attained_s(self) -> float:
+        """Seconds of service received so far, as if all of its GPUs had always run at full speed."""
+        return self.attained_gpu_s / self.gpu_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +60,8 @@ class FreeNode:
         free_gpus: GPUs that can be given out now.
         gpu_mem_gib: Memory of one GPU; 0 when unknown, which admits any group.
         gpu_count: GPUs that the node has, free or not; 0 when unknown.
+        islands: Indices of the free GPUs by island: GPUs of one island reach each other fast (one
+            NVLink domain or one socket). Empty when the topology is unknown.
     """
 
     name: str
@@ -53,6 +69,40 @@ class FreeNode:
     free_gpus: int
     gpu_mem_gib: float = 0.0
     gpu_count: int = 0
+    islands: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShare:
+    """GPUs of one node that a job or group holds.
+
+    Attributes:
+        node: Node name.
+        gpu_count: How many.
+        gpu_ids: Which ones; empty when the node's topology is unknown.
+    """
+
+    node: str
+    gpu_count: int
+    gpu_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A job, or several that share GPUs, as they run now.
+
+    Attributes:
+        members: The jobs, in the ordering in which they interleave.
+        gpus: What they hold. These GPUs are not among the nodes' free ones.
+    """
+
+    members: tuple[PlanJob, ...]
+    gpus: tuple[NodeShare, ...]
+
+    @property
+    def preemptible(self) -> bool:
+        """Whether all members may be stopped."""
+        return all(job.preemptible for job in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +110,26 @@ class PlanRequest:
     """Everything that a plan depends on.
 
     Attributes:
-        jobs: Jobs to decide on, in any order.
+        jobs: Waiting jobs to decide on, in any order.
         nodes: Nodes with their free GPUs, in any order; the busy ones too, with 0 free.
         now_s: The cycle's time, seconds since the epoch.
         max_group_size: Most jobs per group, 1 to 4.
         same_user: Whether all members of a group must have one owner.
+        running: What runs now and belongs to the policy, in any order.
+        interval_s: Seconds until the next plan is made: what a regrouping gains before that must pay
+            for its restarts.
+        larger_than_a_node: What becomes of jobs that need more GPUs than any node has: "slurm" leaves
+            them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
     """
 
-    jobs: tuple[PendingJob, ...]
+    jobs: tuple[PlanJob, ...]
     nodes: tuple[FreeNode, ...]
     now_s: float
     max_group_size: int = 4
     same_user: bool = True
+    running: tuple[Running, ...] = ()
+    interval_s: float = 360.0
+    larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,21 +138,28 @@ class Group:
 
     Attributes:
         members: Job ids in the planned ordering (position i starts with stage i; Eq. 3).
-        node: Where the group runs.
+        gpus: Where the group runs.
         gpu_count: GPUs that the group holds.
-        period_s: T of Eq. 3, seconds per interleaved iteration.
+        period_s: T of Eq. 3, seconds per interleaved iteration; 0 where the speed model has no period.
         efficiency: Interleaving efficiency γ of Eq. 4.
         speed: Predicted speed of each member by job id, 1 = as fast as alone.
         reasons: Why these jobs, for people.
+        kept: Whether exactly this group runs on these GPUs already.
     """
 
     members: tuple[int, ...]
-    node: str
+    gpus: tuple[NodeShare, ...]
     gpu_count: int
     period_s: float
     efficiency: float
     speed: Mapping[int, float]
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    kept: bool = False
+
+    @property
+    def node(self) -> str:
+        """Name of the first node."""
+        return self.gpus[0].node
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,37 +169,79 @@ class Solo:
     Attributes:
         job_id: The job.
         reasons: Why it runs alone, for people.
-        node: Where the plan counted its GPUs; empty when it spans nodes or must queue in Slurm.
+        gpus: Where the plan counted its GPUs; empty when it must queue in Slurm.
+        kept: Whether it runs there already.
     """
 
     job_id: int
-    reasons: tuple[str, ...] = ()
-    node: str = ""
+    reasons: tuple[Reason, ...] = ()
+    gpus: tuple[NodeShare, ...] = ()
+    kept: bool = False
+
+    @property
+    def node(self) -> str:
+        """Name of the node that it gets; empty when it spans nodes or must queue in Slurm."""
+        return self.gpus[0].node if len(self.gpus) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A job that stays held in this cycle."""
+    """A job that gets no GPUs in this cycle.
+
+    Attributes:
+        job_id: The job.
+        reasons: Why it waits, for people.
+        preempted: Whether it runs now and has to stop.
+    """
 
     job_id: int
-    reasons: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    preempted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """How good a grouping is, and how good any other could be at most.
+
+    Attributes:
+        value: What the objective gives for it.
+        upper_bound: Proven: no grouping of the same jobs has a greater value.
+    """
+
+    value: float = 0.0
+    upper_bound: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """Share of the bound by which the value may fall short of the optimum; 0 is proven optimal."""
+        if self.upper_bound <= 0:
+            return 0.0
+        return max(0.0, 1.0 - self.value / self.upper_bound)
+
+    @staticmethod
+    def total(parts: "Iterable[Certificate]") -> "Certificate":
+        """Certificate of several groupings that share no jobs."""
+        listed = list(parts)
+        return Certificate(sum(part.value for part in listed), sum(part.upper_bound for part in listed))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decision for every job of the request: each appears exactly once.
+    """The decision for every job of the request, waiting or running: each appears exactly once.
 
     Attributes:
         policy: Name of the policy that decided.
-        groups: Groups to start, in the order in which they got GPUs.
-        solo: Jobs to start alone.
-        waiting: Jobs to keep held, most urgent first.
+        groups: Groups to start or keep, in the order in which they got GPUs.
+        solo: Jobs to start or keep alone.
+        waiting: Jobs to keep held or to stop, most urgent first.
+        certificate: How far the grouping can be from the optimum.
     """
 
     policy: str
     groups: tuple[Group, ...] = ()
     solo: tuple[Solo, ...] = ()
     waiting: tuple[Waiting, ...] = field(default=())
+    certificate: Certificate = Certificate()
 
 
 class Policy(Protocol):

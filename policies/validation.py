@@ -7,7 +7,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import FreeNode, PendingJob, PlanRequest
+from muri.policies.types import FreeNode, PlanJob, PlanRequest
 
 
 class RequestError(UsageError):
@@ -43,7 +43,7 @@ def _check_unique(what: str, names: Iterable[int | str]) -> None:
         raise RequestError(f"{what} {listed} appears more than once; every {what} must appear exactly once")
 
 
-def _check_job(job: PendingJob) -> None:
+def _check_job(job: PlanJob) -> None:
     if job.gpu_count < 1:
         raise RequestError(f"job {job.job_id}: gpu_count is {job.gpu_count}; it must be ≥ 1")
     figures = {"submit_s": job.submit_s, "attained_gpu_s": job.attained_gpu_s, "remaining_s": job.remaining_s}

@@ -175,10 +175,10 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
         members = ", ".join(map(str, group.members))
         click.echo(f"group on {group.node}: jobs {members}; γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s")
     for solo in decision.plan.solo:
-        click.echo(f"alone: job {solo.job_id}: {'; '.join(solo.reasons)}")
+        click.echo(f"alone: job {solo.job_id}: {'; '.join(map(str, solo.reasons))}")
     for run in decision.preparation.dry_runs:
         click.echo(f"dry run: {run.key}, script of job {run.job_id}")
     for job_id, why in sorted(decision.preparation.waiting.items()):
         click.echo(f"waiting: job {job_id}: {why}")
     for waiting in decision.plan.waiting:
-        click.echo(f"waiting: job {waiting.job_id}: {'; '.join(waiting.reasons)}")
+        click.echo(f"waiting: job {waiting.job_id}: {'; '.join(map(str, waiting.reasons))}")

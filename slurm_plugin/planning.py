@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.types import FreeNode, Group, PendingJob, Plan, PlanRequest
+from muri.policies.reason import sentences
+from muri.policies.types import FreeNode, Group, Plan, PlanJob, PlanRequest
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
@@ -119,7 +120,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
     return Preparation(request, _dry_runs(view, ready, know, config), waiting)
 
 
-def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PendingJob:
+def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
     request = tags.parse_request(job.admin_comment) or tags.Request()
     alone = alone_reason(job, slurm_version, know, config)
     profile = know.profiles.get(key)
@@ -129,7 +130,7 @@ def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
             alone = f"its dry run failed: {failed}"
         elif config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
-    return PendingJob(
+    return PlanJob(
         job_id=job.job_id,
         user=job.user,
         partition=job.partition,
@@ -142,7 +143,7 @@ def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
     )
 
 
-def _patient(pending: list[PendingJob], config: Config, now_s: float) -> set[int]:
+def _patient(pending: list[PlanJob], config: Config, now_s: float) -> set[int]:
     """Return the young jobs that share a bucket with a model being profiled: better partners may come."""
     unknown = {_bucket(job) for job in pending if job.groupable and job.profile is None}
     return {
@@ -155,7 +156,7 @@ def _patient(pending: list[PendingJob], config: Config, now_s: float) -> set[int
     }
 
 
-def _bucket(job: PendingJob) -> tuple[str, str, int]:
+def _bucket(job: PlanJob) -> tuple[str, str, int]:
     return (job.user, job.partition, job.gpu_count)
 
 
@@ -205,7 +206,7 @@ def _take(free: dict[str, int], job: Job, eligible: set[str]) -> None:
 def actions_of(plan: Plan, view: View, know: Knowledge) -> tuple[Action, ...]:
     """Turn a plan into actions, groups first, in the plan's order."""
     groups = tuple(_start_group(group, view, know) for group in plan.groups)
-    return groups + tuple(ReleaseSolo(solo.job_id, solo.reasons) for solo in plan.solo)
+    return groups + tuple(ReleaseSolo(solo.job_id, sentences(solo.reasons)) for solo in plan.solo)
 
 
 def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
@@ -232,7 +233,7 @@ def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
         time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
-        reasons=group.reasons,
+        reasons=sentences(group.reasons),
     )
 
 

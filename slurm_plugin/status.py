@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
+from muri.policies.reason import sentences
 from muri.policies.types import Plan
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.journal import Intent
@@ -99,7 +100,7 @@ def status_of(
     """
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
-        reasons |= {item.job_id: item.reasons for item in plan.waiting}
+        reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
     groups = {intent.host_job: intent for intent in intents if intent.kind == "group" and intent.host_job}
     return tuple(
         _describe(job, view, groups, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))

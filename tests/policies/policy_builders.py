@@ -4,7 +4,7 @@ from collections import Counter
 
 from hypothesis import strategies as st
 
-from muri.policies.types import FreeNode, PendingJob, Plan, PlanRequest
+from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.profiler.records import ProfileKey, StageProfile
 
 KINDS = {
@@ -28,7 +28,7 @@ def make_job(job_id, kind="gpu", **changes):
     """A job of a bottleneck kind (None: no profile), of alice, with one GPU in partition main."""
     profile = None if kind is None else make_profile(KINDS[kind], model=kind)
     fields = {"user": "alice", "partition": "main", "gpu_count": 1, "submit_s": float(job_id)}
-    return PendingJob(job_id=job_id, **(fields | {"profile": profile} | changes))
+    return PlanJob(job_id=job_id, **(fields | {"profile": profile} | changes))
 
 
 def make_node(name, free_gpus, **changes):
@@ -55,7 +55,7 @@ def profiles(draw):
 @st.composite
 def pending_jobs(draw, job_id):
     groupable = draw(st.booleans() | st.just(True))
-    return PendingJob(
+    return PlanJob(
         job_id=job_id,
         user=draw(st.sampled_from(("alice", "bob"))),
         partition=draw(st.sampled_from(("main", "debug", "far"))),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.efficiency import (
+from muri.policies.speed.lockstep import (
     Shape,
     interleave,
     interleaving_efficiency,

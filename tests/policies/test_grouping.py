@@ -6,11 +6,11 @@ from itertools import combinations
 import pytest
 from policy_builders import KINDS, make_job, make_node, make_profile, make_request
 
-from muri.policies.efficiency import interleave, shape_of
-from muri.policies.grouping import GroupingRules, form_groups
+from muri.policies.grouping.algorithm1 import GroupingRules, form_groups
 from muri.policies.muri import MuriL, MuriS
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo, rank_jobs
+from muri.policies.speed.lockstep import interleave, shape_of
 
 
 def rules(*, fits=lambda units: False, memory_gib=float("inf"), same_user=True, **options):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.matching import Edge, match, whole_weight
+from muri.policies.matching.blossom import Edge, match, whole_weight
 from muri.policies.options import OptionsError
 
 

@@ -16,7 +16,7 @@ from muri.errors import UsageError
 from muri.policies.muri import Auto, Fifo, MuriL, MuriS, Srsf
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
-from muri.policies.types import PendingJob
+from muri.policies.types import PlanJob
 from muri.policies.validation import RequestError
 
 policies = st.sampled_from(policy_names()).map(get_policy) | st.builds(
@@ -278,7 +278,7 @@ def test_an_unknown_policy_names_the_nearest():
     [
         ({"max_group_size": 5}, "max_group_size is 5; it must be 1 to 4"),
         ({"ordering": "bets"}, "ordering is 'bets'; valid are: best, worst"),
-        ({"matching": "blossom"}, "valid are: rustworkx, networkx, priority-order"),
+        ({"matching": "blossom"}, "valid are: certified, rustworkx, networkx, priority-order"),
         ({"max_wait_s": -1.0}, "max_wait_s is -1.0"),
         ({"max_wait_s": float("nan")}, "max_wait_s is nan"),
         ({"min_speedup": 0.9}, "min_speedup is 0.9; it must be 1 to 4"),
@@ -324,6 +324,6 @@ def test_planning_loads_neither_torch_nor_pyslurm():
 
 
 def test_a_job_is_a_plain_record():
-    assert dataclasses.is_dataclass(PendingJob)
+    assert dataclasses.is_dataclass(PlanJob)
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_job(1).user = "mallory"

@@ -103,6 +103,7 @@ def _match_priority_order(edges: Sequence[Edge]) -> list[Pair]:
 
 
 _SOLVERS: Final[dict[str, Callable[[Sequence[Edge]], list[Pair]]]] = {
+    "certified": _match_rustworkx,
     "rustworkx": _match_rustworkx,
     "networkx": _match_networkx,
     "priority-order": _match_priority_order,

@@ -14,12 +14,12 @@ from functools import lru_cache
 from itertools import combinations_with_replacement, permutations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.profiler.records import RESOURCES, ProfileError, StageProfile
+from muri.policies.speed.model import Floats, Shape, shape_of
+from muri.profiler.records import RESOURCES, ProfileError
 
-Floats = NDArray[np.float64]
+__all__ = ["Shape", "shape_of"]
 
 RESOURCE_COUNT = len(RESOURCES)
 
@@ -28,26 +28,6 @@ _TIE = 1e-12
 
 _CHUNK = 65_536
 """Combinations evaluated at once: bounds the memory that a large queue needs."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Shape:
-    """The figures of a profile that interleaving depends on; equal shapes are computed once.
-
-    Attributes:
-        stage_s: Seconds per iteration on each resource.
-        iteration_s: Seconds of an iteration alone.
-        gpu_mem_gib: Peak GPU memory.
-    """
-
-    stage_s: tuple[float, ...]
-    iteration_s: float
-    gpu_mem_gib: float
-
-
-def shape_of(profile: StageProfile) -> Shape:
-    """The shape of a profile."""
-    return Shape(profile.stage_s, profile.iteration_s, profile.gpu_mem_gib)
 
 
 @dataclass(frozen=True, slots=True)

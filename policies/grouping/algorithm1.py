@@ -8,11 +8,11 @@ from functools import cached_property
 
 import numpy as np
 
-from muri.policies.efficiency import Interleaving, Shape, interleave, merge_table, shape_of
-from muri.policies.matching import Edge, match
+from muri.policies.matching.blossom import Edge, match
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import Candidate
-from muri.policies.types import PendingJob
+from muri.policies.speed.lockstep import Interleaving, Shape, interleave, merge_table, shape_of
+from muri.policies.types import PlanJob
 
 _GAIN = 1e-9
 """Gain in total speed below which a merge is only a rounding error."""
@@ -31,7 +31,7 @@ class Unit:
     total_speed: float = 1.0
 
     @property
-    def head(self) -> PendingJob:
+    def head(self) -> PlanJob:
         """The most urgent member."""
         return self.members[0].job
 
@@ -70,12 +70,12 @@ class Bucket:
     gpu_count: int
 
 
-def bucket_of(job: PendingJob, *, same_user: bool) -> Bucket:
+def bucket_of(job: PlanJob, *, same_user: bool) -> Bucket:
     """The bucket of a job; without `same_user` all users share buckets."""
     return Bucket(job.user if same_user else "", job.partition, job.gpu_count)
 
 
-def can_share(job: PendingJob) -> bool:
+def can_share(job: PlanJob) -> bool:
     """Whether anything is known that lets the job be grouped."""
     return job.groupable and job.profile is not None and sum(job.profile.stage_s) > 0
 

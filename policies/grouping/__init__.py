@@ -1,0 +1,1 @@
+"""From the jobs of a bucket to groups: Algorithm 1 and the exact formulation."""

@@ -1,0 +1,1 @@
+"""Which units to merge: maximum-weight matching, with a proven bound."""

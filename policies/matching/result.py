@@ -1,0 +1,25 @@
+"""What a matching solver returns."""
+
+from dataclasses import dataclass
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Matching:
+    """Pairs without a common member, and the proof of how good they are.
+
+    Attributes:
+        pairs: Index pairs (first < second), sorted.
+        weight: Sum of their weights.
+        upper_bound: Proven: no matching of the same graph weighs more.
+    """
+
+    pairs: tuple[Pair, ...]
+    weight: float
+    upper_bound: float
+
+    @property
+    def gap(self) -> float:
+        """Share of the bound by which the weight may fall short of the optimum."""
+        return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
