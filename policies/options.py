@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from muri.errors import UsageError
@@ -45,6 +46,12 @@ class PolicyOptions:
             given to Slurm's own queue instead.
         min_speedup: How many times the work of its faster half a merged group must do in the same
             time; above 1 it asks for a margin over running one after the other.
+        queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves the first queue, the
+            second, and so on; ascending.
+        promote_after: Tiresias: a job that has waited more than this many times the seconds of service
+            it has received goes back to the first queue; infinite turns promotion off.
+        service_history_gpu_s: Gittins: total GPU-seconds of jobs that have ended, a sample of how much
+            service jobs need; empty when there is none.
     """
 
     max_group_size: int = MAX_GROUP_SIZE
@@ -57,6 +64,9 @@ class PolicyOptions:
     preemption: bool = True
     max_wait_s: float = 86_400.0
     min_speedup: float = 1.0
+    queue_limits_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
+    promote_after: float = 8.0
+    service_history_gpu_s: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse values that no policy understands.
@@ -74,6 +84,16 @@ class PolicyOptions:
             raise OptionsError(f"max_wait_s is {self.max_wait_s}; it must be ≥ 0 seconds")
         if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
             raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
+        self._check_tiresias()
+
+    def _check_tiresias(self) -> None:
+        limits, history = self.queue_limits_gpu_s, self.service_history_gpu_s
+        if not all(low < high for low, high in pairwise((0.0, *limits, math.inf))):
+            raise OptionsError(f"queue_limits_gpu_s is {limits}; it must be ascending, finite GPU-seconds > 0")
+        if not self.promote_after > 0:
+            raise OptionsError(f"promote_after is {self.promote_after}; it must be > 0 (.inf: no promotion)")
+        if not all(0 < total < math.inf for total in history):
+            raise OptionsError("service_history_gpu_s must hold finite GPU-seconds > 0 only")
 
 
 _CHOICES: Final = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from muri.policies.types import PlanJob
+from muri.policies.types import PlanJob, PlanRequest
 
 PriorityKey = Callable[[PlanJob], tuple[float, ...]]
 
@@ -26,6 +26,20 @@ def fifo(job: PlanJob) -> tuple[float, ...]:
     return (job.submit_s,)
 
 
+def sjf(job: PlanJob) -> tuple[float, ...]:
+    """Shortest job first: by the whole expected duration; jobs of unknown duration follow in order of submission."""
+    if job.remaining_s is None:
+        return (1.0,)
+    return (0.0, job.attained_s + job.remaining_s)
+
+
+def srtf(job: PlanJob) -> tuple[float, ...]:
+    """Shortest remaining time first, r; jobs of unknown duration follow by attained service."""
+    if job.remaining_s is None:
+        return (1.0, job.attained_s)
+    return (0.0, job.remaining_s)
+
+
 def srsf(job: PlanJob) -> tuple[float, ...]:
     """Shortest remaining service first, r·g; jobs of unknown duration follow by attained service.
 
@@ -36,12 +50,30 @@ def srsf(job: PlanJob) -> tuple[float, ...]:
     return (0.0, job.remaining_s * job.gpu_count)
 
 
+def las(job: PlanJob) -> tuple[float, ...]:
+    """Least attained service first, a: the seconds of service received so far, whatever the GPU count."""
+    return (job.attained_s,)
+
+
 def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
     """Least attained service first, a·g: the GPU-seconds received so far (2D-LAS).
 
     Source: Muri, section 5 (Muri-L), after Tiresias; continuous, without its discrete queues.
     """
     return (job.attained_gpu_s,)
+
+
+def srsf_or_las(request: PlanRequest) -> PriorityKey:
+    """SRSF when every job that may be grouped tells its duration, else 2D-LAS: the two don't mix."""
+    known = all(job.remaining_s is not None for job in all_jobs(request) if job.groupable)
+    return srsf if known else two_dimensional_las
+
+
+def all_jobs(request: PlanRequest) -> Iterable[PlanJob]:
+    """The jobs that wait and those that run."""
+    yield from request.jobs
+    for running in request.running:
+        yield from running.members
 
 
 def rank_jobs(jobs: Iterable[PlanJob], key: PriorityKey) -> tuple[Candidate, ...]:

@@ -7,9 +7,9 @@ import pytest
 from policy_builders import KINDS, make_job, make_node, make_profile, make_request
 
 from muri.policies.grouping.algorithm1 import GroupingRules, form_groups
-from muri.policies.muri import MuriL, MuriS
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo, rank_jobs
+from muri.policies.schedulers.muri import MuriL, MuriS
 from muri.policies.speed.lockstep import interleave, shape_of
 
 

@@ -1,0 +1,56 @@
+"""What all queue policies have in common: an order of priority, and options that are theirs alone."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
+
+from muri.policies.options import PolicyOptions
+from muri.policies.planner import plan_queue
+from muri.policies.priority import PriorityKey
+from muri.policies.types import Plan, PlanRequest
+
+OptionValues = Mapping[str, Any]
+"""Values of `PolicyOptions` by field name."""
+
+NONE: Final[OptionValues] = MappingProxyType({})
+EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
+"""Every job has its GPUs to itself."""
+EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
+"""So it does, and whatever runs is never stopped for another."""
+
+
+@dataclass(frozen=True)
+class QueuePolicy(ABC):
+    """A policy that ranks the queue; who shares, and where, is the planner's part.
+
+    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows.
+
+    Attributes:
+        options: What the user wants; None stands for the policy's own defaults.
+        name: The name by which the configuration and the commands select it.
+        order: Who goes first, in a few words.
+        defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
+        fixed: Options that make the policy what it is, whatever the user says.
+    """
+
+    options: PolicyOptions | None = None
+    name: ClassVar[str]
+    order: ClassVar[str]
+    defaults: ClassVar[OptionValues] = NONE
+    fixed: ClassVar[OptionValues] = NONE
+
+    @abstractmethod
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """The order of priority for this request: the smaller key is the more urgent job."""
+
+    @property
+    def rules(self) -> PolicyOptions:
+        """The options in force."""
+        wanted = PolicyOptions(**self.defaults) if self.options is None else self.options
+        return replace(wanted, **self.fixed)
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        return plan_queue(request, self.name, self.key(request), self.rules)
