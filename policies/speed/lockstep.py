@@ -1,222 +1,212 @@
-"""How well jobs interleave: period, ordering and efficiency of a group (Muri, section 4.1).
-
-A group of p jobs takes turns on k resources. In slot j of a period the member at position i
-holds resource (i + j) mod k, so a slot lasts as long as the slowest of its stages (Eq. 3):
-
-    T = Σ_{j<k} max_{i<p} t_i^{(i+j) mod k}
-
-The interleaving efficiency γ is the mean share of T during which a resource is busy (Eq. 4).
-"""
+"""Lockstep: all members of a group rotate over the resources, one iteration per period (Muri, Eq. 3)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations_with_replacement, permutations
+from itertools import permutations
+from typing import Final
 
 import numpy as np
 
-from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.model import Floats, Shape, shape_of
-from muri.profiler.records import RESOURCES, ProfileError
+from muri.policies.options import ORDERINGS, OptionsError
+from muri.policies.speed.efficiency import interleaving_efficiency, period_s
+from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows
+from muri.policies.speed.merging import Interleaving, MergeTable, all_periods, interleave, merge_table, orderings
+from muri.policies.speed.model import Evaluation, Floats, Indices, Shape, shape_of
 
-__all__ = ["Shape", "shape_of"]
+__all__ = [
+    "Interleaving",
+    "Lockstep",
+    "MergeTable",
+    "Shape",
+    "all_periods",
+    "interleave",
+    "interleaving_efficiency",
+    "merge_table",
+    "orderings",
+    "period_s",
+    "placements",
+    "shape_of",
+]
 
-RESOURCE_COUNT = len(RESOURCES)
+MAX_RESOURCES: Final = 6
+"""Every ordering is tried, and there are (k − 1)! of k members: 120 for six."""
 
-_TIE = 1e-12
+_TIE: Final = 1e-12
 """Relative difference below which two periods count as equal, so that rounding decides nothing."""
 
-_CHUNK = 65_536
-"""Combinations evaluated at once: bounds the memory that a large queue needs."""
+Positions = tuple[int, ...]
+"""Position of each member in the rotation of k slots."""
 
 
 @dataclass(frozen=True, slots=True)
-class Interleaving:
-    """The best (or worst) way to interleave given members.
+class Lockstep:
+    """Everybody advances one iteration per period, and the period is the one of the chosen ordering.
+
+    Nobody is faster than alone: where stages cover only part of an iteration, the group's longest
+    iteration bounds the period from below. A group of one runs as it does alone.
 
     Attributes:
-        order: Indices of the members by position: position i starts with stage i.
-        period_s: T of Eq. 3.
-        efficiency: γ of Eq. 4, above 0 and at most 1.
-        speed: Predicted speed of each member, in the order in which they were given.
+        ordering: "best" takes the ordering with the shortest period, "worst" the longest.
+        gaps: Whether members may sit anywhere in the rotation. The paper puts p members at positions 0 to
+            p − 1, which keeps a pair from running half a turn apart (storage and CPU of one
+            against GPU and network of the other). It matters only where two positions or more are left
+            over, so for pairs on four resources, not for three members or four.
     """
 
-    order: tuple[int, ...]
-    period_s: float
-    efficiency: float
-    speed: tuple[float, ...]
+    ordering: str = "best"
+    gaps: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an ordering that doesn't exist.
+
+        Raises:
+            OptionsError: Names the valid ones.
+        """
+        if self.ordering not in ORDERINGS:
+            raise OptionsError(f"ordering is {self.ordering!r}; valid are: {', '.join(ORDERINGS)}")
+
+    @property
+    def name(self) -> str:
+        """The name by which options select the model."""
+        return "lockstep"
+
+    def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
+        """Evaluate many groups of equal size at once.
+
+        Args:
+            shapes: The distinct shapes, of up to six resources.
+            groups: Array (n, p) of indices into `shapes`, p at most the number of resources.
+
+        Returns:
+            Speeds, γ of Eq. 4 and the period; both count the period as no shorter than the longest iteration.
+
+        Raises:
+            ProfileError: A shape has an impossible time.
+            SpeedModelError: Groups or shapes are malformed.
+        """
+        figures = figures_of(shapes, max_resources=MAX_RESOURCES)
+        checked = checked_groups(groups, len(shapes), figures.resource_count)
+        if checked.shape[1] == 1:
+            return alone(figures, checked)
+        turns = _turns(placements(checked.shape[1], figures.resource_count, gaps=self.gaps), figures.resource_count)
+        count, members = checked.shape
+        # One row per member keeps writes contiguous; the caller sees the transposed view.
+        speed = np.empty((members, count))
+        efficiency = np.empty(count)
+        period = np.empty(count)
+        for part in chunks(count):
+            index = member_rows(checked, part)
+            chosen = _chosen_periods(figures, index, turns, worst=self.ordering == "worst")
+            _pace(figures, index, chosen, (speed[:, part], efficiency[part], period[part]))
+        return Evaluation(speed.T, efficiency, period)
+
+    def positions(self, members: Sequence[Shape]) -> Positions:
+        """Where each member sits in the rotation; the first of several equally good ways.
+
+        Args:
+            members: The shapes of one group.
+
+        Raises:
+            ProfileError: A shape has an impossible time.
+            SpeedModelError: There are no members, or more than resources.
+        """
+        figures = figures_of(members, max_resources=MAX_RESOURCES)
+        checked_groups(np.arange(len(members))[None], len(members), figures.resource_count)
+        return _positions(tuple(member.stage_s for member in members), self.gaps, self.ordering == "worst")
+
+    def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
+        """Indices of the members by their position in the rotation, as `positions`, without the gaps."""
+        placed = self.positions(members)
+        return tuple(sorted(range(len(placed)), key=placed.__getitem__))
 
 
-def period_s(stage_s: Sequence[Sequence[float]]) -> float:
-    """Period of a group in the given ordering (Eq. 3).
+@lru_cache(maxsize=64)
+def placements(members: int, resources: int, *, gaps: bool = False) -> tuple[Positions, ...]:
+    """All ways of placing members in the rotation that can differ in their period.
+
+    Turning everybody by a position turns the slots and changes nothing, so of ways that differ by a
+    turn only one is listed. The paper's orderings, without gaps, come first.
 
     Args:
-        stage_s: For each position, the member's seconds on each resource.
-
-    Returns:
-        Seconds in which every member completes one iteration.
+        members: p, at most `resources`.
+        resources: k, also the number of positions.
+        gaps: Whether to leave positions free between members.
     """
-    resources = len(stage_s[0])
-    return sum(
-        max(member[(position + slot) % resources] for position, member in enumerate(stage_s))
-        for slot in range(resources)
-    )
+    inverse = (tuple(sorted(range(members), key=order.__getitem__)) for order in permutations(range(members)))
+    listed: dict[Positions, Positions] = {}
+    for positions in inverse:
+        listed.setdefault(_relative(positions, resources), positions)
+    if gaps:
+        for rest in permutations(range(1, resources), members - 1):
+            listed.setdefault((0, *rest), (0, *rest))
+    return tuple(listed.values())
 
 
-def interleaving_efficiency(stage_s: Sequence[Sequence[float]], period: float) -> float:
-    """Share of the period during which a resource is busy, averaged over resources (Eq. 4).
-
-    Args:
-        stage_s: For each member, its seconds on each resource.
-        period: The group's T in seconds.
-
-    Returns:
-        γ; 0 when no member uses any resource.
-    """
-    if period <= 0:
-        return 0.0
-    resources = len(stage_s[0])
-    busy_s = [sum(member[resource] for member in stage_s) for resource in range(resources)]
-    return 1.0 - sum((period - busy) / period for busy in busy_s) / resources
+def _relative(positions: Positions, resources: int) -> Positions:
+    """The same placement, turned so that the first member is at position 0."""
+    return tuple((position - positions[0]) % resources for position in positions)
 
 
-@lru_cache(maxsize=32)
-def orderings(members: int, resources: int = RESOURCE_COUNT) -> tuple[tuple[int, ...], ...]:
-    """All orderings that can differ in their period.
-
-    With as many members as resources, turning the ordering turns the slots and changes nothing:
-    the first member stays first. With fewer it does change the period, so all are tried.
-    """
-    if members == resources:
-        return tuple((0, *rest) for rest in permutations(range(1, members)))
-    return tuple(permutations(range(members)))
+def _turns(ways: Sequence[Positions], resources: int) -> list[Positions]:
+    return [_relative(positions, resources) for positions in ways]
 
 
-def all_periods(stage_s: Floats) -> Floats:
-    """Periods of many groups of equal size in every ordering (Eq. 3).
-
-    Args:
-        stage_s: Array (groups, members, resources) of seconds.
-
-    Returns:
-        Array (groups, orderings) in the order of `orderings`.
-    """
-    _, members, resources = stage_s.shape
-    stage = (np.arange(members)[:, None] + np.arange(resources)[None, :]) % resources
-    columns = [
-        stage_s[:, np.array(order)[:, None], stage].max(axis=1).sum(axis=1) for order in orderings(members, resources)
-    ]
-    return np.stack(columns, axis=1)
-
-
-def interleave(shapes: Sequence[Shape], *, worst: bool = False) -> Interleaving:
-    """Find the ordering with the shortest period, the first one on a tie.
-
-    Every member advances one iteration per period, but none faster than alone: where stages
-    cover only part of an iteration, the longest iteration bounds the period from below.
-
-    Args:
-        shapes: The members, at most one for each resource.
-        worst: Take the longest period instead.
-
-    Raises:
-        ProfileError: There are no members, or more than resources.
-    """
-    resources = len(shapes[0].stage_s) if shapes else RESOURCE_COUNT
-    if not 1 <= len(shapes) <= resources:
-        raise ProfileError(f"a group must have 1 to {resources} members to interleave, not {len(shapes)}")
-    stage_s = np.array([shape.stage_s for shape in shapes], dtype=np.float64)
-    periods = all_periods(stage_s[None])[0]
-    chosen = _first_extreme(periods, worst=worst)
-    period = float(periods[chosen])
-    pace_s = max(period, *(shape.iteration_s for shape in shapes))
-    return Interleaving(
-        order=orderings(len(shapes), resources)[chosen],
-        period_s=period,
-        efficiency=interleaving_efficiency([shape.stage_s for shape in shapes], period),
-        speed=tuple(min(1.0, shape.iteration_s / pace_s) for shape in shapes),
-    )
+def _chosen_periods(figures: Figures, index: Indices, turns: Sequence[Positions], *, worst: bool) -> Floats:
+    """T of Eq. 3 of the best or worst placement, for a chunk of groups."""
+    resources = figures.resource_count
+    stages = [_twice_around(figures.stage_s, row) for row in index]
+    slots = np.empty((resources, index.shape[1]))
+    total = np.empty(index.shape[1])
+    chosen = np.full(index.shape[1], -np.inf if worst else np.inf)
+    pick = np.maximum if worst else np.minimum
+    for positions in turns:
+        np.maximum(stages[0][:resources], _from_position(stages[1], positions[1]), out=slots)
+        for stage_s, position in zip(stages[2:], positions[2:], strict=True):
+            np.maximum(slots, _from_position(stage_s, position), out=slots)
+        np.add.reduce(slots, axis=0, out=total)
+        pick(chosen, total, out=chosen)
+    return chosen
 
 
-def _first_extreme(periods: Floats, *, worst: bool) -> int:
+def _twice_around(stage_s: Floats, row: Indices) -> Floats:
+    """A member's stages in each group, k rows and all but the last again: any k in turn are a view."""
+    resources = len(stage_s)
+    stages = np.empty((2 * resources - 1, len(row)))
+    # The indices are checked; mode "clip" only spares NumPy a copy of the result.
+    np.take(stage_s, row, axis=1, out=stages[:resources], mode="clip")
+    stages[resources:] = stages[: resources - 1]
+    return stages
+
+
+def _from_position(stages: Floats, position: int) -> Floats:
+    """What a member at this position holds in slots 0 to k − 1."""
+    return stages[position : position + (len(stages) + 1) // 2]
+
+
+def _pace(figures: Figures, index: Indices, chosen: Floats, out: tuple[Floats, Floats, Floats]) -> None:
+    """Write speeds, γ and period of a chunk of groups whose T of Eq. 3 is given."""
+    speed, efficiency, period = out
+    for row, of_member in zip(index, speed, strict=True):
+        np.take(figures.iteration_s, row, out=of_member, mode="clip")
+    np.max(speed, axis=0, out=period)
+    np.maximum(period, chosen, out=period)
+    speed /= period
+    efficiency[:] = figures.busy_s[index[0]]
+    for row in index[1:]:
+        efficiency += figures.busy_s[row]
+    efficiency /= period
+    efficiency /= figures.resource_count
+    np.minimum(efficiency, 1.0, out=efficiency)
+
+
+@lru_cache(maxsize=4096)
+def _positions(stage_s: tuple[tuple[float, ...], ...], gaps: bool, worst: bool) -> Positions:
+    """The first placement whose period is the extreme one, up to rounding."""
+    ways = placements(len(stage_s), len(stage_s[0]), gaps=gaps)
+    periods = [period_s(stage_s, positions) for positions in ways]
     if worst:
-        return int(np.argmax(periods >= periods.max() * (1 - _TIE)))
-    return int(np.argmax(periods <= periods.min() * (1 + _TIE)))
-
-
-@dataclass(frozen=True, slots=True)
-class MergeTable:
-    """What comes of merging any two kinds of groups; all arrays are square and symmetric.
-
-    Attributes:
-        efficiency: γ of the merged group; NaN where it would have too many members.
-        total_speed: Sum of its members' speeds, NaN likewise.
-        gpu_mem_gib: Its GPU memory.
-    """
-
-    efficiency: Floats
-    total_speed: Floats
-    gpu_mem_gib: Floats
-
-
-def merge_table(kinds: Sequence[Sequence[Shape]], *, max_size: int = MAX_GROUP_SIZE, worst: bool = False) -> MergeTable:
-    """Evaluate merging of every two kinds of groups at once.
-
-    Args:
-        kinds: Distinct groups, each as the shapes of its members (one for a single job).
-        max_size: Most members of a merged group.
-        worst: Use the worst ordering instead of the best.
-    """
-    count = len(kinds)
-    efficiency = np.full((count, count), np.nan)
-    total_speed = np.full((count, count), np.nan)
-    by_size: dict[int, list[int]] = {}
-    for index, kind in enumerate(kinds):
-        by_size.setdefault(len(kind), []).append(index)
-    for size_a, size_b in combinations_with_replacement(sorted(by_size), 2):
-        if size_a + size_b > max_size:
-            continue
-        rows, columns = by_size[size_a], by_size[size_b]
-        partners = [kinds[column] for column in columns]
-        for part in _chunks(rows, max(1, _CHUNK // len(columns))):
-            cells = np.ix_(part, columns)
-            values = _evaluate([kinds[row] for row in part], partners, worst=worst)
-            for table, value in zip((efficiency, total_speed), values, strict=True):
-                table[cells] = value.reshape(len(part), len(columns))
-                table.T[cells] = table[cells]
-    memory = np.array([sum(shape.gpu_mem_gib for shape in kind) for kind in kinds], dtype=np.float64)
-    return MergeTable(efficiency, total_speed, memory[:, None] + memory[None, :])
-
-
-def _chunks(items: list[int], size: int) -> list[list[int]]:
-    return [items[start : start + size] for start in range(0, len(items), size)]
-
-
-def _evaluate(
-    first: Sequence[Sequence[Shape]], second: Sequence[Sequence[Shape]], *, worst: bool
-) -> tuple[Floats, Floats]:
-    """γ and total speed of every group of `first` merged with every one of `second`, row by row."""
-    stage_s = _cross(_stages(first), _stages(second))
-    iteration_s = _cross(_iterations(first), _iterations(second))
-    periods = all_periods(stage_s)
-    period = periods.max(axis=1) if worst else periods.min(axis=1)
-    pace_s = np.maximum(period, iteration_s.max(axis=1))
-    busy_s = stage_s.sum(axis=(1, 2))
-    gamma = np.divide(busy_s, stage_s.shape[2] * period, out=np.zeros_like(period), where=period > 0)
-    return gamma, np.minimum(1.0, iteration_s / pace_s[:, None]).sum(axis=1)
-
-
-def _stages(kinds: Sequence[Sequence[Shape]]) -> Floats:
-    return np.array([[shape.stage_s for shape in kind] for kind in kinds], dtype=np.float64)
-
-
-def _iterations(kinds: Sequence[Sequence[Shape]]) -> Floats:
-    return np.array([[shape.iteration_s for shape in kind] for kind in kinds], dtype=np.float64)
-
-
-def _cross(first: Floats, second: Floats) -> Floats:
-    """Join every row of `first` with every row of `second` along the members' axis."""
-    count_a, count_b = len(first), len(second)
-    left = np.repeat(first, count_b, axis=0)
-    right = np.tile(second, (count_a, *(1 for _ in second.shape[1:])))
-    return np.concatenate([left, right], axis=1)
+        limit = max(periods) * (1 - _TIE)
+        return next(way for way, period in zip(ways, periods, strict=True) if period >= limit)
+    limit = min(periods) * (1 + _TIE)
+    return next(way for way, period in zip(ways, periods, strict=True) if period <= limit)
