@@ -91,6 +91,11 @@ def describe_policies() -> tuple[PolicyInfo, ...]:
     return (*own, *(_describe_offer(offer) for offer in find_site_policies(_BUILT_IN).by_name.values()))
 
 
+def policy_problems() -> tuple[str, ...]:
+    """Sentences about policies of other distributions whose names are already taken."""
+    return find_site_policies(_BUILT_IN).problems
+
+
 def _describe_offer(offer: SitePolicy) -> PolicyInfo:
     try:
         return _describe(offer.name, offer.load(), offer.distribution)

@@ -32,8 +32,21 @@ class Grouping(Section):
         1, ge=1, description="Jobs that ask for more GPUs than this run alone (the runtime serves one GPU per job)."
     )
     ordering: Literal["best", "worst"] = Field("best", description="Stage ordering within a group (Eq. 3).")
-    matching: Literal["rustworkx", "networkx", "priority-order"] = Field(
-        "rustworkx", description="How partners are found; networkx is the slow, readable reference."
+    method: Literal["default", "rounds", "optimal"] = Field(
+        "default",
+        description="rounds: Algorithm 1; optimal: groups are chosen all at once; default: what the policy prefers.",
+    )
+    matching: Literal["certified", "rustworkx", "networkx", "priority-order"] = Field(
+        "certified", description="How rounds find partners; networkx is the slow, readable reference."
+    )
+    objective: Literal["default", "efficiency", "throughput", "jct"] = Field(
+        "default", description="What groups are chosen for: use of resources, work done, or short completion times."
+    )
+    speed_model: Literal["default", "lockstep", "fair"] = Field(
+        "default", description="How members are expected to slow each other down; see also discipline."
+    )
+    min_speedup: float = Field(
+        1.0, ge=1, le=4, description="A group must do this many times the work of its faster half alone."
     )
     discipline: Literal["fair", "lockstep"] = Field("fair", description="How members take turns at a resource.")
     wait_for_profiles_s: float = Field(
@@ -41,6 +54,20 @@ class Grouping(Section):
     )
     max_wait_s: float = Field(
         86400.0, gt=0, description="A job held longer than this is released to Slurm's own queue, alone."
+    )
+
+
+class Tiresias(Section):
+    """The policies tiresias and tiresias-gittins."""
+
+    queue_limits_gpu_s: tuple[float, ...] = Field(
+        (3250.0, 7200.0), description="Attained GPU-seconds at which a job leaves the first queue, the second, ..."
+    )
+    promote_after: float = Field(
+        8.0, gt=0, description="A job that waits this many times its attained time returns to the first queue."
+    )
+    service_history_gpu_s: tuple[float, ...] = Field(
+        (), description="What past jobs needed in all, for tiresias-gittins; empty: as 2d-las within a queue."
     )
 
 
@@ -72,7 +99,7 @@ class Host(Section):
 class Config(Section):
     """Everything an administrator can set."""
 
-    policy: str = Field("auto", description="auto, muri-s, muri-l, srsf or fifo.")
+    policy: str = Field("auto", description="Who goes first and who shares; `muri policies` lists them.")
     gateway: Literal["auto", "pyslurm", "command"] = Field("auto", description="How to speak to Slurm.")
     interval_s: float = Field(360.0, gt=0, description="Seconds between two cycles with --interval.")
     state_dir: Path = Field(Path("/var/lib/muri"), description="Journal, profiles and status live here.")
@@ -81,6 +108,7 @@ class Config(Section):
         sys.executable, description="The Python on the compute nodes that has muri and torch installed."
     )
     grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
+    tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
     host: Host = Field(default_factory=Host, description="The job that holds a group's GPUs.")
 

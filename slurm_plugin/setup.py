@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
@@ -32,13 +31,20 @@ def policy_of(config: Config) -> Policy:
 
     Raises:
         UnknownPolicyError: No policy has that name.
+        SitePolicyError: The distribution that offers it is broken.
+        OptionsError: An option contradicts what the policy is.
     """
-    options = PolicyOptions(
-        max_group_size=config.grouping.max_group_size,
-        ordering=config.grouping.ordering,
-        matching=config.grouping.matching,
-        max_wait_s=config.grouping.max_wait_s,
-    )
+    grouping, tiresias = config.grouping, config.tiresias
+    choices = {"grouping": grouping.method, "objective": grouping.objective, "speed_model": grouping.speed_model}
+    options = {
+        "max_group_size": grouping.max_group_size,
+        "ordering": grouping.ordering,
+        "matching": grouping.matching,
+        "max_wait_s": grouping.max_wait_s,
+        "min_speedup": grouping.min_speedup,
+        **tiresias.model_dump(),
+        **{option: value for option, value in choices.items() if value != "default"},
+    }
     return get_policy(config.policy, options)
 
 

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from muri.errors import UsageError
+from muri.policies.registry import policy_names
 from muri.slurm_plugin.cli import config as config_command
 from muri.slurm_plugin.config import Config, ConfigError, load_config, render_config
+from muri.slurm_plugin.setup import policy_of
 
 SAMPLE = Path(__file__).resolve().parents[2] / "etc" / "muri.yaml"
 
@@ -51,7 +54,39 @@ def test_the_shipped_sample_holds_the_defaults():
     assert render_config(Config(node_python="/opt/muri/bin/python")) in SAMPLE.read_text()
 
 
+@pytest.mark.parametrize("name", policy_names())
+def test_the_sample_goes_with_every_policy(name):
+    config = load_config(SAMPLE).model_copy(update={"policy": name})
+    assert policy_of(config).name == name
+
+
 def test_check_refuses_an_unknown_policy(tmp_path):
     done = CliRunner().invoke(config_command, ["check", str(write(tmp_path, "policy: muri-x\n"))])
-    assert done.exit_code != 0
-    assert "muri-s" in str(done.exception)
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.exit_code == 2
+    assert all(name in str(done.exception) for name in policy_names())
+
+
+def test_check_refuses_an_objective_that_the_policy_does_not_have(tmp_path):
+    text = "policy: muri-s\ngrouping:\n  objective: jct\n"
+    done = CliRunner().invoke(config_command, ["check", str(write(tmp_path, text))])
+    assert isinstance(done.exception, UsageError)
+    assert "policy muri-s always has objective efficiency, not jct" in str(done.exception)
+
+
+def test_a_policy_keeps_its_own_defaults_until_the_file_says_otherwise(tmp_path):
+    own = policy_of(load_config(write(tmp_path, "policy: muri-jct\n"))).rules
+    assert (own.grouping, own.speed_model) == ("optimal", "fair")
+    chosen = policy_of(
+        load_config(write(tmp_path, "policy: muri-jct\ngrouping: {method: rounds, speed_model: lockstep}\n"))
+    ).rules
+    assert (chosen.grouping, chosen.speed_model, chosen.objective) == ("rounds", "lockstep", "jct")
+
+
+def test_tiresias_takes_its_queues_from_the_file(tmp_path):
+    text = "policy: tiresias\ntiresias: {queue_limits_gpu_s: [10, 20, 30], promote_after: .inf}\n"
+    rules = policy_of(load_config(write(tmp_path, text))).rules
+    assert rules.queue_limits_gpu_s == (10.0, 20.0, 30.0)
+    assert rules.promote_after == float("inf")
+    with pytest.raises(UsageError, match="must be ascending"):
+        policy_of(load_config(write(tmp_path, "tiresias: {queue_limits_gpu_s: [20, 10]}\n")))

@@ -1,0 +1,266 @@
+"""Policies by name: the built-in ones, and those of distributions that are really installed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from policy_builders import make_job, make_node, make_request
+
+from muri.policies.options import OptionsError, PolicyOptions
+from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
+from muri.policies.schedulers.muri_jct import MuriJct
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+
+
+def test_the_default_comes_first_and_nothing_is_missing():
+    names = policy_names()
+    assert names[0] == "auto"
+    wanted = "fifo sjf srtf srsf las 2d-las tiresias tiresias-gittins themis muri-s muri-l muri-jct"
+    assert set(wanted.split()) <= set(names)
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("name", policy_names())
+def test_a_policy_carries_the_name_that_selects_it(name):
+    assert get_policy(name).name == name
+
+
+def test_an_unknown_policy_lists_the_valid_ones():
+    with pytest.raises(UnknownPolicyError, match=r"unknown policy 'tiresia' \(did you mean 'tiresias'\?\)") as caught:
+        get_policy("tiresia")
+    assert all(name in str(caught.value) for name in policy_names())
+    assert caught.value.exit_code == 2
+
+
+def test_only_what_the_user_chose_replaces_the_policys_own_defaults():
+    assert MuriJct().rules == get_policy("muri-jct").rules
+    plain = get_policy("muri-jct", {}).rules
+    assert (plain.objective, plain.grouping, plain.speed_model) == ("jct", "optimal", "fair")
+    chosen = get_policy("muri-jct", {"speed_model": "lockstep", "max_group_size": 2}).rules
+    assert (chosen.objective, chosen.grouping, chosen.speed_model) == ("jct", "optimal", "lockstep")
+    assert chosen.max_group_size == 2
+
+
+@pytest.mark.parametrize("name", ["muri-s", "muri-l"])
+def test_the_papers_policies_stay_the_papers(name):
+    odd = PolicyOptions(
+        grouping="optimal",
+        merge="as-needed",
+        objective="jct",
+        speed_model="fair",
+        matching="networkx",
+        ordering="worst",
+    )
+    rules = get_policy(name, odd).rules
+    assert (rules.grouping, rules.merge, rules.objective, rules.speed_model) == (
+        "rounds",
+        "whole-rounds",
+        "efficiency",
+        "lockstep",
+    )
+    assert (rules.matching, rules.ordering) == ("networkx", "worst")
+
+
+def test_auto_merges_only_as_needed():
+    assert get_policy("auto").rules.merge == "as-needed"
+
+
+def test_a_choice_that_contradicts_the_policy_is_refused():
+    with pytest.raises(OptionsError, match="policy muri-s always has objective efficiency, not jct"):
+        get_policy("muri-s", {"objective": "jct"})
+    assert get_policy("muri-s", {"objective": "efficiency"}).rules.objective == "efficiency"
+
+
+def test_a_limit_that_a_policy_stays_below_is_not():
+    assert get_policy("fifo", {"max_group_size": 4, "preemption": True}).rules.max_group_size == 1
+    assert not get_policy("fifo", {"preemption": True}).rules.preemption
+    assert not get_policy("srtf", {"preemption": False}).rules.preemption
+
+
+def test_an_unknown_option_names_the_nearest():
+    with pytest.raises(OptionsError, match=r"unknown option 'objectiv' \(did you mean 'objective'\?\)"):
+        get_policy("auto", {"objectiv": "jct"})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"queue_limits_gpu_s": (7200.0, 3250.0)}, "must be ascending"),
+        ({"queue_limits_gpu_s": (0.0,)}, "must be ascending"),
+        ({"queue_limits_gpu_s": (float("nan"),)}, "must be ascending"),
+        ({"queue_limits_gpu_s": (float("inf"),)}, "must be ascending, finite"),
+        ({"promote_after": 0.0}, "promote_after is 0.0"),
+        ({"promote_after": float("nan")}, "promote_after is nan"),
+        ({"service_history_gpu_s": (1.0, float("inf"))}, "service_history_gpu_s"),
+        ({"service_history_gpu_s": (0.0,)}, "service_history_gpu_s"),
+    ],
+)
+def test_impossible_tiresias_options_are_named(options, message):
+    with pytest.raises(OptionsError, match=message):
+        PolicyOptions(**options)
+
+
+def test_built_in_policies_are_found_without_reading_metadata():
+    code = (
+        "import importlib.metadata as m\n"
+        "def refuse(**_): raise SystemExit('metadata was read')\n"
+        "m.entry_points = refuse\n"
+        "from muri.policies.registry import get_policy\n"
+        "import sys\n"
+        "get_policy('fifo')\n"
+        "print('muri.policies.schedulers.muri' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"  # nor is another policy's module imported
+
+
+def test_every_policy_describes_itself():
+    infos = {info.name: info for info in describe_policies()}
+    for info in infos.values():
+        assert info.order
+        assert info.summary.endswith(".")
+    assert [infos[name].shares for name in ("fifo", "srtf", "muri-s", "auto")] == [False, False, True, True]
+    assert [infos[name].preempts for name in ("fifo", "sjf", "srtf", "muri-s")] == [False, False, True, True]
+
+
+def metadata_of(site, name, version="1.0", **targets):
+    """Write what pip writes: a *.dist-info folder with entry points."""
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir(parents=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    lines = "\n".join(f"{policy} = {target}" for policy, target in targets.items())
+    (folder / "entry_points.txt").write_text(f"[muri.policies]\n{lines}\n")
+
+
+def muri(site, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
+    code = "from muri.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def select(site, policy):
+    config = site / "muri.yaml"
+    config.write_text(f"policy: {policy}\n")
+    return muri(site, "config", "check", str(config))
+
+
+def doc_blocks():
+    """The fenced blocks of the chapter, by language."""
+    chapter = DOC.read_text().partition("## Adding a policy")[2].partition("\n## ")[0]
+    return dict(re.findall(r"```(\w+)\n(.*?)```", chapter, flags=re.DOTALL))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The example of the documentation, installed as a site would install it."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    blocks = doc_blocks()
+    assert len(blocks["python"].splitlines()) < 100
+    (source / "site_policies.py").write_text(blocks["python"])
+    (source / "pyproject.toml").write_text(blocks["toml"])
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--target", str(site), str(source)], check=True, capture_output=True, text=True)
+    return site
+
+
+def test_the_documented_policy_can_be_installed_selected_and_listed(installed):
+    done = select(installed, "largest-first")
+    assert (done.returncode, done.stderr) == (0, "")
+    listing = json.loads(muri(installed, "policies", "--json").stdout)
+    (info,) = [item for item in listing["policies"] if item["name"] == "largest-first"]
+    assert info["source"] == "our-policies 1.0"
+    assert (info["shares"], info["preempts"], info["problem"]) == (False, True, "")
+    assert "largest-first" in select(installed, "largest-frist").stderr
+
+
+def test_the_documented_policy_plans_as_it_says():
+    namespace = {}
+    exec(doc_blocks()["python"], namespace)
+    jobs = [make_job(1, gpu_count=1), make_job(2, gpu_count=4), make_job(3, gpu_count=2)]
+    plan = namespace["LargestFirst"]().plan(make_request(jobs, [make_node("n1", 6, gpu_count=6)]))
+    assert [solo.job_id for solo in plan.solo] == [2, 3]
+    assert [item.job_id for item in plan.waiting] == [1]
+
+
+def test_the_documented_policy_plans_in_a_process_of_its_own(installed):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from policy_builders import *\n"
+        "from muri.policies.registry import get_policy\n"
+        "jobs = [make_job(1), make_job(2, gpu_count=2)]\n"
+        "plan = get_policy('largest-first').plan(make_request(jobs, [make_node('n1', 2)]))\n"
+        "print(plan.policy, [solo.job_id for solo in plan.solo])\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "largest-first [2]\n"
+
+
+BROKEN = {
+    "missing": ("gone:Policy", "ModuleNotFoundError"),
+    "raises": ("raising:Policy", "ZeroDivisionError"),
+    "attribute": ("fine:Nothing", "AttributeError"),
+    "number": ("fine:NUMBER", "it is a int"),
+    "planless": ("fine:Planless", "what it makes has no name and no plan"),
+    "optionless": ("fine:Optionless", "TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_policy_says_which_distribution_is_to_blame(tmp_path, name):
+    target, problem = BROKEN[name]
+    metadata_of(tmp_path, "acme-policies", "2.1", **{name: target})
+    (tmp_path / "raising.py").write_text("1 / 0\n")
+    (tmp_path / "fine.py").write_text(
+        "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n"
+    )
+    done = select(tmp_path, name)
+    assert done.returncode == 2
+    assert f"policy '{name}' of acme-policies 2.1 ({target}) cannot be used: " in done.stderr
+    assert problem in done.stderr
+    assert "Traceback" not in done.stderr
+    assert select(tmp_path, "fifo").returncode == 0  # nobody else is hurt
+
+
+def test_a_policy_that_cannot_be_imported_is_listed_with_its_problem(tmp_path):
+    metadata_of(tmp_path, "acme-policies", missing="gone:Policy")
+    done = muri(tmp_path, "policies")
+    assert done.returncode == 1
+    assert "cannot be used" in done.stdout
+    assert "acme-policies 1.0 (gone:Policy)" in done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_site_cannot_replace_a_built_in_policy(tmp_path):
+    metadata_of(tmp_path, "acme-policies", fifo="gone:Policy")
+    assert select(tmp_path, "fifo").returncode == 0
+    done = muri(tmp_path, "policies")
+    assert done.returncode == 1
+    assert "acme-policies 1.0 offers a policy named 'fifo', which is one of Muri's own" in done.stderr
+
+
+def test_two_distributions_cannot_have_the_same_policy(tmp_path):
+    metadata_of(tmp_path, "acme-policies", ours="fine:A")
+    metadata_of(tmp_path, "other-policies", ours="fine:B")
+    done = muri(tmp_path, "policies")
+    assert "acme-policies 1.0 and other-policies 1.0 all offer a policy named 'ours'" in done.stderr
+    assert select(tmp_path, "ours").returncode == 2
+
+
+def test_the_list_fits_eighty_columns():
+    done = subprocess.run(
+        [sys.executable, "-c", "from muri.cli import main; main()", "policies"],
+        env={**os.environ, "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert all(name in done.stdout for name in policy_names())
