@@ -1,6 +1,6 @@
 """What a speed model is: given who shares GPUs, how fast does each one get on?"""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +51,8 @@ class Evaluation:
     period_s: Floats
 
 
-class SpeedModel(Protocol):
-    """One answer to the question how jobs slow each other down. Pure and deterministic."""
+class SpeedModel(Hashable, Protocol):
+    """One answer to the question how jobs slow each other down. Pure, deterministic and hashable."""
 
     @property
     def name(self) -> str:

@@ -1,0 +1,241 @@
+"""Choosing among all groups at once: the exact formulation, with a proven bound.
+
+A group is a multiset of kinds, a *column* c with value v_c and m_ct members of kind t. With x_c groups
+of each,
+
+    max Σ_c v_c·x_c   subject to   u_t ≤ Σ_c m_ct·x_c ≤ n_t for every kind t,   Σ_c x_c ≤ slots,
+
+where n_t jobs of a kind wait and u_t of them are too urgent to be left out. The linear relaxation
+is solved by column generation: of hundreds of thousands of columns it needs to see a few hundred.
+Its prices prove the bound, in every iteration: with prices d_t for kinds and σ for a slot, no solution is
+worth more than what the prices make of the limits, plus `slots` times the most profitable column.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from muri.policies.grouping.columns import Columns
+from muri.policies.grouping.highs import row_of_ones, solve_integer, solve_linear, stacked
+from muri.policies.speed.model import Floats, Indices
+
+_EXACT_LIMIT: Final = 1_500
+"""Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
+
+_TOLERANCE: Final = 1e-7
+"""Relative gap at which the relaxation counts as solved."""
+
+_NEW_COLUMNS: Final = 300
+"""Columns that join the relaxation in one iteration at most."""
+
+_NEW_PER_KIND: Final = 6
+"""Of these at most so many with the same kind, so that all kinds get new partners."""
+
+_NEAR_COLUMNS: Final = 800
+"""So many of the columns nearest to being profitable take part in the integer program of a small problem."""
+
+_SMALL_SLOTS: Final = 60
+"""Up to so many slots the integer program decides on all groups; beyond, only on what the relaxation leaves over."""
+
+_ROUNDING_COLUMNS: Final = 2
+"""Columns for each kind that such a left-over chooses from."""
+
+_GAP: Final = 1e-3
+"""Relative gap at which the integer program may stop."""
+
+_GOOD_GAP: Final = 5e-3
+"""Relative gap up to which a rounded relaxation is good enough."""
+
+_NODES: Final = 50
+"""Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
+
+_ITERATIONS: Final = 200
+"""More than was ever needed; the bound is valid wherever it stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The right-hand sides of the program.
+
+    Attributes:
+        counts: Array (kinds,): jobs of each kind.
+        urgent: Array (kinds,): how many of them must be in a group.
+        slots: Most groups.
+    """
+
+    counts: Floats
+    urgent: Floats
+    slots: float
+
+    def less(self, used: Floats, groups: float) -> "Limits":
+        """What is left after some groups are decided."""
+        return Limits(self.counts - used, np.maximum(self.urgent - used, 0.0), self.slots - groups)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How many groups of each column, and the proven bound.
+
+    Attributes:
+        columns: Indices of the columns that are used, ascending.
+        counts: How often each is.
+        value: Sum of their values.
+        upper_bound: No choice is worth more.
+    """
+
+    columns: Indices
+    counts: Indices
+    value: float
+    upper_bound: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Relaxed:
+    """Solution of the relaxation over some of the columns."""
+
+    which: Indices
+    amount: Floats
+    price: Floats
+    slot_price: float
+    upper_bound: float
+
+
+def choose_columns(columns: Columns, limits: Limits) -> Choice:
+    """Choose the most valuable groups.
+
+    With up to about a thousand columns the choice is optimal. With more it comes from an integer program
+    over the columns that matter in the relaxation, and the bound says how far from the optimum it can be.
+
+    Args:
+        columns: All groups that may be formed; the single jobs are the first `kinds` of them.
+        limits: Jobs, urgent jobs and slots.
+    """
+    if limits.slots < 1 or limits.counts.sum() == 0:
+        nothing = np.empty(0, dtype=np.intp)
+        return Choice(nothing, nothing, 0.0, 0.0)
+    if len(columns.value) <= _EXACT_LIMIT:
+        amount, upper_bound = _integer(columns, limits, gap=0.0)
+        return _choice(columns, np.arange(len(columns.value)), amount, upper_bound)
+    relaxed = _relax(columns, limits)
+    if limits.slots > _SMALL_SLOTS:
+        quick = _choice(columns, *_rounded(columns, limits, relaxed), relaxed.upper_bound)
+        if quick.upper_bound - quick.value <= _GOOD_GAP * quick.upper_bound:
+            return quick
+    return _choice(columns, *_near_integer(columns, limits, relaxed), relaxed.upper_bound)
+
+
+def _choice(columns: Columns, which: Indices, amount: Indices, upper_bound: float) -> Choice:
+    used = np.flatnonzero(amount)
+    value = float(columns.value[which[used]] @ amount[used])
+    return Choice(which[used], amount[used], value, max(value, upper_bound))
+
+
+def _incidence(columns: Columns) -> csr_array:
+    """Matrix (kinds, columns): how many members of each kind a column has."""
+    count, width = columns.members.shape
+    kind = columns.members.T.ravel()
+    column = np.tile(np.arange(count), width)
+    real = kind < columns.kinds
+    return csr_array((np.ones(real.sum()), (kind[real], column[real])), shape=(columns.kinds, count))
+
+
+def _relax(columns: Columns, limits: Limits) -> _Relaxed:
+    """Solve the linear relaxation by column generation."""
+    which = np.arange(columns.kinds)
+    best_bound = np.inf
+    for _ in range(_ITERATIONS):
+        amount, price, slot_price, value = _linear(columns.take(which), limits)
+        profit = columns.profits(price, slot_price)
+        best_bound = min(best_bound, value + limits.slots * max(0.0, float(profit.max())))
+        found = _profitable(columns, profit)
+        if best_bound - value <= _TOLERANCE * best_bound or not len(found):
+            break
+        which = np.union1d(which, found)
+    return _Relaxed(which, amount, price, slot_price, best_bound)
+
+
+def _linear(columns: Columns, limits: Limits) -> tuple[Floats, Floats, float, float]:
+    """Amounts, prices of kinds, price of a slot and value of the relaxation over given columns."""
+    incidence = _incidence(columns)
+    urgent = np.flatnonzero(limits.urgent)
+    solution = solve_linear(
+        columns.value,
+        stacked(incidence, -incidence[urgent], row_of_ones(len(columns.value))),
+        np.concatenate([limits.counts, -limits.urgent[urgent], [limits.slots]]),
+    )
+    price = solution.price[: columns.kinds].copy()
+    price[urgent] -= solution.price[columns.kinds : -1]
+    return solution.amount, price, float(solution.price[-1]), solution.value
+
+
+def _profitable(columns: Columns, profit: Floats) -> Indices:
+    """The most profitable columns, but not too many with the same kind."""
+    positive = np.flatnonzero(profit > 1e-10)
+    few = 20 * _NEW_COLUMNS
+    if len(positive) > few:
+        positive = positive[np.argpartition(-profit[positive], few)[:few]]
+    ordered = positive[np.lexsort((positive, -profit[positive]))]
+    seen = np.zeros(columns.kinds + 1, dtype=np.intp)
+    chosen: list[int] = []
+    for column in ordered.tolist():
+        members = columns.members[column]
+        if seen[members[members < columns.kinds]].max() < _NEW_PER_KIND:
+            seen[members] += 1
+            chosen.append(column)
+            if len(chosen) == _NEW_COLUMNS:
+                break
+    return np.array(sorted(chosen), dtype=np.intp)
+
+
+def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[Indices, Indices]:
+    """Columns and amounts: an integer program over the single jobs and the columns nearest to being profitable.
+
+    Of the groups that the relaxation forms several times, all but the last two are taken over.
+    """
+    whole = np.floor(np.maximum(relaxed.amount - 2.0, 0.0) + 1e-9) * (limits.slots > _SMALL_SLOTS)
+    left = limits.less(_incidence(columns.take(relaxed.which)) @ whole, whole.sum())
+    some = np.union1d(relaxed.which, _nearest(columns, relaxed, _NEAR_COLUMNS))
+    amount, _ = _integer(columns.take(some), left, gap=_GAP)
+    amount[np.searchsorted(some, relaxed.which)] += whole.astype(np.intp)
+    return some, amount
+
+
+def _rounded(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[Indices, Indices]:
+    """Columns and amounts: the whole parts of the relaxation, and an integer program for what is left over."""
+    mine = columns.take(relaxed.which)
+    whole = np.floor(relaxed.amount + 1e-9)
+    left = limits.less(_incidence(mine) @ whole, whole.sum())
+    some = _nearest(mine, relaxed, _ROUNDING_COLUMNS * columns.kinds)
+    share = max(left.slots, 1.0) / limits.slots
+    amount, _ = _integer(mine.take(some), left, gap=min(_GAP / share, 0.05))
+    whole[some] += amount
+    return relaxed.which, whole.astype(np.intp)
+
+
+def _nearest(columns: Columns, relaxed: _Relaxed, count: int) -> Indices:
+    """The single jobs, and the columns of the greatest reduced profit."""
+    profit = columns.profits(relaxed.price, relaxed.slot_price)
+    if count < len(profit):
+        # A stable choice among equals: by profit, then by index.
+        limit = np.partition(-profit, count)[count]
+        better, equal = np.flatnonzero(-profit < limit), np.flatnonzero(-profit == limit)
+        nearest = np.concatenate([better, equal[: count - len(better)]])
+    else:
+        nearest = np.arange(len(profit))
+    return np.union1d(np.arange(columns.kinds), nearest)
+
+
+def _integer(columns: Columns, limits: Limits, *, gap: float) -> tuple[Indices, float]:
+    """Solve the integer program over given columns; returns amounts and the proven bound over these columns."""
+    if limits.slots < 1:
+        return np.zeros(len(columns.value), dtype=np.intp), 0.0
+    return solve_integer(
+        columns.value,
+        stacked(_incidence(columns), row_of_ones(len(columns.value))),
+        np.append(limits.urgent, 0.0),
+        np.append(limits.counts, limits.slots),
+        gap=gap,
+        nodes=_NODES if gap else None,
+    )

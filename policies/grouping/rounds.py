@@ -1,0 +1,231 @@
+"""Algorithm 1 of Muri: rounds of matching merge jobs into groups until they fit the free GPUs."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from muri.policies.grouping.kinds import Kinds, kinds_of
+from muri.policies.grouping.objectives import coefficients, pays_more, values
+from muri.policies.grouping.problem import BucketProblem, Members
+from muri.policies.matching import match_types, match_weights
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Floats, Indices, SpeedModel
+
+_BLOCK: Final = 4_000
+"""Units matched at once: a matrix of their pairs still fits the memory of a small machine."""
+
+_REPEATS: Final = 2
+"""From so many units of each kind on, matching works on kinds instead of on units."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One job, or several that will share GPUs.
+
+    Attributes:
+        members: Jobs by index, ascending: the most urgent first.
+        kinds: Their kinds, ascending.
+        total_speed: Sum of their speeds: 1 for a job alone.
+        value: What the unit is worth under the objective.
+    """
+
+    members: Members
+    kinds: tuple[int, ...]
+    total_speed: float
+    value: float
+
+
+class Merge(NamedTuple):
+    """Two units that a matching chose, and the unit that they become."""
+
+    weight: float
+    unit: Unit
+    first: Unit
+    second: Unit
+
+
+class Rounds:
+    """Algorithm 1 on one bucket, round by round.
+
+    Args:
+        problem: The jobs and the slots.
+        options: Group size, matching, objective.
+        model: How fast members get on.
+    """
+
+    def __init__(self, problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> None:
+        self._problem = problem
+        self._options = options
+        self._model = model
+        self.kinds: Kinds = kinds_of(problem)
+        self.coefficient: Floats = coefficients(self.kinds.shapes, self.kinds.worth, options.objective)
+        self._memory_gib = np.array([shape.gpu_mem_gib for shape in self.kinds.shapes])
+        self.units: list[Unit] = self._single_jobs()
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a slot for every unit."""
+        return len(self.units) <= self._problem.slots
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that all units need together."""
+        return len(self.units) * self._problem.gpu_count
+
+    def merge(self, *, as_needed: bool) -> bool:
+        """Run one round; the result says whether anything was merged.
+
+        Args:
+            as_needed: Merge no more pairs than it takes to fit the slots, the best ones.
+        """
+        merges = sorted(self._matched(), key=lambda item: (-round(item.weight, 9), item.unit.members))
+        if as_needed:
+            merges = merges[: max(0, len(self.units) - self._problem.slots)]
+        gone = {unit.members[0] for item in merges for unit in (item.first, item.second)}
+        kept = [unit for unit in self.units if unit.members[0] not in gone]
+        self.units = sorted([*kept, *(item.unit for item in merges)], key=lambda unit: unit.members)
+        return bool(merges)
+
+    def chosen(self) -> list[Unit]:
+        """The units that get a slot: those with an urgent job first, then the most urgent of the others."""
+        return self.units[: self._problem.slots]
+
+    def _single_jobs(self) -> list[Unit]:
+        groups = np.arange(len(self.kinds.shapes), dtype=np.intp)[:, None]
+        evaluation = self._model.evaluate(self.kinds.shapes, groups)
+        worth = values(evaluation, groups, self.coefficient, self._options.objective)
+        units = [
+            Unit((job,), (kind,), float(evaluation.speed[kind, 0]), float(worth[kind]))
+            for kind, jobs in enumerate(self.kinds.jobs)
+            for job in jobs
+        ]
+        return sorted(units, key=lambda unit: unit.members)
+
+    def _matched(self) -> list[Merge]:
+        merges = []
+        for start in range(0, len(self.units), _BLOCK):
+            merges += self._match_block(self.units[start : start + _BLOCK])
+        return merges
+
+    def _match_block(self, units: Sequence[Unit]) -> list[Merge]:
+        """Maximum-weight matching among some units."""
+        by_kind: dict[tuple[int, ...], list[Unit]] = {}
+        for unit in units:
+            by_kind.setdefault(unit.kinds, []).append(unit)
+        unit_kinds = sorted(by_kind)
+        table = self._merge_table([by_kind[kinds][0] for kinds in unit_kinds])
+        if self._options.matching == "certified" and len(units) >= _REPEATS * len(unit_kinds):
+            pairs = _pairs_of_kinds(table.weight, [by_kind[kinds] for kinds in unit_kinds])
+        else:
+            position = {kinds: index for index, kinds in enumerate(unit_kinds)}
+            of_unit = np.array([position[unit.kinds] for unit in units])
+            matching = match_weights(table.weight[np.ix_(of_unit, of_unit)], self._options.matching)
+            pairs = [(units[first], units[second]) for first, second in matching.pairs]
+        index = {kinds: place for place, kinds in enumerate(unit_kinds)}
+        return [table.merge(first, second, index[first.kinds], index[second.kinds]) for first, second in pairs]
+
+    def _merge_table(self, units: Sequence[Unit]) -> "_MergeTable":
+        """What comes of merging any two of the units, each of another kind."""
+        count = len(units)
+        table = _MergeTable(*(np.full((count, count), np.nan) for _ in range(3)))
+        sizes = np.array([len(unit.kinds) for unit in units])
+        for size_a in sorted(set(sizes.tolist())):
+            for size_b in sorted(set(sizes.tolist())):
+                if size_a <= size_b and size_a + size_b <= self._options.max_group_size:
+                    self._fill(table, units, np.flatnonzero(sizes == size_a), np.flatnonzero(sizes == size_b))
+        return table
+
+    def _fill(self, table: "_MergeTable", units: Sequence[Unit], rows: Indices, columns: Indices) -> None:
+        """Evaluate merging each unit of `rows` with each of `columns`; all of either have the same size."""
+        first, second = (grid.ravel() for grid in np.meshgrid(rows, columns, indexing="ij"))
+        if np.array_equal(rows, columns):
+            once = first <= second
+            first, second = first[once], second[once]
+        groups = np.concatenate([_kinds_of(units, rows, first), _kinds_of(units, columns, second)], axis=1)
+        evaluation = self._model.evaluate(self.kinds.shapes, groups)
+        value = values(evaluation, groups, self.coefficient, self._options.objective)
+        faster = _larger_of([unit.total_speed for unit in units], first, second)
+        admitted = pays_more(evaluation, faster, self._options.min_speedup)
+        admitted &= self._memory_gib[groups].sum(axis=1) <= self._problem.memory_limit_gib
+        # The paper weighs a pair by its γ alone. Elsewhere it counts what merging adds to leaving the lesser one out.
+        instead = (
+            0.0 if self._options.objective == "efficiency" else _larger_of([u.value for u in units], first, second)
+        )
+        weight = np.where(admitted, value - instead, np.nan)
+        table.put(first, second, _MergeTable(weight, value, evaluation.speed.sum(axis=1)))
+
+
+def _kinds_of(units: Sequence[Unit], rows: Indices, which: Indices) -> Indices:
+    """Array (n, size): the kinds of each unit of `which`, all of which are among `rows`."""
+    return np.array([units[row].kinds for row in rows], dtype=np.intp)[np.searchsorted(rows, which)]
+
+
+def _larger_of(figure: Sequence[float], first: Indices, second: Indices) -> Floats:
+    array = np.array(figure)
+    return np.asarray(np.maximum(array[first], array[second]))
+
+
+@dataclass(frozen=True, slots=True)
+class _MergeTable:
+    """What comes of merging: symmetric arrays over kinds of units.
+
+    Attributes:
+        weight: Weight of the pair in the matching; NaN where it may not be merged.
+        value: What the merged unit is worth.
+        total_speed: Sum of its members' speeds.
+    """
+
+    weight: Floats
+    value: Floats
+    total_speed: Floats
+
+    def put(self, first: Indices, second: Indices, figures: "_MergeTable") -> None:
+        """Write the figures of some pairs."""
+        for name in ("weight", "value", "total_speed"):
+            array, one_way = getattr(self, name), getattr(figures, name)
+            array[first, second] = one_way
+            array[second, first] = one_way
+
+    def merge(self, first: Unit, second: Unit, row: int, column: int) -> Merge:
+        """Merge two units, of the kinds of this row and column."""
+        unit = Unit(
+            members=tuple(sorted(first.members + second.members)),
+            kinds=tuple(sorted(first.kinds + second.kinds)),
+            total_speed=float(self.total_speed[row, column]),
+            value=float(self.value[row, column]),
+        )
+        return Merge(float(self.weight[row, column]), unit, first, second)
+
+
+def _pairs_of_kinds(weight: Floats, units: Sequence[Sequence[Unit]]) -> list[tuple[Unit, Unit]]:
+    """Match kinds of units, and take the units of a kind in order of urgency."""
+    queues = [iter(of_kind) for of_kind in units]
+    matching = match_types(weight, [len(of_kind) for of_kind in units])
+    return [
+        (next(queues[first]), next(queues[second])) for first, second, count in matching.pairs for _ in range(count)
+    ]
+
+
+def form_units(problems: Sequence[BucketProblem], options: PolicyOptions, model: SpeedModel) -> list[Rounds]:
+    """Merge jobs into groups (Algorithm 1): ⌈log2 k⌉ rounds for groups of up to k.
+
+    With `merge: as-needed` every bucket stops when its units fit its slots, and its last round merges
+    only the best pairs that it takes. With `whole-rounds`, as in the paper, all matched pairs of
+    all buckets are merged, until the GPUs of all slots are enough for all units together.
+    """
+    buckets = [Rounds(problem, options, model) for problem in problems]
+    room = sum(problem.slots * problem.gpu_count for problem in problems)
+    for _ in range(math.ceil(math.log2(options.max_group_size))):
+        if options.merge == "whole-rounds":
+            if sum(bucket.gpus for bucket in buckets) <= room:
+                break
+            for bucket in buckets:
+                bucket.merge(as_needed=False)
+        else:
+            for bucket in buckets:
+                if not bucket.fits:
+                    bucket.merge(as_needed=True)
+    return buckets
