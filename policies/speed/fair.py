@@ -76,9 +76,11 @@ def _filled(share: Sequence[Floats]) -> Floats:
     """
     speed = np.zeros((len(share), share[0].shape[1]))
     rising = np.ones_like(speed)  # 1 while a member's speed still rises, then 0
+    level = np.zeros(speed.shape[1])
     while rising.any():
         level_of = _full_at(share, speed, rising)
-        level = np.minimum(1.0, level_of.min(axis=0))
+        # Rounding in what is left of a nearly full resource must not lower a level reached before.
+        level = np.maximum(level, np.minimum(1.0, level_of.min(axis=0)))
         full = level_of <= level * (1 + _TIE)
         for member, uses in enumerate(share):
             np.copyto(speed[member], level, where=rising[member] > 0)
@@ -87,13 +89,14 @@ def _filled(share: Sequence[Floats]) -> Floats:
 
 
 def _full_at(share: Sequence[Floats], speed: Floats, rising: Floats) -> Floats:
-    """Array (resources, groups): the common speed of those still rising at which each resource is full."""
+    """Array (resources, groups): the common speed at which each resource is full; infinite from 1 on."""
     used = np.zeros_like(share[0])
     wanted = np.zeros_like(share[0])
     for uses, of_member, still in zip(share, speed, rising, strict=True):
         used += uses * (of_member * (1 - still))
         wanted += uses * still
-    return np.divide(1 - used, wanted, out=np.full_like(used, np.inf), where=wanted > 0)
+    free = 1 - used
+    return np.divide(free, wanted, out=np.full_like(used, np.inf), where=wanted > np.maximum(free, 0))
 
 
 def throughput_bound(members: Sequence[Shape]) -> float:

@@ -19,6 +19,8 @@ COLUMNS: Final = (
 )
 """Columns that the text format must have; others are ignored."""
 
+_SURPLUS: Final = "values without a column"
+
 MEASURING_ERROR: Final = 0.05
 """How far above 1 a measured speed may lie; nobody is faster in company, but measurements scatter."""
 
@@ -119,7 +121,7 @@ def parse_interference(lines: Iterable[str]) -> InterferenceTable:
     Raises:
         InterferenceError: Names the line and the column that are wrong.
     """
-    reader = csv.DictReader(lines, strict=True)
+    reader = csv.DictReader(lines, restkey=_SURPLUS, strict=True)
     first: dict[tuple[str, str], tuple[int, PairSpeed]] = {}
     try:
         _check_header(reader.fieldnames or ())
@@ -132,7 +134,7 @@ def parse_interference(lines: Iterable[str]) -> InterferenceTable:
                     "keep one of them"
                 )
     except csv.Error as err:
-        raise InterferenceError(f"line {reader.line_num}: not comma-separated text: {err}") from err
+        raise InterferenceError(f"line {reader.reader.line_num}: not comma-separated text: {err}") from err
     return InterferenceTable(tuple(row for _, row in first.values()))
 
 
@@ -143,6 +145,8 @@ def _check_header(names: Iterable[str]) -> None:
 
 
 def _parse_record(record: Mapping[str, str | None], line: int) -> PairSpeed:
+    if _SURPLUS in record:
+        raise InterferenceError(f"line {line}: {len(record) - 1} columns, but there are more values; quote commas")
     model_a, model_b = (_text(record, column, line) for column in COLUMNS[:2])
     for column in COLUMNS[2:4]:  # not used, but a bad one tells that the line is wrong
         _number(record, column, line, math.inf)

@@ -42,8 +42,9 @@ class Evaluation:
     Attributes:
         speed: Array (n, p): speed of each member, in the order given, 1 = as fast as alone.
         efficiency: Array (n,): interleaving efficiency γ (Muri, Eq. 4): the share of time that a
-            resource is busy, averaged over resources.
-        period_s: Array (n,): T of Eq. 3 in seconds; NaN where the model has no period.
+            resource is busy, averaged over resources; 0 to 1.
+        period_s: Array (n,): seconds in which every member completes one iteration: T of Eq. 3, and no
+            less than the longest iteration; NaN where the model has no period.
     """
 
     speed: Floats

@@ -1,0 +1,48 @@
+"""Shapes for the tests of the speed models, and a plain form of Eq. 3 to compare them with."""
+
+from itertools import permutations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from muri.policies.speed.model import Shape
+
+
+def shape(*stage_s, iteration_s=None, model=""):
+    """A shape whose iteration takes as long as its stages, unless told otherwise."""
+    return Shape(tuple(map(float, stage_s)), float(sum(stage_s) if iteration_s is None else iteration_s), 0.0, model)
+
+
+def shapes(resources=4, shortest=0.0, overlap=(0.5, 2.0)):
+    """Shapes of any stage times, with iterations from half as long as their stages to twice as long."""
+    return st.builds(
+        lambda stage_s, factor: shape(*stage_s, iteration_s=sum(stage_s) * factor + 0.001),
+        st.tuples(*[st.floats(shortest, 10)] * resources),
+        st.floats(*overlap),
+    )
+
+
+def one_group(size):
+    return np.arange(size)[None]
+
+
+def rotation_period(seats):
+    """Seconds of a full turn: seats[q] holds the stages of whoever starts with resource q, or None."""
+    resources = len(seats)
+    total = 0.0
+    for _ in range(resources):
+        total += max(member[resource] for resource, member in enumerate(seats) if member is not None)
+        # Everybody moves on to the next resource.
+        seats = [seats[-1], *seats[:-1]]
+    return total
+
+
+def every_period(members, gaps=False):
+    """Periods of all ways of seating members in a rotation, one by one."""
+    resources = len(members[0].stage_s)
+    stages = [member.stage_s for member in members]
+    empty = [None] * (resources - len(stages))
+    if gaps:
+        order_of = permutations([*range(len(stages)), *[None] * len(empty)])
+        return [rotation_period([None if seat is None else stages[seat] for seat in way]) for way in order_of]
+    return [rotation_period([*way, *empty]) for way in permutations(stages)]

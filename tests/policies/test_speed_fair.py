@@ -1,0 +1,132 @@
+"""The fair model: feasible, max-min fair, work-conserving, and below the linear program's bound."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_builders import one_group, shape, shapes
+
+from muri.policies.speed.errors import SpeedModelError
+from muri.policies.speed.fair import Fair, throughput_bound
+from muri.policies.speed.figures import CHUNK
+from muri.policies.speed.lockstep import Lockstep
+from muri.profiler.records import ProfileError
+
+members_strategy = st.lists(shapes(), min_size=1, max_size=5)
+ROUNDING = 1e-9
+
+
+def share_of(members):
+    """u_i^j, one row per member."""
+    return np.array([[min(1.0, stage / m.iteration_s) for stage in m.stage_s] for m in members])
+
+
+def speeds(members):
+    return Fair().evaluate(members, one_group(len(members))).speed[0]
+
+
+def test_whoever_does_not_want_the_full_resource_goes_on():
+    # Resource 0 is full at speed 1/2 for both of its users. The third is limited by resource 1
+    # alone, of which the second takes 0.5 × 0.5.
+    members = [shape(2, 0, iteration_s=2), shape(2, 1, iteration_s=2), shape(0, 1.5, iteration_s=2)]
+    assert speeds(members) == pytest.approx([0.5, 0.5, 1.0])
+    found = Fair().evaluate(members, one_group(3))
+    assert found.efficiency[0] == pytest.approx((1.0 + 1.0) / 2)
+    assert np.isnan(found.period_s[0])
+
+
+def test_resources_fill_one_after_the_other():
+    # All rise to 1/3, where resource 0 is full (three users). The fourth goes on until resource 1 is:
+    # 1/3 · 0.6 + s · 1 = 1.
+    members = [shape(1, 0), shape(1, 0), shape(1, 0.6, iteration_s=1), shape(0, 1)]
+    assert speeds(members) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.8])
+
+
+def test_jobs_that_do_not_meet_run_at_full_speed():
+    assert speeds([shape(1, 0), shape(0, 1)]).tolist() == [1.0, 1.0]
+    assert speeds([shape(0, 0, iteration_s=1), shape(1, 1)]).tolist() == [1.0, 1.0]
+
+
+def test_it_beats_lockstep_for_short_iterations():
+    # In lockstep the short job waits for the long one's iteration, here it runs as often as it can.
+    members = [shape(5, 5), shape(0.1, 0.1)]
+    lockstep = Lockstep().evaluate(members, one_group(2)).speed[0]
+    assert lockstep == pytest.approx([10 / 10, 0.2 / 10])
+    assert speeds(members) == pytest.approx([1.0, 1.0])
+
+
+@given(members_strategy)
+def test_speeds_are_feasible(members):
+    found = speeds(members)
+    assert ((found > 0) & (found <= 1)).all()
+    assert (found @ share_of(members) <= 1 + ROUNDING).all()
+
+
+@given(st.lists(shapes(shortest=0.01), min_size=2, max_size=5))
+def test_nobody_can_gain_but_at_the_cost_of_somebody_no_faster(members):
+    # The definition of max-min fairness by bottlenecks: whoever is below 1 uses a full resource, and
+    # none of that resource's users is faster.
+    found, share = speeds(members), share_of(members)
+    full = found @ share >= 1 - ROUNDING
+    for member, speed in enumerate(found):
+        if speed < 1 - ROUNDING:
+            bottlenecks = [j for j in np.flatnonzero(full) if share[member, j] > 0]
+            assert any(found[share[:, j] > 0].max() <= speed + ROUNDING for j in bottlenecks)
+
+
+@given(members_strategy)
+def test_the_linear_program_bounds_fair_and_lockstep(members):
+    bound = throughput_bound(members)
+    assert bound <= len(members) + ROUNDING
+    assert speeds(members).sum() <= bound + 1e-6
+    if len(members) <= 4:
+        for model in (Lockstep(), Lockstep("worst"), Lockstep(gaps=True)):
+            lockstep = model.evaluate(members, one_group(len(members))).speed[0]
+            assert (lockstep @ share_of(members) <= 1 + ROUNDING).all()
+            assert lockstep.sum() <= bound + 1e-6
+
+
+@given(members_strategy)
+def test_efficiency_is_the_mean_use_of_the_resources(members):
+    found = Fair().evaluate(members, one_group(len(members)))
+    assert found.efficiency[0] == pytest.approx((found.speed[0] @ share_of(members)).mean(), abs=1e-9)
+    assert 0 <= found.efficiency[0] <= 1
+
+
+@given(members_strategy, st.randoms(use_true_random=False), st.floats(1e-3, 1e3))
+def test_neither_the_order_nor_the_unit_of_time_matters(members, random, factor):
+    shuffled = list(range(len(members)))
+    random.shuffle(shuffled)
+    scaled = [shape(*(s * factor for s in m.stage_s), iteration_s=m.iteration_s * factor) for m in members]
+    assert speeds([scaled[index] for index in shuffled]) == pytest.approx(speeds(members)[shuffled], rel=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_many_groups_are_evaluated_as_single_ones(size):
+    rng = np.random.default_rng(3)
+    distinct = [shape(*row) for row in rng.random((20, 4)).tolist()]
+    rows = rng.integers(0, 20, (CHUNK + 5, size))
+    many = Fair().evaluate(distinct, rows)
+    for row in (0, CHUNK - 1, CHUNK, len(rows) - 1):
+        np.testing.assert_array_equal(many.speed[row], speeds([distinct[index] for index in rows[row]]))
+
+
+def test_the_linear_program_may_starve_a_member():
+    # Whoever uses both resources costs two others their speed.
+    members = [shape(1, 1, iteration_s=1), shape(1, 0), shape(0, 1)]
+    assert throughput_bound(members) == pytest.approx(2.0)
+    assert speeds(members) == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ProfileError, match="iteration time is 0"):
+        throughput_bound([shape(1, 1, iteration_s=0)])
+    with pytest.raises(SpeedModelError, match="no shapes"):
+        throughput_bound([])
+    with pytest.raises(SpeedModelError, match="65 members; it must have 1 to 64"):
+        Fair().evaluate([shape(1, 1)], np.zeros((1, 65), dtype=np.intp))
+
+
+def test_fair_has_no_ordering():
+    assert Fair().order([shape(1, 1)] * 3) == (0, 1, 2)
+    assert Fair().name == "fair"

@@ -1,0 +1,235 @@
+"""The lockstep model against every ordering tried one by one."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_builders import every_period, one_group, shape, shapes
+
+from muri.policies.options import OptionsError
+from muri.policies.speed.efficiency import interleaving_efficiency, period_s
+from muri.policies.speed.errors import SpeedModelError
+from muri.policies.speed.figures import CHUNK
+from muri.policies.speed.lockstep import Lockstep, placements
+from muri.policies.speed.model import Shape
+from muri.profiler.records import ProfileError
+
+MODELS = [Lockstep(ordering, gaps) for ordering in ("best", "worst") for gaps in (False, True)]
+groups = st.integers(1, 6).flatmap(
+    lambda resources: st.lists(shapes(resources), min_size=1, max_size=min(resources, 5 if resources < 6 else 4))
+)
+groups_of_four_stages = st.lists(shapes(), min_size=1, max_size=4)
+
+
+def evaluate(members, model=Lockstep()):  # noqa: B008 (frozen)
+    return model.evaluate(members, one_group(len(members)))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@given(members=groups)
+def test_the_period_is_that_of_the_best_or_worst_ordering(model, members):
+    found = evaluate(members, model)
+    longest = max(member.iteration_s for member in members)
+    extreme = max if model.ordering == "worst" else min
+    period = max(extreme(every_period(members, model.gaps)), longest) if len(members) > 1 else longest
+    assert found.period_s[0] == pytest.approx(period, rel=1e-12)
+    assert found.speed[0] == pytest.approx([member.iteration_s / period for member in members], rel=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@given(members=groups)
+def test_efficiency_is_eq_4_for_the_period_used(model, members):
+    found = evaluate(members, model)
+    stages = [member.stage_s for member in members]
+    if len(members) > 1:
+        assert found.efficiency[0] == pytest.approx(interleaving_efficiency(stages, found.period_s[0]), abs=1e-12)
+    assert 0 <= found.efficiency[0] <= 1
+    assert (found.speed > 0).all()
+    assert (found.speed <= 1).all()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@given(members=groups_of_four_stages)
+def test_positions_give_the_period_used(model, members):
+    positions = model.positions(members)
+    assert len(set(positions)) == len(members)
+    period = period_s([member.stage_s for member in members], positions)
+    extreme = max if model.ordering == "worst" else min
+    assert period == pytest.approx(extreme(every_period(members, model.gaps)), rel=1e-9)
+    assert [positions[index] for index in model.order(members)] == sorted(positions)
+
+
+@given(groups_of_four_stages)
+def test_without_gaps_order_is_the_paper_s_sequence(members):
+    order = Lockstep().order(members)
+    assert sorted(order) == list(range(len(members)))
+    assert period_s([members[index].stage_s for index in order]) == pytest.approx(min(every_period(members)))
+
+
+@given(st.lists(shapes(), min_size=2, max_size=4), st.randoms(use_true_random=False))
+def test_the_order_of_members_does_not_matter(members, random):
+    shuffled = list(range(len(members)))
+    random.shuffle(shuffled)
+    plain = evaluate(members)
+    other = Lockstep().evaluate(members, np.array([shuffled]))
+    assert other.efficiency[0] == pytest.approx(plain.efficiency[0], rel=1e-12)
+    assert other.speed[0] == pytest.approx(plain.speed[0][shuffled], rel=1e-12)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+@given(members=groups_of_four_stages, factor=st.floats(1e-3, 1e3))
+def test_the_unit_of_time_only_scales_the_period(model, members, factor):
+    scaled = [shape(*(s * factor for s in m.stage_s), iteration_s=m.iteration_s * factor) for m in members]
+    plain, other = evaluate(members, model), evaluate(scaled, model)
+    assert other.period_s == pytest.approx(plain.period_s * factor)
+    assert other.speed == pytest.approx(plain.speed)
+    assert other.efficiency == pytest.approx(plain.efficiency)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_many_groups_are_evaluated_as_single_ones(model, size):
+    rng = np.random.default_rng(11)
+    distinct = [shape(*row) for row in rng.random((40, 4)).tolist()]
+    rows = rng.integers(0, 40, (2 * CHUNK + 17, size))
+    many = model.evaluate(distinct, rows)
+    assert many.speed.shape == rows.shape
+    for row in (0, CHUNK - 1, CHUNK, 2 * CHUNK, len(rows) - 1):
+        single = evaluate([distinct[index] for index in rows[row]], model)
+        np.testing.assert_array_equal(many.speed[row], single.speed[0])
+        assert many.efficiency[row] == single.efficiency[0]
+        assert many.period_s[row] == single.period_s[0]
+
+
+def test_members_advance_at_one_rate():
+    # Period 6 with iterations of 6 and 3 seconds: the short job runs at half speed.
+    found = evaluate([shape(3, 1, 1, 1), shape(0, 3, 0, 0)])
+    assert found.period_s[0] == 6
+    assert found.speed[0].tolist() == [1.0, 0.5]
+
+
+def test_an_iteration_longer_than_its_stages_holds_the_others_up():
+    # Eq. 3 alone would give 1 second; the first job's iterations take 10, busy for 2 s of 4 × 10.
+    found = evaluate([shape(1, 0, 0, 0, iteration_s=10), shape(0, 1, 0, 0)])
+    assert found.period_s[0] == 10
+    assert found.speed[0].tolist() == [1.0, 0.1]
+    assert found.efficiency[0] == pytest.approx(2 / 40)
+
+
+def test_a_job_alone_runs_as_fast_as_alone_even_if_it_overlaps_its_own_stages():
+    found = evaluate([shape(3, 1, 4, 0, iteration_s=4)])
+    assert found.speed[0].tolist() == [1.0]
+    assert found.period_s[0] == 4
+    assert found.efficiency[0] == pytest.approx(0.5)
+
+
+def test_gaps_help_a_pair_half_a_turn_apart():
+    # One needs storage and CPU, the other GPU and network: side by side they wait for each other.
+    pair = [shape(1, 1, 0, 0), shape(0, 0, 1, 1)]
+    paper, gaps = evaluate(pair), evaluate(pair, Lockstep(gaps=True))
+    assert (paper.period_s[0], gaps.period_s[0]) == (3.0, 2.0)
+    assert gaps.speed[0].tolist() == [1.0, 1.0]
+    assert gaps.efficiency[0] == 0.5
+    assert Lockstep(gaps=True).positions(pair) == (0, 2)
+    assert Lockstep(gaps=True).order(pair) == (0, 1)
+
+
+@given(st.lists(shapes(), min_size=3, max_size=4))
+def test_three_and_four_members_leave_no_room_for_gaps(members):
+    assert evaluate(members, Lockstep(gaps=True)).period_s == pytest.approx(evaluate(members).period_s)
+
+
+def test_equal_members_keep_the_order_given():
+    for size in (2, 3, 4):
+        for model in MODELS:
+            assert model.order([shape(1, 2, 3, 4)] * size) == tuple(range(size))
+
+
+def test_rounding_does_not_decide_between_orderings():
+    # Turning a pair by hand gives the same period up to rounding; the first way wins on both sides of it.
+    base = (0.1, 0.2, 0.3, 0.7)
+    for digit in (-1e-15, 0.0, 1e-15):
+        members = [shape(*base), shape(*(value + digit for value in base))]
+        assert Lockstep().order(members) == (0, 1)
+
+
+def test_as_few_placements_as_can_differ():
+    assert [len(placements(size, 4)) for size in (1, 2, 3, 4)] == [1, 2, 6, 6]
+    assert [len(placements(size, 4, gaps=True)) for size in (1, 2, 3, 4)] == [1, 3, 6, 6]
+    assert [len(placements(size, 6)) for size in (2, 5, 6)] == [2, 120, 120]
+    assert len(placements(4, 6, gaps=True)) == 60
+
+
+def test_members_that_use_nothing():
+    found = evaluate([shape(0, 0, iteration_s=2), shape(0, 0, iteration_s=1)])
+    assert found.speed[0].tolist() == [1.0, 0.5]
+    assert found.efficiency[0] == 0
+
+
+def test_no_groups_at_all():
+    found = Lockstep().evaluate([shape(1, 1)], np.empty((0, 2), dtype=np.intp))
+    assert found.speed.shape == (0, 2)
+    assert found.efficiency.shape == found.period_s.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("stage_s", "iteration_s", "message"),
+    [
+        ((1.0, -1.0), 1.0, r"shape 1 \(bert\): time of stage 1 is -1.0; it must be ≥ 0"),
+        ((float("nan"), 1.0), 1.0, r"shape 1 \(bert\): time of stage 0 is nan"),
+        ((1.0, float("inf")), 1.0, r"shape 1 \(bert\): time of stage 1 is inf"),
+        ((1.0, 1.0), 0.0, r"shape 1 \(bert\): iteration time is 0.0; it must be > 0"),
+        ((1.0, 1.0), float("nan"), r"shape 1 \(bert\): iteration time is nan"),
+    ],
+)
+def test_impossible_times_are_refused(stage_s, iteration_s, message):
+    wrong = Shape(stage_s, iteration_s, 0.0, "bert")
+    with pytest.raises(ProfileError, match=message):
+        evaluate([shape(1, 1), wrong])
+    with pytest.raises(ProfileError, match=message):
+        Lockstep().order([shape(1, 1), wrong])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[0, 0, 0]], "a group has 3 members; it must have 1 to 2"),
+        (np.empty((1, 0), dtype=np.intp), "a group has 0 members; it must have 1 to 2"),
+        ([[0, 2]], "groups name shape 2; there are shapes 0 to 1"),
+        ([[-1, 0]], "groups name shape -1"),
+        ([0, 1], "two-dimensional array of indices, not 1-d"),
+        ([[0.5, 1.0]], "two-dimensional array of indices, not 2-d float64"),
+    ],
+)
+def test_malformed_groups_are_refused(rows, message):
+    with pytest.raises(SpeedModelError, match=message):
+        Lockstep().evaluate([shape(1, 1), shape(1, 2)], np.array(rows))
+
+
+def test_malformed_shapes_are_refused():
+    with pytest.raises(SpeedModelError, match="no shapes"):
+        Lockstep().order([])
+    with pytest.raises(SpeedModelError, match=r"same number of stages, at least 1; these have \[2, 3\]"):
+        evaluate([shape(1, 1), shape(1, 1, 1)])
+    with pytest.raises(SpeedModelError, match=r"\[0\]"):
+        evaluate([shape(iteration_s=1)])
+    with pytest.raises(SpeedModelError, match="7 stages; this model takes at most 6"):
+        evaluate([shape(*[1] * 7)])
+    with pytest.raises(SpeedModelError, match="3 members; it must have 1 to 2"):
+        Lockstep().order([shape(1, 1)] * 3)
+
+
+def test_an_unknown_ordering_is_refused():
+    with pytest.raises(OptionsError, match="ordering is 'middling'; valid are: best, worst"):
+        Lockstep("middling")
+
+
+def test_more_members_never_shorten_the_period():
+    rng = np.random.default_rng(5)
+    distinct = [shape(*row) for row in rng.random((6, 4)).tolist()]
+    for way in permutations(range(6), 3):
+        three = Lockstep(gaps=True).evaluate(distinct, np.array([way])).period_s[0]
+        two = Lockstep(gaps=True).evaluate(distinct, np.array([way[:2]])).period_s[0]
+        assert three >= two - 1e-12

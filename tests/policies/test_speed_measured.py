@@ -1,0 +1,157 @@
+"""Measured interference: the table, its text format, and the model that uses it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_builders import one_group, shape
+
+from muri.policies.speed.errors import InterferenceError, SpeedModelError
+from muri.policies.speed.fair import Fair
+from muri.policies.speed.interference import InterferenceTable, PairSpeed, parse_interference
+from muri.policies.speed.lockstep import Lockstep
+from muri.policies.speed.measured import Measured
+
+HEADER = "job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction"
+TEXT = [
+    HEADER,
+    "A3C,A3C,7.1758,7.1758,0.5097,0.5097",
+    "A3C,CycleGAN,7.1758,4.4261,0.6358,0.7147",
+    "CycleGAN,A3C,4.4261,7.1758,0.7147,0.6358",
+    "CycleGAN,ResNet-18 (batch size 64),4.4261,24.0932,0.8,0.6",
+    "A3C,ResNet-18 (batch size 64),7.1758,24.0932,0.7464,1.0",
+]
+RESNET = "ResNet-18 (batch size 64)"
+TABLE = parse_interference(TEXT)
+MODEL = Measured(TABLE, Lockstep())
+
+
+def job(model, *stage_s):
+    return shape(*(stage_s or (1, 1, 1, 1)), model=model)
+
+
+def speeds(*members, model=MODEL):
+    return model.evaluate(members, one_group(len(members))).speed[0]
+
+
+def test_pairs_are_found_either_way_round():
+    assert TABLE.speeds("A3C", "CycleGAN") == (0.6358, 0.7147)
+    assert TABLE.speeds("CycleGAN", "A3C") == (0.7147, 0.6358)
+    assert TABLE.speeds(RESNET, "CycleGAN") == (0.6, 0.8)
+    assert TABLE.speeds("A3C", "A3C") == (0.5097, 0.5097)
+    assert TABLE.speeds("A3C", "BERT") is None
+    assert TABLE.models == {"A3C", "CycleGAN", RESNET}
+    assert len(TABLE.rows) == 4, "the mirrored row says the same and is kept once"
+
+
+def test_a_measured_pair_runs_as_measured():
+    found = MODEL.evaluate([job("A3C", 2, 0, 0, 0), job("CycleGAN", 0, 1, 1, 0)], np.array([[0, 1], [1, 0], [0, 0]]))
+    assert found.speed.tolist() == [[0.6358, 0.7147], [0.7147, 0.6358], [0.5097, 0.5097]]
+    # u is (1, 0, 0, 0) and (0, 0.5, 0.5, 0).
+    assert found.efficiency == pytest.approx([(0.6358 + 0.7147) / 4, (0.6358 + 0.7147) / 4, 2 * 0.5097 / 4])
+    assert np.isnan(found.period_s).all()
+
+
+def test_three_members_multiply_what_each_partner_costs():
+    found = speeds(job("A3C"), job("CycleGAN"), job(RESNET))
+    assert found == pytest.approx([0.6358 * 0.7464, 0.7147 * 0.8, 1.0 * 0.6])
+
+
+def test_a_pair_that_was_not_measured_is_left_to_the_other_model():
+    known, unknown = job("A3C", 3, 1, 1, 1), job("BERT", 0, 3, 0, 0)
+    assert speeds(known, unknown).tolist() == [1.0, 0.5], "as the lockstep model has it"
+    fair = Measured(TABLE, Fair())
+    assert speeds(known, unknown, model=fair) == pytest.approx(Fair().evaluate([known, unknown], one_group(2)).speed[0])
+    # Of three members one pair was measured; the other two pairs come from the fallback.
+    other = job("CycleGAN", 3, 1, 1, 1)
+    pair = Lockstep().evaluate([known, unknown, other], np.array([[0, 1], [2, 1]])).speed
+    expected = [0.6358 * pair[0, 0], pair[0, 1] * pair[1, 1], 0.7147 * pair[1, 0]]
+    assert speeds(known, unknown, other) == pytest.approx(expected)
+
+
+def test_a_group_without_any_measured_pair_is_left_to_the_other_model_as_a_whole():
+    members = [job("BERT", 3, 1, 1, 1), job("GPT-2", 0, 3, 0, 0), job("", 1, 1, 2, 0)]
+    found = Lockstep().evaluate(members, one_group(3)).speed
+    np.testing.assert_array_equal(MODEL.evaluate(members, one_group(3)).speed, found)
+
+
+def test_measured_and_other_groups_do_not_mix():
+    distinct = [job("A3C"), job("CycleGAN", 2, 1, 0, 0), job("BERT", 1, 0, 0, 3), job(RESNET), job("GPT-2", 0, 1, 1, 1)]
+    rows = np.random.default_rng(2).integers(0, 5, (300, 3))
+    many = MODEL.evaluate(distinct, rows)
+    for row, of_group in zip(rows, many.speed, strict=True):
+        np.testing.assert_array_equal(of_group, speeds(*[distinct[index] for index in row]))
+
+
+@given(st.lists(st.sampled_from(["A3C", "CycleGAN", RESNET, "BERT"]), min_size=1, max_size=4), st.randoms())
+def test_speeds_stay_within_bounds_and_do_not_depend_on_the_order(models, random):
+    members = [job(model, 1 + len(model), 1, 1, 1) for model in models]
+    shuffled = list(range(len(members)))
+    random.shuffle(shuffled)
+    found = speeds(*members)
+    assert ((found > 0) & (found <= 1)).all()
+    assert speeds(*[members[index] for index in shuffled]) == pytest.approx(found[shuffled])
+
+
+def test_a_job_alone_is_at_full_speed():
+    assert speeds(job("A3C")).tolist() == [1.0]
+
+
+def test_the_ordering_is_the_other_model_s():
+    members = [job("A3C", 1, 3, 1, 1), job("CycleGAN", 3, 1, 1, 1)]
+    assert MODEL.order(members) == Lockstep().order(members) == (1, 0)
+
+
+def test_no_more_than_four_members():
+    with pytest.raises(SpeedModelError, match="5 members; it must have 1 to 4"):
+        speeds(*[job("A3C")] * 5)
+
+
+def test_measuring_error_above_one_is_cut_off():
+    table = InterferenceTable((PairSpeed("a", "b", 1.04, 0.5), PairSpeed("c", "c", 0.4, 0.6)))
+    assert table.speeds("b", "a") == (0.5, 1.0)
+    assert table.speeds("c", "c") == (0.5, 0.5), "nothing tells two jobs of one model apart"
+    assert table.rows[0].speed_a == 1.04
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        table.rows = ()
+
+
+@pytest.mark.parametrize("speed", [0.0, -0.1, 1.06, float("nan"), float("inf")])
+def test_impossible_speeds_are_refused(speed):
+    with pytest.raises(InterferenceError, match=r"a with b: speed of b is .*; it must be above 0 and at most 1.05"):
+        PairSpeed("a", "b", 0.5, speed)
+
+
+def test_contradictions_and_nameless_models_are_refused():
+    with pytest.raises(InterferenceError, match="b with a is there twice and differs"):
+        InterferenceTable((PairSpeed("a", "b", 0.5, 0.6), PairSpeed("b", "a", 0.5, 0.6)))
+    with pytest.raises(InterferenceError, match="names of two models"):
+        PairSpeed("a", "", 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "line 1: no column job_a, job_b"),
+        (["job_a,job_b"], "line 1: no column solo_a_iters_per_s"),
+        ([HEADER, "a,b,1,1,fast,0.5"], "line 2, column speed_a_fraction: 'fast' is not a number"),
+        ([HEADER, "a,b,1,1,0.5,0.5", "a,c,1,1,0.5,1.2"], "line 3, column speed_b_fraction: 1.2 must be"),
+        ([HEADER, "a,b,1,1,nan,0.5"], "line 2, column speed_a_fraction: nan must be finite"),
+        ([HEADER, "a,b,0,1,0.5,0.5"], "line 2, column solo_a_iters_per_s: 0 must be finite, above 0$"),
+        ([HEADER, "a,,1,1,0.5,0.5"], "line 2, column job_b: there is no value"),
+        ([HEADER, "a,b,1,1,0.5"], "line 2, column speed_b_fraction: there is no value"),
+        ([HEADER, "a,b,1,1,0.5,0.5", "b,a,1,1,0.4,0.5"], "line 3: b with a has other speeds than on line 2"),
+        ([HEADER, 'a,"b'], "line 2: not comma-separated text"),
+        ([HEADER, "a,b,1,1,0.5,0.5,7"], "line 2: 6 columns, but there are more values"),
+    ],
+)
+def test_malformed_text_is_refused_with_its_place(lines, message):
+    with pytest.raises(InterferenceError, match=message):
+        parse_interference(lines)
+
+
+def test_other_columns_blank_lines_and_any_column_order_are_fine():
+    lines = ["gpu," + ",".join(reversed(HEADER.split(","))), "v100,0.5,0.6,1,2,b,a", "", "v100,1,1,1,2,c,a"]
+    assert parse_interference(lines).speeds("a", "b") == (0.6, 0.5)

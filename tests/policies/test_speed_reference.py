@@ -1,0 +1,170 @@
+"""The public simulator's formula, against a plain form of it and figures worked out by hand."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_builders import one_group, shape, shapes
+
+from muri.policies.options import OptionsError
+from muri.policies.speed.errors import SpeedModelError
+from muri.policies.speed.figures import CHUNK
+from muri.policies.speed.reference import MULTIPLIERS_NO_BLOSSOM, Reference
+from muri.profiler.records import ProfileError
+
+PLAIN = Reference(multipliers=(1.0, 1.0, 1.0), capped=False)
+members_strategy = st.lists(shapes(shortest=0.001), min_size=2, max_size=4)
+
+
+def evaluate(members, model=PLAIN):
+    return model.evaluate(members, one_group(len(members)))
+
+
+def pipeline_period(order):
+    """T of one permutation of (load, gpu, network) triples, one number at a time."""
+    finish = {0: 0.0}
+    seat = dict(enumerate(order))
+    for i in range(8):
+        options = [0.0]
+        if (job := seat.get((i + 1) % 4)) is not None:
+            options.append(finish[i] + job[2])
+        if (job := seat.get((i + 2) % 4)) is not None:
+            options.append(finish[i] + job[1])
+        if i > 0 and (job := seat.get((i + 3) % 4)) is not None:
+            options.append(finish[i - 1] + job[0])
+        finish[i + 1] = max(options)
+        if i >= 4:
+            now, before = finish[i + 1] - finish[i - 3], finish[i] - finish[i - 4]
+            if abs(now - before) <= 1e-3 * max(abs(now), abs(before)):
+                if now > 0:
+                    return now
+                break
+    for i in range(max(finish), 8):
+        job = [seat.get((i + ahead) % 4) for ahead in (1, 2, 3)]
+        ends = [finish[i] + job[0][2] if job[0] else 0, finish[i] + job[1][1] if job[1] else 0]
+        finish[i + 1] = max(*ends, finish[i - 1] + job[2][0] if job[2] else 0)
+    return finish[8] - finish[4]
+
+
+def all_periods(members):
+    triples = [(m.stage_s[0] + m.stage_s[1], m.stage_s[2], m.stage_s[3]) for m in members]
+    periods = [pipeline_period(order) for order in permutations(triples)]
+    if len(triples) == 2:
+        (load_a, gpu_a, net_a), (load_b, gpu_b, net_b) = triples
+        periods.append(max(load_a, gpu_b + net_b) + max(load_b, gpu_a + net_a))
+    return periods
+
+
+@given(members_strategy)
+def test_the_period_is_the_best_or_worst_of_all_permutations(members):
+    periods = all_periods(members)
+    assert evaluate(members).period_s[0] == pytest.approx(min(periods), rel=1e-12)
+    worst = Reference("worst", (1.0, 1.0, 1.0), capped=False)
+    assert evaluate(members, worst).period_s[0] == pytest.approx(max(periods), rel=1e-12)
+
+
+@given(members_strategy)
+def test_the_multiplier_is_the_paper_s_simulator_s(members):
+    plain, full = evaluate(members), evaluate(members, Reference())
+    factor = {2: 1.310, 3: 1.478, 4: 1.350}[len(members)]
+    assert full.period_s[0] / plain.period_s[0] == pytest.approx(factor, abs=5e-4)
+    no_blossom = evaluate(members, Reference(multipliers=MULTIPLIERS_NO_BLOSSOM))
+    if len(members) == 4:
+        assert no_blossom.period_s[0] / plain.period_s[0] == pytest.approx(1.281, abs=5e-4)
+    else:
+        assert no_blossom.period_s[0] == full.period_s[0]
+
+
+@given(members_strategy)
+def test_efficiency_and_speeds_follow_from_the_period(members):
+    for model in (Reference(), Reference("worst")):
+        found = evaluate(members, model)
+        busy_s = sum(sum(member.stage_s) for member in members)
+        assert found.efficiency[0] == pytest.approx(busy_s / (4 * found.period_s[0]))
+        assert 0 < found.efficiency[0] <= 1
+        assert ((found.speed > 0) & (found.speed <= 1)).all()
+        expected = [min(1.0, member.iteration_s / found.period_s[0]) for member in members]
+        assert found.speed[0] == pytest.approx(expected)
+
+
+@given(members_strategy, st.randoms(use_true_random=False))
+def test_the_order_of_members_does_not_matter(members, random):
+    shuffled = list(range(len(members)))
+    random.shuffle(shuffled)
+    other = Reference().evaluate(members, np.array([shuffled]))
+    assert other.period_s == pytest.approx(evaluate(members, Reference()).period_s, rel=1e-12)
+
+
+def test_two_identical_loads_overlap_which_no_storage_could_do():
+    # DQN on one GPU: 446 ms of load and preprocessing, 8 ms of GPU, 490 ms an iteration, to which the
+    # simulator adds 1.5 %. The loads overlap, so a period is 446 + 8 + 8 ms.
+    dqn = shape(0.2, 0.246, 0.008, 0, iteration_s=0.490 * 1.015)
+    found = evaluate([dqn, dqn])
+    assert found.period_s[0] == pytest.approx(0.462)
+    assert found.speed.sum() == pytest.approx(2.15, abs=0.005)
+    assert evaluate([dqn, dqn], Reference()).speed.sum() == pytest.approx(1.64, abs=0.005)
+
+
+def test_a_pair_may_run_half_a_turn_apart():
+    # Loads of 4 against GPU and network of 2 + 2 each way: 8 s. As neighbours one load starts late: longer.
+    members = [shape(4, 0, 2, 2), shape(4, 0, 2, 2)]
+    periods = all_periods(members)
+    assert periods[-1] == 8
+    assert evaluate(members).period_s[0] == min(periods)
+
+
+def test_speeds_above_one_are_only_told_when_asked_for():
+    # An iteration of 10 s of which the stages are 2 s: the simulator lets a pair run ahead of itself.
+    members = [shape(0.5, 0.5, 1, 0, iteration_s=10)] * 2
+    assert evaluate(members, Reference()).speed.tolist() == [[1.0, 1.0]]
+    assert (evaluate(members, Reference(capped=False)).speed > 1).all()
+
+
+def test_a_single_job_takes_its_own_iteration():
+    found = evaluate([shape(1, 1, 1, 1, iteration_s=5)], Reference())
+    assert (found.speed[0, 0], found.period_s[0], found.efficiency[0]) == (1.0, 5.0, pytest.approx(4 / 20))
+
+
+def test_members_that_use_nothing_do_not_divide_by_zero():
+    found = evaluate([shape(0, 0, 0, 0, iteration_s=3)] * 2, Reference())
+    assert found.speed.tolist() == [[1.0, 1.0]]
+    assert found.efficiency[0] == 0
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_many_groups_are_evaluated_as_single_ones(size):
+    distinct = [shape(*row) for row in np.random.default_rng(9).random((20, 4)).tolist()]
+    rows = np.random.default_rng(8).integers(0, 20, (CHUNK + 3, size))
+    many = Reference().evaluate(distinct, rows)
+    for row in (0, CHUNK - 1, CHUNK, CHUNK + 2):
+        single = evaluate([distinct[index] for index in rows[row]], Reference())
+        assert many.period_s[row] == single.period_s[0]
+        np.testing.assert_array_equal(many.speed[row], single.speed[0])
+
+
+@given(st.lists(shapes(shortest=0.001), min_size=1, max_size=4))
+def test_the_order_is_that_of_the_extreme_period(members):
+    triples = [(m.stage_s[0] + m.stage_s[1], m.stage_s[2], m.stage_s[3]) for m in members]
+    for model, extreme in ((Reference(), min), (Reference("worst"), max)):
+        order = model.order(members)
+        assert sorted(order) == list(range(len(members)))
+        period = pipeline_period([triples[index] for index in order])
+        assert period == pytest.approx(extreme(pipeline_period(way) for way in permutations(triples)))
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(OptionsError, match="ordering is 'none'; valid are: best, worst"):
+        Reference("none")
+    for multipliers in ((1.0, 1.0), (1.0, 0.0, 1.0), (1.0, float("nan"), 1.0)):
+        with pytest.raises(SpeedModelError, match="three finite numbers above 0"):
+            Reference(multipliers=multipliers)
+    with pytest.raises(SpeedModelError, match="3 stages; the reference model needs 4: load, preprocess"):
+        evaluate([shape(1, 1, 1)] * 2)
+    with pytest.raises(SpeedModelError, match="5 members; it must have 1 to 4"):
+        evaluate([shape(1, 1, 1, 1)] * 5)
+    with pytest.raises(SpeedModelError, match="5 members; it must have 1 to 4"):
+        PLAIN.order([shape(1, 1, 1, 1)] * 5)
+    with pytest.raises(ProfileError, match="time of stage 2 is -1"):
+        evaluate([shape(1, 1, -1, 1)] * 2)

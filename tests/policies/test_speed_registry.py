@@ -1,0 +1,70 @@
+"""Speed models by name, and what holds for all of them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from speed_builders import one_group, shape, shapes
+
+from muri.errors import MuriError
+from muri.policies.options import SPEED_MODELS, OptionsError
+from muri.policies.speed.errors import SpeedModelError, UnknownSpeedModelError
+from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.registry import speed_model
+
+TABLE = InterferenceTable((PairSpeed("a", "b", 0.9, 0.4), PairSpeed("a", "a", 0.5, 0.5)))
+
+
+@pytest.mark.parametrize("name", SPEED_MODELS)
+@pytest.mark.parametrize("ordering", ["best", "worst"])
+@given(members=st.lists(shapes(), min_size=1, max_size=4))
+def test_every_model_keeps_the_contract(name, ordering, members):
+    model = speed_model(name, ordering=ordering, table=TABLE)
+    assert model.name == name
+    found = model.evaluate(members, one_group(len(members)))
+    assert found.speed.shape == (1, len(members))
+    assert ((found.speed > 0) & (found.speed <= 1)).all()
+    assert 0 <= found.efficiency[0] <= 1
+    assert np.isnan(found.period_s[0]) or found.period_s[0] > 0
+    assert sorted(model.order(members)) == list(range(len(members)))
+    if len(members) == 1:
+        assert found.speed.tolist() == [[1.0]]
+
+
+@pytest.mark.parametrize("name", SPEED_MODELS)
+def test_equal_arguments_make_equal_models(name):
+    assert speed_model(name, table=TABLE) == speed_model(name, table=TABLE)
+
+
+@pytest.mark.parametrize("name", ["lockstep", "reference"])
+def test_the_worst_ordering_is_slower(name):
+    members = [shape(3, 1, 1, 1), shape(1, 3, 1, 1), shape(1, 1, 3, 1)]
+    best, worst = (speed_model(name, ordering=ordering) for ordering in ("best", "worst"))
+    assert worst.evaluate(members, one_group(3)).period_s[0] > best.evaluate(members, one_group(3)).period_s[0]
+
+
+def test_measured_falls_back_to_lockstep_of_the_same_ordering():
+    members = [shape(3, 1, 1, 1), shape(1, 3, 1, 1)]
+    found = speed_model("measured", ordering="worst", table=TABLE).evaluate(members, one_group(2))
+    expected = speed_model("lockstep", ordering="worst").evaluate(members, one_group(2))
+    np.testing.assert_array_equal(found.speed, expected.speed)
+
+
+def test_an_unknown_name_is_refused_with_the_valid_ones():
+    with pytest.raises(
+        UnknownSpeedModelError, match="'fast'; valid are: lockstep, fair, measured, reference"
+    ) as caught:
+        speed_model("fast")
+    assert isinstance(caught.value, OptionsError)
+    assert isinstance(caught.value, MuriError)
+
+
+def test_measured_needs_a_table():
+    with pytest.raises(SpeedModelError, match="needs a table of measured pairs"):
+        speed_model("measured")
+
+
+@pytest.mark.parametrize("name", ["lockstep", "reference", "measured"])
+def test_an_unknown_ordering_is_refused(name):
+    with pytest.raises(OptionsError, match="ordering is 'random'; valid are: best, worst"):
+        speed_model(name, ordering="random", table=TABLE)
