@@ -5,6 +5,10 @@ as the slowest of its stages. k slots are a period, in which every member comple
 """
 
 from collections.abc import Sequence
+from typing import Final
+
+_TIE: Final = 1e-12
+"""Relative difference below which two periods count as equal, so that rounding decides nothing."""
 
 
 def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None = None) -> float:
@@ -38,3 +42,17 @@ def interleaving_efficiency(stage_s: Sequence[Sequence[float]], period: float) -
     resources = len(stage_s[0])
     busy_s = [sum(member[resource] for member in stage_s) for resource in range(resources)]
     return 1.0 - sum((period - busy) / period for busy in busy_s) / resources
+
+
+def first_extreme(periods: Sequence[float], *, worst: bool) -> int:
+    """Index of the first of the shortest periods, or of the longest.
+
+    Args:
+        periods: Seconds; those that differ by rounding alone count as equal.
+        worst: Whether to look for the longest.
+    """
+    if worst:
+        limit = max(periods) * (1 - _TIE)
+        return next(index for index, period in enumerate(periods) if period >= limit)
+    limit = min(periods) * (1 + _TIE)
+    return next(index for index, period in enumerate(periods) if period <= limit)

@@ -109,6 +109,11 @@ def checked_groups(groups: Indices, shape_count: int, max_members: int) -> Indic
     return array.astype(np.intp, copy=False)
 
 
+def one_group(members: int) -> Indices:
+    """A single group of the first shapes."""
+    return np.arange(members, dtype=np.intp)[None]
+
+
 def chunks(count: int) -> Iterator[slice]:
     """Slices that cover `count` groups, each of at most CHUNK."""
     for start in range(0, count, CHUNK):

@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from muri.policies.options import ORDERINGS, OptionsError
-from muri.policies.speed.efficiency import interleaving_efficiency, period_s
-from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows
+from muri.policies.speed.efficiency import first_extreme, interleaving_efficiency, period_s
+from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows, one_group
 from muri.policies.speed.merging import Interleaving, MergeTable, all_periods, interleave, merge_table, orderings
 from muri.policies.speed.model import Evaluation, Floats, Indices, Shape, shape_of
 
@@ -31,9 +31,6 @@ __all__ = [
 
 MAX_RESOURCES: Final = 6
 """Every ordering is tried, and there are (k − 1)! of k members: 120 for six."""
-
-_TIE: Final = 1e-12
-"""Relative difference below which two periods count as equal, so that rounding decides nothing."""
 
 Positions = tuple[int, ...]
 """Position of each member in the rotation of k slots."""
@@ -111,9 +108,7 @@ class Lockstep:
             ProfileError: A shape has an impossible time.
             SpeedModelError: There are no members, or more than resources.
         """
-        figures = figures_of(members, max_resources=MAX_RESOURCES)
-        checked_groups(np.arange(len(members))[None], len(members), figures.resource_count)
-        return _positions(tuple(member.stage_s for member in members), self.gaps, self.ordering == "worst")
+        return _positions(tuple(members), self.gaps, self.ordering == "worst")
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
         """Indices of the members by their position in the rotation, as `positions`, without the gaps."""
@@ -201,12 +196,10 @@ def _pace(figures: Figures, index: Indices, chosen: Floats, out: tuple[Floats, F
 
 
 @lru_cache(maxsize=4096)
-def _positions(stage_s: tuple[tuple[float, ...], ...], gaps: bool, worst: bool) -> Positions:
-    """The first placement whose period is the extreme one, up to rounding."""
-    ways = placements(len(stage_s), len(stage_s[0]), gaps=gaps)
-    periods = [period_s(stage_s, positions) for positions in ways]
-    if worst:
-        limit = max(periods) * (1 - _TIE)
-        return next(way for way, period in zip(ways, periods, strict=True) if period >= limit)
-    limit = min(periods) * (1 + _TIE)
-    return next(way for way, period in zip(ways, periods, strict=True) if period <= limit)
+def _positions(members: tuple[Shape, ...], gaps: bool, worst: bool) -> Positions:
+    """The first placement whose period is the extreme one; a plan asks for the same few groups many times."""
+    figures = figures_of(members, max_resources=MAX_RESOURCES)
+    checked_groups(one_group(len(members)), len(members), figures.resource_count)
+    ways = placements(len(members), figures.resource_count, gaps=gaps)
+    stage_s = [member.stage_s for member in members]
+    return ways[first_extreme([period_s(stage_s, positions) for positions in ways], worst=worst)]

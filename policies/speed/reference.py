@@ -6,14 +6,16 @@ factors that the paper does not mention, so it is no model to plan a real cluste
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise, permutations
 from typing import Final
 
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE, ORDERINGS, OptionsError
+from muri.policies.speed.efficiency import first_extreme
 from muri.policies.speed.errors import SpeedModelError
-from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows
+from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows, one_group
 from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
 from muri.profiler.records import STAGES
 
@@ -29,7 +31,6 @@ MULTIPLIERS_NO_BLOSSOM: Final = (*MULTIPLIERS[:2], 1.3 / ALONE_OVERHEAD)
 _SLOTS: Final = 4
 _STEPS: Final = 2 * _SLOTS
 _CONVERGED: Final = 1e-3
-_TIE: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,7 @@ class Reference:
             ProfileError: A shape has an impossible time.
             SpeedModelError: There are no members, more than four, or other than four stages.
         """
-        figures = _figures(members)
-        checked_groups(np.arange(len(members))[None], len(members), MAX_GROUP_SIZE)
-        resource_s = _three_resources(figures)
-        ways = list(permutations(range(len(members))))
-        periods = [float(_pipeline([resource_s[:, [index]] for index in way])[0]) for way in ways]
-        if self.ordering == "worst":
-            return next(way for way, period in zip(ways, periods, strict=True) if period >= max(periods) * (1 - _TIE))
-        return next(way for way, period in zip(ways, periods, strict=True) if period <= min(periods) * (1 + _TIE))
+        return _order(tuple(members), self.ordering == "worst")
 
     def _periods(self, members: Sequence[Floats]) -> Floats:
         """Best or worst T of each group over all permutations and, for two jobs, half a turn apart."""
@@ -125,6 +119,16 @@ class Reference:
         if len(members) == 2:
             pick(chosen, _half_a_turn_apart(*members), out=chosen)
         return chosen
+
+
+@lru_cache(maxsize=4096)
+def _order(members: tuple[Shape, ...], worst: bool) -> tuple[int, ...]:
+    """The first permutation with the extreme period; a plan asks for the same few groups many times."""
+    resource_s = _three_resources(_figures(members))
+    checked_groups(one_group(len(members)), len(members), MAX_GROUP_SIZE)
+    ways = list(permutations(range(len(members))))
+    periods = _pipeline([resource_s[:, list(at_position)] for at_position in zip(*ways, strict=True)])
+    return ways[first_extreme(periods.tolist(), worst=worst)]
 
 
 def _figures(shapes: Sequence[Shape]) -> Figures:
