@@ -1,10 +1,61 @@
-"""Where GPUs are free: best fit on one node, never more than a node has."""
+"""Where GPUs are free: fewest nodes, best fit, GPUs that are close; never more than a node has.
+
+Nodes that placement cannot tell apart but by name (same partitions, size and memory) share a shelf, and
+a shelf sorts them by their number of free GPUs. So taking GPUs looks at a few numbers, however
+many nodes there are.
+"""
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from typing import NamedTuple
 
-from muri.policies.grouping.algorithm1 import Unit
-from muri.policies.types import FreeNode
+from muri.policies.islands import NodeGpus
+from muri.policies.types import FreeNode, NodeShare
+
+Shares = tuple[NodeShare, ...]
+
+
+class _Kind(NamedTuple):
+    """What the nodes of one shelf have in common."""
+
+    partitions: frozenset[str]
+    gpu_mem_gib: float
+    gpu_count: int
+
+    def has_memory(self, gpu_mem_gib: float) -> bool:
+        return self.gpu_mem_gib == 0 or self.gpu_mem_gib >= gpu_mem_gib
+
+
+class _Shelf:
+    """Nodes of one kind by number of free GPUs: heaps of indices, in which outdated entries are skipped."""
+
+    __slots__ = ("by_free", "kind", "total")
+
+    def __init__(self, kind: _Kind) -> None:
+        self.kind = kind
+        self.by_free: dict[int, list[int]] = {}
+        self.total = 0
+
+    def copy(self) -> "_Shelf":
+        twin = _Shelf(self.kind)
+        twin.by_free = {free: list(heap) for free, heap in self.by_free.items()}
+        twin.total = self.total
+        return twin
+
+    def first(self, free: int, now_free: Sequence[int]) -> int | None:
+        """The first node by name with this many free GPUs."""
+        heap = self.by_free.get(free)
+        while heap:
+            if now_free[heap[0]] == free:
+                return heap[0]
+            heappop(heap)
+        if heap is not None:
+            del self.by_free[free]
+        return None
+
+    def counts(self, now_free: Sequence[int]) -> list[int]:
+        """The numbers of free GPUs that its nodes have, ascending; 0 is left out."""
+        return [free for free in sorted(self.by_free) if free and self.first(free, now_free) is not None]
 
 
 class FreeGpus:
@@ -12,140 +63,202 @@ class FreeGpus:
 
     Args:
         nodes: The nodes; they are not changed.
+        whole_nodes: Whether jobs larger than any node get several idle ones.
     """
 
-    def __init__(self, nodes: Iterable[FreeNode]) -> None:
-        self._nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
-        self._free = {name: node.free_gpus for name, node in self._nodes.items()}
-        self._by_partition: dict[str, list[str]] = {}
-        for node in self._nodes.values():
-            for partition in sorted(set(node.partitions)):
-                self._by_partition.setdefault(partition, []).append(node.name)
+    def __init__(self, nodes: Iterable[FreeNode], *, whole_nodes: bool = False) -> None:
+        self._nodes = sorted(nodes, key=lambda node: node.name)
+        self._index = {node.name: index for index, node in enumerate(self._nodes)}
+        self._free = [node.free_gpus for node in self._nodes]
+        self._gpus: list[NodeGpus] | None = [NodeGpus(node) for node in self._nodes]
+        self._whole_nodes = whole_nodes
+        self._shelves: list[_Shelf] = []
+        self._shelf_of: list[int] = []
+        self._fill_shelves()
+        self._of_partition: dict[str, list[int]] = {}
+        for number, shelf in enumerate(self._shelves):
+            for partition in shelf.kind.partitions:
+                self._of_partition.setdefault(partition, []).append(number)
+
+    def _fill_shelves(self) -> None:
+        numbers: dict[_Kind, int] = {}
+        for index, node in enumerate(self._nodes):
+            kind = _Kind(frozenset(node.partitions), node.gpu_mem_gib, node.gpu_count)
+            number = numbers.setdefault(kind, len(numbers))
+            if number == len(self._shelves):
+                self._shelves.append(_Shelf(kind))
+            shelf = self._shelves[number]
+            shelf.by_free.setdefault(node.free_gpus, []).append(index)
+            shelf.total += node.free_gpus
+            self._shelf_of.append(number)
 
     def copy(self) -> "FreeGpus":
-        """An independent copy, to try something out."""
+        """An independent copy that only counts, to try something out: it names no single GPUs."""
         twin = FreeGpus.__new__(FreeGpus)
-        twin._nodes, twin._by_partition = self._nodes, self._by_partition
-        twin._free = dict(self._free)
+        twin._nodes, twin._index, twin._shelf_of = self._nodes, self._index, self._shelf_of
+        twin._of_partition, twin._whole_nodes = self._of_partition, self._whole_nodes
+        twin._free = list(self._free)
+        twin._gpus = None
+        twin._shelves = [shelf.copy() for shelf in self._shelves]
         return twin
 
-    def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0) -> str | None:
-        """Take GPUs of one node: the one that is left with the fewest.
+    def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0) -> Shares | None:
+        """Take GPUs of the node that is left with the fewest.
 
         On a tie it is the one with less memory, so that groups find the larger; then the first by name.
+        A job larger than any node gets whole nodes where those are given out.
 
         Args:
-            partition: The node must belong to it.
+            partition: The nodes must belong to it.
             gpu_count: How many GPUs.
             gpu_mem_gib: Memory that one GPU must have; nodes of unknown memory qualify.
 
         Returns:
-            The node's name, or None when no node has as many.
+            What was taken, or None when there is no such place.
         """
-        names = (
-            name
-            for name in self._by_partition.get(partition, ())
-            if self._free[name] >= gpu_count and self._has_memory(name, gpu_mem_gib)
+        if self._whole_nodes:
+            largest = self.largest_node(partition)
+            if largest is not None and gpu_count > largest:
+                return self._take_whole_nodes(partition, gpu_count, gpu_mem_gib)
+        best = self._best_fit(partition, gpu_count, gpu_mem_gib)
+        return None if best is None else (self._take_from(best, gpu_count),)
+
+    def take_exactly(self, shares: Shares) -> None:
+        """Take these GPUs, which must be free."""
+        for share in shares:
+            index = self._index[share.node]
+            self._move(index, -share.gpu_count)
+            if self._gpus is not None:
+                self._gpus[index].take_exactly(share.gpu_ids)
+
+    def give_back(self, shares: Shares) -> None:
+        """Free what somebody holds."""
+        for share in shares:
+            index = self._index[share.node]
+            self._move(index, share.gpu_count)
+            if self._gpus is not None:
+                self._gpus[index].give_back(share.gpu_ids)
+
+    def are_free(self, shares: Shares) -> bool:
+        """Whether just these GPUs can be taken."""
+        return all(
+            self._free[index] >= share.gpu_count and (self._gpus is None or self._gpus[index].has(share.gpu_ids))
+            for index, share in ((self._index[share.node], share) for share in shares)
         )
-        best = min(names, key=lambda name: (self._free[name], self._nodes[name].gpu_mem_gib), default=None)
-        if best is not None:
-            self._free[best] -= gpu_count
-        return best
 
     def take_spanning(self, partition: str, gpu_count: int) -> bool:
-        """Take GPUs of several nodes, the emptiest first, or none when there are too few in all."""
+        """Count off GPUs of several nodes, the emptiest first, or none when there are too few in all."""
         if self.total(partition) < gpu_count:
             return False
-        names = self._by_partition.get(partition, ())
-        for name in sorted(names, key=lambda name: (-self._free[name], name)):
-            taken = min(gpu_count, self._free[name])
-            self._free[name] -= taken
+        indices = [index for index, node in enumerate(self._nodes) if partition in node.partitions]
+        for index in sorted(indices, key=lambda index: (-self._free[index], index)):
+            taken = min(gpu_count, self._free[index])
+            if taken:
+                self._take_from(index, taken)
             gpu_count -= taken
         return True
 
+    def on_node(self, node: str) -> int:
+        """Free GPUs of one node."""
+        return self._free[self._index[node]]
+
+    def suits(self, node: str, partition: str, gpu_mem_gib: float) -> bool:
+        """Whether a node is of this partition and has the memory, however many of its GPUs are free."""
+        kind = self._shelves[self._shelf_of[self._index[node]]].kind
+        return partition in kind.partitions and kind.has_memory(gpu_mem_gib)
+
     def has_nodes(self, partition: str) -> bool:
         """Whether any node of the partition can be used, free or not."""
-        return bool(self._by_partition.get(partition))
+        return partition in self._of_partition
 
     def total(self, partition: str) -> int:
         """Free GPUs of a partition."""
-        return sum(self._free[name] for name in self._by_partition.get(partition, ()))
-
-    def total_of_all(self) -> int:
-        """Free GPUs of all nodes."""
-        return sum(self._free.values())
+        return sum(shelf.total for shelf in self._of(partition))
 
     def most_on_one_node(self, partition: str) -> int:
         """The most GPUs that are free on one node of a partition."""
-        return max((self._free[name] for name in self._by_partition.get(partition, ())), default=0)
+        return max((max(shelf.counts(self._free), default=0) for shelf in self._of(partition)), default=0)
+
+    def idle_gpus(self, partition: str) -> int:
+        """GPUs of a partition's idle nodes."""
+        return sum(
+            shelf.kind.gpu_count * sum(self._free[index] == shelf.kind.gpu_count for index in set(heap))
+            for shelf in self._of(partition)
+            for heap in [shelf.by_free.get(shelf.kind.gpu_count, [])]
+        )
 
     def largest_node(self, partition: str) -> int | None:
         """GPUs of the partition's largest node, free or not; None while one of them is unknown."""
-        counts = [self._nodes[name].gpu_count for name in self._by_partition.get(partition, ())]
+        counts = [shelf.kind.gpu_count for shelf in self._of(partition)]
         return max(counts) if counts and all(counts) else None
 
     def largest_memory_gib(self, partition: str, gpu_count: int) -> float:
-        """Most memory per GPU among the nodes with enough free GPUs; infinite where one is unknown."""
+        """Most memory per GPU among the nodes with enough free GPUs; infinite where one is unknown.
+
+        Of jobs larger than a node, every node counts.
+        """
+        largest = self.largest_node(partition)
+        needed = 1 if largest is not None and gpu_count > largest else gpu_count
         return max(
             (
-                self._nodes[name].gpu_mem_gib or float("inf")
-                for name in self._by_partition.get(partition, ())
-                if self._free[name] >= gpu_count
+                shelf.kind.gpu_mem_gib or float("inf")
+                for shelf in self._of(partition)
+                if max(shelf.counts(self._free), default=0) >= needed
             ),
             default=float("inf"),
         )
 
-    def _has_memory(self, name: str, gpu_mem_gib: float) -> bool:
-        capacity_gib = self._nodes[name].gpu_mem_gib
-        return capacity_gib == 0 or capacity_gib >= gpu_mem_gib
+    def _of(self, partition: str) -> list[_Shelf]:
+        return [self._shelves[number] for number in self._of_partition.get(partition, ())]
 
+    def _best_fit(self, partition: str, gpu_count: int, gpu_mem_gib: float) -> int | None:
+        best: tuple[int, float, int] | None = None
+        for number in self._of_partition.get(partition, ()):
+            shelf = self._shelves[number]
+            if not shelf.kind.has_memory(gpu_mem_gib):
+                continue
+            for free in sorted(shelf.by_free):
+                if free >= gpu_count:
+                    index = shelf.first(free, self._free)
+                    if index is not None:
+                        found = (free, shelf.kind.gpu_mem_gib, index)
+                        best = found if best is None or found < best else best
+                        break
+        return None if best is None else best[2]
 
-class Placement(NamedTuple):
-    """A unit and the node whose GPUs it gets."""
+    def _take_whole_nodes(self, partition: str, gpu_count: int, gpu_mem_gib: float) -> Shares | None:
+        """The fewest idle nodes: the largest first, for the rest the smallest that is large enough."""
+        shelves = [shelf for shelf in self._of(partition) if shelf.kind.has_memory(gpu_mem_gib)]
+        chosen: list[tuple[int, int]] = []
+        left = gpu_count
+        while left:
+            idle = [
+                (shelf.kind.gpu_count, shelf.kind.gpu_mem_gib, index)
+                for shelf in shelves
+                if shelf.kind.gpu_count and (index := shelf.first(shelf.kind.gpu_count, self._free)) is not None
+            ]
+            if not idle:
+                for index, taken in chosen:
+                    self._move(index, taken)
+                return None
+            enough = [node for node in idle if node[0] >= left]
+            count, _, index = min(enough) if enough else min(idle, key=lambda node: (-node[0], *node[1:]))
+            chosen.append((index, min(left, count)))
+            self._move(index, -min(left, count))
+            left -= min(left, count)
+        return tuple(self._share(index, taken) for index, taken in chosen)
 
-    unit: Unit
-    node: str
+    def _take_from(self, index: int, gpu_count: int) -> NodeShare:
+        self._move(index, -gpu_count)
+        return self._share(index, gpu_count)
 
+    def _share(self, index: int, gpu_count: int) -> NodeShare:
+        gpu_ids = () if self._gpus is None else self._gpus[index].take(gpu_count)
+        return NodeShare(self._nodes[index].name, gpu_count, gpu_ids)
 
-class Placed(NamedTuple):
-    """The units that got GPUs, in the order in which they did, and what is left."""
-
-    placements: tuple[Placement, ...]
-    free: FreeGpus
-
-
-def place(units: Iterable[Unit], free: FreeGpus) -> Placed:
-    """Give GPUs to units: priority decides who gets any, GPU count who chooses first.
-
-    Placing the large ones first leaves the fewest fragments. Where that order happens to seat
-    fewer, the order of priority is kept.
-
-    Args:
-        units: Units, in any order.
-        free: Free GPUs; they are not changed.
-    """
-    by_rank = _place_in_order(sorted(units, key=lambda unit: unit.rank), free)
-    admitted = [placement.unit for placement in by_rank.placements]
-    by_size = _place_in_order(_descending(admitted), free)
-    return by_size if len(by_size.placements) == len(admitted) else by_rank
-
-
-def fits(units: Sequence[Unit], free: FreeGpus) -> bool:
-    """Whether all units can get GPUs at once."""
-    if sum(unit.head.gpu_count for unit in units) > free.total_of_all():
-        return False
-    return len(_place_in_order(_descending(units), free).placements) == len(units)
-
-
-def _descending(units: Iterable[Unit]) -> list[Unit]:
-    return sorted(units, key=lambda unit: (-unit.head.gpu_count, unit.rank))
-
-
-def _place_in_order(units: Iterable[Unit], free: FreeGpus) -> Placed:
-    left = free.copy()
-    placements = []
-    for unit in units:
-        node = left.take(unit.head.partition, unit.head.gpu_count, unit.gpu_mem_gib)
-        if node is not None:
-            placements.append(Placement(unit, node))
-    return Placed(tuple(placements), left)
+    def _move(self, index: int, change: int) -> None:
+        """Put a node where it belongs now; its old entry is outdated and skipped."""
+        shelf = self._shelves[self._shelf_of[index]]
+        self._free[index] += change
+        shelf.total += change
+        heappush(shelf.by_free.setdefault(self._free[index], []), index)

@@ -1,25 +1,35 @@
 """The cycle that all queue policies share: rank, select, group, place, explain."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from muri.policies import reasons
-from muri.policies.grouping.algorithm1 import Bucket, GroupingRules, bucket_of, can_share, form_groups
+from muri.policies.bucket import Bucket
+from muri.policies.decisions import Clerk, Decisions
+from muri.policies.forecast import Forecasts, Members
+from muri.policies.keeping import Grouper, Grouping, Task
 from muri.policies.options import PolicyOptions
-from muri.policies.placement import FreeGpus, Placement, fits, place
-from muri.policies.priority import Candidate, PriorityKey, rank_jobs
-from muri.policies.selection import pools, select
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Solo, Waiting
+from muri.policies.placement import FreeGpus, Shares
+from muri.policies.placing import Placement, place
+from muri.policies.priority import PriorityKey
+from muri.policies.queue import Contender, Queue, line_up, waited_s
+from muri.policies.reason import Reason
+from muri.policies.selection import Selection, pools, select
+from muri.policies.speed.registry import speed_model
+from muri.policies.types import Certificate, Plan, PlanRequest, Solo, Waiting
+from muri.policies.units import unit_of
 from muri.policies.validation import check_request
 
 
 def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
-    """Decide on every job of a request.
+    """Decide on every job of a request, waiting or running.
+
+    Nobody waits for ever: a job that would still wait longer than `max_wait_s` is given to Slurm's own queue;
+    where there is none behind the plan (`larger_than_a_node` is not "slurm"), it goes ahead of all others.
 
     Args:
-        request: Jobs, nodes and time.
+        request: Jobs, nodes, what runs, and time.
         policy: Name to put on the plan.
         key: Order of priority.
         options: Grouping options; a group is as large as both they and the request allow, and
@@ -29,145 +39,204 @@ def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: Pol
         RequestError: The request contradicts itself.
     """
     check_request(request)
-    size = min(options.max_group_size, request.max_group_size)
-    ranked = rank_jobs(request.jobs, key)
-    plans = [_PoolPlanner(pool, request, replace(options, max_group_size=size)).plan(ranked) for pool in pools(request)]
-    rank = {candidate.job.job_id: candidate.rank for candidate in ranked}
+    options = replace(options, max_group_size=min(options.max_group_size, request.max_group_size))
+    queue = line_up(request, key, options)
+    model = speed_model(options.speed_model, ordering=options.ordering)
+    grouper = Grouper(options, model, queue.shapes, request.interval_s)
+    planners = [_PoolPlanner(pool, request, options, grouper.forecasts, queue) for pool in pools(request)]
+    _deal(queue, planners)
+    tasks = [planner.tasks() for planner in planners]
+    answers = iter(grouper.group([task for of_pool in tasks for task in of_pool]))
+    groupings = [[next(answers) for _ in of_pool] for of_pool in tasks]
+    decisions = [planner.decide(answer) for planner, answer in zip(planners, groupings, strict=True)]
+    certificate = Certificate.total(grouping.certificate for of_pool in groupings for grouping in of_pool)
+    return _plan(policy, queue, decisions, certificate)
+
+
+def _deal(queue: Queue, planners: Iterable["_PoolPlanner"]) -> None:
+    """Give every job to the planner of its pool."""
+    of_partition = {partition: planner for planner in planners for partition in planner.pool}
+    for contender in queue.contenders:
+        of_partition[contender.bucket.partition].contenders.append(contender)
+    for members in queue.fixed:
+        of_partition[members[0].bucket.partition].fixed.append(members)
+
+
+def _plan(policy: str, queue: Queue, decisions: Sequence[Decisions], certificate: Certificate) -> Plan:
+    rank = {contender.job.job_id: contender.rank for contender in queue.contenders}
+
+    def by_rank(item: Solo | Waiting) -> int:
+        return rank.get(item.job_id, -1)
+
     return Plan(
         policy=policy,
-        groups=tuple(group for plan in plans for group in plan.groups),
-        solo=tuple(sorted((solo for plan in plans for solo in plan.solo), key=lambda item: rank[item.job_id])),
-        waiting=tuple(sorted((item for plan in plans for item in plan.waiting), key=lambda item: rank[item.job_id])),
+        groups=tuple(group for part in decisions for group in part.groups),
+        solo=tuple(sorted((item for part in decisions for item in part.solo), key=by_rank)),
+        waiting=tuple(sorted((item for part in decisions for item in part.waiting), key=by_rank)),
+        certificate=certificate,
     )
 
 
-@dataclass
-class _Decisions:
-    """What has been decided so far for one pool."""
-
-    groups: list[Group] = field(default_factory=list)
-    solo: list[Solo] = field(default_factory=list)
-    waiting: list[Waiting] = field(default_factory=list)
-
-
 class _PoolPlanner:
-    """Plans one set of partitions that shares no node with the others."""
+    """Plans one set of partitions that shares no node with the others.
 
-    def __init__(self, pool: frozenset[str], request: PlanRequest, options: PolicyOptions) -> None:
-        self._pool = pool
+    Args:
+        pool: The partitions.
+        request: The request.
+        options: Options in force.
+        forecasts: How groups get on.
+        queue: For the distinct shapes.
+    """
+
+    def __init__(
+        self, pool: frozenset[str], request: PlanRequest, options: PolicyOptions, forecasts: Forecasts, queue: Queue
+    ) -> None:
+        self.pool = pool
+        self.contenders: list[Contender] = []
+        self.fixed: list[Members] = []
         self._request = request
         self._options = options
         self._sharing = options.max_group_size > 1
-        self._free = FreeGpus(node for node in request.nodes if not pool.isdisjoint(node.partitions))
-        self._decisions = _Decisions()
+        self._to_slurm = request.larger_than_a_node == "slurm"
+        nodes = [node for node in request.nodes if not pool.isdisjoint(node.partitions)]
+        self._free = FreeGpus(nodes, whole_nodes=not self._to_slurm)
         self._partners: Counter[Bucket] = Counter()
-        self._room_for_all = False
+        self._clerk = Clerk(forecasts, queue.shapes, self._partners, sharing=self._sharing)
+        self._held: set[int] = set()
+        self._selection = Selection((), {}, complete=True)
 
-    def plan(self, ranked: Iterable[Candidate]) -> _Decisions:
-        """Decide on the pool's jobs among the ranked ones."""
-        mine = [candidate for candidate in ranked if candidate.job.partition in self._pool]
-        held, contenders = self._set_aside(mine)
-        self._partners.update(self._bucket(item.job) for item in contenders if can_share(item.job))
-        selection = select(
-            contenders,
-            self._free,
-            group_size=self._options.max_group_size,
-            same_user=self._request.same_user,
-        )
-        units = form_groups(selection.chosen, self._rules())
-        self._room_for_all = not selection.rest and not any(unit.is_group for unit in units)
-        placed = place(units, self._free)
-        self._free = placed.free
-        for placement in placed.placements:
-            self._start(placement)
-        started = {member.rank for placement in placed.placements for member in placement.unit.members}
-        left = [candidate for candidate in contenders if candidate.rank not in started]
-        self._keep_waiting(held, self._backfill(left))
-        return self._decisions
-
-    def _set_aside(self, mine: Sequence[Candidate]) -> tuple[list[Candidate], list[Candidate]]:
-        """Release what is larger than a node; part jobs without a profile from the contenders."""
-        held, contenders = [], []
-        for candidate in mine:
-            job = candidate.job
-            largest = self._free.largest_node(job.partition)
-            if largest is not None and job.gpu_count > largest:
-                self._free.take_spanning(job.partition, job.gpu_count)
-                self._decisions.solo.append(Solo(job.job_id, reasons.larger_than_a_node(job, largest)))
-            elif self._sharing and job.groupable and job.profile is None:
-                held.append(candidate)
-            else:
-                contenders.append(candidate)
-        return held, contenders
-
-    def _rules(self) -> GroupingRules:
-        free = self._free
-        return GroupingRules(
-            options=self._options,
-            same_user=self._request.same_user,
-            memory_limit_gib=lambda bucket: free.largest_memory_gib(bucket.partition, bucket.gpu_count),
-            fits=partial(fits, free=free),
-        )
-
-    def _start(self, placement: Placement) -> None:
-        unit, node = placement
-        if not unit.is_group:
-            self._start_alone(unit.head, node)
-            return
-        interleaving = unit.interleaving(self._options)
-        job_ids = [member.job.job_id for member in unit.members]
-        self._decisions.groups.append(
-            Group(
-                members=tuple(job_ids[index] for index in interleaving.order),
-                gpus=(NodeShare(node, unit.head.gpu_count),),
-                gpu_count=unit.head.gpu_count,
-                period_s=interleaving.period_s,
-                efficiency=interleaving.efficiency,
-                speed=dict(sorted(zip(job_ids, interleaving.speed, strict=True))),
-                reasons=reasons.grouped(unit, interleaving, node),
+    def tasks(self) -> list[Task]:
+        """Select, and say which buckets are to be grouped."""
+        for members in self.fixed:
+            self._clerk.keep_fixed(members)
+        self.contenders = self._set_aside()
+        for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
+            self._free.give_back(unit.gpus)
+        eligible = [contender for contender in self.contenders if contender.rank not in self._held]
+        self._partners.update([contender.bucket for contender in eligible if contender.shape is not None])
+        self._selection = select(eligible, self._free, self._options.max_group_size)
+        return [
+            Task(
+                tuple(choice.members),
+                choice.slots,
+                self._free.largest_memory_gib(bucket.partition, bucket.gpu_count),
             )
-        )
+            for bucket, choice in sorted(self._selection.buckets.items())
+        ]
 
-    def _start_alone(self, job: PlanJob, node: str) -> None:
-        partners = self._partners[self._bucket(job)] - 1
-        why = reasons.alone(job, partners, sharing=self._sharing, room_for_all=self._room_for_all)
-        self._decisions.solo.append(Solo(job.job_id, why, (NodeShare(node, job.gpu_count),) if node else ()))
+    def decide(self, groupings: Iterable[Grouping]) -> Decisions:
+        """Place the groups and the other selected jobs; say why the rest waits."""
+        units = [unit_of((contender,)) for contender in self._selection.alone]
+        left_out: dict[int, int] = {}
+        for grouping in groupings:
+            units += grouping.units
+            considered = sum(len(unit.members) for unit in grouping.units) + len(grouping.left)
+            left_out |= {contender.rank: considered - 1 for contender in grouping.left}
+        shared = any(len(unit.members) > 1 for unit in units)
+        self._clerk.room_for_all = self._selection.room_for_all and not shared
+        started: set[int] = set()
+        for placement in place(units, self._free):
+            self._clerk.start(placement)
+            started.update([member.rank for member in placement.unit.members])
+        self._backfill(started)
+        self._keep_waiting(started, left_out)
+        return self._clerk.decisions
 
-    def _backfill(self, left: Iterable[Candidate]) -> list[Candidate]:
-        """Start alone whatever still fits, members of groups that did not fit among them."""
-        waiting = []
-        for candidate in left:
-            node = self._take_alone(candidate.job)
-            if node is None:
-                waiting.append(candidate)
-            else:
-                self._start_alone(candidate.job, node)
-        return waiting
-
-    def _take_alone(self, job: PlanJob) -> str | None:
-        node = self._free.take(job.partition, job.gpu_count)
-        if node is None and not job.groupable and self._free.largest_node(job.partition) is None:
-            # Nobody said how large the nodes are: the job may be one for several of them.
-            return "" if self._free.take_spanning(job.partition, job.gpu_count) else None
-        return node
-
-    def _keep_waiting(self, held: Iterable[Candidate], waiting: Iterable[Candidate]) -> None:
-        """Give reasons, and to Slurm whatever has waited too long."""
-        unprofiled = {candidate.rank for candidate in held}
-        ahead: Counter[str] = Counter()
-        for candidate in sorted((*held, *waiting), key=lambda item: item.rank):
-            job = candidate.job
-            waited_s = self._request.now_s - job.submit_s
-            if waited_s > self._options.max_wait_s:
-                why = reasons.aged(waited_s, self._options.max_wait_s)
-                self._decisions.solo.append(Solo(job.job_id, why))
+    def _set_aside(self) -> list[Contender]:
+        """Release to Slurm what is larger than a node; hold jobs without a profile."""
+        remaining = []
+        largest = {partition: self._free.largest_node(partition) for partition in self.pool}
+        for contender in self.contenders:
+            job = contender.job
+            limit = largest[job.partition]
+            if self._to_slurm and contender.unit is None and limit is not None and job.gpu_count > limit:
+                self._free.take_spanning(job.partition, job.gpu_count)
+                why = (reasons.larger_than_a_node(job, limit), reasons.QUEUES_IN_SLURM)
+                self._clerk.decisions.solo.append(Solo(job.job_id, why))
                 continue
-            if candidate.rank in unprofiled:
-                why = (reasons.NEEDS_PROFILE,)
+            if self._sharing and job.groupable and job.profile is None and contender.unit is None:
+                self._held.add(contender.rank)
+            remaining.append(contender)
+        return remaining
+
+    def _backfill(self, started: set[int]) -> None:
+        """Start alone whatever still fits, members of groups that did not fit among them."""
+        running = self._running_units()
+        full: set[tuple[str, int]] = set()
+        for contender in self.contenders:
+            rank, bucket = contender.rank, contender.bucket
+            if rank in started or rank in self._held:
+                continue
+            if contender.unit is not None and self._stay(running[id(contender.unit)], started):
+                continue
+            size = (bucket.partition, bucket.gpu_count)
+            gpus = None if size in full else self._take_alone(contender)
+            if gpus is None:
+                full.add(size)
             else:
-                why = reasons.waiting(job, ahead[job.partition], self._free)
-            self._decisions.waiting.append(Waiting(job.job_id, why))
+                self._clerk.start_alone(contender, gpus, notes=_why_again(contender))
+                started.add(rank)
+
+    def _running_units(self) -> dict[int, Members]:
+        units: dict[int, list[Contender]] = {}
+        for contender in self.contenders:
+            if contender.unit is not None:
+                units.setdefault(id(contender.unit), []).append(contender)
+        return {key: tuple(members) for key, members in units.items()}
+
+    def _stay(self, members: Members, started: set[int]) -> bool:
+        """Leave a running unit where it is, if nobody else was given its GPUs or its members."""
+        unit = unit_of(members)
+        groupable = len(members) == 1 or all(member.shape is not None for member in members)
+        allowed = groupable and len(members) <= self._options.max_group_size
+        taken = any(member.rank in started for member in members)
+        if taken or not allowed or not unit.stays_on or not self._free.are_free(unit.stays_on):
+            return False
+        self._free.take_exactly(unit.stays_on)
+        self._clerk.start(Placement(unit, unit.stays_on))
+        started.update([member.rank for member in members])
+        return True
+
+    def _take_alone(self, contender: Contender) -> Shares | None:
+        job = contender.job
+        gpus = self._free.take(job.partition, job.gpu_count)
+        if gpus is None and self._to_slurm and not job.groupable and self._free.largest_node(job.partition) is None:
+            # Nobody said how large the nodes are: the job may be one for several of them.
+            return () if self._free.take_spanning(job.partition, job.gpu_count) else None
+        return gpus
+
+    def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
+        """Give reasons, and to Slurm whatever has waited too long.
+
+        Args:
+            started: Ranks of the jobs that got GPUs.
+            left_out: How many others each job was considered with that no group took in, by rank.
+        """
+        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._to_slurm)
+        ahead: Counter[str] = Counter()
+        now_s, max_wait_s = self._request.now_s, self._options.max_wait_s
+        for contender in self.contenders:
+            rank, job = contender.rank, contender.job
+            if rank in started:
+                continue
+            if self._to_slurm and contender.unit is None and waited_s(job, now_s) > max_wait_s:
+                why = reasons.aged(waited_s(job, now_s), max_wait_s)
+                self._clerk.decisions.solo.append(Solo(job.job_id, (why, reasons.QUEUES_IN_SLURM)))
+                continue
+            if rank in self._held:
+                self._clerk.wait(job, reasons.NEEDS_PROFILE)
+            else:
+                sentences = [why_waiting.of(job, ahead[job.partition])]
+                if left_out.get(rank):
+                    sentences.append(reasons.no_group_worth_it(left_out[rank]))
+                if contender.unit is not None:
+                    sentences.insert(0, reasons.preempted(job))
+                self._clerk.wait(job, *sentences, preempted=contender.unit is not None)
             ahead[job.partition] += 1
 
-    def _bucket(self, job: PlanJob) -> Bucket:
-        return bucket_of(job, same_user=self._request.same_user)
+
+def _why_again(contender: Contender) -> tuple[Reason, ...]:
+    """Why a running job is started anew by itself."""
+    if contender.unit is None:
+        return ()
+    return (reasons.MOVED if len(contender.unit.members) == 1 else reasons.SPLIT_UP,)

@@ -1,103 +1,154 @@
-"""The sentences that tell people why a job was grouped, started or kept waiting."""
+"""Why a job was grouped, started, kept, stopped or kept waiting, in sentences for people.
+
+A plan gives reasons to every job of a long queue and people read a few, so nothing here formats text:
+each function picks a sentence and the figures for it.
+"""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
-from muri.policies.grouping.algorithm1 import Unit
-from muri.policies.placement import FreeGpus
-from muri.policies.speed.lockstep import Interleaving
-from muri.policies.types import PlanJob
+from muri.policies.placement import FreeGpus, Shares
+from muri.policies.reason import Reason
+from muri.policies.types import Certificate, PlanJob
 
-NEEDS_PROFILE = "waits for a profile of its model"
-QUEUES_IN_SLURM = "Slurm's own queue takes it on with its original request"
+NEEDS_PROFILE = Reason("waits for a profile of its model")
+QUEUES_IN_SLURM = Reason("Slurm's own queue takes it on with its original request")
+ROOM_FOR_ALL = Reason("there is room for every job, so nobody has to share")
+NOTHING_KNOWN = Reason("its profile shows no stage times, so nothing is known about sharing")
+MUST_RUN_ALONE = Reason("it must run alone")
+NEEDS_PROFILE_TO_SHARE = Reason("its model has no profile, so nothing is known about sharing")
+NOT_STOPPED = Reason("what runs is not stopped for others here")
+MOVED = Reason("moved: the GPUs that it ran on go to more urgent jobs")
+SPLIT_UP = Reason("the group that it ran in is split up: it goes on alone")
+UNKNOWN_SPEED = Reason("their profiles are not all known; each is taken to get an equal share of the time")
+_PROVEN_OPTIMAL = Reason("no grouping of these jobs is better: proven")
 
 
+@lru_cache(maxsize=1024)
 def plural(count: int, noun: str) -> str:
     """A number and its noun: "1 GPU", "2 GPUs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def listing(job_ids: Sequence[int]) -> str:
-    """Job ids as people write them: "102, 103 and 104"."""
-    *first, last = [str(job_id) for job_id in job_ids]
-    return f"{', '.join(first)} and {last}" if first else last
+@lru_cache(maxsize=64)
+def blanks(count: int, blank: str = "{}") -> str:
+    """Blanks for a list as people write it: "{}, {} and {}"."""
+    return " and ".join(filter(None, (", ".join([blank] * (count - 1)), blank)))
 
 
-def grouped(unit: Unit, interleaving: Interleaving, node: str) -> tuple[str, ...]:
-    """Why these jobs share GPUs."""
-    job_ids = [member.job.job_id for member in unit.members]
-    held = "; ".join(
-        f"{member.job.job_id} mostly uses the {member.job.profile.bottleneck}"
-        for member in unit.members
-        if member.job.profile is not None
-    )
-    return (
-        f"{listing(job_ids)} are grouped: interleaving efficiency γ = {interleaving.efficiency:.2f}, expected "
-        f"{sum(interleaving.speed):.2f} iterations' worth of work in the time of one",
-        held,
-        f"too few GPUs are free for them to run apart; they share {plural(unit.head.gpu_count, 'GPU')} of {node}",
+def grouped(job_ids: Sequence[int], efficiency: float, total_speed: float) -> Reason:
+    """What comes of sharing."""
+    return Reason(
+        f"{blanks(len(job_ids))} are grouped: interleaving efficiency γ = {{:.2f}}, expected {{:.2f}} iterations' "
+        "worth of work in the time of one",
+        (*job_ids, efficiency, total_speed),
     )
 
 
-def alone(job: PlanJob, partners: int, *, sharing: bool, room_for_all: bool) -> tuple[str, ...]:
-    """Why a job starts by itself.
+def bottlenecks(job_ids: Sequence[int], resources: Sequence[str]) -> Reason:
+    """What each member of a group mostly uses."""
+    values = tuple(value for pair in zip(job_ids, resources, strict=True) for value in pair)
+    return Reason("; ".join(["{} mostly uses the {}"] * len(job_ids)), values)
+
+
+def sharing(gpu_count: int, gpus: Shares) -> Reason:
+    """Why and where members share."""
+    template, values = _place(gpu_count, gpus)
+    return Reason(f"too few GPUs are free for them to run apart; they share {template}", values)
+
+
+def kept(gpu_count: int, gpus: Shares) -> Reason:
+    """Where a running job or group stays."""
+    template, values = _place(gpu_count, gpus)
+    return Reason(f"runs already and stays on {template}", values)
+
+
+def given(job: PlanJob, gpus: Shares) -> Reason:
+    """Where a job starts alone; nothing is said of single nodes, for Slurm may choose another."""
+    if len(gpus) > 1:
+        template, values = _place(job.gpu_count, gpus)
+        return Reason(f"{template} can be given to it", values)
+    return Reason("{} of partition {} can be given to it", (plural(job.gpu_count, "GPU"), job.partition))
+
+
+def no_partner(job: PlanJob) -> Reason:
+    """Why a job that may share runs alone: there is nobody else."""
+    return Reason(
+        "no other job that may share with it waits (user {}, partition {}, {})",
+        (job.user, job.partition, plural(job.gpu_count, "GPU")),
+    )
+
+
+def no_better_use(partners: int) -> Reason:
+    """Why a job that may share runs alone: nobody is worth it."""
+    return Reason("of the {} that may share with it, none is a better use of these GPUs", (plural(partners, "job"),))
+
+
+def no_group_worth_it(considered: int) -> Reason:
+    """Why a job that was considered for sharing got no place."""
+    return Reason(
+        "it was considered for sharing with {}, and no group with it is worth its place", (plural(considered, "job"),)
+    )
+
+
+def proven(certificate: Certificate) -> Reason:
+    """How far a grouping can be from the optimum."""
+    if certificate.gap <= 1e-9:
+        return _PROVEN_OPTIMAL
+    return Reason("the plan is proven within {:.2f} % of the optimum for these jobs", (100 * certificate.gap,))
+
+
+def moving_pays(gain: float, cost: float) -> Reason:
+    """Why running jobs are regrouped.
 
     Args:
-        job: The job.
-        partners: How many others it might have shared with.
-        sharing: Whether the policy lets jobs share at all.
-        room_for_all: Whether every job found GPUs of its own.
+        gain: What it adds to the objective until the next plan, in units of the objective times seconds.
+        cost: What restarts lose, likewise.
     """
-    free = f"{plural(job.gpu_count, 'GPU')} of partition {job.partition} can be given to it"
-    if not sharing:
-        return (free,)
-    if not job.groupable:
-        return (free, job.alone_reason or "it must run alone")
-    if job.profile is not None and sum(job.profile.stage_s) == 0:
-        return (free, "its profile shows no stage times, so nothing is known about sharing")
-    if room_for_all:
-        return (free, "there is room for every job, so nobody has to share")
-    if partners == 0:
-        return (free, f"no other job that may share with it waits ({_bucket(job)})")
-    return (
-        free,
-        f"of the {plural(partners, 'job')} that may share with it, none is a better use of these GPUs",
+    return Reason(
+        "regrouped although it runs: until the next plan that gains {:.1f} (objective × seconds), "
+        "more than the {:.1f} that restarts cost",
+        (gain, max(0.0, cost)),
     )
 
 
-def waiting(job: PlanJob, ahead: int, free: FreeGpus) -> tuple[str, ...]:
-    """Why a job stays held.
-
-    Args:
-        job: The job.
-        ahead: Waiting jobs of its partition with a higher priority.
-        free: What is left after everything else was placed.
-    """
-    queue = f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it" if ahead else "it is next in line"
-    most = free.most_on_one_node(job.partition)
-    if not free.has_nodes(job.partition):
-        return (f"{queue} and no node of partition {job.partition} can be used now",)
-    if most == 0:
-        return (f"{queue} and no GPU is free in partition {job.partition}",)
-    return (
-        f"{queue}; it needs {plural(job.gpu_count, 'GPU')} on one node, "
-        f"and the most that is free on one node of partition {job.partition} is {most}",
+def restart_would_not_pay(gain: float, cost: float) -> Reason:
+    """Why running jobs are not regrouped; figures as for `moving_pays`."""
+    return Reason(
+        "not regrouped: until the next plan that would gain {:.1f} (objective × seconds), "
+        "and restarts would cost {:.1f}",
+        (max(0.0, gain), max(0.0, cost)),
     )
 
 
-def larger_than_a_node(job: PlanJob, largest: int) -> tuple[str, ...]:
+def made_room(gpu_count: int, node: str) -> Reason:
+    """Why a running unit has to leave its GPUs."""
+    return Reason("a more urgent job needs {} on {}, where it ran", (plural(gpu_count, "GPU"), node))
+
+
+def preempted(job: PlanJob) -> Reason:
+    """Why a running job stops."""
+    return Reason("stopped: more urgent jobs get its {}", (plural(job.gpu_count, "GPU"),))
+
+
+def larger_than_a_node(job: PlanJob, largest: int) -> Reason:
     """Why a job of several nodes is left to Slurm."""
-    return (
-        f"larger than a node: it asks for {plural(job.gpu_count, 'GPU')}, and the largest node of partition "
-        f"{job.partition} has {largest}",
-        QUEUES_IN_SLURM,
+    return Reason(
+        "larger than a node: it asks for {}, and the largest node of partition {} has {}",
+        (plural(job.gpu_count, "GPU"), job.partition, largest),
     )
 
 
-def aged(waited_s: float, max_wait_s: float) -> tuple[str, ...]:
+def aged(waited: float, max_wait_s: float) -> Reason:
     """Why a job is no longer held back."""
-    return (
-        f"it has waited {duration(waited_s)}, longer than max_wait_s allows ({duration(max_wait_s)})",
-        QUEUES_IN_SLURM,
+    return Reason("it has waited {}, longer than max_wait_s allows ({})", (duration(waited), duration(max_wait_s)))
+
+
+def aged_first(waited: float, max_wait_s: float) -> Reason:
+    """Why a job went ahead of all others."""
+    return Reason(
+        "it has waited {}, longer than max_wait_s allows ({}), so it goes first",
+        (duration(waited), duration(max_wait_s)),
     )
 
 
@@ -109,5 +160,52 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def _bucket(job: PlanJob) -> str:
-    return f"user {job.user}, partition {job.partition}, {plural(job.gpu_count, 'GPU')}"
+class WaitingReasons:
+    """Why jobs stay held: the same few sentences for a whole queue.
+
+    Args:
+        free: What is left after everything else was placed.
+        whole_nodes: Whether jobs larger than a node are given idle ones.
+    """
+
+    def __init__(self, free: FreeGpus, *, whole_nodes: bool) -> None:
+        self._free = free
+        self._whole_nodes = whole_nodes
+        self._ends: dict[tuple[str, int], tuple[str, tuple[object, ...]]] = {}
+
+    def of(self, job: PlanJob, ahead: int) -> Reason:
+        """Why a job waits.
+
+        Args:
+            job: The job.
+            ahead: Waiting jobs of its partition with a higher priority.
+        """
+        place = (job.partition, job.gpu_count)
+        end = self._ends.get(place)
+        if end is None:
+            end = self._ends[place] = self._end(*place)
+        template, values = end
+        if ahead == 0:
+            return Reason("it is next in line" + template, values)
+        if ahead == 1:
+            return Reason("1 job is ahead of it" + template, values)
+        return Reason("{} jobs are ahead of it" + template, (ahead, *values))
+
+    def _end(self, partition: str, gpu_count: int) -> tuple[str, tuple[object, ...]]:
+        if not self._free.has_nodes(partition):
+            return " and no node of partition {} can be used now", (partition,)
+        most = self._free.most_on_one_node(partition)
+        if most == 0:
+            return " and no GPU is free in partition {}", (partition,)
+        needed = plural(gpu_count, "GPU")
+        largest = self._free.largest_node(partition)
+        if self._whole_nodes and largest is not None and gpu_count > largest:
+            idle = plural(self._free.idle_gpus(partition), "GPU")
+            return "; it needs {} on idle nodes, and the idle nodes of partition {} have {}", (needed, partition, idle)
+        template = "; it needs {} on one node, and the most that is free on one node of partition {} is {}"
+        return template, (needed, partition, most)
+
+
+def _place(gpu_count: int, gpus: Shares) -> tuple[str, tuple[object, ...]]:
+    """GPUs and the names of their nodes."""
+    return f"{{}} of {blanks(len(gpus))}", (plural(gpu_count, "GPU"), *(share.node for share in gpus))

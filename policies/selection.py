@@ -1,59 +1,119 @@
 """How far down the queue to look: just so many jobs that groups of k fill the free GPUs."""
 
 from collections.abc import Iterable
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
-from muri.policies.grouping.algorithm1 import Bucket, bucket_of, can_share
+from muri.policies.bucket import Bucket
 from muri.policies.placement import FreeGpus
-from muri.policies.priority import Candidate
+from muri.policies.queue import Contender
 from muri.policies.types import PlanRequest
 
 
-class Selection(NamedTuple):
-    """The jobs that a cycle considers, and the rest, both by rank."""
+@dataclass(slots=True)
+class Choice:
+    """The jobs of one bucket that a cycle considers.
 
-    chosen: tuple[Candidate, ...]
-    rest: tuple[Candidate, ...]
+    Attributes:
+        members: The jobs by rank.
+        slots: How many of them have GPUs reserved, so how many groups there is room for.
+    """
+
+    members: list[Contender] = field(default_factory=list)
+    slots: int = 0
 
 
-def select(candidates: Iterable[Candidate], free: FreeGpus, *, group_size: int, same_user: bool) -> Selection:
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The jobs that a cycle considers.
+
+    Attributes:
+        alone: Jobs that cannot share and have GPUs reserved, by rank.
+        buckets: The others.
+        complete: Whether nobody was passed over.
+    """
+
+    alone: tuple[Contender, ...]
+    buckets: dict[Bucket, Choice]
+    complete: bool
+
+    @property
+    def room_for_all(self) -> bool:
+        """Whether every job can have GPUs of its own."""
+        return self.complete and all(choice.slots == len(choice.members) for choice in self.buckets.values())
+
+
+class _Trial:
+    """Reservations made on paper: which sizes no longer fit is remembered, for GPUs only get fewer."""
+
+    def __init__(self, free: FreeGpus) -> None:
+        self._free = free.copy()
+        self._full: set[tuple[str, int]] = set()
+
+    def reserve(self, partition: str, gpu_count: int) -> bool:
+        place = (partition, gpu_count)
+        if place in self._full:
+            return False
+        if self._free.take(partition, gpu_count) is None:
+            self._full.add(place)
+            return False
+        return True
+
+
+def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> Selection:
     """Take jobs in order of priority until groups of `group_size` would fill the free GPUs.
 
-    A job that finds GPUs reserves them for its group: the next jobs of its bucket join it until
-    the group is full. A job that finds neither a group nor GPUs is passed over, so smaller jobs
-    behind it are considered (backfill).
+    A job that finds GPUs reserves them and opens seats for the next jobs of its bucket. A job that
+    finds neither a seat nor GPUs is passed over, so smaller jobs behind it are considered
+    (backfill). GPUs that are left then go to jobs that have only a seat.
 
     Source: Muri, section 4.2: the first n jobs, with n such that groups of k fill the cluster.
 
     Args:
-        candidates: Jobs by rank.
+        contenders: Jobs by rank.
         free: Free GPUs; they are not changed.
         group_size: Most jobs per group, k.
-        same_user: Whether users have buckets of their own.
     """
-    trial = free.copy()
-    seats: dict[Bucket, int] = {}
-    chosen, rest = [], []
-    for candidate in candidates:
-        job = candidate.job
-        bucket = bucket_of(job, same_user=same_user)
-        shares = can_share(job)
-        if shares and seats.get(bucket, 0) > 0:
-            seats[bucket] -= 1
-            chosen.append(candidate)
-        elif trial.take(job.partition, job.gpu_count) is not None:
-            if shares:
-                seats[bucket] = seats.get(bucket, 0) + group_size - 1
-            chosen.append(candidate)
+    trial = _Trial(free)
+    buckets: dict[Bucket, Choice] = {}
+    alone: list[Contender] = []
+    seated: list[tuple[Bucket, Choice]] = []
+    complete = True
+    for contender in contenders:
+        bucket = contender.bucket
+        if contender.shape is None:
+            if trial.reserve(bucket.partition, bucket.gpu_count):
+                alone.append(contender)
+            else:
+                complete = False
+            continue
+        choice = buckets.get(bucket)
+        if choice is None:
+            choice = buckets[bucket] = Choice()
+        if len(choice.members) < choice.slots * group_size:
+            seated.append((bucket, choice))
+        elif trial.reserve(bucket.partition, bucket.gpu_count):
+            choice.slots += 1
         else:
-            rest.append(candidate)
-    return Selection(tuple(chosen), tuple(rest))
+            complete = False
+            continue
+        choice.members.append(contender)
+    for bucket, choice in seated:
+        if trial.reserve(bucket.partition, bucket.gpu_count):
+            choice.slots += 1
+    return Selection(tuple(alone), {bucket: choice for bucket, choice in buckets.items() if choice.slots}, complete)
 
 
 def pools(request: PlanRequest) -> tuple[frozenset[str], ...]:
-    """Sets of partitions that share no node with each other: each is planned by itself."""
-    named = {frozenset({job.partition}) for job in request.jobs}
-    named |= {frozenset(node.partitions) for node in request.nodes}
+    """Sets of partitions that share no node with each other: each is planned by itself.
+
+    A running job ties its partition to those of the nodes that it runs on.
+    """
+    of_node = {node.name: frozenset(node.partitions) for node in request.nodes}
+    named = {frozenset({partition}) for partition in {job.partition for job in request.jobs}}
+    named |= set(of_node.values())
+    for unit in request.running:
+        own = frozenset(job.partition for job in unit.members)
+        named.add(own.union(*(of_node[share.node] for share in unit.gpus)))
     merged: list[frozenset[str]] = []
     for partitions in named:
         apart = [pool for pool in merged if pool.isdisjoint(partitions)]

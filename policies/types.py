@@ -62,6 +62,8 @@ class FreeNode:
         gpu_count: GPUs that the node has, free or not; 0 when unknown.
         islands: Indices of the free GPUs by island: GPUs of one island reach each other fast (one
             NVLink domain or one socket). Empty when the topology is unknown.
+        topology: Indices of all its GPUs by island, free or not: where GPUs belong that a running
+            job gives back. Empty when unknown.
     """
 
     name: str
@@ -70,6 +72,7 @@ class FreeNode:
     gpu_mem_gib: float = 0.0
     gpu_count: int = 0
     islands: tuple[tuple[int, ...], ...] = ()
+    topology: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

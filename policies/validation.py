@@ -3,19 +3,21 @@
 import math
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 from typing import Final
 
 from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.types import FreeNode, PlanJob, PlanRequest
+from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest, Running
+
+_NAMED: Final = 5
+"""How many of the repeated names an error lists."""
+
+_LARGER: Final = ("slurm", "whole-nodes", "refuse")
 
 
 class RequestError(UsageError):
     """A planning request contradicts itself or holds a figure that cannot be true."""
-
-
-_NAMED: Final = 5
-"""How many of the repeated names an error lists."""
 
 
 def check_request(request: PlanRequest) -> None:
@@ -24,38 +26,155 @@ def check_request(request: PlanRequest) -> None:
     Raises:
         RequestError: Says which job or node is wrong, and how.
     """
+    _check_frame(request)
+    running = [job for unit in request.running for job in unit.members]
+    _check_unique("job", (job.job_id for job in chain(request.jobs, running)))
+    _check_unique("node", (node.name for node in request.nodes))
+    for job in chain(request.jobs, running):
+        _check_job(job)
+    for node in request.nodes:
+        _check_node(node)
+    _check_running(request)
+    if request.larger_than_a_node != "slurm":
+        _check_sizes(request)
+
+
+def _check_frame(request: PlanRequest) -> None:
     if request.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
         raise RequestError(f"max_group_size is {request.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
     if not math.isfinite(request.now_s):
         raise RequestError(f"now_s is {request.now_s}; it must be seconds since the epoch")
-    _check_unique("job", (job.job_id for job in request.jobs))
-    _check_unique("node", (node.name for node in request.nodes))
-    for job in request.jobs:
-        _check_job(job)
-    for node in request.nodes:
-        _check_node(node)
+    if not 0 <= request.interval_s < math.inf:
+        raise RequestError(f"interval_s is {request.interval_s}; it must be a finite number ≥ 0")
+    if request.larger_than_a_node not in _LARGER:
+        raise RequestError(f"larger_than_a_node is {request.larger_than_a_node!r}; valid are: {', '.join(_LARGER)}")
 
 
 def _check_unique(what: str, names: Iterable[int | str]) -> None:
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         listed = ", ".join(str(name) for name in repeated[:_NAMED])
-        raise RequestError(f"{what} {listed} appears more than once; every {what} must appear exactly once")
+        raise RequestError(
+            f"{what} {listed} appears more than once; every {what} must appear exactly once"
+            + (", waiting or running" if what == "job" else "")
+        )
 
 
 def _check_job(job: PlanJob) -> None:
     if job.gpu_count < 1:
         raise RequestError(f"job {job.job_id}: gpu_count is {job.gpu_count}; it must be ≥ 1")
-    figures = {"submit_s": job.submit_s, "attained_gpu_s": job.attained_gpu_s, "remaining_s": job.remaining_s}
-    for name, value in figures.items():
-        if value is not None and (not math.isfinite(value) or value < 0):
-            raise RequestError(f"job {job.job_id}: {name} is {value}; it must be a finite number ≥ 0")
+    figures = (job.submit_s, job.attained_gpu_s, job.restart_s, job.remaining_s or 0.0, job.waiting_since_s or 0.0)
+    # NaN fails the comparison, too; only a wrong figure is looked for by name.
+    if not all(0.0 <= figure < math.inf for figure in figures):
+        for name in ("submit_s", "attained_gpu_s", "restart_s", "remaining_s", "waiting_since_s"):
+            value = getattr(job, name)
+            if value is not None and not 0.0 <= value < math.inf:
+                raise RequestError(f"job {job.job_id}: {name} is {value}; it must be a finite number ≥ 0")
 
 
 def _check_node(node: FreeNode) -> None:
     if node.free_gpus < 0:
         raise RequestError(f"node {node.name}: free_gpus is {node.free_gpus}; it must be ≥ 0")
+    if node.gpu_count < 0:
+        raise RequestError(f"node {node.name}: gpu_count is {node.gpu_count}; it must be ≥ 0 (0: unknown)")
     if node.gpu_count and node.free_gpus > node.gpu_count:
         raise RequestError(f"node {node.name}: {node.free_gpus} free GPUs but only {node.gpu_count} in all")
-    if not math.isfinite(node.gpu_mem_gib) or node.gpu_mem_gib < 0:
+    if not 0 <= node.gpu_mem_gib < math.inf:
         raise RequestError(f"node {node.name}: gpu_mem_gib is {node.gpu_mem_gib}; it must be ≥ 0")
+    if node.islands or node.topology:
+        _check_islands(node)
+
+
+def _check_islands(node: FreeNode) -> None:
+    free = [gpu for island in node.islands for gpu in island]
+    known = [gpu for island in node.topology for gpu in island]
+    for name, listed in (("islands", free), ("topology", known)):
+        repeated = sorted(gpu for gpu, count in Counter(listed).items() if count > 1)
+        if repeated:
+            raise RequestError(f"node {node.name}: GPU {repeated[0]} is in two {name}; it must be in one")
+    if node.islands and len(free) != node.free_gpus:
+        raise RequestError(
+            f"node {node.name}: islands list {len(free)} GPUs but free_gpus is {node.free_gpus}; "
+            "list the free GPUs only, or leave islands empty where the topology is unknown"
+        )
+    strangers = sorted(set(free) - set(known)) if known else []
+    if strangers:
+        raise RequestError(f"node {node.name}: GPU {strangers[0]} is in islands but not in topology")
+    if known and node.gpu_count and len(known) != node.gpu_count:
+        raise RequestError(f"node {node.name}: topology lists {len(known)} GPUs but the node has {node.gpu_count}")
+
+
+def _check_running(request: PlanRequest) -> None:
+    """What runs must fit its nodes beside what is free there."""
+    nodes = {node.name: node for node in request.nodes}
+    held: Counter[str] = Counter()
+    taken: dict[str, set[int]] = {}
+    for unit in request.running:
+        _check_unit(unit)
+        for share in unit.gpus:
+            if share.node not in nodes:
+                raise RequestError(
+                    f"job {unit.members[0].job_id} runs on node {share.node}, which is not among the request's nodes; "
+                    "list every node that anything runs on, with 0 free GPUs where it is busy"
+                )
+            held[share.node] += share.gpu_count
+            _check_gpu_ids(unit, share, taken)
+    for name, count in held.items():
+        node = nodes[name]
+        if node.gpu_count and count + node.free_gpus > node.gpu_count:
+            raise RequestError(
+                f"node {name}: running jobs hold {count} GPUs and {node.free_gpus} are free, "
+                f"but it has {node.gpu_count} in all"
+            )
+        both = sorted(taken.get(name, set()) & {gpu for island in node.islands for gpu in island})
+        if both:
+            raise RequestError(f"node {name}: GPU {both[0]} is both free and held by a running job")
+
+
+def _check_unit(unit: Running) -> None:
+    if not unit.members:
+        raise RequestError("a running unit has no members; leave it out")
+    first = unit.members[0]
+    if any(job.gpu_count != first.gpu_count for job in unit.members):
+        raise RequestError(f"job {first.job_id} runs in a group whose members differ in gpu_count; they must be equal")
+    if any(share.gpu_count < 1 for share in unit.gpus):
+        raise RequestError(f"job {first.job_id} holds a share of {unit.gpus}; gpu_count of a share must be ≥ 1")
+    total = sum(share.gpu_count for share in unit.gpus)
+    if total != first.gpu_count:
+        raise RequestError(f"job {first.job_id} runs on {total} GPUs but its gpu_count is {first.gpu_count}")
+
+
+def _check_gpu_ids(unit: Running, share: NodeShare, taken: dict[str, set[int]]) -> None:
+    if not share.gpu_ids:
+        return
+    job_id = unit.members[0].job_id
+    if len(set(share.gpu_ids)) != share.gpu_count:
+        raise RequestError(
+            f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
+            "name each one once, or none"
+        )
+    others = taken.setdefault(share.node, set())
+    both = sorted(others.intersection(share.gpu_ids))
+    if both:
+        raise RequestError(f"node {share.node}: GPU {both[0]} is held by job {job_id} and by another running job")
+    others.update(share.gpu_ids)
+
+
+def _check_sizes(request: PlanRequest) -> None:
+    """No job may need more GPUs than there are, where Slurm doesn't take such jobs."""
+    sizes: dict[str, list[int]] = {}
+    for node in request.nodes:
+        for partition in set(node.partitions):
+            sizes.setdefault(partition, []).append(node.gpu_count)
+    refuse = request.larger_than_a_node == "refuse"
+    # A partition with a node of unknown size sets no limit.
+    limits = {name: max(counts) if refuse else sum(counts) for name, counts in sizes.items() if all(counts)}
+    for job in request.jobs:
+        limit = limits.get(job.partition, job.gpu_count)
+        if job.gpu_count > limit:
+            where = (
+                f"the largest node of partition {job.partition} has {limit}"
+                if refuse
+                else f"partition {job.partition} has {limit} in all"
+            )
+            raise RequestError(f"job {job.job_id} needs {job.gpu_count} GPUs, but {where}; it must be 1 to {limit}")

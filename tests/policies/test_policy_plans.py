@@ -14,6 +14,7 @@ from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_nod
 
 from muri.errors import UsageError
 from muri.policies.options import OptionsError, PolicyOptions
+from muri.policies.reason import sentences
 from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
 from muri.policies.schedulers.fifo import Fifo
 from muri.policies.schedulers.muri import Auto, MuriL, MuriS
@@ -83,7 +84,7 @@ def test_every_decision_has_a_reason(request_, policy):
     plan = policy.plan(request_)
     for decision in (*plan.groups, *plan.solo, *plan.waiting):
         assert decision.reasons
-        assert all(reason.strip() for reason in decision.reasons)
+        assert all(str(reason).strip() for reason in decision.reasons)
 
 
 @given(requests())
@@ -103,7 +104,7 @@ def test_nothing_that_fits_is_left_waiting_but_for_a_profile(request_, policy):
     spanning = any(not solo.node for solo in plan.solo)
     for item in plan.waiting:
         job = jobs[item.job_id]
-        if item.reasons == ("waits for a profile of its model",) or spanning:
+        if sentences(item.reasons) == ("waits for a profile of its model",) or spanning:
             continue
         for node in request_.nodes:
             if job.partition in node.partitions:
@@ -175,19 +176,21 @@ def test_a_group_that_finds_no_memory_is_dissolved():
 def test_reasons_for_running_alone_tell_why():
     nodes = [make_node("n1", 2)]
     roomy = MuriL().plan(make_request([make_job(1), make_job(2, "cpu")], nodes))
-    assert "there is room for every job" in roomy.solo[0].reasons[1]
+    assert "there is room for every job" in str(roomy.solo[0].reasons[1])
     lonely = MuriL().plan(make_request([make_job(1), make_job(2), make_job(3, user="bob"), make_job(4)], nodes))
-    assert "no other job that may share with it waits (user bob" in lonely.solo[0].reasons[1]
+    assert "no other job that may share with it waits (user bob" in str(lonely.solo[0].reasons[1])
 
 
 def test_a_partition_without_nodes_is_told_apart_from_a_full_one():
     (item,) = MuriL().plan(make_request([make_job(1, partition="gone")], [make_node("n1", 1)])).waiting
-    assert item.reasons == ("it is next in line and no node of partition gone can be used now",)
+    assert sentences(item.reasons) == ("it is next in line and no node of partition gone can be used now",)
 
 
 def test_a_job_without_a_profile_waits_for_one():
     plan = MuriL().plan(make_request([make_job(1, None)], [make_node("n1", 2)]))
-    assert [(item.job_id, item.reasons) for item in plan.waiting] == [(1, ("waits for a profile of its model",))]
+    assert [(item.job_id, sentences(item.reasons)) for item in plan.waiting] == [
+        (1, ("waits for a profile of its model",))
+    ]
 
 
 def test_exclusive_policies_need_no_profile():
@@ -199,14 +202,14 @@ def test_a_job_that_must_run_alone_says_why():
     job = make_job(1, "gpu", groupable=False, alone_reason="it was submitted with alone=1")
     (solo,) = MuriL().plan(make_request([job, make_job(2, "cpu")], [make_node("n1", 1)])).solo
     assert (solo.job_id, solo.node) == (1, "n1")
-    assert "it was submitted with alone=1" in solo.reasons
+    assert "it was submitted with alone=1" in sentences(solo.reasons)
 
 
 def test_a_job_larger_than_a_node_is_left_to_slurm():
     jobs = [make_job(1, "gpu", gpu_count=4), make_job(2, "cpu")]
     nodes = [make_node("n1", 2), make_node("n2", 2)]
     plan = MuriL().plan(make_request(jobs, nodes))
-    assert "larger than a node" in plan.solo[0].reasons[0]
+    assert "larger than a node" in str(plan.solo[0].reasons[0])
     assert [item.job_id for item in plan.waiting] == [2]  # the four free GPUs are spoken for
 
 
@@ -227,11 +230,11 @@ def test_smaller_jobs_pass_a_large_one_until_it_has_waited_too_long():
     nodes = [make_node("n1", 1)]
     plan = Fifo().plan(make_request(jobs, nodes, now_s=100))
     assert [solo.job_id for solo in plan.solo] == [2]
-    assert "it needs 2 GPUs" in plan.waiting[0].reasons[0] or "no GPU is free" in plan.waiting[0].reasons[0]
+    assert "it needs 2 GPUs" in str(plan.waiting[0].reasons[0]) or "no GPU is free" in str(plan.waiting[0].reasons[0])
     late = Fifo(PolicyOptions(max_wait_s=3600)).plan(make_request(jobs, nodes, now_s=3601))
     aged = next(solo for solo in late.solo if solo.job_id == 1)
     assert aged.node == ""
-    assert aged.reasons[0] == "it has waited 1.0 h, longer than max_wait_s allows (1.0 h)"
+    assert str(aged.reasons[0]) == "it has waited 1.0 h, longer than max_wait_s allows (1.0 h)"
 
 
 def test_a_profile_is_not_waited_for_without_end():
@@ -243,7 +246,7 @@ def test_a_profile_is_not_waited_for_without_end():
 def test_waiting_jobs_know_their_place():
     jobs = [make_job(number, "gpu") for number in range(1, 5)]
     plan = Fifo().plan(make_request(jobs, [make_node("n1", 1)]))
-    assert [item.reasons[0] for item in plan.waiting] == [
+    assert [str(item.reasons[0]) for item in plan.waiting] == [
         "it is next in line and no GPU is free in partition main",
         "1 job is ahead of it and no GPU is free in partition main",
         "2 jobs are ahead of it and no GPU is free in partition main",
