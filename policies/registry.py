@@ -27,6 +27,7 @@ _BUILT_IN: Final = {
     "tiresias": "tiresias:Tiresias",
     "tiresias-gittins": "gittins:TiresiasGittins",
     "themis": "themis:Themis",
+    "antman": "antman:AntMan",
 }
 """Module (in `schedulers/`) and class of each; imported when first asked for. The default comes first."""
 

@@ -51,9 +51,15 @@ class GittinsIndex:
 
     def __init__(self, history_gpu_s: tuple[float, ...]) -> None:
         self._totals: Floats = np.sort(np.asarray(history_gpu_s, dtype=np.float64))
+        self._known: dict[float, float] = {}  # most jobs of a long queue have attained the same: nothing
 
     def at(self, attained_gpu_s: float) -> float:
         """The index, in finished jobs per GPU-second; 0 when no past job needed more than this."""
+        if attained_gpu_s not in self._known:
+            self._known[attained_gpu_s] = self._best_rate(attained_gpu_s)
+        return self._known[attained_gpu_s]
+
+    def _best_rate(self, attained_gpu_s: float) -> float:
         needed = self._totals[np.searchsorted(self._totals, attained_gpu_s, side="right") :] - attained_gpu_s
         if needed.size == 0:
             return 0.0

@@ -20,7 +20,7 @@ DOC = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 def test_the_default_comes_first_and_nothing_is_missing():
     names = policy_names()
     assert names[0] == "auto"
-    wanted = "fifo sjf srtf srsf las 2d-las tiresias tiresias-gittins themis muri-s muri-l muri-jct"
+    wanted = "fifo sjf srtf srsf las 2d-las tiresias tiresias-gittins themis antman muri-s muri-l muri-jct"
     assert set(wanted.split()) <= set(names)
     assert len(set(names)) == len(names)
 
@@ -108,7 +108,10 @@ def test_impossible_tiresias_options_are_named(options, message):
 def test_built_in_policies_are_found_without_reading_metadata():
     code = (
         "import importlib.metadata as m\n"
-        "def refuse(**_): raise SystemExit('metadata was read')\n"
+        "original = m.entry_points\n"
+        "def refuse(**wanted):\n"
+        "    if wanted.get('group') == 'muri.policies': raise SystemExit('metadata was read')\n"
+        "    return original(**wanted)\n"
         "m.entry_points = refuse\n"
         "from muri.policies.registry import get_policy\n"
         "import sys\n"

@@ -1,0 +1,192 @@
+"""AntMan: opportunistic jobs take what guaranteed ones leave over, and never more."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_builders import KINDS, decided_ids, make_job, make_node, make_profile, make_request, requests
+
+from muri.policies.registry import get_policy
+from muri.policies.schedulers.antman_speed import leftover_speed
+from muri.policies.speed.model import Shape
+from muri.policies.types import NodeShare, Running
+
+ANTMAN = get_policy("antman")
+
+
+def plan(jobs, free=0, running=(), gpus=8, **changes):
+    """One node; what runs holds GPUs of it already."""
+    return ANTMAN.plan(make_request(jobs, [make_node("n1", free, gpu_count=gpus)], running=tuple(running), **changes))
+
+
+def runs(*jobs):
+    return Running(jobs, (NodeShare("n1", jobs[0].gpu_count),))
+
+
+def opportunistic(number, kind="gpu", **changes):
+    return make_job(number, kind, opportunistic=True, **changes)
+
+
+# Shares of the time alone: storage, CPU, GPU, network.
+@pytest.mark.parametrize(
+    ("guaranteed", "other", "speed"),
+    [
+        ((0.0, 0.0, 0.6, 0.0), (0.0, 0.0, 0.8, 0.0), 0.5),  # 40 % of the GPU is left, 80 % would be full speed
+        ((0.0, 0.0, 0.6, 0.0), (0.0, 0.0, 0.3, 0.0), 1.0),  # 40 % is more than it needs
+        ((0.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.1, 0.9), 0.0),  # the GPU is never free
+        ((0.0, 0.0, 1.0, 0.0), (0.4, 0.6, 0.0, 0.0), 1.0),  # it needs none
+        ((0.5, 0.0, 0.25, 0.0), (1.0, 0.0, 1.0, 0.0), 0.5),  # storage is scarcer than the GPU
+    ],
+)
+def test_what_is_left_over(guaranteed, other, speed):
+    assert leftover_speed(Shape(guaranteed, 1.0), Shape(other, 1.0)) == pytest.approx(speed)
+
+
+def test_guaranteed_jobs_get_gpus_first_in_order_of_submission():
+    always = make_profile((0.0, 0.0, 1.0, 0.0))  # all use the GPU all the time: nothing is left over
+    jobs = [make_job(number, profile=always, opportunistic=number in (1, 3)) for number in range(1, 6)]
+    result = plan(jobs, free=4)
+    assert [solo.job_id for solo in result.solo] == [2, 4, 5, 1]
+    assert [item.job_id for item in result.waiting] == [3]
+    assert "no guaranteed job of the same user" in str(result.waiting[0].reasons[1])
+
+
+def test_an_opportunistic_job_joins_a_running_one_on_its_gpus():
+    first = make_job(1, profile=make_profile((0.0, 0.0, 0.6, 0.4)))
+    second = opportunistic(2, profile=make_profile((0.2, 0.0, 0.8, 0.0)))
+    (group,) = plan([second], running=[runs(first)]).groups
+    assert group.members == (1, 2)
+    assert group.speed == {1: 1.0, 2: pytest.approx(0.5)}
+    assert group.efficiency == pytest.approx((0.1 + 0.0 + 1.0 + 0.4) / 4)
+    assert (group.gpus, group.gpu_count, group.kept) == ((NodeShare("n1", 1),), 1, False)
+
+
+def test_it_joins_whoever_leaves_it_the_most():
+    busy = make_job(1, profile=make_profile((0.0, 0.0, 0.9, 0.1)))
+    idle = make_job(2, profile=make_profile((0.5, 0.0, 0.5, 0.0)))
+    (group,) = plan([opportunistic(3)], running=[runs(busy), runs(idle)]).groups
+    assert group.members == (2, 3)
+
+
+def test_free_gpus_are_better_than_leftovers():
+    result = plan([opportunistic(2)], free=1, running=[runs(make_job(1, "cpu"))])
+    assert [(solo.job_id, solo.kept) for solo in result.solo] == [(1, True), (2, False)]
+
+
+def test_it_may_join_a_job_that_starts_in_the_same_cycle():
+    (group,) = plan([make_job(1, "cpu"), opportunistic(2, "gpu")], free=1).groups
+    assert group.members == (1, 2)
+
+
+def test_no_more_than_one_of_each():
+    jobs = [opportunistic(2, "gpu"), opportunistic(3, "gpu"), make_job(4, "storage")]
+    result = plan(jobs, running=[runs(make_job(1, "cpu"))])
+    assert [group.members for group in result.groups] == [(1, 2)]
+    assert [item.job_id for item in result.waiting] == [4, 3]
+
+
+def test_a_guaranteed_job_is_not_kept_out_by_an_opportunistic_one():
+    (group,) = plan([make_job(1, "cpu")], running=[runs(opportunistic(2, "gpu"))]).groups
+    assert group.members == (1, 2)
+    assert group.speed[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"user": "bob"},
+        {"gpu_count": 2},
+        {"partition": "debug"},
+        {"profile": None},
+        {"profile": make_profile((0.0, 0.0, 0.0, 0.0), iteration_s=1.0)},
+        {"groupable": False, "alone_reason": "asked to"},
+        {"profile": make_profile(KINDS["gpu"], mem_gib=8.0)},
+    ],
+)
+def test_whom_it_may_not_join(changes):
+    node = make_node("n1", 0, gpu_count=8, gpu_mem_gib=8.0, partitions=("main", "debug"))
+    request = make_request([opportunistic(2, **changes)], [node], running=(runs(make_job(1, "cpu")),))
+    result = ANTMAN.plan(request)
+    assert result.groups == ()
+    assert [item.job_id for item in result.waiting] == [2]
+
+
+def test_users_may_mix_where_the_request_says_so():
+    jobs = [opportunistic(2, user="bob")]
+    assert plan(jobs, running=[runs(make_job(1, "cpu"))], same_user=False).groups
+    assert not plan(jobs, running=[runs(make_job(1, "cpu"))], same_user=False, max_group_size=1).groups
+
+
+def test_a_running_pair_is_kept():
+    pair = runs(make_job(1, "cpu"), opportunistic(2, "gpu"))
+    (group,) = plan([], running=[pair]).groups
+    assert (group.members, group.kept) == ((1, 2), True)
+
+
+def test_nothing_is_stopped():
+    running = runs(opportunistic(2, "gpu", preemptible=True))
+    result = plan([make_job(1, None)], running=[running])
+    assert [(solo.job_id, solo.kept) for solo in result.solo] == [(2, True)]
+    assert [(item.job_id, item.preempted) for item in result.waiting] == [(1, False)]
+
+
+def test_who_has_waited_too_long_goes_to_slurm():
+    policy = get_policy("antman", {"max_wait_s": 60.0})
+    node = make_node("n1", 0)
+    (solo,) = policy.plan(make_request([make_job(1, submit_s=0.0)], [node], now_s=61.0)).solo
+    assert solo.gpus == ()
+    assert "it has waited 1.0 min" in str(solo.reasons[0])
+
+
+@st.composite
+def busy_clusters(draw):
+    """A request whose nodes also run jobs, alone or in pairs, of all kinds."""
+    request = draw(requests())
+    waiting, running, nodes = [], [], {node.name: node for node in request.nodes}
+    jobs = [dataclasses.replace(job, opportunistic=draw(st.booleans())) for job in request.jobs]
+    for job in jobs:
+        fitting = [
+            node for node in nodes.values() if node.free_gpus >= job.gpu_count and job.partition in node.partitions
+        ]
+        if not fitting or draw(st.booleans()):
+            waiting.append(job)
+            continue
+        node = fitting[0]
+        nodes[node.name] = dataclasses.replace(node, free_gpus=node.free_gpus - job.gpu_count)
+        running.append(Running((job,), (NodeShare(node.name, job.gpu_count),)))
+    return dataclasses.replace(request, jobs=tuple(waiting), nodes=tuple(nodes.values()), running=tuple(running))
+
+
+@given(busy_clusters())
+def test_no_guaranteed_job_is_ever_slowed(request_):
+    jobs = {job.job_id: job for job in request_.jobs}
+    jobs |= {job.job_id: job for unit in request_.running for job in unit.members}
+    result = ANTMAN.plan(request_)
+    assert sorted(decided_ids(result)) == sorted(jobs)
+    for group in result.groups:
+        guaranteed, other = (jobs[job_id] for job_id in group.members)
+        assert (guaranteed.opportunistic, other.opportunistic) == (False, True)
+        assert group.speed[guaranteed.job_id] == 1.0
+        assert 0 < group.speed[other.job_id] <= 1.0
+        used = [
+            min(1.0, first / guaranteed.profile.iteration_s)
+            + group.speed[other.job_id] * min(1.0, second / other.profile.iteration_s)
+            for first, second in zip(guaranteed.profile.stage_s, other.profile.stage_s, strict=True)
+        ]
+        assert max(used) <= 1 + 1e-9  # so no resource is promised twice
+        assert (guaranteed.partition, guaranteed.gpu_count) == (other.partition, other.gpu_count)
+
+
+@given(busy_clusters())
+def test_whatever_runs_stays_where_it_is(request_):
+    result = ANTMAN.plan(request_)
+    place = {solo.job_id: solo.gpus for solo in result.solo}
+    place |= {job_id: group.gpus for group in result.groups for job_id in group.members}
+    for unit in request_.running:
+        for job in unit.members:
+            assert place[job.job_id] == unit.gpus
+    started = {solo.job_id for solo in result.solo if not solo.kept and solo.gpus}
+    for node in request_.nodes:
+        used = sum(share.gpu_count for job_id in started for share in place[job_id] if share.node == node.name)
+        assert used <= node.free_gpus
