@@ -14,9 +14,6 @@ from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
 MAX_MEMBERS: Final = 64
 """Progressive filling takes as many steps as there are members; far more than can share a GPU."""
 
-_TIE: Final = 1e-12
-"""Relative difference below which two resources are full at the same speed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Fair:
@@ -81,7 +78,7 @@ def _filled(share: Sequence[Floats]) -> Floats:
         level_of = _full_at(share, speed, rising)
         # Rounding in what is left of a nearly full resource must not lower a level reached before.
         level = np.maximum(level, np.minimum(1.0, level_of.min(axis=0)))
-        full = level_of <= level * (1 + _TIE)
+        full = level_of <= level
         for member, uses in enumerate(share):
             np.copyto(speed[member], level, where=rising[member] > 0)
             rising[member, (full & (uses > 0)).any(axis=0) | (level >= 1)] = 0

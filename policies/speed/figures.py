@@ -14,7 +14,7 @@ from muri.policies.speed.errors import SpeedModelError
 from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
 from muri.profiler.records import ProfileError
 
-CHUNK = 4096
+CHUNK = 8192
 """Groups evaluated at once: their figures fit the second-level cache of a core."""
 
 

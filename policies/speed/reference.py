@@ -113,9 +113,9 @@ class Reference:
     def _periods(self, members: Sequence[Floats]) -> Floats:
         """Best or worst T of each group over all permutations and, for two jobs, half a turn apart."""
         pick = np.maximum if self.ordering == "worst" else np.minimum
-        chosen = _pipeline(members)
+        chosen = pipeline_period(members)
         for way in list(permutations(members))[1:]:
-            pick(chosen, _pipeline(way), out=chosen)
+            pick(chosen, pipeline_period(way), out=chosen)
         if len(members) == 2:
             pick(chosen, _half_a_turn_apart(*members), out=chosen)
         return chosen
@@ -127,7 +127,7 @@ def _order(members: tuple[Shape, ...], worst: bool) -> tuple[int, ...]:
     resource_s = _three_resources(_figures(members))
     checked_groups(one_group(len(members)), len(members), MAX_GROUP_SIZE)
     ways = list(permutations(range(len(members))))
-    periods = _pipeline([resource_s[:, list(at_position)] for at_position in zip(*ways, strict=True)])
+    periods = pipeline_period([resource_s[:, list(at_position)] for at_position in zip(*ways, strict=True)])
     return ways[first_extreme(periods.tolist(), worst=worst)]
 
 
@@ -151,11 +151,14 @@ def _half_a_turn_apart(first: Floats, second: Floats) -> Floats:
     return period
 
 
-def _pipeline(members: Sequence[Floats]) -> Floats:
+def pipeline_period(members: Sequence[Floats]) -> Floats:
     """T of a permutation: the pipeline's period once two in a row agree, else its second turn.
 
     Args:
-        members: By position, an array (3, groups) of seconds on each of the three resources.
+        members: By position, an array (3, groups) of seconds on load with preprocess, propagate and synchronize.
+
+    Returns:
+        Array (groups,) of seconds, without a multiplier.
     """
     end = _slot_ends(members)
     turn = [end[step + 1] - end[step + 1 - _SLOTS] for step in range(_SLOTS - 1, _STEPS)]
@@ -163,7 +166,7 @@ def _pipeline(members: Sequence[Floats]) -> Floats:
     # From the last to the first, so that the earliest agreement is what remains.
     for before, after in reversed(list(pairwise(turn))):
         agree = np.abs(after - before) <= _CONVERGED * np.maximum(np.abs(after), np.abs(before))
-        np.copyto(period, np.where(after > 0, after, turn[-1]), where=agree)
+        np.copyto(period, after, where=agree)
     return period
 
 

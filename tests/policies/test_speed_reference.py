@@ -11,7 +11,7 @@ from speed_builders import one_group, shape, shapes
 from muri.policies.options import OptionsError
 from muri.policies.speed.errors import SpeedModelError
 from muri.policies.speed.figures import CHUNK
-from muri.policies.speed.reference import MULTIPLIERS_NO_BLOSSOM, Reference
+from muri.policies.speed.reference import MULTIPLIERS_NO_BLOSSOM, Reference, pipeline_period
 from muri.profiler.records import ProfileError
 
 PLAIN = Reference(multipliers=(1.0, 1.0, 1.0), capped=False)
@@ -22,7 +22,7 @@ def evaluate(members, model=PLAIN):
     return model.evaluate(members, one_group(len(members)))
 
 
-def pipeline_period(order):
+def plain_period(order):
     """T of one permutation of (load, gpu, network) triples, one number at a time."""
     finish = {0: 0.0}
     seat = dict(enumerate(order))
@@ -50,7 +50,7 @@ def pipeline_period(order):
 
 def all_periods(members):
     triples = [(m.stage_s[0] + m.stage_s[1], m.stage_s[2], m.stage_s[3]) for m in members]
-    periods = [pipeline_period(order) for order in permutations(triples)]
+    periods = [plain_period(order) for order in permutations(triples)]
     if len(triples) == 2:
         (load_a, gpu_a, net_a), (load_b, gpu_b, net_b) = triples
         periods.append(max(load_a, gpu_b + net_b) + max(load_b, gpu_a + net_a))
@@ -63,6 +63,32 @@ def test_the_period_is_the_best_or_worst_of_all_permutations(members):
     assert evaluate(members).period_s[0] == pytest.approx(min(periods), rel=1e-12)
     worst = Reference("worst", (1.0, 1.0, 1.0), capped=False)
     assert evaluate(members, worst).period_s[0] == pytest.approx(max(periods), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_one_permutation_settles_at_the_same_slot_as_the_plain_form(size):
+    # Few values, some a little apart, so that pipelines settle late or agree to 0.1 % before they do.
+    values = np.array([0, 0, 1, 1.0008, 1.004, 2, 2.002, 3, 0.5])
+    drawn = values[np.random.default_rng(size).integers(0, len(values), (size, 3, 5000))]
+    expected = [plain_period([tuple(job) for job in drawn[:, :, group]]) for group in range(5000)]
+    np.testing.assert_allclose(pipeline_period(list(drawn)), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("order", "seconds"),
+    [
+        # The first slot has no load yet: with one, the turn would take 3 s.
+        ([(1, 0, 0), (1, 0, 0), (1, 0, 0.5), (2, 0, 0)], 2.5),
+        # Turns of 3.0028 s agree with the next to 0.1 % and count, though later ones take 3.002 s.
+        ([(2.002, 0, 1), (0.5, 0, 0), (1, 0, 0), (1.0008, 0, 0)], 3.0028),
+        # Within 1 % but not 0.1 %: goes on until 3.008 s.
+        ([(1.0008, 1.004, 1), (0, 0, 0), (0, 0, 1), (1.004, 0.5, 1)], 3.008),
+    ],
+)
+def test_when_a_pipeline_has_settled(order, seconds):
+    columns = [np.array(job, dtype=float)[:, None] for job in order]
+    assert pipeline_period(columns)[0] == pytest.approx(seconds, rel=1e-12)
+    assert plain_period(order) == pytest.approx(seconds, rel=1e-12)
 
 
 @given(members_strategy)
@@ -150,8 +176,8 @@ def test_the_order_is_that_of_the_extreme_period(members):
     for model, extreme in ((Reference(), min), (Reference("worst"), max)):
         order = model.order(members)
         assert sorted(order) == list(range(len(members)))
-        period = pipeline_period([triples[index] for index in order])
-        assert period == pytest.approx(extreme(pipeline_period(way) for way in permutations(triples)))
+        period = plain_period([triples[index] for index in order])
+        assert period == pytest.approx(extreme(plain_period(way) for way in permutations(triples)))
 
 
 def test_bad_input_is_refused():
