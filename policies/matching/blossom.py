@@ -1,13 +1,21 @@
-"""Maximum-weight matching: which pairs to merge so that the sum of their efficiencies is largest.
+"""Exact matching by Edmonds' Blossom algorithm, and the order of the queue for comparison.
 
 Both solvers get the same whole-number weights, made so that the optimum is unique. Their results
 are therefore the same, on every machine and in every process.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
+
+from muri.policies.matching.result import Pair
 from muri.policies.options import MATCHINGS, OptionsError
+from muri.policies.speed.model import Floats, Indices
+
+if TYPE_CHECKING:
+    import networkx
+    import rustworkx
 
 
 class Edge(NamedTuple):
@@ -24,10 +32,8 @@ class Edge(NamedTuple):
     weight: float
 
 
-Pair = tuple[int, int]
-
-_QUANTUM: Final = 1_000_000_000
-"""Weights are compared to nine digits: below that there is only the rounding of floats."""
+_QUANTUM_BITS: Final = 40
+"""Weights are compared to twelve digits: below that there is only the rounding of floats."""
 
 _TIE_BITS: Final = 40
 """Bits that tell pairs of equal weight apart."""
@@ -61,34 +67,74 @@ def whole_weight(edge: Edge) -> int:
     Adding a fixed pseudo-random number below the last digit that counts makes the optimal
     matching unique (the isolation lemma of Mulmuley, Vazirani and Vazirani).
     """
-    return (round(edge.weight * _QUANTUM) << (_TIE_BITS + _SUM_BITS)) + _scramble(edge.first, edge.second)
+    return whole_weights(np.array([edge.first]), np.array([edge.second]), np.array([edge.weight]))[0]
 
 
-def _scramble(first: int, second: int) -> int:
-    """A number below 2^40 that depends on both indices only (the finaliser of SplitMix64)."""
-    mask = (1 << 64) - 1
-    value = ((first << 32) + second + 1) * 0x9E3779B97F4A7C15 & mask
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & mask
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & mask
-    return (value ^ (value >> 31)) >> (64 - _TIE_BITS)
+def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
+    """`whole_weight` of many pairs."""
+    parts = np.rint(np.ldexp(weight, _QUANTUM_BITS)).astype(np.int64).tolist()
+    ties = _scrambled(first, second)
+    return [(part << (_TIE_BITS + _SUM_BITS)) + tie for part, tie in zip(parts, ties, strict=True)]
 
 
-def _match_rustworkx(edges: Sequence[Edge]) -> list[Pair]:
+def _scrambled(first: Indices, second: Indices) -> list[int]:
+    """Numbers below 2^40 that depend on both indices only (the finaliser of SplitMix64)."""
+    value = (first.astype(np.uint64) << np.uint64(32)) + second.astype(np.uint64) + np.uint64(1)
+    value *= np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    value = (value ^ (value >> np.uint64(31))) >> np.uint64(64 - _TIE_BITS)
+    ties: list[int] = value.tolist()
+    return ties
+
+
+def rustworkx_graph(first: Indices, second: Indices, weight: Floats) -> "rustworkx.PyGraph[None, int]":
+    """The graph that rustworkx matches, with whole-number weights."""
     import rustworkx  # noqa: PLC0415 -- loaded only by a plan that needs it
 
     graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph(multigraph=False)
-    graph.add_nodes_from([None] * (1 + max(edge.second for edge in edges)))
-    graph.add_edges_from([(edge.first, edge.second, whole_weight(edge)) for edge in edges])
+    graph.add_nodes_from([None] * (1 + int(second.max(initial=-1))))
+    whole = whole_weights(first, second, weight)
+    graph.add_edges_from(list(zip(first.tolist(), second.tolist(), whole, strict=True)))
+    return graph
+
+
+def solve_rustworkx(graph: "rustworkx.PyGraph[None, int]") -> list[Pair]:
+    """The maximum-weight matching of such a graph, sorted."""
+    import rustworkx  # noqa: PLC0415 -- loaded only by a plan that needs it
+
     pairs = rustworkx.max_weight_matching(graph, weight_fn=lambda weight: weight)
-    return [(min(pair), max(pair)) for pair in pairs]
+    return sorted((min(pair), max(pair)) for pair in pairs)
 
 
-def _match_networkx(edges: Sequence[Edge]) -> list[Pair]:
+def networkx_graph(first: Indices, second: Indices, weight: Floats) -> "networkx.Graph[int]":
+    """The same graph for networkx."""
     import networkx  # noqa: PLC0415 -- loaded only by a plan that needs it
 
     graph: networkx.Graph[int] = networkx.Graph()
-    graph.add_weighted_edges_from((edge.first, edge.second, whole_weight(edge)) for edge in edges)
-    return [(min(pair), max(pair)) for pair in networkx.max_weight_matching(graph)]
+    whole = whole_weights(first, second, weight)
+    graph.add_weighted_edges_from(zip(first.tolist(), second.tolist(), whole, strict=True))
+    return graph
+
+
+def solve_networkx(graph: "networkx.Graph[int]") -> list[Pair]:
+    """The maximum-weight matching of such a graph, sorted."""
+    import networkx  # noqa: PLC0415 -- loaded only by a plan that needs it
+
+    return sorted((min(pair), max(pair)) for pair in networkx.max_weight_matching(graph))
+
+
+def _columns(edges: Sequence[Edge]) -> tuple[Indices, Indices, Floats]:
+    first, second, weight = zip(*edges, strict=True)
+    return np.array(first, dtype=np.intp), np.array(second, dtype=np.intp), np.array(weight, dtype=np.float64)
+
+
+def _match_rustworkx(edges: Sequence[Edge]) -> list[Pair]:
+    return solve_rustworkx(rustworkx_graph(*_columns(edges)))
+
+
+def _match_networkx(edges: Sequence[Edge]) -> list[Pair]:
+    return solve_networkx(networkx_graph(*_columns(edges)))
 
 
 def _match_priority_order(edges: Sequence[Edge]) -> list[Pair]:
