@@ -15,7 +15,7 @@ from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
 from muri.profiler.records import ProfileError
 
 CHUNK = 8192
-"""Groups evaluated at once: their figures fit the second-level cache of a core."""
+"""Groups evaluated at once: few enough for the processor's caches, enough to make up for the calls."""
 
 
 @dataclass(frozen=True, slots=True)

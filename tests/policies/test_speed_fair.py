@@ -42,6 +42,20 @@ def test_resources_fill_one_after_the_other():
     assert speeds(members) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0.8])
 
 
+def test_a_trace_of_a_full_resource_stops_nobody_completely():
+    # Resources 2 and 3 fill together at 3/7, up to rounding; what rounding leaves of the
+    # last one must not be all that the fourth member gets.
+    third = 1 / 3
+    members = [
+        shape(0.9999, third, third, third, iteration_s=1),
+        shape(0, 0, 1, 1, iteration_s=1),
+        shape(0, third, 2 * third, 1, iteration_s=1),
+        shape(third, 2 * third, 0, 1e-16, iteration_s=1),
+        shape(0, 2 * third, third, 0, iteration_s=1),
+    ]
+    assert speeds(members) == pytest.approx([3 / 7] * 5)
+
+
 def test_jobs_that_do_not_meet_run_at_full_speed():
     assert speeds([shape(1, 0), shape(0, 1)]).tolist() == [1.0, 1.0]
     assert speeds([shape(0, 0, iteration_s=1), shape(1, 1)]).tolist() == [1.0, 1.0]
