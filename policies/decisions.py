@@ -12,7 +12,7 @@ from muri.policies.placing import Placement
 from muri.policies.queue import Contender
 from muri.policies.reason import Reason
 from muri.policies.speed.model import Shape
-from muri.policies.types import Group, PlanJob, Running, Solo, Waiting
+from muri.policies.types import Group, Running, Solo, Waiting
 from muri.policies.units import Unit, running_unit
 from muri.profiler.records import RESOURCES
 
@@ -75,10 +75,6 @@ class Clerk:
             self._group(Placement(Unit(members, stays_on=gpus, notes=notes), gpus))
         else:
             self._group_of_unknown_speed(unit, notes)
-
-    def wait(self, job: PlanJob, *why: Reason, preempted: bool = False) -> None:
-        """A job that gets no GPUs."""
-        self.decisions.waiting.append(Waiting(job.job_id, why, preempted))
 
     def _group(self, placement: Placement) -> None:
         unit = placement.unit

@@ -76,4 +76,4 @@ class Forecasts:
 
 def shapes_of(group: Members) -> Composition:
     """Indices of the members' shapes."""
-    return tuple(member.shape for member in group if member.shape is not None)
+    return tuple([member.shape for member in group if member.shape is not None])

@@ -111,10 +111,9 @@ class Grouper:
         return self._grouping(stay, proven, staying=reasons.restart_would_not_pay(gain, cost))
 
     def _grouping(
-        self, way: _Way, proven: float, *, moving: Reason | None = None, staying: Reason | None = None
+        self, way: _Way, proven: float, *, moving: Reason = reasons.REGROUPED, staying: Reason | None = None
     ) -> Grouping:
         """Units with their proof, and with the reason why running jobs among them move or stay."""
-        self.forecasts.prepare(way.groups)
         value = self._value(way.groups)
         certificate = Certificate(value, max(value, proven))
         units = []
@@ -123,7 +122,7 @@ class Grouper:
             runs = any(member.unit is not None for member in group)
             notes = [reasons.proven(certificate)] if len(group) > 1 else []
             notes += [staying] if staying is not None and unit.stays_on else []
-            notes += [moving] if moving is not None and runs and not unit.stays_on else []
+            notes += [moving] if runs and not unit.stays_on else []
             units.append(replace(unit, notes=tuple(notes)))
         return Grouping(tuple(units), way.left, certificate)
 

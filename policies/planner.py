@@ -18,7 +18,7 @@ from muri.policies.reason import Reason
 from muri.policies.selection import Selection, pools, select
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Certificate, Plan, PlanRequest, Solo, Waiting
-from muri.policies.units import unit_of
+from muri.policies.units import Unit, unit_of
 from muri.policies.validation import check_request
 
 
@@ -126,7 +126,7 @@ class _PoolPlanner:
 
     def decide(self, groupings: Iterable[Grouping]) -> Decisions:
         """Place the groups and the other selected jobs; say why the rest waits."""
-        units = [unit_of((contender,)) for contender in self._selection.alone]
+        units = [_single(contender) for contender in self._selection.alone]
         left_out: dict[int, int] = {}
         for grouping in groupings:
             units += grouping.units
@@ -213,26 +213,38 @@ class _PoolPlanner:
             left_out: How many others each job was considered with that no group took in, by rank.
         """
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._to_slurm)
-        ahead: Counter[str] = Counter()
-        now_s, max_wait_s = self._request.now_s, self._options.max_wait_s
+        ahead = dict.fromkeys(self.pool, 0)
+        waiting = self._clerk.decisions.waiting
         for contender in self.contenders:
             rank, job = contender.rank, contender.job
-            if rank in started:
+            if rank in started or (self._to_slurm and self._is_given_to_slurm(contender)):
                 continue
-            if self._to_slurm and contender.unit is None and waited_s(job, now_s) > max_wait_s:
-                why = reasons.aged(waited_s(job, now_s), max_wait_s)
-                self._clerk.decisions.solo.append(Solo(job.job_id, (why, reasons.QUEUES_IN_SLURM)))
-                continue
+            partition = contender.bucket.partition
+            why: tuple[Reason, ...]
             if rank in self._held:
-                self._clerk.wait(job, reasons.NEEDS_PROFILE)
+                why = (reasons.NEEDS_PROFILE,)
             else:
-                sentences = [why_waiting.of(job, ahead[job.partition])]
+                why = (why_waiting.of(job, ahead[partition]),)
                 if left_out.get(rank):
-                    sentences.append(reasons.no_group_worth_it(left_out[rank]))
+                    why = (*why, reasons.no_group_worth_it(left_out[rank]))
                 if contender.unit is not None:
-                    sentences.insert(0, reasons.preempted(job))
-                self._clerk.wait(job, *sentences, preempted=contender.unit is not None)
-            ahead[job.partition] += 1
+                    why = (reasons.preempted(job), *why)
+            waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            ahead[partition] += 1
+
+    def _is_given_to_slurm(self, contender: Contender) -> bool:
+        """Release a waiting job that has waited too long."""
+        waited, max_wait_s = waited_s(contender.job, self._request.now_s), self._options.max_wait_s
+        if contender.unit is not None or waited <= max_wait_s:
+            return False
+        why = (reasons.aged(waited, max_wait_s), reasons.QUEUES_IN_SLURM)
+        self._clerk.decisions.solo.append(Solo(contender.job.job_id, why))
+        return True
+
+
+def _single(contender: Contender) -> Unit:
+    unit = unit_of((contender,))
+    return unit if unit.stays_on else replace(unit, notes=_why_again(contender))
 
 
 def _why_again(contender: Contender) -> tuple[Reason, ...]:

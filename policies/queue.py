@@ -85,11 +85,14 @@ class _Buckets:
 
     def __init__(self, *, same_user: bool) -> None:
         self._same_user = same_user
-        self._known: dict[Bucket, Bucket] = {}
+        self._known: dict[tuple[str, str, int], Bucket] = {}
 
     def of(self, job: PlanJob) -> Bucket:
-        bucket = Bucket(job.user if self._same_user else "", job.partition, job.gpu_count)
-        return self._known.setdefault(bucket, bucket)
+        name = (job.user if self._same_user else "", job.partition, job.gpu_count)
+        bucket = self._known.get(name)
+        if bucket is None:
+            bucket = self._known[name] = Bucket(*name)
+        return bucket
 
 
 def waited_s(job: PlanJob, now_s: float) -> float:

@@ -63,13 +63,25 @@ def _check_unique(what: str, names: Iterable[int | str]) -> None:
 def _check_job(job: PlanJob) -> None:
     if job.gpu_count < 1:
         raise RequestError(f"job {job.job_id}: gpu_count is {job.gpu_count}; it must be ≥ 1")
-    figures = (job.submit_s, job.attained_gpu_s, job.restart_s, job.remaining_s or 0.0, job.waiting_since_s or 0.0)
-    # NaN fails the comparison, too; only a wrong figure is looked for by name.
-    if not all(0.0 <= figure < math.inf for figure in figures):
-        for name in ("submit_s", "attained_gpu_s", "restart_s", "remaining_s", "waiting_since_s"):
-            value = getattr(job, name)
-            if value is not None and not 0.0 <= value < math.inf:
-                raise RequestError(f"job {job.job_id}: {name} is {value}; it must be a finite number ≥ 0")
+    remaining_s = 0.0 if job.remaining_s is None else job.remaining_s
+    waiting_since_s = 0.0 if job.waiting_since_s is None else job.waiting_since_s
+    # Written out, for a long queue passes through here; NaN fails every comparison.
+    if not (
+        0.0 <= job.submit_s < math.inf
+        and 0.0 <= job.attained_gpu_s < math.inf
+        and 0.0 <= job.restart_s < math.inf
+        and 0.0 <= remaining_s < math.inf
+        and 0.0 <= waiting_since_s < math.inf
+    ):
+        raise _wrong_figure(job)
+
+
+def _wrong_figure(job: PlanJob) -> RequestError:
+    for name in ("submit_s", "attained_gpu_s", "restart_s", "remaining_s", "waiting_since_s"):
+        value = getattr(job, name)
+        if value is not None and not 0.0 <= value < math.inf:
+            return RequestError(f"job {job.job_id}: {name} is {value}; it must be a finite number ≥ 0")
+    raise AssertionError(f"job {job.job_id} has no wrong figure")
 
 
 def _check_node(node: FreeNode) -> None:

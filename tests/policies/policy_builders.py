@@ -1,10 +1,11 @@
 """Jobs, nodes and requests for the tests of planning, and hypothesis strategies for them."""
 
+import dataclasses
 from collections import Counter
 
 from hypothesis import strategies as st
 
-from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
+from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest, Running
 from muri.profiler.records import ProfileKey, StageProfile
 
 KINDS = {
@@ -100,3 +101,91 @@ def gpus_by_node(plan: Plan, request: PlanRequest) -> Counter:
         if solo.node:
             used[solo.node] += count[solo.job_id]
     return used
+
+
+def make_cluster_node(name, gpu_count=4, islands=2, **changes):
+    """An idle node with known topology: its GPUs in islands of equal size."""
+    size = gpu_count // islands
+    topology = tuple(tuple(range(start, start + size)) for start in range(0, gpu_count, size))
+    return make_node(name, gpu_count, **({"gpu_count": gpu_count, "islands": topology, "topology": topology} | changes))
+
+
+def feed_back(request: PlanRequest, plan: Plan, *, new_jobs=(), **changes) -> PlanRequest:
+    """The request of the next cycle if the plan was carried out and nothing else happened but new jobs."""
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    placed = [(group.members, group.gpus) for group in plan.groups]
+    placed += [((solo.job_id,), solo.gpus) for solo in plan.solo if solo.gpus]
+    running = tuple(Running(tuple(jobs[member] for member in members), gpus) for members, gpus in placed)
+    waiting = tuple(jobs[item.job_id] for item in plan.waiting)
+    return dataclasses.replace(
+        request,
+        jobs=(*waiting, *new_jobs),
+        running=running,
+        nodes=tuple(_beside(node, running, total) for node, total in _totals(request)),
+        **changes,
+    )
+
+
+def all_jobs(request: PlanRequest) -> list[PlanJob]:
+    return [*request.jobs, *(job for unit in request.running for job in unit.members)]
+
+
+def _totals(request):
+    """Every node, and the GPUs that may be used on it: those that are free and those that running units hold."""
+    held = Counter()
+    for unit in request.running:
+        for share in unit.gpus:
+            held[share.node] += share.gpu_count
+    return [(node, node.free_gpus + held[node.name]) for node in request.nodes]
+
+
+def _beside(node, running, total):
+    shares = [share for unit in running for share in unit.gpus if share.node == node.name]
+    taken = {gpu for share in shares for gpu in share.gpu_ids}
+    islands = tuple(tuple(gpu for gpu in island if gpu not in taken) for island in node.topology)
+    free_gpus = total - sum(share.gpu_count for share in shares)
+    return dataclasses.replace(node, free_gpus=free_gpus, islands=tuple(island for island in islands if island))
+
+
+def shares_of(plan: Plan):
+    return [share for item in (*plan.groups, *plan.solo) for share in item.gpus]
+
+
+@st.composite
+def cluster_requests(draw, *, preemptible=True, restart_s=True):
+    """Jobs on an idle cluster of known topology, to be planned over several cycles."""
+    count = draw(st.integers(1, 14))
+    jobs = [draw(pending_jobs(job_id)) for job_id in range(1, count + 1)]
+    cost_s = st.sampled_from((0.0, 0.0, 30.0, 400.0)) if restart_s else st.just(0.0)
+    jobs = [
+        dataclasses.replace(
+            job,
+            partition=draw(st.sampled_from(("main", "debug"))),
+            gpu_count=draw(st.sampled_from((1, 1, 1, 2, 2, 4, 8))),
+            preemptible=draw(st.booleans()) if preemptible is None else preemptible,
+            restart_s=draw(cost_s),
+        )
+        for job in jobs
+    ]
+    nodes = [
+        make_cluster_node(
+            f"n{index}",
+            draw(st.sampled_from((2, 4, 4))),
+            partitions=partitions,
+            gpu_mem_gib=draw(st.sampled_from((0.0, 8.0, 40.0))),
+        )
+        for index, partitions in enumerate(
+            [
+                ("main", "debug"),
+                *draw(st.lists(st.sampled_from((("main",), ("debug",), ("main", "debug"))), max_size=3)),
+            ]
+        )
+    ]
+    capacity = {name: sum(node.gpu_count for node in nodes if name in node.partitions) for name in ("main", "debug")}
+    return make_request(
+        [job for job in jobs if job.gpu_count <= capacity[job.partition]],
+        nodes,
+        larger_than_a_node="whole-nodes",
+        max_group_size=draw(st.integers(1, 4)),
+        same_user=draw(st.booleans()),
+    )

@@ -1,0 +1,119 @@
+"""Which GPUs are given out: best fit, close together, idle nodes for what is larger than one."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_builders import make_cluster_node, make_node
+
+from muri.policies.placement import FreeGpus
+from muri.policies.types import NodeShare
+
+
+def naive_best_fit(nodes, free, partition, gpu_count, gpu_mem_gib):
+    """The rule in one line, looking at every node."""
+    fitting = [
+        node
+        for node in nodes
+        if partition in node.partitions
+        and free[node.name] >= gpu_count
+        and (node.gpu_mem_gib == 0 or node.gpu_mem_gib >= gpu_mem_gib)
+    ]
+    return min(fitting, key=lambda node: (free[node.name], node.gpu_mem_gib, node.name), default=None)
+
+
+@given(st.integers(0, 10_000))
+def test_taking_and_giving_back_agrees_with_looking_at_every_node(seed):
+    rng = random.Random(seed)
+    nodes = [
+        make_node(
+            f"n{index}",
+            rng.randint(0, 8),
+            gpu_count=8,
+            gpu_mem_gib=rng.choice((0.0, 16.0, 80.0)),
+            partitions=rng.choice((("main",), ("debug",), ("main", "debug"))),
+        )
+        for index in range(rng.randint(0, 8))
+    ]
+    gpus = FreeGpus(nodes)
+    free = {node.name: node.free_gpus for node in nodes}
+    held = []
+    for _ in range(30):
+        if held and rng.random() < 0.3:
+            shares = held.pop(rng.randrange(len(held)))
+            gpus.give_back(shares)
+            free[shares[0].node] += shares[0].gpu_count
+            continue
+        wanted = (rng.choice(("main", "debug", "gone")), rng.randint(1, 8), rng.choice((0.0, 10.0, 40.0)))
+        best = naive_best_fit(nodes, free, *wanted)
+        taken = gpus.take(*wanted)
+        assert taken == (None if best is None else (NodeShare(best.name, wanted[1]),))
+        if taken:
+            free[best.name] -= wanted[1]
+            held.append(taken)
+        for partition in ("main", "debug"):
+            mine = [free[node.name] for node in nodes if partition in node.partitions]
+            assert gpus.total(partition) == sum(mine)
+            assert gpus.most_on_one_node(partition) == max(mine, default=0)
+
+
+def test_gpus_come_from_the_island_with_the_tightest_fit():
+    node = make_node("a", 5, gpu_count=8, islands=((0, 1), (4, 5, 6)))
+    gpus = FreeGpus([node])
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (0, 1)),)
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (4, 5)),)
+    assert gpus.take("main", 1) == (NodeShare("a", 1, (6,)),)
+
+
+def test_more_gpus_than_an_island_has_come_from_the_fewest():
+    node = make_node("a", 6, gpu_count=8, islands=((0,), (2, 3), (4, 5, 6)))
+    assert FreeGpus([node]).take("main", 4) == (NodeShare("a", 4, (0, 4, 5, 6)),)
+
+
+def test_what_is_given_back_returns_to_its_island():
+    node = make_node("a", 1, gpu_count=4, islands=((3,),), topology=((0, 1), (2, 3)))
+    gpus = FreeGpus([node])
+    gpus.give_back((NodeShare("a", 2, (0, 2)),))
+    assert gpus.take("main", 2) == (NodeShare("a", 2, (2, 3)),)
+
+
+def test_without_names_of_held_gpus_nothing_is_claimed():
+    gpus = FreeGpus([make_cluster_node("a")])
+    gpus.take_exactly((NodeShare("a", 1),))
+    assert gpus.take("main", 1) == (NodeShare("a", 1),)
+
+
+def test_a_copy_leaves_the_original_alone():
+    gpus = FreeGpus([make_cluster_node("a")])
+    trial = gpus.copy()
+    assert trial.take("main", 4) is not None
+    assert gpus.take("main", 4) == (NodeShare("a", 4, (0, 1, 2, 3)),)
+
+
+def test_exactly_these_gpus_are_free_or_not():
+    gpus = FreeGpus([make_cluster_node("a")])
+    gpus.take_exactly((NodeShare("a", 1, (1,)),))
+    assert gpus.are_free((NodeShare("a", 2, (0, 2)),))
+    assert not gpus.are_free((NodeShare("a", 2, (0, 1)),))
+    assert not gpus.are_free((NodeShare("a", 4),))
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "expected"),
+    [
+        (8, (("a", 8),)),
+        (12, (("a", 8), ("c", 4))),
+        (14, (("a", 8), ("b", 6))),
+        (16, (("a", 8), ("b", 8))),
+        (20, (("a", 8), ("b", 8), ("c", 4))),
+        (24, None),
+    ],
+)
+def test_whole_nodes_are_the_fewest_and_idle(gpu_count, expected):
+    nodes = [make_node("a", 8), make_node("b", 8), make_node("c", 4, gpu_count=4), make_node("d", 3, gpu_count=4)]
+    gpus = FreeGpus(nodes, whole_nodes=True)
+    taken = gpus.take("main", gpu_count)
+    assert (None if taken is None else tuple((share.node, share.gpu_count) for share in taken)) == expected
+    if expected is None:  # and nothing is lost by trying
+        assert gpus.total("main") == 23

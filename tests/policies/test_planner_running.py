@@ -1,0 +1,242 @@
+"""Planning cycle after cycle: what runs stays, moves only for a reason, and never flaps."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_builders import (
+    all_jobs,
+    cluster_requests,
+    decided_ids,
+    feed_back,
+    make_cluster_node,
+    make_job,
+    make_node,
+    make_request,
+    pending_jobs,
+    shares_of,
+)
+
+from muri.policies import priority
+from muri.policies.options import PolicyOptions
+from muri.policies.planner import plan_queue
+from muri.policies.reason import sentences
+from muri.policies.types import NodeShare, Running
+
+keys = st.sampled_from((priority.fifo, priority.srsf, priority.two_dimensional_las))
+options = st.builds(
+    PolicyOptions,
+    max_group_size=st.integers(1, 4),
+    objective=st.sampled_from(("efficiency", "throughput", "jct")),
+    merge=st.sampled_from(("as-needed", "whole-rounds")),
+    preemption=st.sampled_from((True, True, False)),
+)
+
+
+def plan_of(request, key=priority.fifo, rules=None):
+    return plan_queue(request, "test", key, rules or PolicyOptions())
+
+
+@st.composite
+def second_cycles(draw):
+    """A request in which jobs run and others have arrived since they started, with key and options."""
+    first = draw(cluster_requests(preemptible=None))
+    key, rules = draw(keys), draw(options)
+    arrived = [
+        dataclasses.replace(job, partition="main", gpu_count=draw(st.sampled_from((1, 2))), submit_s=job.submit_s / 2)
+        for job in (draw(pending_jobs(number)) for number in range(100, 100 + draw(st.integers(0, 4))))
+    ]
+    return feed_back(first, plan_of(first, key, rules), new_jobs=arrived), key, rules
+
+
+@given(second_cycles())
+def test_every_waiting_and_running_job_is_decided_exactly_once(cycle):
+    request, key, rules = cycle
+    assert sorted(decided_ids(plan_of(request, key, rules))) == sorted(job.job_id for job in all_jobs(request))
+
+
+@given(second_cycles())
+def test_no_gpu_is_given_out_twice(cycle):
+    request, key, rules = cycle
+    shares = shares_of(plan_of(request, key, rules))
+    for node in request.nodes:
+        on_node = [share for share in shares if share.node == node.name]
+        assert sum(share.gpu_count for share in on_node) <= node.gpu_count
+        gpu_ids = [gpu for share in on_node for gpu in share.gpu_ids]
+        assert len(gpu_ids) == sum(share.gpu_count for share in on_node)  # the topology is known
+        assert len(set(gpu_ids)) == len(gpu_ids)
+        assert set(gpu_ids) <= set(range(node.gpu_count))
+
+
+@given(second_cycles())
+def test_what_is_kept_runs_on_just_these_gpus(cycle):
+    request, key, rules = cycle
+    where = {frozenset(job.job_id for job in unit.members): unit.gpus for unit in request.running}
+    plan = plan_of(request, key, rules)
+    kept = [(frozenset(group.members), group.gpus) for group in plan.groups if group.kept]
+    kept += [(frozenset([solo.job_id]), solo.gpus) for solo in plan.solo if solo.kept]
+    for members, gpus in kept:
+        assert where[members] == gpus
+
+
+@given(second_cycles())
+def test_what_cannot_be_stopped_is_not_stopped(cycle):
+    request, key, rules = cycle
+    plan = plan_of(request, key, rules)
+    kept = {frozenset(group.members) for group in plan.groups if group.kept}
+    kept |= {frozenset([solo.job_id]) for solo in plan.solo if solo.kept}
+    for unit in request.running:
+        if not unit.preemptible or not rules.preemption:
+            assert frozenset(job.job_id for job in unit.members) in kept
+    running = {job.job_id for unit in request.running for job in unit.members}
+    assert all(item.preempted == (item.job_id in running) for item in plan.waiting)
+
+
+@given(second_cycles())
+def test_running_jobs_change_places_only_for_a_reason(cycle):
+    request, key, rules = cycle
+    plan = plan_of(request, key, rules)
+    running = {job.job_id for unit in request.running for job in unit.members}
+    told = ("regrouped although it runs", "moved:", "split up", "a more urgent job needs", "not all of its members")
+    for item in (*plan.groups, *plan.solo):
+        members = item.members if hasattr(item, "members") else (item.job_id,)
+        if running & set(members) and not item.kept:
+            assert any(words in sentence for sentence in sentences(item.reasons) for words in told)
+
+
+@given(second_cycles(), st.randoms(use_true_random=False))
+def test_the_order_of_what_runs_does_not_matter(cycle, rng):
+    request, key, rules = cycle
+    jobs, nodes, running = list(request.jobs), list(request.nodes), list(request.running)
+    for listed in (jobs, nodes, running):
+        rng.shuffle(listed)
+    shuffled = dataclasses.replace(request, jobs=tuple(jobs), nodes=tuple(nodes), running=tuple(running))
+    assert plan_of(shuffled, key, rules) == plan_of(request, key, rules)
+
+
+@given(st.one_of(cluster_requests(preemptible=True), cluster_requests(preemptible=False)), keys, options)
+def test_five_more_rounds_on_an_unchanged_cluster_change_nothing(request_, key, rules):
+    plan = plan_of(request_, key, rules)
+    for _ in range(5):
+        request_ = feed_back(request_, plan)
+        plan = plan_of(request_, key, rules)
+        assert all(group.kept for group in plan.groups)
+        assert all(solo.kept for solo in plan.solo)
+        assert not any(item.preempted for item in plan.waiting)
+
+
+def _running(jobs, *shares):
+    return Running(tuple(jobs), shares)
+
+
+def test_a_more_urgent_job_stops_a_running_one():
+    runs = make_job(1, remaining_s=500.0, preemptible=True, groupable=False)
+    urgent = make_job(2, remaining_s=10.0, groupable=False)
+    request = make_request([urgent], [make_node("n1", 0, gpu_count=1)], running=(_running([runs], NodeShare("n1", 1)),))
+    plan = plan_of(request, priority.srsf)
+    assert [(solo.job_id, solo.node, solo.kept) for solo in plan.solo] == [(2, "n1", False)]
+    (stopped,) = plan.waiting
+    assert (stopped.job_id, stopped.preempted) == (1, True)
+    assert str(stopped.reasons[0]) == "stopped: more urgent jobs get its 1 GPU"
+    patient = plan_of(request, priority.srsf, PolicyOptions(preemption=False))
+    assert [(solo.job_id, solo.kept) for solo in patient.solo] == [(1, True)]
+    assert [(item.job_id, item.preempted) for item in patient.waiting] == [(2, False)]
+
+
+def _pair_or_better(restart_s):
+    """Two jobs of one kind share badly; now a complementary one has come, and there is still one GPU."""
+    first, second = (make_job(number, "gpu", preemptible=True, restart_s=restart_s) for number in (1, 2))
+    other = make_job(3, "cpu")
+    nodes = [make_node("n1", 0, gpu_count=2)]
+    running = (_running([first], NodeShare("n1", 1)), _running([second], NodeShare("n1", 1)))
+    return make_request([other], nodes, running=running, max_group_size=2)
+
+
+def test_running_jobs_share_with_a_newcomer_when_that_pays():
+    plan = plan_of(_pair_or_better(0.0), rules=PolicyOptions(objective="throughput"))
+    (group,) = plan.groups
+    assert 3 in group.members
+    assert not group.kept
+    assert any(str(reason).startswith("regrouped although it runs: until the next plan") for reason in group.reasons)
+    assert [solo.kept for solo in plan.solo] == [True]
+
+
+def test_running_jobs_stay_apart_when_a_restart_would_not_pay():
+    plan = plan_of(_pair_or_better(4000.0), rules=PolicyOptions(objective="throughput"))
+    assert plan.groups == ()
+    assert [(solo.job_id, solo.kept) for solo in plan.solo] == [(1, True), (2, True)]
+    assert any(str(reason).startswith("not regrouped: until the next plan") for reason in plan.solo[0].reasons)
+    (left,) = plan.waiting
+    assert str(left.reasons[-1]) == "it was considered for sharing with 2 jobs, and no group with it is worth its place"
+
+
+def test_a_running_job_makes_room_for_a_large_urgent_one():
+    large = make_job(1, gpu_count=2, groupable=False)
+    small = [make_job(number, preemptible=True, groupable=False) for number in (2, 3)]
+    running = tuple(_running([job], NodeShare(node, 1)) for job, node in zip(small, ("a", "b"), strict=True))
+    nodes = [make_node("a", 1, gpu_count=2), make_node("b", 1, gpu_count=2)]
+    plan = plan_of(make_request([large], nodes, running=running))
+    where = {solo.job_id: (solo.node, solo.kept) for solo in plan.solo}
+    assert where == {1: ("a", False), 2: ("b", False), 3: ("b", True)}
+    (moved,) = (solo for solo in plan.solo if solo.job_id == 2)
+    assert "a more urgent job needs 2 GPUs on a, where it ran" in sentences(moved.reasons)
+
+
+def test_a_less_urgent_large_job_moves_nobody():
+    large = make_job(9, gpu_count=2, groupable=False)
+    small = [make_job(number, preemptible=True, groupable=False) for number in (2, 3)]
+    running = tuple(_running([job], NodeShare(node, 1)) for job, node in zip(small, ("a", "b"), strict=True))
+    nodes = [make_node("a", 1, gpu_count=2), make_node("b", 1, gpu_count=2)]
+    plan = plan_of(make_request([large], nodes, running=running))
+    assert all(solo.kept for solo in plan.solo)
+    assert [item.job_id for item in plan.waiting] == [9]
+
+
+def test_jobs_larger_than_a_node_get_whole_idle_nodes():
+    jobs = [make_job(1, gpu_count=6, groupable=False), make_job(2, groupable=False)]
+    nodes = [make_cluster_node(name) for name in ("a", "b", "c")]
+    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes")
+    plan = plan_of(request)
+    assert plan.solo[0].gpus == (NodeShare("a", 4, (0, 1, 2, 3)), NodeShare("b", 2, (0, 1)))
+    assert plan.solo[1].gpus == (NodeShare("b", 1, (2,)),)
+    assert sentences(plan.solo[0].reasons)[0] == "6 GPUs of a and b can be given to it"
+    again = plan_of(feed_back(request, plan, new_jobs=[make_job(3, gpu_count=8, groupable=False)]))
+    (waits,) = again.waiting
+    expected = "it is next in line; it needs 8 GPUs on idle nodes, and the idle nodes of partition main have 4 GPUs"
+    assert str(waits.reasons[0]) == expected
+
+
+def test_jobs_larger_than_a_node_can_share_whole_nodes():
+    jobs = [make_job(1, "gpu", gpu_count=8), make_job(2, "cpu", gpu_count=8)]
+    nodes = [make_cluster_node(name) for name in ("a", "b")]
+    (group,) = plan_of(make_request(jobs, nodes, larger_than_a_node="whole-nodes")).groups
+    assert [share.node for share in group.gpus] == ["a", "b"]
+    assert group.gpu_count == 8
+
+
+def test_an_aged_job_goes_first_where_slurm_is_not_behind_the_plan():
+    jobs = [make_job(1, submit_s=0.0, remaining_s=9e5), make_job(2, submit_s=900.0, remaining_s=1.0)]
+    request = make_request(jobs, [make_node("n1", 1)], larger_than_a_node="whole-nodes", max_group_size=1)
+    assert [solo.job_id for solo in plan_of(request, priority.srsf).solo] == [2]
+    rules = PolicyOptions(max_wait_s=500.0)
+    assert [solo.job_id for solo in plan_of(request, priority.srsf, rules).solo] == [1]
+    served = dataclasses.replace(request, jobs=(dataclasses.replace(jobs[0], waiting_since_s=950.0), jobs[1]))
+    assert [solo.job_id for solo in plan_of(served, priority.srsf, rules).solo] == [2]
+
+
+def test_a_group_of_unknown_profiles_that_runs_is_still_reported():
+    members = [make_job(number, None) for number in (1, 2)]
+    running = (_running(members, NodeShare("n1", 1)),)
+    (group,) = plan_of(make_request([], [make_node("n1", 0, gpu_count=1)], running=running)).groups
+    assert group.kept
+    assert group.speed == {1: 0.5, 2: 0.5}
+
+
+def test_the_plan_adds_up_the_proofs_of_its_buckets():
+    jobs = [make_job(number, kind) for number, kind in enumerate(("gpu", "cpu", "network"), start=1)]
+    jobs += [make_job(number, "gpu", gpu_count=2) for number in (4, 5)]
+    plan = plan_of(make_request(jobs, [make_node("n1", 3)]), rules=PolicyOptions(objective="throughput"))
+    speeds = sum(sum(group.speed.values()) for group in plan.groups) + len(plan.solo)
+    assert plan.certificate.value == pytest.approx(speeds)
+    assert plan.certificate.upper_bound >= plan.certificate.value - 1e-9
