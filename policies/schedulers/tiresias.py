@@ -24,7 +24,7 @@ class Tiresias(QueuePolicy):
     fixed = EXCLUSIVE
 
     def key(self, request: PlanRequest) -> PriorityKey:
-        """By queue; `rank_jobs` breaks ties by submit time."""
+        """By queue; the planner breaks ties by submit time."""
         rules, running = self.rules, running_ids(request)
 
         def by_queue(job: PlanJob) -> tuple[float, ...]:

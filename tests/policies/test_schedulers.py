@@ -5,12 +5,13 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from policy_builders import make_job, make_node, make_request
+from policy_builders import make_job, make_node, make_profile, make_request
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.gittins import GittinsIndex
 from muri.policies.schedulers.themis import finish_time_fairness
+from muri.policies.types import NodeShare, Running
 
 NOW_S = 1000.0
 KEYS = ("submit_s", "gpu_count", "attained_gpu_s", "remaining_s")
@@ -194,3 +195,55 @@ def test_exclusive_policies_let_nobody_share(name):
     for policy in (get_policy(name), get_policy(name, PolicyOptions(max_group_size=4))):
         plan = policy.plan(make_request(jobs, [make_node("n1", 1)]))
         assert (len(plan.groups), len(plan.solo), len(plan.waiting)) == (0, 1, 1)
+
+
+def with_running(policy, running, waiting):
+    """One GPU, which `running` holds; who has it now, and who waits or was stopped."""
+    request = make_request(
+        [waiting],
+        [make_node("n1", 0, gpu_count=1)],
+        now_s=NOW_S,
+        running=(Running((running,), (NodeShare("n1", 1),)),),
+    )
+    plan = policy.plan(request)
+    return [(solo.job_id, solo.kept) for solo in plan.solo], [(item.job_id, item.preempted) for item in plan.waiting]
+
+
+STOPPED = ([(2, False)], [(1, True)])
+KEPT = ([(1, True)], [(2, False)])
+
+
+# Job 1 runs, job 2 waits; the figures are submission, GPUs, attained GPU-seconds, remaining seconds.
+@pytest.mark.parametrize(
+    ("name", "running", "waiting", "expected"),
+    [
+        ("srtf", (0.0, 1, 500.0, 100.0), (900.0, 1, 0.0, 10.0), STOPPED),
+        ("srtf", (0.0, 1, 500.0, 5.0), (900.0, 1, 0.0, 10.0), KEPT),
+        ("srsf", (0.0, 1, 500.0, 100.0), (900.0, 1, 0.0, 10.0), STOPPED),
+        ("las", (0.0, 1, 500.0, None), (900.0, 1, 0.0, None), STOPPED),
+        ("2d-las", (0.0, 1, 500.0, None), (900.0, 1, 600.0, None), KEPT),
+        ("tiresias", (0.0, 1, 3300.0, None), (900.0, 1, 0.0, None), STOPPED),  # job 1 has left the first queue
+        ("tiresias", (0.0, 1, 500.0, None), (900.0, 1, 0.0, None), KEPT),  # both are in it, and 1 came first
+        ("themis", (0.0, 1, 990.0, 990.0), (900.0, 1, 0.0, 10.0), STOPPED),  # 1990 / 1980 against 110 / 10
+        ("fifo", (950.0, 1, 50.0, 1e6), (900.0, 1, 0.0, 10.0), KEPT),
+        ("sjf", (950.0, 1, 50.0, 1e6), (900.0, 1, 0.0, 10.0), KEPT),
+        ("antman", (950.0, 1, 50.0, 1e6), (900.0, 1, 0.0, 10.0), KEPT),
+    ],
+)
+def test_who_is_stopped_for_whom(name, running, waiting, expected):
+    # Both use nothing but the GPU, so sharing it is no way out.
+    always = make_profile((0.0, 0.0, 1.0, 0.0))
+    first, second = queue({1: running, 2: waiting}, profile=always, preemptible=True)
+    assert with_running(get_policy(name), first, second) == expected
+
+
+@pytest.mark.parametrize("name", ["srtf", "srsf", "muri-s", "muri-jct"])
+def test_what_cannot_be_resumed_is_not_stopped(name):
+    always = make_profile((0.0, 0.0, 1.0, 0.0))
+    first, second = queue({1: (0.0, 1, 500.0, 100.0), 2: (900.0, 1, 0.0, 10.0)}, profile=always)
+    assert with_running(get_policy(name), first, second) == KEPT
+
+
+def test_preemption_can_be_turned_off():
+    first, second = queue({1: (0.0, 1, 500.0, 100.0), 2: (900.0, 1, 0.0, 10.0)}, preemptible=True)
+    assert with_running(get_policy("srtf", {"preemption": False}), first, second) == KEPT
