@@ -9,6 +9,7 @@ import numpy as np
 
 from muri.policies.grouping.bound import PHYSICAL_MODELS, pooled_bound
 from muri.policies.grouping.columns import Columns, all_columns, column_count
+from muri.policies.grouping.improve import Improver
 from muri.policies.grouping.kinds import Kinds, kinds_of
 from muri.policies.grouping.kway import Limits, choose_columns
 from muri.policies.grouping.objectives import coefficients
@@ -19,7 +20,7 @@ from muri.policies.speed.model import SpeedModel
 from muri.policies.types import Certificate
 
 COLUMN_LIMIT: Final = 1_000_000
-"""Most groups that "optimal" lists: all groups of 4 out of 66 kinds. Beyond, Algorithm 1 forms the groups."""
+"""Most groups that "optimal" lists: all groups of 4 out of 66 kinds. Beyond, it improves those of Algorithm 1."""
 
 
 def group_buckets(
@@ -114,6 +115,11 @@ def _possible(columns: Columns, kinds: Kinds) -> Columns:
 
 def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
     units = bucket.units if options.merge == "whole-rounds" else bucket.chosen()
+    groups, value = [unit.members for unit in units], sum(unit.value for unit in units)
+    if options.grouping == "optimal" and len(groups) > 1:
+        left = tuple(job for unit in bucket.units[len(units) :] for job in unit.members)
+        improver = Improver(problem, bucket.kinds, bucket.coefficient, options, model)
+        groups, value = improver.improve(groups, tuple(sorted(left)))
     bound = pooled_bound(
         bucket.kinds.shapes,
         np.array(bucket.kinds.counts, dtype=np.float64),
@@ -122,8 +128,7 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
         max_size=options.max_group_size,
         physical=model.name in PHYSICAL_MODELS,
     )
-    value = sum(unit.value for unit in units)
-    return _answer(problem, [unit.members for unit in units], Certificate(value, max(value, bound)))
+    return _answer(problem, groups, Certificate(value, max(value, bound)))
 
 
 def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Certificate) -> BucketGroups:

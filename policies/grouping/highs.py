@@ -38,7 +38,9 @@ def solve_linear(value: Floats, matrix: csr_array, right: Floats, most: Floats |
         SolverError: HiGHS gave no solution.
     """
     upper = [None] * len(value) if most is None else most.tolist()
-    solved = linprog(-value, A_ub=matrix, b_ub=right, bounds=[(0.0, limit) for limit in upper], method="highs-ds")
+    bounds = [(0.0, limit) for limit in upper]
+    # SciPy takes sparse matrices here; its stubs don't know.
+    solved = linprog(-value, matrix, right, bounds=bounds, method="highs-ds")  # type: ignore[call-overload]
     if solved.x is None or solved.fun is None:
         raise SolverError(f"HiGHS could not solve a linear program of grouping: {solved.message}")
     return LinearSolution(solved.x, -solved.ineqlin.marginals, -float(solved.fun))

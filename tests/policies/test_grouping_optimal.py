@@ -1,5 +1,6 @@
 """The choice among all groups, against every partition there is."""
 
+import dataclasses
 from functools import cache
 from itertools import combinations
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muri.policies.grouping import engine
 from muri.policies.grouping.columns import all_columns, column_count, multisets
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.kway import Limits, choose_columns
@@ -121,6 +123,37 @@ def test_every_job_once_no_more_groups_than_slots_and_nobody_urgent_left_out(pro
     if how.max_group_size > 1 and len(problem.shapes) > problem.slots:
         best = best_value(problem, how, speed_model(how.speed_model))
         assert answer.certificate.upper_bound >= best - 1e-6
+
+
+@given(problems(), options)
+@settings(max_examples=60, deadline=None)
+def test_improving_the_groups_of_algorithm_1_keeps_every_limit(problem, how):
+    model = speed_model(how.speed_model)
+    rounds = group_buckets([problem], dataclasses.replace(how, grouping="rounds"), model)[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "COLUMN_LIMIT", 0)  # as if there were too many kinds to list all groups
+        (answer,) = group_buckets([problem], how, model)
+    assert sorted([job for group in answer.groups for job in group] + list(answer.left)) == list(
+        range(len(problem.shapes))
+    )
+    assert not [job for job in answer.left if job < problem.slots]
+    assert len(answer.groups) <= problem.slots
+    worth = [value_of(members, problem, how, model) for members in answer.groups]
+    assert sum(worth) == pytest.approx(answer.certificate.value)
+    assert answer.certificate.value >= rounds.certificate.value - 1e-9
+    if how.max_group_size > 1 and len(problem.shapes) > problem.slots:
+        assert answer.certificate.upper_bound >= best_value(problem, how, model) - 1e-6
+
+
+def test_improving_takes_pairs_apart_again():
+    # The best pairs of the first round don't make the best fours.
+    kinds = random_shapes(80, seed=5)
+    problem = BucketProblem(tuple(kinds), (1.0,) * 80, 1, 20)
+    rounds, improved = (
+        group_buckets([problem], PolicyOptions(grouping=grouping), speed_model("fair"))[0].certificate.value
+        for grouping in ("rounds", "optimal")
+    )
+    assert improved > 1.02 * rounds
 
 
 @given(problems(), options)
