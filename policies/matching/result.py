@@ -23,3 +23,23 @@ class Matching:
     def gap(self) -> float:
         """Share of the bound by which the weight may fall short of the optimum."""
         return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TypeMatching:
+    """How many pairs of which types, and the proof of how good they are.
+
+    Attributes:
+        pairs: (one type, the same or a later type, how many pairs), sorted; none without pairs.
+        weight: Sum of their weights.
+        upper_bound: Proven: no matching of these counts weighs more.
+    """
+
+    pairs: tuple[tuple[int, int, int], ...]
+    weight: float
+    upper_bound: float
+
+    @property
+    def gap(self) -> float:
+        """Share of the bound by which the weight may fall short of the optimum."""
+        return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
