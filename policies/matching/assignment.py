@@ -88,7 +88,7 @@ def _mirrored(cells: Indices, count: int) -> Indices:
 
 def _first_potential(weights: Floats) -> Floats:
     """Feasible potentials from a few rounds of averaging what a job offers with what it could get."""
-    potential = weights.max(axis=1, initial=0.0) / 2
+    potential: Floats = weights.max(axis=1, initial=0.0) / 2
     for _ in range(_DAMPED_ROUNDS):
         potential = (potential + best_response(weights, potential)) / 2
     return potential

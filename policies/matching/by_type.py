@@ -119,7 +119,9 @@ def _relax(values: Floats, jobs: Counts) -> _Relaxation:
     active = (near | near.T) & upper
     while True:
         first, second = np.nonzero(active)
-        result = linprog(-values[first, second], A_ub=_incidence(first, second, types), b_ub=jobs, method="highs-ds")
+        matrix = _incidence(first, second, types)
+        # SciPy takes a sparse matrix here, its type stubs don't know.
+        result = linprog(-values[first, second], matrix, jobs, method="highs-ds")  # type: ignore[call-overload]
         potential = np.maximum(-np.asarray(result.ineqlin.marginals), 0.0)
         missing = np.where(upper, values - potential[:, None] - potential, 0.0)
         added = (missing > _PRICED) & ~active
@@ -161,7 +163,7 @@ def _close(values: Floats, jobs: Counts, potential: Floats, amount: Counts) -> t
     result = milp(
         -values[first, second],
         constraints=LinearConstraint(_incidence(first, second, len(values)), -np.inf, jobs),
-        integrality=np.ones(len(first)),
+        integrality=np.ones(len(first), dtype=np.int64),
         bounds=Bounds(0, np.inf),
         options={"mip_rel_gap": 0.0, "node_limit": _NODE_LIMIT},
     )

@@ -62,7 +62,7 @@ def _match_priority_order(weights: Floats) -> Matching:
     pairs: list[Pair] = []
     for job, row in enumerate(scale.values):
         free_job, free[job] = free[job], False
-        partners = np.flatnonzero(free & (row > 0)) if free_job else ()
+        partners = np.flatnonzero(free & (row > 0)) if free_job else np.empty(0, dtype=np.intp)
         if len(partners):
             free[partners[0]] = False
             pairs.append((job, int(partners[0])))

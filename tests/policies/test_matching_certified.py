@@ -1,0 +1,178 @@
+"""The certified solver reaches networkx's optimum and proves it; the bound holds for every method."""
+
+import math
+import random
+
+import networkx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muri.policies.matching import certified, match_weights
+from muri.policies.matching.assignment import solve_assignment
+from muri.policies.matching.weights import WeightsError, scaled
+from muri.policies.options import MATCHINGS, OptionsError
+
+EXACT = ("certified", "rustworkx", "networkx")
+
+
+@st.composite
+def weight_arrays(draw, largest=60):
+    """Symmetric arrays with missing (NaN), negative and tied entries."""
+    size = draw(st.integers(0, largest))
+    levels = draw(st.sampled_from((1, 2, 5, 1_000_000)))  # few levels: many ties
+    density = draw(st.floats(0, 1))
+    unit = draw(st.sampled_from((1.0, 1e-6, 3e4)))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    weights = rng.integers(-levels // 4, levels + 1, (size, size)) / levels * unit
+    weights[rng.random((size, size)) > density] = np.nan
+    return np.triu(weights) + np.triu(weights, 1).T
+
+
+def oracle_weight(weights):
+    graph = networkx.Graph()
+    rows, columns = np.nonzero(np.triu(weights > 0, 1))
+    graph.add_weighted_edges_from(zip(rows.tolist(), columns.tolist(), weights[rows, columns].tolist(), strict=True))
+    return sum(graph.edges[pair]["weight"] for pair in networkx.max_weight_matching(graph))
+
+
+def close_to(weight):
+    return pytest.approx(weight, rel=1e-9, abs=1e-12)
+
+
+def random_weights(size, seed):
+    half = np.triu(np.random.default_rng(seed).random((size, size)), 1)
+    return half + half.T
+
+
+@given(weight_arrays())
+def test_the_weight_is_that_of_networkx_and_proven(weights):
+    found = match_weights(weights)
+    assert found.weight == close_to(oracle_weight(weights))
+    assert found.upper_bound == found.weight
+
+
+@given(weight_arrays(largest=30), st.sampled_from(MATCHINGS))
+def test_the_bound_is_never_below_the_optimum(weights, method):
+    found = match_weights(weights, method)
+    assert found.upper_bound >= oracle_weight(weights) * (1 - 1e-9)
+    assert found.upper_bound >= found.weight
+
+
+@given(weight_arrays(largest=30), st.sampled_from(MATCHINGS))
+def test_pairs_are_allowed_and_without_a_common_member(weights, method):
+    found = match_weights(weights, method)
+    members = [member for pair in found.pairs for member in pair]
+    assert len(members) == len(set(members))
+    assert list(found.pairs) == sorted(found.pairs)
+    assert all(first < second and weights[first, second] > 0 for first, second in found.pairs)
+    assert found.weight == close_to(math.fsum(weights[pair] for pair in found.pairs))
+
+
+@given(weight_arrays(largest=30))
+def test_both_blossom_methods_choose_the_same_pairs(weights):
+    assert match_weights(weights, "rustworkx") == match_weights(weights, "networkx")
+
+
+@given(weight_arrays(largest=40), st.sampled_from(MATCHINGS))
+def test_the_same_weights_give_the_same_pairs(weights, method):
+    before = weights.copy()
+    assert match_weights(weights, method) == match_weights(weights.copy(), method)
+    np.testing.assert_array_equal(weights, before)
+
+
+@given(weight_arrays(largest=60))
+def test_potentials_are_a_feasible_dual(weights):
+    values = scaled(weights).values
+    if not values.any():
+        return
+    assignment = solve_assignment(values)
+    assert (assignment.potential >= 0).all()
+    assert (assignment.potential[:, None] + assignment.potential - values >= -1e-12).all()
+    chosen = values[np.arange(len(values)), assignment.choice].sum() / 2
+    assert assignment.potential.sum() == pytest.approx(chosen, abs=1e-9)
+
+
+@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize("size", [3, 5, 7, 9])
+def test_an_odd_cycle_leaves_one_job_out(method, size):
+    weights = np.full((size, size), np.nan)
+    for job in range(size):
+        weights[job, (job + 1) % size] = weights[(job + 1) % size, job] = 1 + job / 100
+    found = match_weights(weights, method)
+    assert len(found.pairs) == size // 2
+    assert found.weight == found.upper_bound == close_to(oracle_weight(weights))
+
+
+def test_the_assignment_bound_alone_is_not_tight_on_a_triangle():
+    triangle = np.ones((3, 3)) - np.eye(3)
+    found = match_weights(triangle, "priority-order")
+    assert (found.weight, found.upper_bound) == (1.0, 1.5)
+    assert found.gap == pytest.approx(1 / 3)
+
+
+def test_a_component_too_large_for_blossom_leaves_a_gap_that_is_reported(monkeypatch):
+    monkeypatch.setattr(certified, "_BLOSSOM_LIMIT", 0)
+    weights = np.kron(np.eye(4), np.ones((3, 3)) - np.eye(3))
+    found = match_weights(weights)
+    assert (found.weight, found.upper_bound) == (4.0, 6.0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_hundreds_of_jobs_agree_with_blossom(seed):
+    weights = random_weights(250, seed)
+    found = match_weights(weights)
+    assert found.weight == found.upper_bound == close_to(match_weights(weights, "rustworkx").weight)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_bucket_of_equal_weights_is_paired_off(seed):
+    size = 301 + seed
+    found = match_weights(np.full((size, size), 0.3))
+    assert len(found.pairs) == size // 2
+    assert found.weight == found.upper_bound == close_to(0.3 * (size // 2))
+
+
+@given(weight_arrays(largest=40), st.randoms(use_true_random=False))
+def test_numbering_the_jobs_otherwise_does_not_change_the_weight(weights, rng: random.Random):
+    order = list(range(len(weights)))
+    rng.shuffle(order)
+    shuffled = match_weights(weights[np.ix_(order, order)])
+    assert shuffled.weight == close_to(match_weights(weights).weight)
+
+
+@pytest.mark.parametrize("method", MATCHINGS)
+@pytest.mark.parametrize("size", [0, 1])
+def test_nobody_to_pair_with(method, size):
+    found = match_weights(np.ones((size, size)), method)
+    assert (found.pairs, found.weight, found.upper_bound, found.gap) == ((), 0.0, 0.0, 0.0)
+
+
+def test_priority_order_pairs_neighbours():
+    weights = np.full((4, 4), np.nan)
+    for (first, second), worth in {(0, 3): 1.0, (0, 1): 0.1, (2, 3): 0.1, (1, 2): 1.0}.items():
+        weights[first, second] = weights[second, first] = worth
+    assert match_weights(weights, "priority-order").pairs == ((0, 1), (2, 3))
+    assert match_weights(weights).pairs == ((0, 3), (1, 2))
+
+
+@pytest.mark.parametrize("method", MATCHINGS)
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        (np.ones((2, 3)), r"must be a square array.*\(2, 3\)"),
+        (np.ones(4), r"must be a square array.*\(4,\)"),
+        (np.array([[0, 1.0], [2.0, 0]]), r"must be symmetric, but \(0, 1\) is 1\.0 and \(1, 0\) is 2\.0"),
+        (np.array([[0, np.nan], [2.0, 0]]), "must be symmetric"),
+        (np.array([[0, np.inf], [np.inf, 0]]), r"pair \(0, 1\) is infinite"),
+    ],
+)
+def test_impossible_weights_are_refused(method, weights, message):
+    with pytest.raises(WeightsError, match=message):
+        match_weights(weights, method)
+
+
+def test_an_unknown_method_names_the_valid_ones():
+    with pytest.raises(OptionsError, match="certified, rustworkx, networkx, priority-order"):
+        match_weights(np.ones((2, 2)), "blossom")
