@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 from muri.policies import reasons
 from muri.policies.bucket import worth_of
 from muri.policies.forecast import Forecasts, Members
+from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem
 from muri.policies.options import PolicyOptions
 from muri.policies.queue import Contender
 from muri.policies.reason import Reason
 from muri.policies.speed.model import Shape, SpeedModel
-from muri.policies.standin import group_buckets
 from muri.policies.types import Certificate
 from muri.policies.units import Unit, unit_of
 
