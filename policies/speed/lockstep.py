@@ -9,25 +9,9 @@ from typing import Final
 import numpy as np
 
 from muri.policies.options import ORDERINGS, OptionsError
-from muri.policies.speed.efficiency import first_extreme, interleaving_efficiency, period_s
+from muri.policies.speed.efficiency import first_extreme, period_s
 from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows, one_group
-from muri.policies.speed.merging import Interleaving, MergeTable, all_periods, interleave, merge_table, orderings
-from muri.policies.speed.model import Evaluation, Floats, Indices, Shape, shape_of
-
-__all__ = [
-    "Interleaving",
-    "Lockstep",
-    "MergeTable",
-    "Shape",
-    "all_periods",
-    "interleave",
-    "interleaving_efficiency",
-    "merge_table",
-    "orderings",
-    "period_s",
-    "placements",
-    "shape_of",
-]
+from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
 
 MAX_RESOURCES: Final = 6
 """Every ordering is tried, and there are (k − 1)! of k members: 120 for six."""

@@ -1,0 +1,123 @@
+"""Algorithm 1 on small queues: what merges, what doesn't, and when it stops."""
+
+import numpy as np
+import pytest
+from policy_builders import KINDS
+
+from muri.policies.grouping.engine import group_buckets
+from muri.policies.grouping.problem import BucketProblem
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Shape
+from muri.policies.speed.registry import speed_model
+
+
+def shape(stage_s, mem_gib=1.0):
+    return Shape(tuple(stage_s), sum(stage_s), mem_gib)
+
+
+FOUR = [shape(stage_s) for stage_s in KINDS.values()]
+EIGHT = [*FOUR, *FOUR]
+
+
+def groups_of(shapes, slots, *, memory_gib=float("inf"), **options):
+    problem = BucketProblem(tuple(shapes), (1.0,) * len(shapes), 1, slots, memory_gib)
+    return group_buckets([problem], PolicyOptions(**options), speed_model("lockstep"))[0]
+
+
+def test_four_complementary_jobs_make_one_group():
+    assert groups_of(FOUR, 1).groups == ((0, 1, 2, 3),)
+
+
+def test_equal_bottlenecks_are_not_worth_sharing():
+    # Four jobs that only use the GPU take turns: total speed 1, as one after the other.
+    found = groups_of([shape((0.0, 0.0, 1.0, 0.0))] * 4, 2)
+    assert found.groups == ((0,), (1,))
+    assert found.left == (2, 3)
+
+
+@pytest.mark.parametrize(("size", "sizes"), [(1, [1, 1]), (2, [2, 2]), (3, [2, 2]), (4, [4, 4])])
+def test_the_size_limit_holds(size, sizes):
+    # Three can't be formed from pairs of pairs: Algorithm 1 stays with pairs here.
+    found = groups_of(EIGHT, 2, max_group_size=size)
+    assert [len(group) for group in found.groups] == sizes
+
+
+@pytest.mark.parametrize("slots", range(2, 9))
+def test_no_more_is_merged_than_it_takes_to_fit(slots):
+    assert len(groups_of(EIGHT, slots).groups) == slots
+
+
+@pytest.mark.parametrize(("slots", "sizes"), [(8, [1] * 8), (7, [2] * 4), (5, [2] * 4), (3, [4, 4])])
+def test_whole_rounds_merge_every_pair_of_a_round(slots, sizes):
+    found = groups_of(EIGHT, slots, merge="whole-rounds")
+    assert [len(group) for group in found.groups] == sizes
+
+
+def test_whole_rounds_end_when_all_buckets_fit_together():
+    # 4 + 2·4 GPUs are wanted and 6 are there. One round of all buckets leaves 2 + 2·2, which is enough,
+    # although the second bucket by itself had room for one group only.
+    problems = [
+        BucketProblem(tuple(FOUR), (1.0,) * 4, 1, 4),
+        BucketProblem(tuple(FOUR), (1.0,) * 4, 2, 1),
+    ]
+    small, large = group_buckets(problems, PolicyOptions(merge="whole-rounds"), speed_model("lockstep"))
+    assert [len(group) for group in small.groups] == [2, 2]
+    assert [len(group) for group in large.groups] == [2, 2]
+
+
+@pytest.mark.parametrize(("memory_gib", "size"), [(40.0, 4), (39.9, 2), (19.9, 1)])
+@pytest.mark.parametrize("grouping", ["rounds", "optimal"])
+def test_memory_must_fit(memory_gib, size, grouping):
+    jobs = [shape(stage_s, mem_gib=10.0) for stage_s in KINDS.values()]
+    found = groups_of(jobs, 1, memory_gib=memory_gib, grouping=grouping)
+    assert [len(group) for group in found.groups] == ([size] if size != 2 or grouping == "rounds" else [3])
+
+
+@pytest.mark.parametrize("grouping", ["rounds", "optimal"])
+def test_a_margin_can_be_asked_for(grouping):
+    jobs = [FOUR[2], FOUR[2]]  # T = 2.2 s for two iterations of 1.3 s: 1.18 times
+    assert groups_of(jobs, 1, grouping=grouping).groups == ((0, 1),)
+    assert groups_of(jobs, 1, grouping=grouping, min_speedup=1.18).groups == ((0, 1),)
+    assert groups_of(jobs, 1, grouping=grouping, min_speedup=1.19).groups == ((0,),)
+
+
+def random_shapes(count, seed):
+    rng = np.random.default_rng(seed)
+    return [shape(stage_s) for stage_s in np.round(rng.random((count, 4)), 3).tolist()]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_all_exact_methods_find_pairs_of_equal_worth(seed):
+    jobs = random_shapes(12 + seed, seed)
+    half = -(-len(jobs) // 2)
+    worth = {
+        method: groups_of(jobs, half, max_group_size=2, matching=method).certificate.value
+        for method in ("certified", "rustworkx", "networkx", "priority-order")
+    }
+    assert worth["certified"] == pytest.approx(worth["networkx"])
+    assert worth["rustworkx"] == pytest.approx(worth["networkx"])
+    assert worth["priority-order"] <= worth["networkx"] + 1e-9
+
+
+def test_many_jobs_of_few_kinds_are_matched_like_single_ones():
+    kinds = random_shapes(5, seed=8)
+    jobs = [kinds[index] for index in np.random.default_rng(3).integers(0, 5, 41).tolist()]
+    by_kind, by_job = (groups_of(jobs, 21, max_group_size=2, matching=method) for method in ("certified", "networkx"))
+    assert by_kind.certificate.value == pytest.approx(by_job.certificate.value)
+
+
+def test_the_proven_bound_holds_for_every_method():
+    jobs = random_shapes(24, seed=1)
+    optimum = groups_of(jobs, 6, grouping="optimal").certificate
+    for matching in ("certified", "rustworkx", "priority-order"):
+        certificate = groups_of(jobs, 6, matching=matching).certificate
+        assert certificate.value <= optimum.upper_bound + 1e-9
+        assert certificate.upper_bound >= optimum.value - 1e-9
+
+
+def test_the_most_urgent_jobs_are_in_a_group_and_the_rest_waits():
+    gpu_only = shape((0.0, 0.0, 1.0, 0.0))
+    cpu_only = shape((0.0, 1.0, 0.0, 0.0))
+    found = groups_of([gpu_only, gpu_only, gpu_only, cpu_only], 2)
+    assert found.groups in (((0, 3), (1,)), ((0,), (1, 3)))
+    assert found.left == (2,)
