@@ -127,13 +127,15 @@ def slack_threshold(weights: Floats, potential: Floats, degree: int) -> float:
     return float(np.partition(slack, wanted)[wanted])
 
 
-def cheap_cells(weights: Floats, potential: Floats, threshold: float) -> Indices:
-    """Cells (row · n + column, ascending) with π_i + π_j − w_ij ≤ threshold, diagonal included."""
+def cheap_cells(weights: Floats, potential: Floats, threshold: float, *, worthless: bool = True) -> Indices:
+    """Cells (row · n + column, ascending) with π_i + π_j − w_ij ≤ threshold, those worth 0 only if asked."""
     count = len(weights)
-    found = [
-        np.flatnonzero(weights[rows] - potential >= (potential[rows] - threshold)[:, None]) + rows.start * count
-        for rows in row_blocks(count)
-    ]
+    found = []
+    for rows in row_blocks(count):
+        cheap = weights[rows] - potential >= (potential[rows] - threshold)[:, None]
+        if not worthless:
+            cheap &= weights[rows] > 0
+        found.append(np.flatnonzero(cheap) + rows.start * count)
     return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
 
 

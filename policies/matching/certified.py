@@ -79,11 +79,13 @@ def match_dense(weights: Floats) -> Matching:
         return Matching((), 0.0, 0.0)
     assignment = solve_assignment(scale.values)
     relaxed = _Relaxed(scale.values, assignment.potential)
-    mate, proven = _close(relaxed, _split_cycles(scale.values, assignment.choice))
+    mate, bound = _close(relaxed, _split_cycles(scale.values, assignment.choice))
     first = np.flatnonzero(mate > np.arange(len(mate)))
     weight = math.fsum(scale.values[first, mate[first]].tolist()) * scale.unit
-    bound = weight if proven else max(weight, relaxed.bound * scale.unit)
-    return Matching(tuple(zip(first.tolist(), mate[first].tolist(), strict=True)), weight, bound)
+    if bound * scale.unit - weight <= relaxed.tolerance * scale.unit:
+        bound = weight / scale.unit
+    pairs = tuple(zip(first.tolist(), mate[first].tolist(), strict=True))
+    return Matching(pairs, weight, max(weight, bound * scale.unit))
 
 
 def assignment_bound(weights: Floats) -> float:
@@ -125,32 +127,39 @@ def _best_half(weights: Floats, cycle: list[int]) -> list[tuple[int, int]]:
     return [steps[order[(start + offset) % size]] for offset in range(size // 2)]
 
 
-def _close(relaxed: _Relaxed, mate: Indices) -> tuple[Indices, bool]:
-    """Improve a matching until its gap excludes every pair not considered, or Blossom has too much to do."""
-    gap = relaxed.gap(mate)
+def _close(relaxed: _Relaxed, mate: Indices) -> tuple[Indices, float]:
+    """Improve a matching until its gap excludes every pair not considered, or Blossom has too much to do.
+
+    A matching with a pair beyond a threshold weighs at most Σ π_i less the threshold, all others at
+    most what Blossom found: the larger of the two is the bound.
+    """
+    bound = relaxed.bound
     degree = 2
     for _ in range(_CLOSING_ROUNDS):
-        if gap <= relaxed.tolerance:
-            return mate, True
-        wanted = slack_threshold(relaxed.weights, relaxed.potential, degree)
-        threshold = min(gap, wanted) + relaxed.tolerance
-        mate, complete = _improve(relaxed, mate, threshold)
         gap = relaxed.gap(mate)
+        if gap <= relaxed.tolerance:
+            break
+        wanted = slack_threshold(relaxed.weights, relaxed.potential, degree)
+        # With so many pairs per job as there are jobs, all belong to them.
+        threshold = min(gap, wanted if degree < len(mate) else math.inf) + relaxed.tolerance
+        mate, complete = _improve(relaxed, mate, threshold)
+        weight = relaxed.bound - relaxed.gap(mate)
         if not complete:
-            return mate, gap <= relaxed.tolerance
-        if gap <= threshold:
-            return mate, True
+            break
+        bound = max(weight, relaxed.bound - threshold)
+        if bound <= weight:
+            break
         degree *= 2
-    return mate, False
+    return mate, bound
 
 
 def _improve(relaxed: _Relaxed, mate: Indices, threshold: float) -> tuple[Indices, bool]:
     """The best matching among the pairs within the threshold, and whether every component was solved."""
     count = len(mate)
     jobs = np.arange(count)
-    pairs_now = jobs * count + mate
-    rows, columns = np.divmod(np.union1d(cheap_cells(relaxed.weights, relaxed.potential, threshold), pairs_now), count)
-    usable = (rows < columns) & (relaxed.weights[rows, columns] > 0)
+    cells = cheap_cells(relaxed.weights, relaxed.potential, threshold, worthless=False)
+    rows, columns = np.divmod(np.union1d(cells, jobs * count + mate), count)
+    usable = rows < columns
     rows, columns = rows[usable], columns[usable]
     _, part = connected_components(coo_array((np.ones(len(rows)), (rows, columns)), shape=(count, count)), False)
     lost = np.bincount(part, relaxed.potential - relaxed.weights[jobs, mate] / 2)
