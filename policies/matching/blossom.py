@@ -1,36 +1,19 @@
-"""Exact matching by Edmonds' Blossom algorithm, and the order of the queue for comparison.
+"""Exact matching by Edmonds' Blossom algorithm, in rustworkx (compiled) and networkx (readable).
 
-Both solvers get the same whole-number weights, made so that the optimum is unique. Their results
-are therefore the same, on every machine and in every process.
+Both get the same whole-number weights, made so that the optimum is unique. Their results are
+therefore the same, on every machine and in every process.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from muri.policies.matching.result import Pair
-from muri.policies.options import MATCHINGS, OptionsError
 from muri.policies.speed.model import Floats, Indices
 
 if TYPE_CHECKING:
     import networkx
     import rustworkx
-
-
-class Edge(NamedTuple):
-    """A pair that may be merged.
-
-    Attributes:
-        first: Index of one partner.
-        second: Index of the other, greater than `first`.
-        weight: What merging them is worth, ≥ 0.
-    """
-
-    first: int
-    second: int
-    weight: float
-
 
 _QUANTUM_BITS: Final = 40
 """Weights are compared to twelve digits: below that there is only the rounding of floats."""
@@ -42,36 +25,17 @@ _SUM_BITS: Final = 20
 """Room for adding up the tie-breakers of a million pairs without touching the weights."""
 
 
-def match(edges: Sequence[Edge], method: str = "rustworkx") -> tuple[Pair, ...]:
-    """Choose pairs without a common member, with the largest sum of weights.
-
-    Args:
-        edges: Candidate pairs over indices that follow the order of priority.
-        method: One of `MATCHINGS`.
-
-    Returns:
-        The chosen pairs, sorted.
-
-    Raises:
-        OptionsError: The method is not known.
-    """
-    if method not in _SOLVERS:
-        raise OptionsError(f"matching is {method!r}; valid are: {', '.join(MATCHINGS)}")
-    ordered = sorted(edges)
-    return tuple(sorted(_SOLVERS[method](ordered))) if ordered else ()
-
-
-def whole_weight(edge: Edge) -> int:
-    """The weight as a whole number that no other set of pairs can equal by chance.
+def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
+    """Weights as whole numbers that no other set of pairs can equal by chance.
 
     Adding a fixed pseudo-random number below the last digit that counts makes the optimal
     matching unique (the isolation lemma of Mulmuley, Vazirani and Vazirani).
+
+    Args:
+        first: Index of one partner.
+        second: Index of the other, greater than `first`.
+        weight: What merging them is worth, 0 to 1.
     """
-    return whole_weights(np.array([edge.first]), np.array([edge.second]), np.array([edge.weight]))[0]
-
-
-def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
-    """`whole_weight` of many pairs."""
     parts = np.rint(np.ldexp(weight, _QUANTUM_BITS)).astype(np.int64).tolist()
     ties = _scrambled(first, second)
     return [(part << (_TIE_BITS + _SUM_BITS)) + tie for part, tie in zip(parts, ties, strict=True)]
@@ -122,35 +86,3 @@ def solve_networkx(graph: "networkx.Graph[int]") -> list[Pair]:
     import networkx  # noqa: PLC0415 -- loaded only by a plan that needs it
 
     return sorted((min(pair), max(pair)) for pair in networkx.max_weight_matching(graph))
-
-
-def _columns(edges: Sequence[Edge]) -> tuple[Indices, Indices, Floats]:
-    first, second, weight = zip(*edges, strict=True)
-    return np.array(first, dtype=np.intp), np.array(second, dtype=np.intp), np.array(weight, dtype=np.float64)
-
-
-def _match_rustworkx(edges: Sequence[Edge]) -> list[Pair]:
-    return solve_rustworkx(rustworkx_graph(*_columns(edges)))
-
-
-def _match_networkx(edges: Sequence[Edge]) -> list[Pair]:
-    return solve_networkx(networkx_graph(*_columns(edges)))
-
-
-def _match_priority_order(edges: Sequence[Edge]) -> list[Pair]:
-    """The most urgent takes the next most urgent that it may be merged with."""
-    taken: set[int] = set()
-    pairs = []
-    for edge in edges:
-        if edge.first not in taken and edge.second not in taken:
-            taken.update((edge.first, edge.second))
-            pairs.append((edge.first, edge.second))
-    return pairs
-
-
-_SOLVERS: Final[dict[str, Callable[[Sequence[Edge]], list[Pair]]]] = {
-    "certified": _match_rustworkx,
-    "rustworkx": _match_rustworkx,
-    "networkx": _match_networkx,
-    "priority-order": _match_priority_order,
-}
