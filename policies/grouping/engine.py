@@ -16,11 +16,14 @@ from muri.policies.grouping.objectives import coefficients
 from muri.policies.grouping.problem import BucketGroups, BucketProblem, Members
 from muri.policies.grouping.rounds import Rounds, form_units
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import SpeedModel
+from muri.policies.speed.model import Indices, SpeedModel
 from muri.policies.types import Certificate
 
 COLUMN_LIMIT: Final = 1_000_000
 """Most groups that "optimal" lists: all groups of 4 out of 66 kinds. Beyond, it improves those of Algorithm 1."""
+
+Starts = dict[int, tuple[Columns, Indices]]
+"""Which columns mattered, by the identity of their table, which is kept so that no other takes its place."""
 
 
 def group_buckets(
@@ -41,11 +44,12 @@ def group_buckets(
     """
     answers: dict[int, BucketGroups] = {}
     for_rounds = []
+    starts: Starts = {}
     for index, problem in enumerate(problems):
         if options.max_group_size == 1 or (len(problem.shapes) <= problem.slots and options.merge == "as-needed"):
             answers[index] = _all_alone(problem, options)
         elif options.grouping == "optimal" and _can_list(problem, options):
-            answers[index] = _optimal(problem, options, model)
+            answers[index] = _optimal(problem, options, model, starts)
         else:
             for_rounds.append(index)
     buckets = form_units([problems[index] for index in for_rounds], options, model)
@@ -72,13 +76,24 @@ def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
     )
 
 
-def _optimal(problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> BucketGroups:
-    """Choose among all groups that the kinds of the waiting jobs can form."""
+def _optimal(problem: BucketProblem, options: PolicyOptions, model: SpeedModel, starts: Starts) -> BucketGroups:
+    """Choose among all groups that the kinds of the waiting jobs can form.
+
+    Args:
+        problem: The bucket.
+        options: Objective, group size and margin.
+        model: How fast members get on.
+        starts: What mattered in the buckets before; this one's is added.
+    """
     kinds = kinds_of(problem)
-    columns = _columns(kinds.shapes, kinds.worth, _relevant(options), model, problem.memory_limit_gib)
-    counts = np.array(kinds.counts, dtype=np.float64)
-    columns = _possible(columns, kinds)
-    choice = choose_columns(columns, Limits(counts, np.array(kinds.urgent, dtype=np.float64), float(problem.slots)))
+    table = _columns(kinds.shapes, kinds.worth, _relevant(options), model, problem.memory_limit_gib)
+    columns = _possible(table, kinds)
+    limits = Limits(
+        np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
+    )
+    _, start = starts.get(id(columns), (columns, None))
+    choice = choose_columns(columns, limits, start)
+    starts[id(columns)] = (columns, choice.seen)
     queues = [iter(jobs) for jobs in kinds.jobs]
     groups = []
     for column, count in zip(choice.columns.tolist(), choice.counts.tolist(), strict=True):

@@ -27,11 +27,14 @@ _EXACT_LIMIT: Final = 1_500
 _TOLERANCE: Final = 1e-7
 """Relative gap at which the relaxation counts as solved."""
 
-_NEW_COLUMNS: Final = 300
-"""Columns that join the relaxation in one iteration at most."""
+_PROFIT: Final = 1e-10
+"""Reduced profit below which a column is no better than what there is."""
+
+_CONSIDERED: Final = 4_000
+"""The most profitable columns, from which those are chosen that join the relaxation."""
 
 _NEW_PER_KIND: Final = 6
-"""Of these at most so many with the same kind, so that all kinds get new partners."""
+"""Columns that join in one iteration for each kind, so that all kinds get new partners."""
 
 _NEAR_COLUMNS: Final = 800
 """So many of the columns nearest to being profitable take part in the integer program of a small problem."""
@@ -83,12 +86,14 @@ class Choice:
         counts: How often each is.
         value: Sum of their values.
         upper_bound: No choice is worth more.
+        seen: The columns that mattered, a good start for a like problem over the same columns.
     """
 
     columns: Indices
     counts: Indices
     value: float
     upper_bound: float
+    seen: Indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class _Relaxed:
     upper_bound: float
 
 
-def choose_columns(columns: Columns, limits: Limits) -> Choice:
+def choose_columns(columns: Columns, limits: Limits, start: Indices | None = None) -> Choice:
     """Choose the most valuable groups.
 
     With up to about a thousand columns the choice is optimal. With more it comes from an integer program
@@ -111,25 +116,28 @@ def choose_columns(columns: Columns, limits: Limits) -> Choice:
     Args:
         columns: All groups that may be formed; the single jobs are the first `kinds` of them.
         limits: Jobs, urgent jobs and slots.
+        start: Columns to begin with; the single jobs are always among them.
     """
+    nothing = np.empty(0, dtype=np.intp)
     if limits.slots < 1 or limits.counts.sum() == 0:
-        nothing = np.empty(0, dtype=np.intp)
-        return Choice(nothing, nothing, 0.0, 0.0)
+        return Choice(nothing, nothing, 0.0, 0.0, nothing)
     if len(columns.value) <= _EXACT_LIMIT:
         amount, upper_bound = _integer(columns, limits, gap=0.0)
-        return _choice(columns, np.arange(len(columns.value)), amount, upper_bound)
-    relaxed = _relax(columns, limits)
+        used = np.flatnonzero(amount)
+        value = float(columns.value[used] @ amount[used])
+        return Choice(used, amount[used], value, max(value, upper_bound), nothing)
+    relaxed = _relax(columns, limits, nothing if start is None else start)
     if limits.slots > _SMALL_SLOTS:
-        quick = _choice(columns, *_rounded(columns, limits, relaxed), relaxed.upper_bound)
+        quick = _choice(columns, *_rounded(columns, limits, relaxed), relaxed)
         if quick.upper_bound - quick.value <= _GOOD_GAP * quick.upper_bound:
             return quick
-    return _choice(columns, *_near_integer(columns, limits, relaxed), relaxed.upper_bound)
+    return _choice(columns, *_near_integer(columns, limits, relaxed), relaxed)
 
 
-def _choice(columns: Columns, which: Indices, amount: Indices, upper_bound: float) -> Choice:
+def _choice(columns: Columns, which: Indices, amount: Indices, relaxed: _Relaxed) -> Choice:
     used = np.flatnonzero(amount)
     value = float(columns.value[which[used]] @ amount[used])
-    return Choice(which[used], amount[used], value, max(value, upper_bound))
+    return Choice(which[used], amount[used], value, max(value, relaxed.upper_bound), relaxed.which)
 
 
 def _incidence(columns: Columns) -> csr_array:
@@ -141,9 +149,9 @@ def _incidence(columns: Columns) -> csr_array:
     return csr_array((np.ones(real.sum()), (kind[real], column[real])), shape=(columns.kinds, count))
 
 
-def _relax(columns: Columns, limits: Limits) -> _Relaxed:
+def _relax(columns: Columns, limits: Limits, start: Indices) -> _Relaxed:
     """Solve the linear relaxation by column generation."""
-    which = np.arange(columns.kinds)
+    which = np.union1d(np.arange(columns.kinds), start)
     best_bound = np.inf
     for _ in range(_ITERATIONS):
         amount, price, slot_price, value = _linear(columns.take(which), limits)
@@ -171,22 +179,18 @@ def _linear(columns: Columns, limits: Limits) -> tuple[Floats, Floats, float, fl
 
 
 def _profitable(columns: Columns, profit: Floats) -> Indices:
-    """The most profitable columns, but not too many with the same kind."""
-    positive = np.flatnonzero(profit > 1e-10)
-    few = 20 * _NEW_COLUMNS
-    if len(positive) > few:
-        positive = positive[np.argpartition(-profit[positive], few)[:few]]
+    """The most profitable columns that each kind is a member of."""
+    positive = np.flatnonzero(profit > _PROFIT)
+    if len(positive) > _CONSIDERED:
+        positive = positive[np.argpartition(-profit[positive], _CONSIDERED)[:_CONSIDERED]]
     ordered = positive[np.lexsort((positive, -profit[positive]))]
-    seen = np.zeros(columns.kinds + 1, dtype=np.intp)
-    chosen: list[int] = []
-    for column in ordered.tolist():
-        members = columns.members[column]
-        if seen[members[members < columns.kinds]].max() < _NEW_PER_KIND:
-            seen[members] += 1
-            chosen.append(column)
-            if len(chosen) == _NEW_COLUMNS:
-                break
-    return np.array(sorted(chosen), dtype=np.intp)
+    # One entry for each place of each column, best columns first; then the first few entries of each kind.
+    kind = columns.members[ordered].ravel()
+    by_kind = np.argsort(kind, kind="stable")
+    first = np.searchsorted(kind[by_kind], np.arange(columns.kinds + 1))
+    place = np.arange(len(by_kind)) - first[kind[by_kind]]
+    chosen = by_kind[(place < _NEW_PER_KIND) & (kind[by_kind] < columns.kinds)]
+    return np.unique(ordered[chosen // columns.members.shape[1]])
 
 
 def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[Indices, Indices]:
