@@ -1,0 +1,46 @@
+"""What the sharing policies make of the same small queue."""
+
+import pytest
+from policy_builders import KINDS, make_job, make_node, make_request
+
+from muri.policies.registry import get_policy
+
+
+def complementary(remaining_s=10.0):
+    return [make_job(number, kind, remaining_s=remaining_s) for number, kind in enumerate(KINDS, start=1)]
+
+
+def sizes(name, gpus):
+    plan = get_policy(name).plan(make_request(complementary(), [make_node("n1", gpus, gpu_count=4)]))
+    return sorted([1] * len(plan.solo) + [len(group.members) for group in plan.groups])
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "expected"),
+    [
+        ("muri-s", 4, [1, 1, 1, 1]),  # room for all: nobody shares
+        ("muri-s", 3, [2, 2]),  # the paper merges all pairs of a round, and leaves a GPU idle
+        ("auto", 3, [1, 1, 2]),
+        ("muri-s", 1, [4]),
+        ("auto", 1, [4]),
+        ("srsf", 1, [1]),
+    ],
+)
+def test_how_far_jobs_are_merged(name, gpus, expected):
+    assert sizes(name, gpus) == expected
+
+
+def test_a_short_job_is_not_slowed_for_a_long_one():
+    # Two jobs that use the GPU 77 % of their time would share it at 0.65 of their speed each: more work is done,
+    # but the short one, worth a thousand times as much, would wait for the long one.
+    jobs = [make_job(1, "gpu", remaining_s=10.0), make_job(2, "gpu", remaining_s=10_000.0)]
+    request = make_request(jobs, [make_node("n1", 1)])
+    assert [group.members for group in get_policy("auto", {"speed_model": "fair"}).plan(request).groups] == [(1, 2)]
+    plan = get_policy("muri-jct").plan(request)
+    assert [solo.job_id for solo in plan.solo] == [1]
+    assert [item.job_id for item in plan.waiting] == [2]
+
+
+def test_jobs_of_like_length_do_share_under_muri_jct():
+    plan = get_policy("muri-jct").plan(make_request(complementary(), [make_node("n1", 1)]))
+    assert [sorted(group.members) for group in plan.groups] == [[1, 2, 3, 4]]
