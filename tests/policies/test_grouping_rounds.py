@@ -121,3 +121,25 @@ def test_the_most_urgent_jobs_are_in_a_group_and_the_rest_waits():
     found = groups_of([gpu_only, gpu_only, gpu_only, cpu_only], 2)
     assert found.groups in (((0, 3), (1,)), ((0,), (1, 3)))
     assert found.left == (2,)
+
+
+@pytest.mark.parametrize("grouping", ["rounds", "optimal"])
+def test_a_short_job_is_not_slowed_for_a_long_one(grouping):
+    # Both mostly use the GPU: together each runs at 0.59 of its speed (T = 2.2 s for iterations of 1.3 s).
+    # For two jobs of equal remaining time that is worth it, for a short one and a long one it isn't.
+    def partners(short_worth, long_worth):
+        problem = BucketProblem((FOUR[2], FOUR[2]), (short_worth, long_worth), 1, 1)
+        options = PolicyOptions(objective="jct", grouping=grouping)
+        return group_buckets([problem], options, speed_model("lockstep"))[0].groups
+
+    assert partners(1.0, 1.0) == ((0, 1),)
+    assert partners(1.0, 1 / 1.5) == ((0,),)  # 0.59 + 0.59 / 1.5 < 1
+
+
+@pytest.mark.parametrize("grouping", ["rounds", "optimal"])
+@pytest.mark.parametrize("objective", ["efficiency", "throughput", "jct"])
+def test_a_pair_slower_than_one_after_the_other_is_never_made(grouping, objective):
+    gpu_only = shape((0.0, 0.0, 1.0, 0.0))
+    problem = BucketProblem((gpu_only, gpu_only), (1.0, 100.0), 1, 1)
+    options = PolicyOptions(objective=objective, grouping=grouping)
+    assert group_buckets([problem], options, speed_model("fair"))[0].groups == ((0,),)

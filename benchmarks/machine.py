@@ -1,0 +1,34 @@
+"""What a result was measured on: every stored figure carries it."""
+
+import os
+import platform
+import resource
+import subprocess
+from pathlib import Path
+
+
+def describe_machine() -> dict[str, object]:
+    """CPU, cores, Python, and the commit with "+" when files differ from it."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
+    }
+
+
+def peak_rss_mib() -> float:
+    """Most memory that this process ever held."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1)
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else "unknown"
