@@ -99,7 +99,9 @@ class Improver:
             for size_b in sorted(set(part_size.tolist())):
                 rows, columns = np.flatnonzero(kept_size == size_a), np.flatnonzero(part_size == size_b)
                 if 0 < size_a + size_b <= self.options.max_group_size:
-                    cells = self._values([kept[row] for row in rows], [parts[column] for column in columns])
+                    cells = self._values(
+                        [kept[row] for row in rows.tolist()], [parts[column] for column in columns.tolist()]
+                    )
                     matrix[np.ix_(rows, columns)] = cells
                 elif size_a + size_b == 0:
                     matrix[np.ix_(rows, columns)] = 0.0
