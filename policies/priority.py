@@ -1,24 +1,10 @@
 """Who goes first: a smaller key is more urgent; ties go to the earlier, then to the lower job id."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from muri.policies.types import PlanJob, PlanRequest
 
 PriorityKey = Callable[[PlanJob], tuple[float, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A job and its place in the queue.
-
-    Attributes:
-        rank: 0 for the most urgent job of the request.
-        job: The job.
-    """
-
-    rank: int
-    job: PlanJob
 
 
 def fifo(job: PlanJob) -> tuple[float, ...]:
@@ -74,9 +60,3 @@ def all_jobs(request: PlanRequest) -> Iterable[PlanJob]:
     yield from request.jobs
     for running in request.running:
         yield from running.members
-
-
-def rank_jobs(jobs: Iterable[PlanJob], key: PriorityKey) -> tuple[Candidate, ...]:
-    """All jobs in order of urgency, whatever order they come in."""
-    ordered = sorted(jobs, key=lambda job: (*key(job), job.submit_s, job.job_id))
-    return tuple(Candidate(rank, job) for rank, job in enumerate(ordered))
