@@ -22,8 +22,12 @@ class _Kind(NamedTuple):
     gpu_mem_gib: float
     gpu_count: int
 
+    @property
+    def capacity_gib(self) -> float:
+        return self.gpu_mem_gib or float("inf")
+
     def has_memory(self, gpu_mem_gib: float) -> bool:
-        return self.gpu_mem_gib == 0 or self.gpu_mem_gib >= gpu_mem_gib
+        return self.capacity_gib >= gpu_mem_gib
 
 
 class _Shelf:
@@ -105,7 +109,8 @@ class FreeGpus:
     def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0) -> Shares | None:
         """Take GPUs of the node that is left with the fewest.
 
-        On a tie it is the one with less memory, so that groups find the larger; then the first by name.
+        On a tie it is the one with less memory (unknown counts as unlimited), so that groups find the larger; then
+        the first by name.
         A job larger than any node gets whole nodes where those are given out.
 
         Args:
@@ -201,7 +206,7 @@ class FreeGpus:
         needed = 1 if largest is not None and gpu_count > largest else gpu_count
         return max(
             (
-                shelf.kind.gpu_mem_gib or float("inf")
+                shelf.kind.capacity_gib
                 for shelf in self._of(partition)
                 if max(shelf.counts(self._free), default=0) >= needed
             ),
@@ -221,7 +226,7 @@ class FreeGpus:
                 if free >= gpu_count:
                     index = shelf.first(free, self._free)
                     if index is not None:
-                        found = (free, shelf.kind.gpu_mem_gib, index)
+                        found = (free, shelf.kind.capacity_gib, index)
                         best = found if best is None or found < best else best
                         break
         return None if best is None else best[2]
@@ -233,7 +238,7 @@ class FreeGpus:
         left = gpu_count
         while left:
             idle = [
-                (shelf.kind.gpu_count, shelf.kind.gpu_mem_gib, index)
+                (shelf.kind.gpu_count, shelf.kind.capacity_gib, index)
                 for shelf in shelves
                 if shelf.kind.gpu_count and (index := shelf.first(shelf.kind.gpu_count, self._free)) is not None
             ]

@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from muri.policies import reasons
 from muri.policies.placement import FreeGpus, Shares
 from muri.policies.units import Unit
+
+_ATTEMPTS: Final = 64
+"""How often units are packed anew in one plan before the rest stays refused: bounds its time, not its promises."""
 
 
 class Placement(NamedTuple):
@@ -46,16 +48,36 @@ def place(units: Sequence[Unit], free: FreeGpus) -> list[Placement]:
 
 
 def _admit(units: Sequence[Unit], free: FreeGpus) -> tuple[list[Unit], list[Unit]]:
-    """The units that can be placed together, in an order that does it, and those that can't, by rank."""
-    by_size = sorted(units, key=lambda unit: (-unit.gpu_count, unit.rank))
+    """The units that can be placed together, in an order that does it, and those that can't, by rank.
+
+    In order of priority each takes its GPUs, or joins if the large ones choosing first makes room for it.
+    """
+    by_size = _by_size(units)
     if len(_take_all(by_size, free.copy())) == len(units):
         return by_size, []
-    by_rank = sorted(units, key=_rank)
-    seated = {placement.unit.rank for placement in _take_all(by_rank, free.copy())}
-    admitted = [unit for unit in by_size if unit.rank in seated]
-    if len(_take_all(admitted, free.copy())) < len(admitted):
-        admitted = [unit for unit in by_rank if unit.rank in seated]
-    return admitted, [unit for unit in by_rank if unit.rank not in seated]
+    order: list[Unit] = []
+    refused: list[Unit] = []
+    trial = free.copy()
+    hopeless: set[tuple[str, int, float]] = set()
+    for unit in sorted(units, key=_rank):
+        needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib)
+        if needs not in hopeless and trial.take(*needs) is not None:
+            order.append(unit)
+            continue
+        packed = free.copy()
+        attempt = _by_size([*order, unit])
+        if needs not in hopeless and len(hopeless) < _ATTEMPTS and len(_take_all(attempt, packed)) == len(attempt):
+            order, trial = attempt, packed
+        else:
+            hopeless.add(needs)
+            refused.append(unit)
+    by_size = _by_size(order)
+    return (by_size if len(_take_all(by_size, free.copy())) == len(order) else order), refused
+
+
+def _by_size(units: Iterable[Unit]) -> list[Unit]:
+    """By descending need: of GPUs, then of memory."""
+    return sorted(units, key=lambda unit: (-unit.gpu_count, -unit.gpu_mem_gib, unit.rank))
 
 
 def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
@@ -68,38 +90,57 @@ def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
 
 
 def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeGpus) -> list[Placement]:
-    """Place refused units on GPUs that less urgent running ones give up, which are placed anew if they can be.
+    """Place refused units on GPUs that less urgent ones give up, which are placed anew if they can be.
 
-    Every step takes one unit from its place for good, so this ends.
+    Goes on until nobody more can be helped, so the next cycle on the same cluster finds nothing to change.
     """
     settled = {placement.unit.rank: placement for placement in placed}
-    queue = [(unit.rank, unit) for unit in refused]
-    heapify(queue)
-    hopeless: set[tuple[str, int, float]] = set()
-    while queue:
-        rank, unit = heappop(queue)
-        place = (unit.partition, unit.gpu_count, unit.gpu_mem_gib)
-        gpus = None if place in hopeless else free.take(*place)
-        if gpus is None and place not in hopeless:
+    waiting = {unit.rank: unit for unit in refused}
+    for _ in range(_ATTEMPTS):
+        if not _help_one(waiting, settled, free):
+            break
+    return list(settled.values())
+
+
+def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: FreeGpus) -> bool:
+    """Place the most urgent unit that can be; the result says whether there was one."""
+    hopeless: list[tuple[str, int, float]] = []
+    last = max(settled, default=-1)
+    for rank in sorted(waiting):
+        unit = waiting[rank]
+        partition, gpu_count, memory = needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib)
+        if any(partition == where and gpu_count >= count and memory >= least for where, count, least in hopeless):
+            continue
+        gpus = free.take(*needs)
+        if gpus is None and rank < last:
             leaving = _who_leaves(unit, settled.values(), free)
             for placement in leaving:
                 del settled[placement.unit.rank]
                 free.give_back(placement.gpus)
-                note = reasons.made_room(unit.gpu_count, placement.gpus[0].node)
-                evicted = replace(placement.unit, stays_on=(), notes=(*placement.unit.notes, note))
-                heappush(queue, (evicted.rank, evicted))
-            gpus = free.take(*place) if leaving else None
-            hopeless = set() if leaving else {*hopeless, place}
+                waiting[placement.unit.rank] = _moved_for(unit, placement)
+            gpus = free.take(*needs) if leaving else None
         if gpus is not None:
             settled[rank] = Placement(unit, gpus)
-    return list(settled.values())
+            del waiting[rank]
+            return True
+        hopeless.append(needs)
+    return False
+
+
+def _moved_for(unit: Unit, placement: Placement) -> Unit:
+    """A unit that has to look for other GPUs; one that runs is told why."""
+    leaving = placement.unit
+    if not placement.kept:
+        return leaving
+    note = reasons.made_room(unit.gpu_count, placement.gpus[0].node)
+    return replace(leaving, stays_on=(), notes=(*leaving.notes, note))
 
 
 def _who_leaves(unit: Unit, settled: Iterable[Placement], free: FreeGpus) -> list[Placement]:
-    """The least urgent running units of the node on which leaving costs the least; none if that doesn't help."""
+    """The least urgent units of the node on which leaving costs the least; none if that doesn't help."""
     on_node: dict[str, list[Placement]] = {}
     for placement in settled:
-        if placement.kept and placement.unit.rank > unit.rank and len(placement.gpus) == 1:
+        if placement.unit.rank > unit.rank and len(placement.gpus) == 1:
             on_node.setdefault(placement.gpus[0].node, []).append(placement)
     best: tuple[float, str, list[Placement]] | None = None
     for node, placements in sorted(on_node.items()):
@@ -121,6 +162,8 @@ def _enough_of(placements: Iterable[Placement], unit: Unit, free_gpus: int) -> l
 
 
 def _restart_gpu_s(placement: Placement) -> float:
+    if not placement.kept:
+        return 0.0
     return max(member.job.restart_s for member in placement.unit.members) * placement.unit.gpu_count
 
 

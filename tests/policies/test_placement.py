@@ -20,7 +20,7 @@ def naive_best_fit(nodes, free, partition, gpu_count, gpu_mem_gib):
         and free[node.name] >= gpu_count
         and (node.gpu_mem_gib == 0 or node.gpu_mem_gib >= gpu_mem_gib)
     ]
-    return min(fitting, key=lambda node: (free[node.name], node.gpu_mem_gib, node.name), default=None)
+    return min(fitting, key=lambda node: (free[node.name], node.gpu_mem_gib or float("inf"), node.name), default=None)
 
 
 @given(st.integers(0, 10_000))

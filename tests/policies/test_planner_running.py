@@ -1,6 +1,7 @@
 """Planning cycle after cycle: what runs stays, moves only for a reason, and never flaps."""
 
 import dataclasses
+import random
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from policy_builders import (
     make_cluster_node,
     make_job,
     make_node,
+    make_profile,
     make_request,
     pending_jobs,
     shares_of,
@@ -240,3 +242,41 @@ def test_the_plan_adds_up_the_proofs_of_its_buckets():
     speeds = sum(sum(group.speed.values()) for group in plan.groups) + len(plan.solo)
     assert plan.certificate.value == pytest.approx(speeds)
     assert plan.certificate.upper_bound >= plan.certificate.value - 1e-9
+
+
+@pytest.mark.parametrize("seed", [3, 11, 35, 65, 118, 129])
+def test_a_crowded_cluster_of_mixed_memory_settles_at_once(seed):
+    rng = random.Random(seed)
+    jobs = [
+        make_job(
+            number,
+            profile=make_profile(
+                [rng.choice((0.01, 0.1, 0.5, 1.0)) for _ in range(4)], mem_gib=rng.choice((1.0, 4.0, 9.0))
+            ),
+            gpu_count=rng.choice((1, 1, 1, 2, 2, 4, 8)),
+            partition=rng.choice(("main", "debug")),
+            remaining_s=rng.uniform(10, 1e5),
+            groupable=rng.random() < 0.9,
+            preemptible=True,
+            restart_s=rng.choice((0.0, 30.0, 300.0)),
+        )
+        for number in range(1, 60)
+    ]
+    nodes = [
+        make_cluster_node(
+            f"n{index}",
+            8,
+            partitions=rng.choice((("main", "debug"), ("main",))),
+            gpu_mem_gib=rng.choice((0.0, 8.0, 40.0)),
+        )
+        for index in range(5)
+    ]
+    rules = PolicyOptions(objective=rng.choice(("efficiency", "throughput", "jct")), max_group_size=rng.randint(2, 4))
+    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes")
+    plan = plan_of(request, priority.srsf, rules)
+    assert plan.groups
+    for _ in range(3):
+        request = feed_back(request, plan)
+        plan = plan_of(request, priority.srsf, rules)
+        assert all(item.kept for item in (*plan.groups, *plan.solo))
+        assert not any(item.preempted for item in plan.waiting)
