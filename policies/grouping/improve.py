@@ -22,10 +22,14 @@ from muri.policies.speed.model import Floats, SpeedModel
 _PLACES: Final = ((0, 1), (0, 2), (0, 3), (0,), (1,), (2,), (3,))
 """Which members a group gives up. The other three pairs only swap the two halves."""
 
+_CHUNK: Final = 250
+"""Groups that exchange members with each other; the most urgent ones first."""
+
 _EVALUATIONS: Final = 4_000_000
 """Groups to evaluate at most, about a second: a limit that is the same on every machine."""
 
-_GAIN: Final = 1e-9
+_GAIN: Final = 1e-4
+"""Relative gain below which a turn counts as idle."""
 _FORBIDDEN: Final = -1e9
 _URGENT: Final = 1e6
 """Added for handing out a job that must not be left over; outweighs every value and no ban."""
@@ -59,19 +63,28 @@ class Improver:
         Returns:
             As many groups as before, and their total value.
         """
-        best, rest = list(groups), left
-        total = float(self._matrix(best, [()])[:, 0].sum())
-        budget, idle = _EVALUATIONS, 0
+        best: list[Members] = []
+        rest, total, budget = left, 0.0, _EVALUATIONS
+        for start in range(0, len(groups), _CHUNK):
+            part, rest, value, budget = self._improved(list(groups[start : start + _CHUNK]), rest, budget)
+            best += part
+            total += value
+        return sorted(best), total
+
+    def _improved(self, groups: list[Members], left: Members, budget: int) -> tuple[list[Members], Members, float, int]:
+        """Better groups, the jobs then left over, the value, and what is left of the budget."""
+        total = float(self._matrix(groups, [()])[:, 0].sum())
+        idle = 0
         for places in _turns():
-            cost = len(best) * (len(best) + len(rest))
+            cost = len(groups) * (len(groups) + len(left))
             if idle == len(_PLACES) or budget < cost:
                 break
             budget -= cost
-            changed, unused, value = self._handed_out(best, rest, places)
-            idle += 1
-            if value > total + _GAIN * max(1.0, abs(total)):
-                best, rest, total, idle = changed, unused, value, 0
-        return sorted(best), total
+            changed, unused, value = self._handed_out(groups, left, places)
+            idle = 0 if value > total * (1.0 + _GAIN) else idle + 1
+            if value > total:
+                groups, left, total = changed, unused, value
+        return groups, left, total, budget
 
     def _handed_out(
         self, groups: Sequence[Members], left: Members, places: tuple[int, ...]

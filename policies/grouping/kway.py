@@ -24,7 +24,7 @@ from muri.policies.speed.model import Floats, Indices
 _EXACT_LIMIT: Final = 1_500
 """Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
 
-_TOLERANCE: Final = 1e-7
+_TOLERANCE: Final = 1e-5
 """Relative gap at which the relaxation counts as solved."""
 
 _PROFIT: Final = 1e-10
@@ -42,11 +42,14 @@ _NEAR_COLUMNS: Final = 800
 _SMALL_SLOTS: Final = 60
 """Up to so many slots the integer program decides on all groups; beyond, only on what the relaxation leaves over."""
 
-_ROUNDING_COLUMNS: Final = 2
-"""Columns for each kind that such a left-over chooses from."""
+_ROUNDING_COLUMNS: Final = (1, 3)
+"""Columns for each kind that such a left-over chooses from; more if fewer don't come near enough to the bound."""
 
-_GAP: Final = 1e-3
+_GAP: Final = 3e-3
 """Relative gap at which the integer program may stop."""
+
+_SEEN: Final = 3
+"""Columns for each kind that a like problem begins with."""
 
 _GOOD_GAP: Final = 5e-3
 """Relative gap up to which a rounded relaxation is good enough."""
@@ -128,16 +131,18 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
         return Choice(used, amount[used], value, max(value, upper_bound), nothing)
     relaxed = _relax(columns, limits, nothing if start is None else start)
     if limits.slots > _SMALL_SLOTS:
-        quick = _choice(columns, *_rounded(columns, limits, relaxed), relaxed)
-        if quick.upper_bound - quick.value <= _GOOD_GAP * quick.upper_bound:
-            return quick
+        for per_kind in _ROUNDING_COLUMNS:
+            quick = _choice(columns, *_rounded(columns, limits, relaxed, per_kind), relaxed)
+            if quick.upper_bound - quick.value <= _GOOD_GAP * quick.upper_bound:
+                return quick
     return _choice(columns, *_near_integer(columns, limits, relaxed), relaxed)
 
 
 def _choice(columns: Columns, which: Indices, amount: Indices, relaxed: _Relaxed) -> Choice:
     used = np.flatnonzero(amount)
     value = float(columns.value[which[used]] @ amount[used])
-    return Choice(which[used], amount[used], value, max(value, relaxed.upper_bound), relaxed.which)
+    seen = _nearest(columns.take(relaxed.which), relaxed, _SEEN * columns.kinds)
+    return Choice(which[used], amount[used], value, max(value, relaxed.upper_bound), relaxed.which[seen])
 
 
 def _incidence(columns: Columns) -> csr_array:
@@ -206,12 +211,12 @@ def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[
     return some, amount
 
 
-def _rounded(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[Indices, Indices]:
+def _rounded(columns: Columns, limits: Limits, relaxed: _Relaxed, per_kind: int) -> tuple[Indices, Indices]:
     """Columns and amounts: the whole parts of the relaxation, and an integer program for what is left over."""
     mine = columns.take(relaxed.which)
     whole = np.floor(relaxed.amount + 1e-9)
     left = limits.less(_incidence(mine) @ whole, whole.sum())
-    some = _nearest(mine, relaxed, _ROUNDING_COLUMNS * columns.kinds)
+    some = _nearest(mine, relaxed, per_kind * columns.kinds)
     share = max(left.slots, 1.0) / limits.slots
     amount, _ = _integer(mine.take(some), left, gap=min(_GAP / share, 0.05))
     whole[some] += amount

@@ -17,6 +17,10 @@ from muri.policies.speed.model import Floats, Indices, SpeedModel
 _BLOCK: Final = 4_000
 """Units matched at once: a matrix of their pairs still fits the memory of a small machine."""
 
+_BLOCK_BY_WORTH: Final = 500
+"""The same where every job has a worth of its own: neighbours in the queue are then of similar worth, and
+hardly a pair of a short and a long job is worth making."""
+
 _REPEATS: Final = 2
 """From so many units of each kind on, matching works on kinds instead of on units."""
 
@@ -106,8 +110,9 @@ class Rounds:
 
     def _matched(self) -> list[Merge]:
         merges = []
-        for start in range(0, len(self.units), _BLOCK):
-            merges += self._match_block(self.units[start : start + _BLOCK])
+        block = _BLOCK_BY_WORTH if self._options.objective == "jct" else _BLOCK
+        for start in range(0, len(self.units), block):
+            merges += self._match_block(self.units[start : start + block])
         return merges
 
     def _match_block(self, units: Sequence[Unit]) -> list[Merge]:
