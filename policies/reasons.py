@@ -145,14 +145,6 @@ def aged(waited: float, max_wait_s: float) -> Reason:
     return Reason("it has waited {}, longer than max_wait_s allows ({})", (duration(waited), duration(max_wait_s)))
 
 
-def aged_first(waited: float, max_wait_s: float) -> Reason:
-    """Why a job went ahead of all others."""
-    return Reason(
-        "it has waited {}, longer than max_wait_s allows ({}), so it goes first",
-        (duration(waited), duration(max_wait_s)),
-    )
-
-
 def duration(seconds: float) -> str:
     """Seconds in the unit that people would use."""
     for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
