@@ -99,7 +99,11 @@ def _optimal(problem: BucketProblem, options: PolicyOptions, model: SpeedModel, 
     for column, count in zip(choice.columns.tolist(), choice.counts.tolist(), strict=True):
         members = [kind for kind in columns.members[column].tolist() if kind < columns.kinds]
         groups += [tuple(sorted(next(queues[kind]) for kind in members)) for _ in range(count)]
-    return _answer(problem, groups, Certificate(choice.value, choice.upper_bound))
+    # Rounding may leave a slot empty beside jobs that would take it alone.
+    unused = sorted((job, kind) for kind, queue in enumerate(queues) for job in queue)[: problem.slots - len(groups)]
+    value = choice.value + float(sum(columns.value[kind] for _, kind in unused))
+    groups += [(job,) for job, _ in unused]
+    return _answer(problem, groups, Certificate(value, max(value, choice.upper_bound)))
 
 
 def _relevant(options: PolicyOptions) -> PolicyOptions:

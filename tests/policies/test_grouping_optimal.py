@@ -225,3 +225,12 @@ def test_algorithm_1_is_compared_with_the_proven_optimum():
     assert rounds.certificate.value <= optimal.certificate.upper_bound + 1e-9
     assert optimal.certificate.value >= 0.98 * rounds.certificate.value
     assert optimal.certificate.gap < 0.02
+
+
+def test_no_slot_stays_empty_beside_a_waiting_job():
+    kinds = random_shapes(64, seed=6)
+    jobs = tuple(kinds[index] for index in np.random.default_rng(2).integers(0, 64, 1000).tolist())
+    problem = BucketProblem(jobs, (1.0,) * 1000, 1, 250)
+    (answer,) = group_buckets([problem], PolicyOptions(grouping="optimal"), speed_model("lockstep"))
+    assert len(answer.groups) == 250
+    assert answer.certificate.gap < 0.01
