@@ -20,10 +20,10 @@ import grouping_pairs
 import numpy as np
 from machine import describe_machine, peak_rss_mib
 
+from muri.policies.cycle.planner import plan_queue
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketProblem
 from muri.policies.options import PolicyOptions
-from muri.policies.planner import plan_queue
 from muri.policies.priority import two_dimensional_las
 from muri.policies.speed.model import Shape
 from muri.policies.speed.registry import speed_model

@@ -2,13 +2,13 @@
 
 from types import MappingProxyType
 
+from muri.policies.cycle.queue import line_up
+from muri.policies.cycle.validation import check_request
 from muri.policies.priority import PriorityKey
-from muri.policies.queue import line_up
 from muri.policies.schedulers.antman_cycle import AntManCycle
 from muri.policies.schedulers.antman_seats import Seat
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.types import Plan, PlanRequest
-from muri.policies.validation import check_request
 
 
 class AntMan(QueuePolicy):

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from muri.policies import reasons
+from muri.policies.cycle import reasons
+from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.cycle.queue import waited_s
 from muri.policies.options import PolicyOptions
-from muri.policies.placement import FreeGpus, Shares
-from muri.policies.queue import waited_s
 from muri.policies.schedulers import antman_decisions as decisions
 from muri.policies.schedulers.antman_seats import OpenSeats, Seat
 from muri.policies.types import Plan, PlanJob, PlanRequest, Solo, Waiting

@@ -1,6 +1,6 @@
 """What AntMan's seats look like in a plan, with speeds and reasons."""
 
-from muri.policies import reasons
+from muri.policies.cycle import reasons
 from muri.policies.reason import Reason
 from muri.policies.schedulers.antman_seats import Seat
 from muri.policies.schedulers.antman_speed import leftover_speed

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from muri.policies.bucket import Bucket
+from muri.policies.cycle.bucket import Bucket
 from muri.policies.schedulers.antman_speed import leftover_speed, shape_to_share
 from muri.policies.speed.model import Shape
 from muri.policies.types import NodeShare, PlanJob

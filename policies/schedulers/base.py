@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
-from muri.policies.planner import plan_queue
 from muri.policies.priority import PriorityKey
 from muri.policies.types import Plan, PlanRequest
 

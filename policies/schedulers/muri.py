@@ -4,7 +4,7 @@ from types import MappingProxyType
 from typing import Final
 
 from muri.policies import priority
-from muri.policies.planner import plan_queue
+from muri.policies.cycle.planner import plan_queue
 from muri.policies.schedulers.base import OptionValues, QueuePolicy
 from muri.policies.types import Plan, PlanRequest
 

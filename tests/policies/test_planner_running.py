@@ -21,8 +21,8 @@ from policy_builders import (
 )
 
 from muri.policies import priority
+from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
-from muri.policies.planner import plan_queue
 from muri.policies.reason import sentences
 from muri.policies.types import NodeShare, Running
 

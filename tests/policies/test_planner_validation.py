@@ -4,10 +4,10 @@ import pytest
 from policy_builders import make_job, make_node, make_request
 
 from muri.policies import priority
+from muri.policies.cycle.planner import plan_queue
+from muri.policies.cycle.validation import RequestError
 from muri.policies.options import PolicyOptions
-from muri.policies.planner import plan_queue
 from muri.policies.types import NodeShare, Running
-from muri.policies.validation import RequestError
 
 BUSY = make_node("n1", 0, gpu_count=2)
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_node, make_request, requests
 
 from muri.errors import UsageError
+from muri.policies.cycle.validation import RequestError
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.reason import sentences
 from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
@@ -20,7 +21,6 @@ from muri.policies.schedulers.fifo import Fifo
 from muri.policies.schedulers.muri import Auto, MuriL, MuriS
 from muri.policies.schedulers.shortest import Srsf
 from muri.policies.types import PlanJob
-from muri.policies.validation import RequestError
 
 policies = st.sampled_from(policy_names()).map(get_policy) | st.builds(
     MuriS,

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from policy_builders import make_job, make_node, make_request, requests
 
 from muri.policies import priority
+from muri.policies.cycle.placement import FreeGpus
+from muri.policies.cycle.queue import line_up
+from muri.policies.cycle.selection import pools, select
 from muri.policies.options import PolicyOptions
-from muri.policies.placement import FreeGpus
-from muri.policies.queue import line_up
-from muri.policies.selection import pools, select
 
 
 def choose(jobs, nodes, group_size=4, **changes):

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from muri.policies.bucket import Bucket
-from muri.policies.placement import FreeGpus
-from muri.policies.queue import Contender
+from muri.policies.cycle.bucket import Bucket
+from muri.policies.cycle.placement import FreeGpus
+from muri.policies.cycle.queue import Contender
 from muri.policies.types import PlanRequest
 
 

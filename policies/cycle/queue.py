@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from muri.policies.bucket import Bucket, ShapeTable
+from muri.policies.cycle.bucket import Bucket, ShapeTable
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import Shape

@@ -7,7 +7,7 @@ each function picks a sentence and the figures for it.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from muri.policies.placement import FreeGpus, Shares
+from muri.policies.cycle.placement import FreeGpus, Shares
 from muri.policies.reason import Reason
 from muri.policies.types import Certificate, PlanJob
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
-from muri.policies.islands import NodeGpus
+from muri.policies.cycle.islands import NodeGpus
 from muri.policies.types import FreeNode, NodeShare
 
 Shares = tuple[NodeShare, ...]

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from muri.policies import reasons
-from muri.policies.bucket import Bucket
-from muri.policies.forecast import Forecasts, Members
-from muri.policies.placement import Shares
-from muri.policies.placing import Placement
-from muri.policies.queue import Contender
+from muri.policies.cycle import reasons
+from muri.policies.cycle.bucket import Bucket
+from muri.policies.cycle.forecast import Forecasts, Members
+from muri.policies.cycle.placement import Shares
+from muri.policies.cycle.placing import Placement
+from muri.policies.cycle.queue import Contender
+from muri.policies.cycle.units import Unit, running_unit
 from muri.policies.reason import Reason
 from muri.policies.speed.model import Shape
 from muri.policies.types import Group, Running, Solo, Waiting
-from muri.policies.units import Unit, running_unit
 from muri.profiler.records import RESOURCES
 
 

@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from muri.policies import reasons
-from muri.policies.bucket import worth_of
-from muri.policies.forecast import Forecasts, Members
+from muri.policies.cycle import reasons
+from muri.policies.cycle.bucket import worth_of
+from muri.policies.cycle.forecast import Forecasts, Members
+from muri.policies.cycle.queue import Contender
+from muri.policies.cycle.units import Unit, unit_of
 from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem
 from muri.policies.options import PolicyOptions
-from muri.policies.queue import Contender
 from muri.policies.reason import Reason
 from muri.policies.speed.model import Shape, SpeedModel
 from muri.policies.types import Certificate
-from muri.policies.units import Unit, unit_of
 
 _GAIN: Final = 1e-9
 """Relative gain below which a regrouping is only a rounding error."""

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from muri.policies import reasons
-from muri.policies.placement import FreeGpus, Shares
-from muri.policies.units import Unit
+from muri.policies.cycle import reasons
+from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.cycle.units import Unit
 
 _ATTEMPTS: Final = 64
 """How often units are packed anew in one plan before the rest stays refused: bounds its time, not its promises."""

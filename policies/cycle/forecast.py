@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from muri.policies.queue import Contender
+from muri.policies.cycle.queue import Contender
 from muri.policies.speed.model import Shape, SpeedModel
 
 Members = tuple[Contender, ...]

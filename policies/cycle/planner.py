@@ -4,22 +4,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from muri.policies import reasons
-from muri.policies.bucket import Bucket
-from muri.policies.decisions import Clerk, Decisions
-from muri.policies.forecast import Forecasts, Members
-from muri.policies.keeping import Grouper, Grouping, Task
+from muri.policies.cycle import reasons
+from muri.policies.cycle.bucket import Bucket
+from muri.policies.cycle.decisions import Clerk, Decisions
+from muri.policies.cycle.forecast import Forecasts, Members
+from muri.policies.cycle.keeping import Grouper, Grouping, Task
+from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.cycle.placing import Placement, place
+from muri.policies.cycle.queue import Contender, Queue, line_up, waited_s
+from muri.policies.cycle.selection import Selection, pools, select
+from muri.policies.cycle.units import Unit, unit_of
+from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
-from muri.policies.placement import FreeGpus, Shares
-from muri.policies.placing import Placement, place
 from muri.policies.priority import PriorityKey
-from muri.policies.queue import Contender, Queue, line_up, waited_s
 from muri.policies.reason import Reason
-from muri.policies.selection import Selection, pools, select
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Certificate, Plan, PlanRequest, Solo, Waiting
-from muri.policies.units import Unit, unit_of
-from muri.policies.validation import check_request
 
 
 def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:

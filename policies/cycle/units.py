@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from muri.policies.forecast import Members
-from muri.policies.placement import Shares
+from muri.policies.cycle.forecast import Members
+from muri.policies.cycle.placement import Shares
 from muri.policies.reason import Reason
 from muri.policies.types import Running
 

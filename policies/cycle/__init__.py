@@ -1,0 +1,1 @@
+"""One planning cycle: line up, select, group, keep or regroup, place, explain."""
