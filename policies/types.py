@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from muri.policies.reason import Reason
 from muri.profiler.records import StageProfile
+
+if TYPE_CHECKING:
+    from muri.policies.speed.interference import InterferenceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class PlanRequest:
             for its restarts.
         larger_than_a_node: What becomes of jobs that need more GPUs than any node has: "slurm" leaves
             them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
+        interference: Measured speeds of pairs, for the speed model "measured".
     """
 
     jobs: tuple[PlanJob, ...]
@@ -133,6 +137,7 @@ class PlanRequest:
     running: tuple[Running, ...] = ()
     interval_s: float = 360.0
     larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
+    interference: "InterferenceTable | None" = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.bucket import Bucket
+from muri.policies.cycle.collector import collector_paused
 from muri.policies.cycle.decisions import Clerk, Decisions
 from muri.policies.cycle.forecast import Forecasts, Members
 from muri.policies.cycle.keeping import Grouper, Grouping, Task
@@ -39,9 +40,14 @@ def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: Pol
         RequestError: The request contradicts itself.
     """
     check_request(request)
+    with collector_paused():
+        return _planned(request, policy, key, options)
+
+
+def _planned(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
     options = replace(options, max_group_size=min(options.max_group_size, request.max_group_size))
     queue = line_up(request, key, options)
-    model = speed_model(options.speed_model, ordering=options.ordering)
+    model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
     grouper = Grouper(options, model, queue.shapes, request.interval_s)
     planners = [_PoolPlanner(pool, request, options, grouper.forecasts, queue) for pool in pools(request)]
     _deal(queue, planners)

@@ -20,6 +20,7 @@ from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
 from muri.policies.schedulers.fifo import Fifo
 from muri.policies.schedulers.muri import Auto, MuriL, MuriS
 from muri.policies.schedulers.shortest import Srsf
+from muri.policies.speed.interference import InterferenceTable, PairSpeed
 from muri.policies.types import PlanJob
 
 policies = st.sampled_from(policy_names()).map(get_policy) | st.builds(
@@ -332,3 +333,27 @@ def test_a_job_is_a_plain_record():
     assert dataclasses.is_dataclass(PlanJob)
     with pytest.raises(dataclasses.FrozenInstanceError):
         make_job(1).user = "mallory"
+
+
+@pytest.mark.parametrize(("speed", "grouped"), [(0.9, True), (0.4, False)])
+def test_measured_interference_decides_where_there_is_some(speed, grouped):
+    table = InterferenceTable((PairSpeed("storage", "gpu", speed, speed),))
+    request = make_request([make_job(1, "storage"), make_job(2, "gpu")], [make_node("n1", 1)], interference=table)
+    plan = get_policy("auto", {"speed_model": "measured"}).plan(request)
+    assert bool(plan.groups) is grouped
+    if grouped:
+        assert plan.groups[0].speed == {1: speed, 2: speed}
+
+
+def test_the_garbage_collector_is_left_as_it_was():
+    import gc
+
+    request = make_request([make_job(1, "gpu")], [make_node("n1", 1)])
+    MuriS().plan(request)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        MuriS().plan(request)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
