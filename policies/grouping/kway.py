@@ -11,6 +11,7 @@ Its prices prove the bound, in every iteration: with prices d_t for kinds and σ
 worth more than what the prices make of the limits, plus `slots` times the most profitable column.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,14 +37,21 @@ _CONSIDERED: Final = 4_000
 _NEW_PER_KIND: Final = 6
 """Columns that join in one iteration for each kind, so that all kinds get new partners."""
 
-_NEAR_COLUMNS: Final = 800
-"""So many of the columns nearest to being profitable take part in the integer program of a small problem."""
+_NEAR_COLUMNS: Final = (150, 800)
+"""So many of the columns nearest to being profitable take part in the integer program of a small problem; the
+larger number only if the smaller one doesn't come near enough to the bound."""
 
 _SMALL_SLOTS: Final = 60
 """Up to so many slots the integer program decides on all groups; beyond, only on what the relaxation leaves over."""
 
-_ROUNDING_COLUMNS: Final = (1, 3)
-"""Columns for each kind that such a left-over chooses from; more if fewer don't come near enough to the bound."""
+_LEFT_OVER_COLUMNS: Final = (1, 3)
+"""Columns for each kind that such a left-over chooses from; the larger number under the same condition."""
+
+_SEEN: Final = 3
+"""Columns for each kind that a like problem begins with."""
+
+_GOOD_GAP: Final = 5e-3
+"""Relative gap up to which a solution is good enough."""
 
 _GAP: Final = 3e-3
 """Relative gap at which the integer program may stop."""
@@ -51,8 +59,8 @@ _GAP: Final = 3e-3
 _SEEN: Final = 3
 """Columns for each kind that a like problem begins with."""
 
-_GOOD_GAP: Final = 5e-3
-"""Relative gap up to which a rounded relaxation is good enough."""
+_GOOD_GAPS: Final = (5e-3, 1e-2)
+"""Relative gaps up to which a relaxation rounded with fewer or with more columns is good enough."""
 
 _NODES: Final = 50
 """Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
@@ -130,12 +138,25 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
         value = float(columns.value[used] @ amount[used])
         return Choice(used, amount[used], value, max(value, upper_bound), nothing)
     relaxed = _relax(columns, limits, nothing if start is None else start)
+    best: Choice | None = None
+    for which, amount in _attempts(columns, limits, relaxed):
+        found = _choice(columns, which, amount, relaxed)
+        best = found if best is None or found.value > best.value else best
+        if best.upper_bound - best.value <= _GOOD_GAP * best.upper_bound:
+            break
+    assert best is not None, "there is always an attempt"
+    return best
+
+
+def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[tuple[Indices, Indices]]:
+    """Columns and amounts in whole numbers, found with more and more effort."""
     if limits.slots > _SMALL_SLOTS:
-        for per_kind in _ROUNDING_COLUMNS:
-            quick = _choice(columns, *_rounded(columns, limits, relaxed, per_kind), relaxed)
-            if quick.upper_bound - quick.value <= _GOOD_GAP * quick.upper_bound:
-                return quick
-    return _choice(columns, *_near_integer(columns, limits, relaxed), relaxed)
+        for per_kind in _LEFT_OVER_COLUMNS:
+            yield _rounded(columns, limits, relaxed, per_kind)
+        yield _near_integer(columns, limits, relaxed, _NEAR_COLUMNS[-1])
+    else:
+        for count in _NEAR_COLUMNS:
+            yield _near_integer(columns, limits, relaxed, count)
 
 
 def _choice(columns: Columns, which: Indices, amount: Indices, relaxed: _Relaxed) -> Choice:
@@ -198,16 +219,16 @@ def _profitable(columns: Columns, profit: Floats) -> Indices:
     return np.unique(ordered[chosen // columns.members.shape[1]])
 
 
-def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed) -> tuple[Indices, Indices]:
+def _near_integer(columns: Columns, limits: Limits, relaxed: _Relaxed, count: int) -> tuple[Indices, Indices]:
     """Columns and amounts: an integer program over the single jobs and the columns nearest to being profitable.
 
     Of the groups that the relaxation forms several times, all but the last two are taken over.
     """
     whole = np.floor(np.maximum(relaxed.amount - 2.0, 0.0) + 1e-9) * (limits.slots > _SMALL_SLOTS)
     left = limits.less(_incidence(columns.take(relaxed.which)) @ whole, whole.sum())
-    some = np.union1d(relaxed.which, _nearest(columns, relaxed, _NEAR_COLUMNS))
+    some = np.union1d(relaxed.which[whole > 0], _nearest(columns, relaxed, count))
     amount, _ = _integer(columns.take(some), left, gap=_GAP)
-    amount[np.searchsorted(some, relaxed.which)] += whole.astype(np.intp)
+    amount[np.searchsorted(some, relaxed.which[whole > 0])] += whole[whole > 0].astype(np.intp)
     return some, amount
 
 

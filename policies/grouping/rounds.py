@@ -22,7 +22,8 @@ _BLOCK_BY_WORTH: Final = 500
 hardly a pair of a short and a long job is worth making."""
 
 _REPEATS: Final = 2
-"""From so many units of each kind on, matching works on kinds instead of on units."""
+_MANY: Final = 400
+"""From so many units of each kind, and in all, matching works on kinds instead of on units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Rounds:
             by_kind.setdefault(unit.kinds, []).append(unit)
         unit_kinds = sorted(by_kind)
         table = self._merge_table([by_kind[kinds][0] for kinds in unit_kinds])
-        if self._options.matching == "certified" and len(units) >= _REPEATS * len(unit_kinds):
+        if self._options.matching == "certified" and len(units) >= max(_MANY, _REPEATS * len(unit_kinds)):
             pairs = _pairs_of_kinds(table.weight, [by_kind[kinds] for kinds in unit_kinds])
         else:
             position = {kinds: index for index, kinds in enumerate(unit_kinds)}

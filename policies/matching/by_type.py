@@ -42,7 +42,7 @@ _PRICED: Final = 1e-9
 _CLOSED: Final = 1e-11
 """Gap per job, on weights up to 1, that is only rounding."""
 
-_NODE_LIMIT: Final = 2_000
+_NODE_LIMIT: Final = 50
 """Most nodes of the branch and bound tree; the gap is reported when they don't suffice."""
 
 
