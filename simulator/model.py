@@ -1,0 +1,228 @@
+"""What a simulation takes and gives: plain frozen records."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from muri.errors import UsageError
+from muri.profiler.records import ProfileKey, StageProfile
+
+
+class SimulationError(UsageError):
+    """A trace, a cluster or a setting that no simulation can be run with."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One job of a trace.
+
+    Attributes:
+        job_id: Unique in the trace.
+        submit_s: Seconds since the trace's start.
+        gpu_count: GPUs of the whole job.
+        iterations: Iterations that it trains for.
+        profile: Stage times of one iteration, iteration time and GPU memory, running alone.
+        user: Owner.
+        opportunistic: Whether it only asks for what others leave over (AntMan).
+        listed_duration_s: The duration that the trace states; None when it states none. Work is
+            always iterations × iteration time.
+        cpu_count: CPUs asked for; None: in proportion to the GPUs.
+        mem_gib: Host memory asked for; None: in proportion to the GPUs.
+        restart_s: Seconds that a restart costs; None: the simulation's default.
+    """
+
+    job_id: int
+    submit_s: float
+    gpu_count: int
+    iterations: int
+    profile: StageProfile
+    user: str = "user"
+    opportunistic: bool = False
+    listed_duration_s: float | None = None
+    cpu_count: float | None = None
+    mem_gib: float | None = None
+    restart_s: float | None = None
+
+    @property
+    def service_s(self) -> float:
+        """Seconds that it runs when alone and never stopped."""
+        return self.iterations * self.profile.iteration_s
+
+    @property
+    def key(self) -> ProfileKey:
+        """What its profile is valid for."""
+        return self.profile.key
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Jobs by submit time, then id.
+
+    Attributes:
+        name: Short name, the file's stem.
+        jobs: The jobs.
+        skipped_rows: Bad rows that were left out when it was read.
+    """
+
+    name: str
+    jobs: tuple[TraceJob, ...]
+    skipped_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Equal nodes.
+
+    Attributes:
+        node_count: Nodes.
+        gpus_per_node: GPUs of each.
+        gpu_mem_gib: Memory of each GPU; 0: unlimited.
+        cpus_per_node: CPUs of each; 0: unlimited.
+        mem_gib_per_node: Host memory of each; 0: unlimited.
+    """
+
+    node_count: int
+    gpus_per_node: int
+    gpu_mem_gib: float = 0.0
+    cpus_per_node: float = 0.0
+    mem_gib_per_node: float = 0.0
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of the whole cluster."""
+        return self.node_count * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """A node that is away for a time.
+
+    Attributes:
+        node: Index from 0.
+        start_s: When it goes.
+        end_s: When it is back.
+        drain: Whether running jobs may finish first; otherwise they go back to the queue, their progress since
+            the last start lost unless they can be preempted.
+    """
+
+    node: int
+    start_s: float
+    end_s: float
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to simulate.
+
+    Attributes:
+        model: "default" is physically sound; "reference" repeats the public Muri simulator's semantics.
+        interval_s: Seconds between two plans; 0: at every arrival and completion.
+        restart_s: Seconds lost by a start, regrouping or move, for jobs that state none.
+        profile_noise: n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4).
+        profiling_s: Seconds that the first job of every model waits for its dry run.
+        durations_known: Whether policies see remaining times.
+        outages: Node failures and drains.
+        seed: For noise.
+    """
+
+    model: Literal["default", "reference"] = "default"
+    interval_s: float = 0.0
+    restart_s: float = 30.0
+    profile_noise: float = 0.0
+    profiling_s: float = 0.0
+    durations_known: bool = True
+    outages: tuple[Outage, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """What became of one job.
+
+    Attributes:
+        job: The job.
+        start_s: First start, seconds since the trace's start.
+        end_s: End.
+        run_s: Seconds during which it held GPUs.
+        restarts: Starts after the first, moves and regroupings.
+        shared_s: Of `run_s`, the seconds in a group.
+    """
+
+    job: TraceJob
+    start_s: float
+    end_s: float
+    run_s: float = 0.0
+    restarts: int = 0
+    shared_s: float = 0.0
+
+    @property
+    def jct_s(self) -> float:
+        """Job completion time: from submission to end."""
+        return self.end_s - self.job.submit_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster from one event to the next.
+
+    Attributes:
+        start_s: From when.
+        length_s: For how long.
+        pending: Jobs that wait.
+        blocking_index: Mean over the waiting jobs of time waited / remaining time (Muri, section 6.1).
+        gpus_held: GPUs that jobs hold.
+        utilization: Share of the cluster's storage, CPU, GPU and network that is busy.
+    """
+
+    start_s: float
+    length_s: float
+    pending: int
+    blocking_index: float
+    gpus_held: int
+    utilization: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpan:
+    """One group's (or single job's) stay on its GPUs, for the timeline.
+
+    Attributes:
+        start_s: From when.
+        end_s: Until when.
+        members: Job ids.
+        node: Index of the first node.
+        gpu_count: GPUs held.
+    """
+
+    start_s: float
+    end_s: float
+    members: tuple[int, ...]
+    node: int
+    gpu_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """Everything that a simulation found out.
+
+    Attributes:
+        policy: Name of the policy.
+        trace: Name of the trace.
+        settings: How it was simulated.
+        cluster: Where.
+        records: One for each job, by job id.
+        samples: The cluster over time; thinned to at most a few thousand, each with time-weighted means.
+        spans: The groups over time; empty unless asked for.
+        decision_s: Wall-clock seconds of each call of the policy. The only field that differs from run to run.
+        wall_s: Wall-clock seconds of the simulation, likewise.
+    """
+
+    policy: str
+    trace: str
+    settings: Settings
+    cluster: Cluster
+    records: tuple[JobRecord, ...]
+    samples: tuple[Sample, ...] = ()
+    spans: tuple[GroupSpan, ...] = ()
+    decision_s: tuple[float, ...] = field(default=(), compare=False)
+    wall_s: float = field(default=0.0, compare=False)
