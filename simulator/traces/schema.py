@@ -1,0 +1,188 @@
+"""Muri's own trace schema: one CSV row per job, units in the columns' names (docs/traces.md)."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator.model import Trace, TraceJob
+from muri.simulator.traces.formats import Format, Reading, header_of
+from muri.simulator.traces.problems import RowError, TraceError
+from muri.simulator.traces.tables import Row, read_rows
+
+REQUIRED = (
+    "job_id",
+    "submit_s",
+    "gpu_count",
+    "iterations",
+    "model",
+    "iteration_s",
+    "load_s",
+    "preprocess_s",
+    "propagate_s",
+    "synchronize_s",
+)
+"""Columns that a trace must have."""
+
+OPTIONAL = (
+    "user",
+    "batch_size",
+    "gpu_mem_gib",
+    "opportunistic",
+    "listed_duration_s",
+    "cpu_count",
+    "mem_gib",
+    "restart_s",
+    "gpu_type",
+)
+"""Columns that may be missing, or empty in some rows."""
+
+WRITTEN = (
+    "job_id",
+    "user",
+    "submit_s",
+    "gpu_count",
+    "iterations",
+    "model",
+    "batch_size",
+    "iteration_s",
+    "load_s",
+    "preprocess_s",
+    "propagate_s",
+    "synchronize_s",
+    "gpu_mem_gib",
+    "opportunistic",
+    "listed_duration_s",
+    "cpu_count",
+    "mem_gib",
+)
+"""Columns of every written trace; `restart_s` and `gpu_type` follow where a job has them."""
+
+_PROFILE_COLUMNS = (
+    "model",
+    "batch_size",
+    "gpu_count",
+    "gpu_type",
+    "iteration_s",
+    "load_s",
+    "preprocess_s",
+    "propagate_s",
+    "synchronize_s",
+    "gpu_mem_gib",
+)
+
+
+def _profile(row: Row, gpu_count: int) -> StageProfile:
+    model = row.text("model")
+    if not model:
+        raise RowError("model", "is empty")
+    batch_size = row.count("batch_size") if row.text("batch_size").strip() else 0
+    return StageProfile(
+        key=ProfileKey(model, batch_size, gpu_count, row.text("gpu_type", "gpu")),
+        load_s=row.number("load_s"),
+        preprocess_s=row.number("preprocess_s"),
+        propagate_s=row.number("propagate_s"),
+        synchronize_s=row.number("synchronize_s"),
+        iteration_s=row.number("iteration_s", more_than=0),
+        gpu_mem_gib=row.optional_number("gpu_mem_gib") or 0.0,
+        source="import",
+    )
+
+
+def _job(row: Row, known: dict[tuple[str, ...], StageProfile]) -> TraceJob:
+    gpu_count = row.count("gpu_count", at_least=1)
+    cells = tuple(row.text(column) for column in _PROFILE_COLUMNS)
+    profile = known.get(cells)
+    if profile is None:
+        profile = known[cells] = _profile(row, gpu_count)
+    return TraceJob(
+        job_id=row.count("job_id"),
+        submit_s=row.number("submit_s"),
+        gpu_count=gpu_count,
+        iterations=row.count("iterations", at_least=1),
+        profile=profile,
+        user=row.text("user", "user"),
+        opportunistic=row.flag("opportunistic"),
+        listed_duration_s=row.optional_number("listed_duration_s"),
+        cpu_count=row.optional_number("cpu_count"),
+        mem_gib=row.optional_number("mem_gib"),
+        restart_s=row.optional_number("restart_s"),
+    )
+
+
+def _read(reading: Reading) -> Iterator[tuple[int, TraceJob]]:
+    known: dict[tuple[str, ...], StageProfile] = {}
+    for row in read_rows(reading.source.name, reading.source.lines(), None, REQUIRED):
+        if not isinstance(row, Row):
+            reading.bad(*row)
+            continue
+        try:
+            yield row.line, _job(row, known)
+        except RowError as error:
+            reading.bad(row.line, error)
+
+
+FORMAT = Format(
+    name="muri",
+    summary="Muri's own schema (CSV, seconds)",
+    looks_like=lambda head: {"submit_s", "gpu_count"} <= header_of(head),
+    read=_read,
+)
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Write a trace in Muri's own schema; reading it gives the same jobs.
+
+    Of each profile the stage times, the iteration time, the memory and the key are kept; how it was measured is not.
+
+    Args:
+        trace: The trace.
+        path: The file to write.
+
+    Raises:
+        TraceError: The file cannot be written.
+    """
+    columns = (*WRITTEN, *_extra_columns(trace))
+    try:
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(map(_cells(job).__getitem__, columns) for job in trace.jobs)
+    except OSError as error:
+        raise TraceError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _extra_columns(trace: Trace) -> list[str]:
+    has_restart = any(job.restart_s is not None for job in trace.jobs)
+    has_type = any(job.key.gpu_type != "gpu" for job in trace.jobs)
+    return ["restart_s"] * has_restart + ["gpu_type"] * has_type
+
+
+def _cells(job: TraceJob) -> dict[str, str]:
+    profile = job.profile
+    return {
+        "job_id": str(job.job_id),
+        "user": job.user,
+        "submit_s": _number(job.submit_s),
+        "gpu_count": str(job.gpu_count),
+        "iterations": str(job.iterations),
+        "model": profile.key.model,
+        "batch_size": str(profile.key.batch_size),
+        "iteration_s": _number(profile.iteration_s),
+        "load_s": _number(profile.load_s),
+        "preprocess_s": _number(profile.preprocess_s),
+        "propagate_s": _number(profile.propagate_s),
+        "synchronize_s": _number(profile.synchronize_s),
+        "gpu_mem_gib": _number(profile.gpu_mem_gib),
+        "opportunistic": "1" if job.opportunistic else "0",
+        "listed_duration_s": _number(job.listed_duration_s),
+        "cpu_count": _number(job.cpu_count),
+        "mem_gib": _number(job.mem_gib),
+        "restart_s": _number(job.restart_s),
+        "gpu_type": profile.key.gpu_type,
+    }
+
+
+def _number(value: float | None) -> str:
+    """The shortest text that reads back as the same number."""
+    return "" if value is None else repr(float(value)).removesuffix(".0")

@@ -1,0 +1,174 @@
+"""Delimited tables with a header: columns are checked once, cells with a message that names their column."""
+
+import csv
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+
+from muri.simulator.traces.problems import RowError, TraceError, one_of
+
+MAX_COUNT = 2**53
+"""Whole numbers above it are not exact as floats; no count in a trace is near it."""
+
+
+class Row:
+    """One row of a table, by column name; an absent optional column reads as an empty cell."""
+
+    __slots__ = ("_cells", "_index", "line")
+
+    def __init__(self, cells: Sequence[str], index: Mapping[str, int], line: int) -> None:
+        """Wrap the cells of one line.
+
+        Args:
+            cells: The cells.
+            index: Position of each column.
+            line: Line in the file, from 1.
+        """
+        self._cells = cells
+        self._index = index
+        self.line = line
+
+    def text(self, column: str, default: str = "") -> str:
+        """The cell as it stands; the default where it is empty or the column is absent."""
+        position = self._index.get(column)
+        return (self._cells[position] or default) if position is not None else default
+
+    def number(self, column: str, *, at_least: float = 0.0, more_than: float | None = None) -> float:
+        """A finite number.
+
+        Raises:
+            RowError: The cell is no finite number, or too small.
+        """
+        return to_number(column, self.text(column), at_least=at_least, more_than=more_than)
+
+    def optional_number(self, column: str, *, at_least: float = 0.0) -> float | None:
+        """Like `number`; None where the cell is empty or the column is absent."""
+        return self.number(column, at_least=at_least) if self.text(column).strip() else None
+
+    def count(self, column: str, *, at_least: int = 0) -> int:
+        """A whole number; "4.0" counts as 4.
+
+        Raises:
+            RowError: The cell is no whole number, or too small.
+        """
+        return to_count(column, self.text(column), at_least=at_least)
+
+    def flag(self, column: str) -> bool:
+        """0 or 1, true or false, yes or no; false where the cell is empty.
+
+        Raises:
+            RowError: The cell says something else.
+        """
+        text = self.text(column).strip().lower()
+        if text in {"1", "true", "yes"}:
+            return True
+        if text in {"", "0", "false", "no"}:
+            return False
+        raise RowError(column, f"{text!r} is neither 0 nor 1")
+
+
+def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float | None = None) -> float:
+    """A finite number out of a cell.
+
+    Args:
+        column: The cell's column, for the message.
+        text: The cell.
+        at_least: Least value allowed.
+        more_than: A bound that the value must exceed, instead.
+
+    Returns:
+        The number.
+
+    Raises:
+        RowError: It is none, or too small.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        raise RowError(column, f"{text!r} is not a number" if text.strip() else "is empty; give a number") from None
+    if not math.isfinite(value):
+        raise RowError(column, f"{text.strip()} is not a finite number")
+    if more_than is not None and value <= more_than:
+        raise RowError(column, f"{text.strip()} must be more than {more_than:g}")
+    if more_than is None and value < at_least:
+        raise RowError(column, f"{text.strip()} must be at least {at_least:g}")
+    return value
+
+
+def to_count(column: str, text: str, *, at_least: int = 0) -> int:
+    """A whole number out of a cell; see `to_number`."""
+    try:
+        value = int(text)
+    except ValueError:
+        number = to_number(column, text, at_least=-math.inf)
+        if number != math.floor(number):
+            raise RowError(column, f"{text.strip()} is not a whole number") from None
+        value = int(number)
+    if not at_least <= value <= MAX_COUNT:
+        bound = f"at least {at_least}" if value < at_least else f"at most {MAX_COUNT}"
+        raise RowError(column, f"{text.strip()} must be {bound}")
+    return value
+
+
+def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> dict[str, int]:
+    """Position of each column.
+
+    Args:
+        name: The file.
+        header: Its first row.
+        required: Columns that must be there.
+
+    Returns:
+        Index by column name.
+
+    Raises:
+        TraceError: A column is missing or appears twice.
+    """
+    columns = [column.strip() for column in header]
+    doubled = sorted({column for column in columns if column and columns.count(column) > 1})
+    if doubled:
+        raise TraceError(f"{name}:1: the column {one_of(doubled)} appears twice")
+    missing = [_with_nearest(column, columns) for column in required if column not in columns]
+    if missing:
+        raise TraceError(
+            f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {one_of(missing)}\n"
+            f"  the header has: {one_of(columns)}"
+        )
+    return {column: position for position, column in enumerate(columns) if column}
+
+
+def _with_nearest(column: str, columns: Sequence[str]) -> str:
+    nearest = get_close_matches(column, columns, n=1, cutoff=0.6)
+    return f"{column} (is it {nearest[0]}?)" if nearest else column
+
+
+def read_rows(
+    name: str, lines: Iterable[str], index: Mapping[str, int] | None, required: Iterable[str], delimiter: str = ","
+) -> Iterator[Row | tuple[int, RowError]]:
+    """The rows of a table, one at a time; blank lines are passed over.
+
+    Args:
+        name: The file.
+        lines: Its lines.
+        index: Position of each column for a file without a header; None: the first row is the header.
+        required: Columns that the header must have.
+        delimiter: What separates cells.
+
+    Yields:
+        A row, or its line with what is wrong with its shape.
+
+    Raises:
+        TraceError: The header is not as required, or the file is no table.
+    """
+    reader = csv.reader(lines, delimiter=delimiter)
+    try:
+        if index is None:
+            index = read_header(name, next(reader, []), required)
+        width = 1 + max(index.values())
+        for cells in reader:
+            if len(cells) >= width:
+                yield Row(cells, index, reader.line_num)
+            elif any(cells):
+                yield reader.line_num, RowError("", f"{len(cells)} cells where the header has {width}")
+    except csv.Error as error:
+        raise TraceError(f"{name}:{reader.line_num}: not a table: {error}") from error
