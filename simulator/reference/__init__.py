@@ -1,0 +1,1 @@
+"""The semantics of the Muri paper's public simulator, to reproduce its published results."""
