@@ -100,8 +100,8 @@ class Outage:
         node: Index from 0.
         start_s: When it goes.
         end_s: When it is back.
-        drain: Whether running jobs may finish first; otherwise they go back to the queue, their progress since
-            the last start lost unless they can be preempted.
+        drain: Whether running jobs may finish first; otherwise they go back to the queue, and without checkpoints
+            their progress since the last start is lost.
     """
 
     node: int
@@ -123,6 +123,8 @@ class Settings:
         durations_known: Whether policies see remaining times.
         outages: Node failures and drains.
         seed: For noise.
+        checkpoints: Whether jobs can go on from a checkpoint: only then may a policy stop them, and only then
+            does the failure of a node leave them the progress that they have made.
     """
 
     model: Literal["default", "reference"] = "default"
@@ -133,6 +135,7 @@ class Settings:
     durations_known: bool = True
     outages: tuple[Outage, ...] = ()
     seed: int = 0
+    checkpoints: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +171,7 @@ class Sample:
     Attributes:
         start_s: From when.
         length_s: For how long.
-        pending: Jobs that wait.
+        pending: Jobs that wait; a time-weighted mean where samples were thinned, like all that follows.
         blocking_index: Mean over the waiting jobs of time waited / remaining time (Muri, section 6.1).
         gpus_held: GPUs that jobs hold.
         utilization: Share of the cluster's storage, CPU, GPU and network that is busy.
@@ -176,9 +179,9 @@ class Sample:
 
     start_s: float
     length_s: float
-    pending: int
+    pending: float
     blocking_index: float
-    gpus_held: int
+    gpus_held: float
     utilization: tuple[float, float, float, float]
 
 

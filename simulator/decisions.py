@@ -1,0 +1,80 @@
+"""What a plan changes of what runs: only that is stopped and started."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from muri.policies.types import NodeShare, Plan
+from muri.simulator.model import SimulationError
+from muri.simulator.state import LiveJob, Unit
+from muri.simulator.world import World
+
+
+class _Start(NamedTuple):
+    members: tuple[int, ...]
+    gpus: tuple[NodeShare, ...]
+
+
+def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
+    """Stop, regroup and start what a plan says; what it keeps is left alone and costs nothing.
+
+    Args:
+        plan: The plan.
+        world: What it was made for.
+        stops_jobs: Whether the policy ever stops a job. Under one that doesn't, a job whose GPUs get a second
+            job goes on undisturbed; else everybody in a new group starts anew.
+
+    Raises:
+        SimulationError: The plan cannot be carried out.
+    """
+    starts, kept = [], set()
+    for wanted in _wanted(plan):
+        unit = _present(wanted, world)
+        if unit is None:
+            starts.append(wanted)
+        else:
+            kept.add(unit.number)
+    stopped = [unit for number, unit in world.units.items() if number not in kept and world.is_open(unit)]
+    disturbed = [live for unit in stopped for live in unit.members]
+    before = {live.job.job_id: unit.gpus for unit in stopped for live in unit.members}
+    for unit in stopped:
+        world.stop(unit)
+    for start in starts:
+        staying = () if stops_jobs else [job_id for job_id in start.members if before.get(job_id) == start.gpus]
+        world.start(_members(start, plan, world), start.gpus, frozenset(staying))
+    for live in disturbed:
+        if live.unit is None:
+            world.requeue(live)
+
+
+def _wanted(plan: Plan) -> Iterator[_Start]:
+    for group in plan.groups:
+        yield _Start(group.members, group.gpus)
+    for solo in plan.solo:
+        if not solo.gpus:
+            raise SimulationError(
+                f"policy {plan.policy} leaves job {solo.job_id} to Slurm's own queue, which a simulation doesn't have; "
+                "simulate a policy that places every job that it starts"
+            )
+        yield _Start((solo.job_id,), solo.gpus)
+
+
+def _present(wanted: _Start, world: World) -> Unit | None:
+    """The unit of just these jobs on just these GPUs, if it runs."""
+    live = world.jobs.get(wanted.members[0])
+    if live is None or live.unit is None or live.unit.gpus != wanted.gpus:
+        return None
+    same = {member.job.job_id for member in live.unit.members} == set(wanted.members)
+    return live.unit if same else None
+
+
+def _members(start: _Start, plan: Plan, world: World) -> list[LiveJob]:
+    members = []
+    for job_id in start.members:
+        live = world.jobs.get(job_id)
+        if live is None or live.unit is not None or (live.as_waiting is None and live.start_s is None):
+            raise SimulationError(
+                f"policy {plan.policy} starts job {job_id}, which doesn't wait; a plan must decide once on every job "
+                "of its request, and on no other"
+            )
+        members.append(live)
+    return members

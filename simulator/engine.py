@@ -1,0 +1,206 @@
+"""The event loop: time jumps from event to event, and the policy is asked when something can have changed."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from muri.policies.types import Plan, PlanRequest, Policy
+from muri.profiler.records import ProfileKey
+from muri.simulator import checks
+from muri.simulator.decisions import carry_out
+from muri.simulator.events import Event, Kind
+from muri.simulator.model import SimulationError, TraceJob
+from muri.simulator.world import World
+
+EVENTS_HORIZON_S: Final = 360.0
+"""How soon a regrouping has to pay where plans follow events instead of a clock: the paper's interval."""
+
+_REPORTS: Final = 200
+"""How often progress is told, at most."""
+
+
+class Engine:
+    """Runs one simulation.
+
+    Args:
+        world: The cluster before the first event.
+        policy: Who decides.
+        shares: Whether the policy lets jobs share, so models have to be profiled.
+        stops_jobs: Whether it ever stops one.
+        progress: Told the share of jobs that have ended.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        policy: Policy,
+        *,
+        shares: bool,
+        stops_jobs: bool,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        self.decision_s: list[float] = []
+        self._world = world
+        self._policy = policy
+        self._stops_jobs = stops_jobs
+        self._progress = progress
+        self._settings = world.settings
+        self._profiling_s = world.settings.profiling_s if shares else 0.0
+        self._unknown: dict[ProfileKey, list[int]] = {}
+        self._known: set[ProfileKey] = set()
+        self._keys: list[ProfileKey] = []
+        self._present = 0
+        self._tick = self._next_tick = -1
+        self._changed = False
+        self._checked = checks.wanted()
+
+    def run(self, jobs: Sequence[TraceJob]) -> None:
+        """Simulate until every job has ended.
+
+        Raises:
+            SimulationError: The policy lets a job wait for ever, or plans what cannot be done.
+        """
+        self._announce(jobs)
+        world, total = self._world, len(jobs)
+        told = 0
+        while len(world.records) < total:
+            now_s = self._next_time_s()
+            world.pass_time(now_s)
+            while (event := world.events.pop_at(now_s)) is not None:
+                self._happen(event)
+            if self._plan_is_due():
+                self._plan()
+            if self._checked:
+                checks.check_world(world)
+            if self._progress is not None and len(world.records) * _REPORTS >= (told + 1) * total:
+                told = len(world.records) * _REPORTS // total
+                self._progress(len(world.records) / total)
+        if self._checked:
+            checks.check_end(world)
+
+    def _announce(self, jobs: Sequence[TraceJob]) -> None:
+        events = self._world.events
+        for job in jobs:
+            events.announce(job.submit_s, Kind.ARRIVAL, job.job_id)
+        for outage in self._settings.outages:
+            first, last = (Kind.DRAIN_BEGINS, Kind.DRAIN_ENDS) if outage.drain else (Kind.NODE_FAILS, Kind.NODE_RETURNS)
+            events.announce(outage.start_s, first, outage.node)
+            if math.isfinite(outage.end_s):
+                events.announce(outage.end_s, last, outage.node)
+
+    def _next_time_s(self) -> float:
+        event_s, tick_s = self._world.events.next_time_s(), self._next_tick_s()
+        times = [time_s for time_s in (event_s, tick_s) if time_s is not None]
+        if not times or (not self._world.units and not self._world.events.from_outside and not self._changed):
+            raise self._stuck()
+        return min(times)
+
+    def _next_tick_s(self) -> float | None:
+        """When the next plan is due by the clock, while there are jobs."""
+        interval_s = self._settings.interval_s
+        if interval_s <= 0 or not self._present:
+            return None
+        tick = max(self._tick + 1, math.floor(self._world.now_s / interval_s))
+        while tick * interval_s < self._world.now_s:
+            tick += 1
+        self._next_tick = tick
+        return tick * interval_s
+
+    def _stuck(self) -> SimulationError:
+        waiting = [live.job for live in self._world.jobs.values() if live.as_waiting is not None]
+        first = f": job {waiting[0].job_id} on {waiting[0].gpu_count} GPUs, for one" if waiting else ""
+        gpus = self._world.nodes.available_gpus
+        return SimulationError(
+            f"policy {self._policy.name} starts none of the {len(waiting)} jobs that are left{first}. Nothing runs and "
+            f"nothing will change any more: {gpus} GPUs are on nodes that take jobs. Let outages end, or take another "
+            "policy"
+        )
+
+    def _happen(self, event: Event) -> None:
+        world, kind = self._world, event.kind
+        self._changed |= kind is not Kind.RESUME
+        match kind:
+            case Kind.ARRIVAL:
+                self._arrive(event.subject)
+            case Kind.PROFILED:
+                self._profiled(self._keys[event.subject])
+            case Kind.RESUME:
+                world.resume(world.jobs[event.subject])
+            case Kind.COMPLETION:
+                self._present -= 1
+                world.finish(world.jobs[event.subject])
+            case Kind.NODE_FAILS | Kind.NODE_RETURNS:
+                world.nodes.fail(event.subject, 1 if kind is Kind.NODE_FAILS else -1)
+                if kind is Kind.NODE_FAILS:
+                    world.fail(event.subject)
+            case Kind.DRAIN_BEGINS | Kind.DRAIN_ENDS:
+                world.nodes.drain(event.subject, 1 if kind is Kind.DRAIN_BEGINS else -1)
+
+    def _arrive(self, job_id: int) -> None:
+        """A job arrives; one whose model nobody knows waits for a dry run first.
+
+        The dry run holds no GPUs of the cluster, and later jobs of the same model wait for the same one.
+        """
+        world = self._world
+        live = world.jobs[job_id]
+        self._present += 1
+        world.arrive(live)
+        key = live.job.key
+        if self._profiling_s <= 0 or key in self._known:
+            world.enqueue(live)
+            return
+        if key not in self._unknown:
+            self._unknown[key] = []
+            self._keys.append(key)
+            world.events.announce(world.now_s + self._profiling_s, Kind.PROFILED, len(self._keys) - 1)
+        self._unknown[key].append(job_id)
+
+    def _profiled(self, key: ProfileKey) -> None:
+        self._known.add(key)
+        for job_id in self._unknown.pop(key):
+            self._world.enqueue(self._world.jobs[job_id])
+
+    def _plan_is_due(self) -> bool:
+        """Whether it is time for a plan, and the plan could change anything.
+
+        While nobody waits and nobody shares, everybody has all that he asked for. A policy that stops nobody
+        has nothing to decide until a job arrives or GPUs are given back.
+        """
+        world, interval_s = self._world, self._settings.interval_s
+        if interval_s > 0:
+            if self._next_tick_s() != world.now_s:
+                return False
+            self._tick = self._next_tick
+        elif not self._changed:
+            return False
+        if not len(world.waiting) and not world.shared_units:
+            return self._done()
+        if not self._stops_jobs and not self._changed:
+            return False
+        return bool(world.nodes.available_count) or self._done()
+
+    def _done(self) -> bool:
+        self._changed = False
+        return False
+
+    def _plan(self) -> None:
+        world = self._world
+        frame = PlanRequest(
+            jobs=(),
+            nodes=world.nodes.as_free(),
+            now_s=world.now_s,
+            same_user=False,
+            running=world.running(),
+            interval_s=self._settings.interval_s or EVENTS_HORIZON_S,
+            larger_than_a_node="whole-nodes",
+        )
+        request = world.waiting.reduce(frame, world.nodes.available_gpus)
+        carry_out(self._decide(request), world, stops_jobs=self._stops_jobs)
+        self._changed = False
+
+    def _decide(self, request: PlanRequest) -> Plan:
+        begin_s = time.perf_counter()
+        plan = self._policy.plan(request)
+        self.decision_s.append(time.perf_counter() - begin_s)
+        return plan

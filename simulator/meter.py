@@ -1,0 +1,95 @@
+"""What the cluster as a whole does over time: who waits, what is held, what is busy."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from muri.profiler.records import RESOURCES
+from muri.simulator.model import Sample
+
+MAX_SAMPLES: Final = 2_000
+"""Samples of a result; where there were more, neighbours are merged into time-weighted means."""
+
+_LEAST_REMAINING_S: Final = 1.0
+"""Remaining time that the blocking index counts at least: a job stopped just before its end blocks nobody for ever."""
+
+
+class Meter:
+    """Adds up the present, and turns it into samples as time passes.
+
+    Args:
+        gpu_count: GPUs of the cluster.
+        used: For every profile, the share of its time alone during which each resource is used.
+    """
+
+    def __init__(self, gpu_count: int, used: Sequence[Sequence[float]]) -> None:
+        self._gpu_count = gpu_count
+        self._used = used
+        self._samples: list[Sample] = []
+        self._busy = [0.0] * len(RESOURCES)
+        self._pending = 0
+        self._per_s = 0.0  # Σ 1 / remaining, and Σ since / remaining: the index at any time is linear in both
+        self._offset = 0.0
+        self.gpus_held = 0
+        self.gpu_s = 0.0
+
+    def pass_time(self, start_s: float, end_s: float) -> None:
+        """Note that nothing changed in between."""
+        length_s = end_s - start_s
+        if length_s <= 0:
+            return
+        self.gpu_s += length_s * self.gpus_held
+        middle_s = start_s + length_s / 2
+        blocking = max(0.0, middle_s * self._per_s - self._offset) / self._pending if self._pending else 0.0
+        utilization = tuple([max(0.0, busy / self._gpu_count) for busy in self._busy])
+        assert len(utilization) == 4
+        self._samples.append(Sample(start_s, length_s, self._pending, blocking, self.gpus_held, utilization))
+        if len(self._samples) >= 2 * MAX_SAMPLES:
+            self._samples = thinned(self._samples)
+
+    def wait(self, since_s: float, remaining_s: float) -> None:
+        """A job begins to wait."""
+        weight = 1.0 / max(_LEAST_REMAINING_S, remaining_s)
+        self._pending += 1
+        self._per_s += weight
+        self._offset += weight * since_s
+
+    def leave(self, since_s: float, remaining_s: float) -> None:
+        """The same job ends its wait."""
+        weight = 1.0 / max(_LEAST_REMAINING_S, remaining_s)
+        self._pending -= 1
+        self._per_s -= weight
+        self._offset -= weight * since_s
+        if not self._pending:  # what rounding left over
+            self._per_s = self._offset = 0.0
+
+    def speed_up(self, shape: int, gpu_count: int, change: float) -> None:
+        """A job's speed changes, and with it what it keeps busy."""
+        for resource, share in enumerate(self._used[shape]):
+            self._busy[resource] += change * share * gpu_count
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples so far, thinned."""
+        samples = self._samples
+        while len(samples) > MAX_SAMPLES:
+            samples = thinned(samples)
+        return tuple(samples)
+
+
+def thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """Half as many samples: neighbours become one with time-weighted means."""
+    merged = [_merged(first, second) for first, second in zip(samples[::2], samples[1::2], strict=False)]
+    return [*merged, samples[-1]] if len(samples) % 2 else merged
+
+
+def _merged(first: Sample, second: Sample) -> Sample:
+    length_s = second.start_s + second.length_s - first.start_s
+    one, two = first.length_s / length_s, second.length_s / length_s
+    busy = [a * one + b * two for a, b in zip(first.utilization, second.utilization, strict=True)]
+    return Sample(
+        start_s=first.start_s,
+        length_s=length_s,
+        pending=first.pending * one + second.pending * two,
+        blocking_index=first.blocking_index * one + second.blocking_index * two,
+        gpus_held=first.gpus_held * one + second.gpus_held * two,
+        utilization=(busy[0], busy[1], busy[2], busy[3]),
+    )

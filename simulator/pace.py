@@ -1,0 +1,122 @@
+"""How fast jobs that share GPUs really get on, whatever the policy that put them together believes."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from muri.policies.schedulers.antman_speed import leftover_speed
+from muri.policies.speed.efficiency import period_s
+from muri.policies.speed.lockstep import Lockstep
+from muri.policies.speed.model import Shape, SpeedModel, shape_of
+from muri.policies.types import Policy
+from muri.profiler.records import RESOURCES
+from muri.simulator.model import SimulationError, TraceJob
+from muri.simulator.state import LiveJob
+
+_CACHED = 65_536
+
+
+class Pace(Protocol):
+    """True speeds of the members of a group."""
+
+    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
+        """Speed of each, 1 = as fast as alone; the members are in the ordering in which they interleave."""
+        ...
+
+    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
+        """The ordering that members take when one has left, chosen by what the policy knows of them."""
+        ...
+
+
+class _LockstepPace:
+    """One iteration per period of the ordering that was planned; with wrong profiles it need not be the best."""
+
+    def __init__(self, model: Lockstep) -> None:
+        self._model = model
+
+    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
+        longest_s = max(shape.iteration_s for shape in members)
+        period = max(longest_s, period_s([shape.stage_s for shape in members]))
+        return tuple(shape.iteration_s / period for shape in members)
+
+    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
+        return self._model.order(planned)
+
+
+class _ModelPace:
+    """Speeds of a model that knows no ordering."""
+
+    def __init__(self, model: SpeedModel) -> None:
+        self._model = model
+
+    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
+        answer = self._model.evaluate(members, np.arange(len(members), dtype=np.intp)[None])
+        return tuple(answer.speed[0].tolist())
+
+    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
+        return self._model.order(planned)
+
+
+class _LeftoverPace:
+    """AntMan: the first at full speed, the others take what it leaves over."""
+
+    def speeds(self, members: tuple[Shape, ...]) -> tuple[float, ...]:
+        return (1.0, *(leftover_speed(members[0], other) for other in members[1:]))
+
+    def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
+        return tuple(range(len(planned)))
+
+
+def pace_of(policy: Policy, model: SpeedModel) -> Pace:
+    """How the runtime under a policy shares resources out.
+
+    Args:
+        policy: The policy.
+        model: The speed model that it plans with.
+    """
+    if policy.name == "antman":
+        return _LeftoverPace()
+    return _LockstepPace(model) if isinstance(model, Lockstep) else _ModelPace(model)
+
+
+class Speeds:
+    """True speeds of units; each combination of profiles is computed once.
+
+    Args:
+        pace: The runtime.
+        jobs: All jobs of the trace.
+    """
+
+    def __init__(self, pace: Pace, jobs: Sequence[TraceJob]) -> None:
+        self._pace = pace
+        numbers: dict[Shape, int] = {}
+        self.of_job = {job.job_id: numbers.setdefault(shape_of(job.profile), len(numbers)) for job in jobs}
+        self._shapes = tuple(numbers)
+        self.used = tuple(_used(shape) for shape in self._shapes)
+        """Share of the time alone during which each resource is used, by number of the shape."""
+        self._cached = lru_cache(maxsize=_CACHED)(self._compute)
+
+    def of(self, members: Sequence[LiveJob]) -> tuple[float, ...]:
+        """Speed of each member."""
+        if len(members) == 1:
+            return (1.0,)
+        return self._cached(tuple([live.shape for live in members]))
+
+    def reorder(self, members: Sequence[LiveJob]) -> list[LiveJob]:
+        """Members in the ordering in which they go on after one has left."""
+        if len(members) == 1:
+            return list(members)
+        return [members[index] for index in self._pace.order([shape_of(live.planned) for live in members])]
+
+    def _compute(self, numbers: tuple[int, ...]) -> tuple[float, ...]:
+        speeds = self._pace.speeds(tuple([self._shapes[number] for number in numbers]))
+        if not all(0.0 <= speed <= 1.0 + 1e-9 for speed in speeds):
+            raise SimulationError(f"the speed model gives speeds {speeds}; they must be 0 to 1")
+        return speeds
+
+
+def _used(shape: Shape) -> tuple[float, ...]:
+    assert len(shape.stage_s) == len(RESOURCES)
+    return tuple(min(1.0, stage_s / shape.iteration_s) for stage_s in shape.stage_s)

@@ -1,0 +1,207 @@
+"""The simulated cluster: jobs that wait, run and end, and what each of these changes."""
+
+from collections.abc import Sequence
+
+from muri.policies.types import NodeShare, PlanJob, Running
+from muri.simulator.events import OF_RUNNING_JOBS, Event, EventQueue, Kind
+from muri.simulator.meter import Meter
+from muri.simulator.model import Cluster, GroupSpan, JobRecord, Settings, TraceJob
+from muri.simulator.nodes import Nodes
+from muri.simulator.noise import planned_profiles
+from muri.simulator.pace import Speeds
+from muri.simulator.state import LiveJob, Unit
+from muri.simulator.waiting import WaitingJobs
+
+
+class World:
+    """Everything that is true at one moment.
+
+    Args:
+        jobs: The jobs of the trace.
+        cluster: Where they run.
+        settings: How to simulate.
+        speeds: How fast groups get on.
+        waiting: An empty queue.
+    """
+
+    def __init__(
+        self, jobs: Sequence[TraceJob], cluster: Cluster, settings: Settings, speeds: Speeds, waiting: WaitingJobs
+    ) -> None:
+        planned = planned_profiles(jobs, settings.profile_noise, settings.seed)
+        self.jobs = {
+            job.job_id: LiveJob(
+                job,
+                speeds.of_job[job.job_id],
+                planned[job.job_id],
+                settings.restart_s if job.restart_s is None else job.restart_s,
+                job.service_s,
+            )
+            for job in jobs
+        }
+        self.now_s = 0.0
+        self.settings = settings
+        self.cluster = cluster
+        self.nodes = Nodes(cluster)
+        self.waiting = waiting
+        self.units: dict[int, Unit] = {}
+        self.shared_units = 0
+        self.meter = Meter(cluster.gpu_count, speeds.used)
+        self.events = EventQueue(self._is_outdated)
+        self.records: list[JobRecord] = []
+        self.spans: list[GroupSpan] | None = None
+        self._speeds = speeds
+        self._started = 0
+
+    def _is_outdated(self, event: Event) -> bool:
+        return event.kind in OF_RUNNING_JOBS and self.jobs[event.subject].version != event.version
+
+    def pass_time(self, until_s: float) -> None:
+        """Let time pass in which nothing happens."""
+        self.meter.pass_time(self.now_s, until_s)
+        self.now_s = until_s
+
+    def arrive(self, live: LiveJob) -> None:
+        """A job is there, but not in the queue before its model is known."""
+        live.since_s = self.now_s
+        self.meter.wait(_waits_since(live), live.service_s - live.done_s)
+
+    def enqueue(self, live: LiveJob) -> None:
+        """A job that is there can be planned."""
+        live.as_waiting = self._as_planned(live)
+        self.waiting.add(live)
+
+    def running(self) -> tuple[Running, ...]:
+        """The units that are up for decision: those on nodes where jobs may start."""
+        known, checkpoints = self.settings.durations_known, self.settings.checkpoints
+        return tuple(
+            [
+                unit.as_running(self.now_s, durations_known=known, checkpoints=checkpoints)
+                for unit in self.units.values()
+                if self.is_open(unit)
+            ]
+        )
+
+    def is_open(self, unit: Unit) -> bool:
+        """Whether all of its nodes take jobs; otherwise it runs to its end undisturbed."""
+        return self.nodes.available_count == self.cluster.node_count or all(map(self.nodes.is_available, unit.nodes))
+
+    def start(self, members: Sequence[LiveJob], gpus: tuple[NodeShare, ...], undisturbed: frozenset[int]) -> None:
+        """Jobs start to share GPUs.
+
+        Args:
+            members: Jobs that run nowhere, in the ordering in which they interleave.
+            gpus: What they get.
+            undisturbed: Ids of those that only get company where they run, and pay nothing.
+        """
+        gpu_count = sum(share.gpu_count for share in gpus)
+        nodes = self.nodes.indices(gpus)
+        unit = Unit(self._started, list(members), gpus, nodes, gpu_count, self.now_s)
+        self._started += 1
+        self.nodes.hold(gpus)
+        self.meter.gpus_held += gpu_count
+        self.units[unit.number] = unit
+        self.shared_units += len(members) > 1
+        for live in members:
+            self._put(live, unit, restarts=live.start_s is not None and live.job.job_id not in undisturbed)
+        self._set_pace(unit)
+
+    def _put(self, live: LiveJob, unit: Unit, *, restarts: bool) -> None:
+        if live.as_waiting is not None:
+            self.waiting.remove(live)
+            self.meter.leave(_waits_since(live), live.service_s - live.done_s)
+            live.as_waiting = None
+        live.unit, live.since_s = unit, self.now_s
+        live.start_s = self.now_s if live.start_s is None else live.start_s
+        if restarts:
+            live.restarts += 1
+            live.kept_s = live.done_s
+            live.resuming = live.restart_s > 0
+            live.resumes_s = self.now_s + live.restart_s
+        if live.resuming:
+            live.version += 1
+            self.events.announce(live.resumes_s, Kind.RESUME, live.job.job_id, live.version)
+
+    def resume(self, live: LiveJob) -> None:
+        """A restart is over."""
+        live.resuming = False
+        self._set_speed(live, live.pace)
+
+    def stop(self, unit: Unit, *, keeps_progress: bool = True) -> None:
+        """Take the GPUs of a unit away; its members run nowhere then."""
+        self._end_span(unit)
+        for live in unit.members:
+            live.settle(self.now_s)
+            self._set_speed(live, 0.0)
+            if not keeps_progress:
+                live.done_s = live.kept_s
+            live.unit = None
+        self._free(unit)
+        self.shared_units -= len(unit.members) > 1
+
+    def requeue(self, live: LiveJob) -> None:
+        """A job that was stopped waits again."""
+        live.resuming = False
+        live.waiting_since_s = self.now_s
+        self.meter.wait(self.now_s, live.service_s - live.done_s)
+        self.enqueue(live)
+
+    def finish(self, live: LiveJob) -> None:
+        """A job ends; those that shared with it go on."""
+        unit = live.unit
+        assert unit is not None
+        self._end_span(unit)
+        for member in unit.members:
+            member.settle(self.now_s)
+        self._set_speed(live, 0.0)
+        live.done_s, live.unit = live.service_s, None
+        self.records.append(live.record(self.now_s))
+        unit.members.remove(live)
+        if not unit.members:
+            self._free(unit)
+            return
+        self.shared_units -= len(unit.members) == 1
+        unit.members = self._speeds.reorder(unit.members)
+        self._set_pace(unit)
+
+    def fail(self, node: int) -> None:
+        """Whatever runs on a node is thrown back into the queue."""
+        for unit in [unit for unit in self.units.values() if node in unit.nodes]:
+            members = list(unit.members)
+            self.stop(unit, keeps_progress=self.settings.checkpoints)
+            for live in members:
+                self.requeue(live)
+
+    def _free(self, unit: Unit) -> None:
+        del self.units[unit.number]
+        self.nodes.release(unit.gpus)
+        self.meter.gpus_held -= unit.gpu_count
+
+    def _set_pace(self, unit: Unit) -> None:
+        for live, speed in zip(unit.members, self._speeds.of(unit.members), strict=True):
+            live.pace = speed
+            if not live.resuming:
+                self._set_speed(live, speed)
+
+    def _set_speed(self, live: LiveJob, speed: float) -> None:
+        """Change a speed, having counted what was received at the old one."""
+        live.settle(self.now_s)
+        self.meter.speed_up(live.shape, live.job.gpu_count, speed - live.speed)
+        live.speed = speed
+        live.version += 1
+        if speed > 0:
+            self.events.announce(live.ends_at(self.now_s), Kind.COMPLETION, live.job.job_id, live.version)
+
+    def _as_planned(self, live: LiveJob) -> PlanJob:
+        settings = self.settings
+        return live.as_planned(self.now_s, durations_known=settings.durations_known, checkpoints=settings.checkpoints)
+
+    def _end_span(self, unit: Unit) -> None:
+        """Note how long just these jobs have shared."""
+        if self.spans is not None and self.now_s > unit.since_s:
+            ids = tuple(live.job.job_id for live in unit.members)
+            self.spans.append(GroupSpan(unit.since_s, self.now_s, ids, unit.nodes[0], unit.gpu_count))
+        unit.since_s = self.now_s
+
+
+def _waits_since(live: LiveJob) -> float:
+    return live.job.submit_s if live.waiting_since_s is None else live.waiting_since_s
