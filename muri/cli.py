@@ -27,6 +27,7 @@ COMMANDS = {
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
     "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
+    "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
     "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
     "controller": LazyCommand("muri.slurm_plugin.cli:controller", "Run the controller (as muri-controller)."),
 }

@@ -1,0 +1,165 @@
+"""The command `muri simulate`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from muri.errors import UsageError
+from muri.simulator.arguments import JobRange, NameList, OutageSpec, SeedList
+
+if TYPE_CHECKING:
+    from muri.simulator.request import Request
+    from muri.simulator.sweep import Outcome, Run
+
+_AMOUNT: Final = click.FloatRange(min=0)
+_FILE: Final = click.Path(path_type=Path)
+_FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("trace_files", metavar="TRACE...", nargs=-1, type=_FILE)
+@click.option("--policy", "policies", type=NameList(), default=(), help="Policies to compare; the first is the base.")
+@click.option(
+    "--nodes", metavar="N", type=click.IntRange(min=1), default=8, show_default=True, help="Nodes of the cluster."
+)
+@click.option(
+    "--gpus-per-node", metavar="N", type=click.IntRange(min=1), default=8, show_default=True, help="GPUs of each node."
+)
+@click.option(
+    "--gpu-mem-gb", "gpu_mem_gib", metavar="GIB", type=_AMOUNT, default=0.0, help="Memory of each GPU; 0: unlimited."
+)
+@click.option("--cpus-per-node", metavar="N", type=_AMOUNT, default=0.0, help="CPUs of each node; 0: unlimited.")
+@click.option("--mem-gb-per-node", "mem_gib_per_node", metavar="GIB", type=_AMOUNT, default=0.0,
+              help="Host memory of each node; 0: unlimited.")  # fmt: skip
+@click.option("--model", type=click.Choice(["default", "reference"]), default="default", show_default=True,
+              help="Physically sound, or the public Muri simulator's semantics.")  # fmt: skip
+@click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
+              help="Seconds between two plans; 0: at every arrival and completion.")  # fmt: skip
+@click.option("--restart-s", metavar="SECONDS", type=_AMOUNT, default=30.0, show_default=True,
+              help="Seconds lost by a start, regrouping or move.")  # fmt: skip
+@click.option("--profiling-s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
+              help="Seconds that the first job of every model waits for its dry run.")  # fmt: skip
+@click.option("--profile-noise", metavar="N_P", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+              help="n_p: policies see stage times × U[1 − n_p, 1 + n_p].")  # fmt: skip
+@click.option("--unknown-durations", is_flag=True, help="Policies do not see how long jobs will run.")
+@click.option("--no-checkpoints", is_flag=True, help="Jobs can't go on after a stop; policies never stop them.")
+@click.option("--outage", "outages", type=OutageSpec(), metavar="NODE:START:END[:drain]", multiple=True,
+              help="A node is away, times in seconds; may be repeated.")  # fmt: skip
+@click.option("--option", "options", metavar="[POLICY:]KEY=VALUE", multiple=True,
+              help="An option of all policies, or of one; may be repeated.")  # fmt: skip
+@click.option("--seed", "seeds", type=SeedList(), default=(0,), help="Seeds of the noise; several are averaged.")
+@click.option("--steady-state", type=JobRange(), help="Count only these jobs in the metrics, by index from 0.")
+@click.option("--format", "trace_format", metavar="FORMAT", help="Format of the traces; guessed when left out.")
+@click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out, and count them.")
+@click.option(
+    "--jobs",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Simulations at the same time.",
+)
+@click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
+              help="Processes here, or a job array on the Slurm cluster.")  # fmt: skip
+@click.option("--slurm-option", "slurm_options", metavar="KEY=VALUE", multiple=True,
+              help="With --executor slurm: an option of sbatch, like partition=cpu.")  # fmt: skip
+@click.option("--experiment", metavar="NAME", help="A figure or table of the Muri paper, or a file of your own.")
+@click.option("--traces", "traces_folder", type=_FOLDER, help="With --experiment: where its traces lie.")
+@click.option("--out", type=_FOLDER, help="Write tables, plots and report.html into this folder.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def simulate(**given: Any) -> None:
+    """Say what policies would do to the jobs of a trace on a cluster.
+
+    TRACE is a file in any format that `muri trace` knows; nothing needs to be installed on the cluster. Times of the
+    table are in the largest fitting unit, QUEUE is the mean number of waiting jobs, GPU the busy share of the GPUs'
+    time, SPEED-UP how many times shorter the average completion time is than under the first policy.
+
+    \b
+    Examples:
+      muri simulate jobs.csv --policy srsf,muri-s --nodes 8 --gpus-per-node 8
+      muri simulate jobs.csv --policy fifo,muri-l --unknown-durations --out report
+      muri simulate a.csv b.csv --policy srtf,muri-s --seed 0,1,2 --profile-noise 0.2 --jobs 4
+      muri simulate jobs.csv --policy fifo,auto --outage 3:3600:7200 --option max_group_size=2
+      muri simulate --experiment fig9 --traces traces --out fig9
+      muri simulate jobs.csv --policy muri-s --json | jq '.policies["muri-s"].avg_jct_s'
+
+    `muri policies` lists the policies; docs/simulator.md explains the models, the options and every field of the JSON.
+    """
+    from muri.simulator.request import Request  # noqa: PLC0415
+
+    request = Request(**given)
+    _check(request)
+    if request.out is not None:
+        _make_folder(request.out)
+    if request.experiment is not None:
+        _run_experiment(request)
+    else:
+        _run_sweep(request)
+
+
+def _check(request: "Request") -> None:
+    from muri.policies.registry import policy_names  # noqa: PLC0415
+
+    if request.slurm_options and request.executor != "slurm":
+        raise UsageError("--slurm-option is for --executor slurm")
+    if request.experiment is not None:
+        if request.policies or request.options:
+            raise UsageError("--experiment names its own policies and options; leave out --policy and --option")
+        return
+    if request.traces_folder is not None:
+        raise UsageError("--traces is for --experiment; name the trace files themselves")
+    if not request.trace_files:
+        raise UsageError("no trace; name a file, or --experiment NAME with --traces DIR")
+    if not request.policies:
+        raise UsageError(f"no policy; say --policy with some of: {', '.join(policy_names())}")
+
+
+def _make_folder(folder: Path) -> None:
+    """Now rather than after hours of simulation."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".muri-writable").touch()
+        (folder / ".muri-writable").unlink()
+    except OSError as error:
+        raise UsageError(f"--out {folder}: {error.strerror or error}; choose a folder that you may write to") from error
+
+
+def _run_sweep(request: "Request") -> None:
+    from muri.simulator.request import runs_of  # noqa: PLC0415
+    from muri.simulator.summary import document_of, summarise  # noqa: PLC0415
+
+    summaries = summarise(_carry_out(request, runs_of(request)))
+    if request.out is not None:
+        from muri.simulator.report.write import write_report  # noqa: PLC0415
+
+        write_report(summaries, request.out)
+    if request.as_json:
+        click.echo(json.dumps(document_of(summaries), indent=1))
+        return
+    from rich.console import Console  # noqa: PLC0415
+
+    from muri.simulator.table import print_tables  # noqa: PLC0415
+
+    print_tables(summaries, Console(highlight=False, markup=False))
+    if request.out is not None:
+        click.echo(f"report: {request.out / 'report.html'}")
+
+
+def _run_experiment(request: "Request") -> None:
+    raise UsageError("experiments come next")
+
+
+def _carry_out(request: "Request", runs: "tuple[Run, ...]") -> "tuple[Outcome, ...]":
+    from muri.simulator.progress import progress_bar  # noqa: PLC0415
+
+    names = [f"{run.trace.name}, {run.label}" for run in runs]
+    with progress_bar(names, shown=not request.as_json) as watch:
+        if request.executor == "slurm":
+            from muri.simulator.slurm_sweep import sweep_on_slurm  # noqa: PLC0415
+
+            return sweep_on_slurm(runs, request.jobs, request.slurm_options, request.out, watch)
+        from muri.simulator.sweep import sweep  # noqa: PLC0415
+
+        return sweep(runs, request.jobs, watch)

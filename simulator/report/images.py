@@ -1,0 +1,118 @@
+"""The same plots as PNG files, by matplotlib, for papers and slides."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from muri.profiler.records import RESOURCES
+from muri.simulator.model import SimulationResult
+from muri.simulator.report import series
+from muri.simulator.report.style import GROUP_COLOURS, colour, time_unit
+from muri.simulator.summary import PolicySummary, TraceSummary
+
+_SIZE_INCHES = (7.0, 4.2)
+
+
+def write_images(summary: TraceSummary, folder: Path) -> tuple[Path, ...]:
+    """Draw one trace's plots into a folder; the timeline of each policy has a file of its own."""
+    drawings: dict[str, Callable[[Path], None]] = {
+        "jct-cdf.png": lambda path: _draw_cdf(summary.policies, path),
+        "queue-length.png": lambda path: _draw_queue(summary.policies, path),
+        "utilization.png": lambda path: _draw_utilization(summary.policies, path),
+    }
+    paths = [folder / name for name in drawings]
+    for path in paths:
+        drawings[path.name](path)
+    for policy in summary.policies:
+        if policy.outcomes[0].result.spans:
+            paths.append(folder / f"timeline-{policy.label}.png")
+            _draw_timeline(policy, paths[-1])
+    return tuple(paths)
+
+
+def _results(policies: Sequence[PolicySummary]) -> list[tuple[str, str, SimulationResult]]:
+    return [(policy.label, colour(index), policy.outcomes[0].result) for index, policy in enumerate(policies)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def _axes(figure: Figure, x_title: str, y_title: str) -> Axes:
+    axes = figure.add_subplot()
+    axes.set_xlabel(x_title)
+    axes.set_ylabel(y_title)
+    axes.grid(visible=True, alpha=0.3)
+    return axes
+
+
+def _draw_cdf(policies: Sequence[PolicySummary], path: Path) -> None:
+    curves = [(label, shade, series.jct_cdf(result)) for label, shade, result in _results(policies)]
+    size_s, unit = time_unit(max(curve.x[-1] for _, _, curve in curves))
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    axes = _axes(figure, f"completion time ({unit})", "share of jobs")
+    for label, shade, curve in curves:
+        axes.plot([x / size_s for x in curve.x], curve.y, color=shade, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.01)
+    axes.legend()
+    _save(figure, path)
+
+
+def _draw_queue(policies: Sequence[PolicySummary], path: Path) -> None:
+    curves = [(label, shade, series.queue_length(result)) for label, shade, result in _results(policies)]
+    size_s, unit = time_unit(max((curve.x[-1] for _, _, curve in curves if curve.x), default=0.0))
+    figure = Figure(figsize=_SIZE_INCHES, layout="constrained")
+    axes = _axes(figure, f"time ({unit})", "waiting jobs")
+    for label, shade, curve in curves:
+        axes.step([x / size_s for x in curve.x], curve.y, where="post", color=shade, label=label)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    _save(figure, path)
+
+
+def _draw_utilization(policies: Sequence[PolicySummary], path: Path) -> None:
+    results = _results(policies)
+    curves = [series.utilization(result) for _, _, result in results]
+    size_s, unit = time_unit(max((one["gpu"].x[-1] for one in curves if one["gpu"].x), default=0.0))
+    figure = Figure(figsize=(_SIZE_INCHES[0], 5.6), layout="constrained")
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    for axes, name in zip(grid.flat, RESOURCES, strict=True):
+        for (label, shade, _), curve in zip(results, curves, strict=True):
+            points = curve[name]
+            axes.step([x / size_s for x in points.x], points.y, where="post", color=shade, label=label, linewidth=0.9)
+        axes.set_title(name, fontsize=10)
+        axes.set_ylim(0, 1.01)
+        axes.grid(visible=True, alpha=0.3)
+    figure.supxlabel(f"time ({unit})", fontsize=10)
+    figure.supylabel("busy share", fontsize=10)
+    grid.flat[0].legend(fontsize=8)
+    _save(figure, path)
+
+
+def _draw_timeline(policy: PolicySummary, path: Path) -> None:
+    result = policy.outcomes[0].result
+    bars, total = series.timeline(result)
+    size_s, unit = time_unit(max(bar.span.end_s for bar in bars))
+    figure = Figure(figsize=(_SIZE_INCHES[0], 5.2), layout="constrained")
+    axes = _axes(figure, f"time ({unit})", "GPU")
+    boxes = [
+        Rectangle(
+            (bar.span.start_s / size_s, bar.lane), (bar.span.end_s - bar.span.start_s) / size_s, bar.height * 0.92
+        )
+        for bar in bars
+    ]
+    shades = [GROUP_COLOURS[min(len(bar.span.members), len(GROUP_COLOURS)) - 1] for bar in bars]
+    axes.add_collection(PatchCollection(boxes, facecolors=shades, linewidths=0))
+    axes.set_xlim(0, max(bar.span.end_s for bar in bars) / size_s)
+    axes.set_ylim(result.cluster.gpu_count, 0)
+    words = ("alone", "2 jobs", "3 jobs", "4 jobs")
+    handles = [Patch(color=shade, label=word) for shade, word in zip(GROUP_COLOURS, words, strict=True)]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    drawn = f" (the {len(bars):,} largest of {total:,} stays)" if total > len(bars) else ""
+    axes.set_title(policy.label + drawn, fontsize=10)
+    _save(figure, path)

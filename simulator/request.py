@@ -1,0 +1,141 @@
+"""What the command line asked for, as runs of a sweep."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from muri.errors import UsageError
+from muri.policies.registry import get_policy
+from muri.simulator.arguments import options_for, parse_options
+from muri.simulator.model import Cluster, Outage, Settings, Trace
+from muri.simulator.sweep import Run
+from muri.simulator.traces.read import read_trace
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The command line of `muri simulate`, option by option."""
+
+    trace_files: tuple[Path, ...]
+    trace_format: str | None
+    policies: tuple[str, ...]
+    options: tuple[str, ...]
+    nodes: int
+    gpus_per_node: int
+    gpu_mem_gib: float
+    cpus_per_node: float
+    mem_gib_per_node: float
+    model: Literal["default", "reference"]
+    interval_s: float
+    restart_s: float
+    profiling_s: float
+    profile_noise: float
+    unknown_durations: bool
+    no_checkpoints: bool
+    outages: tuple[Outage, ...]
+    seeds: tuple[int, ...]
+    steady_state: tuple[int, int] | None
+    skip_bad_rows: bool
+    jobs: int
+    executor: str
+    slurm_options: tuple[str, ...]
+    experiment: str | None
+    traces_folder: Path | None
+    out: Path | None
+    as_json: bool
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster to simulate."""
+        memory = {"gpu_mem_gib": self.gpu_mem_gib, "mem_gib_per_node": self.mem_gib_per_node}
+        return Cluster(self.nodes, self.gpus_per_node, cpus_per_node=self.cpus_per_node, **memory)
+
+    @property
+    def settings(self) -> Settings:
+        """How to simulate, with the first seed."""
+        return Settings(
+            model=self.model,
+            interval_s=self.interval_s,
+            restart_s=self.restart_s,
+            profile_noise=self.profile_noise,
+            profiling_s=self.profiling_s,
+            durations_known=not self.unknown_durations,
+            outages=self.outages,
+            seed=self.seeds[0],
+            checkpoints=not self.no_checkpoints,
+        )
+
+
+def read_traces(files: Sequence[Path], trace_format: str | None, *, skip_bad_rows: bool) -> tuple[Trace, ...]:
+    """Read the traces; those whose files have the same name are called by their whole paths."""
+    traces = [read_trace(file, trace_format, skip_bad_rows=skip_bad_rows) for file in files]
+    names = [trace.name for trace in traces]
+    named = [
+        replace(trace, name=str(file)) if names.count(trace.name) > 1 else trace
+        for trace, file in zip(traces, files, strict=True)
+    ]
+    return tuple(named)
+
+
+def runs_of(request: Request) -> tuple[Run, ...]:
+    """The sweep: traces × policies × seeds, in this order.
+
+    Raises:
+        UsageError: A policy, an option, an outage or the steady state makes no sense; found before anything runs.
+    """
+    options = {name: options_for(name, parse_options(request.options)) for name in request.policies}
+    _check_targets(request)
+    check_policies(request.model, options)
+    _check_outages(request)
+    traces = read_traces(request.trace_files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
+    first, last = request.steady_state or (None, None)
+    _check_steady_state(traces, last)
+    base, cluster = request.settings, request.cluster
+    return tuple(
+        Run(name, trace, name, cluster, replace(base, seed=seed), options[name], first, last, request.out is not None)
+        for trace, name, seed in product(traces, request.policies, request.seeds)
+    )
+
+
+def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse unknown policies and options before the first simulation starts.
+
+    Args:
+        model: "default" or "reference", which knows other policies.
+        options: Options by policy.
+
+    Raises:
+        UsageError: Lists the valid names.
+    """
+    for name, chosen in options.items():
+        if model == "default":
+            get_policy(name, chosen)
+
+
+def _check_targets(request: Request) -> None:
+    unused = sorted(set(parse_options(request.options)) - {"", *request.policies})
+    if unused:
+        raise UsageError(
+            f"--option for {_listed(unused)}, which --policy does not name; it names {_listed(request.policies)}"
+        )
+
+
+def _check_outages(request: Request) -> None:
+    for outage in request.outages:
+        if outage.node >= request.nodes:
+            raise UsageError(f"--outage of node {outage.node}: the {request.nodes} nodes are 0 to {request.nodes - 1}")
+
+
+def _check_steady_state(traces: Sequence[Trace], last: int | None) -> None:
+    for trace in traces:
+        if last is not None and last >= len(trace.jobs):
+            raise UsageError(
+                f"--steady-state ends with job {last}, but the {len(trace.jobs)} jobs of {trace.name} are "
+                f"0 to {len(trace.jobs) - 1}"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)
