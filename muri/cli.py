@@ -26,6 +26,7 @@ COMMANDS = {
     "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
+    "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
     "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
     "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),

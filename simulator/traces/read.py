@@ -1,26 +1,50 @@
 """Reading a trace of any known format."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces import muri_paper, schema
+from muri.simulator.traces import helios, muri_paper, pai, philly, sacct, schema, synergy
 from muri.simulator.traces.formats import Format, Reading
+from muri.simulator.traces.logs import to_trace_jobs
 from muri.simulator.traces.problems import BadRows, RowError, TraceError, one_of
 from muri.simulator.traces.source import Source, open_source
+
+Job = TypeVar("Job")
 
 FORMATS = {
     item.name: item
     for item in (
         schema.FORMAT,
         muri_paper.FORMAT,
+        synergy.FORMAT,
+        philly.FORMAT,
+        helios.FORMAT,
+        pai.FORMAT,
+        sacct.FORMAT,
     )
 }
 """All formats by name."""
 
 
-def read_trace(path: Path, format: str | None = None, *, skip_bad_rows: bool = False, seed: int = 0) -> Trace:  # noqa: A002
+class TraceReading(NamedTuple):
+    """A trace, and what of its file is not in it."""
+
+    trace: Trace
+    format: str
+    left_out: dict[str, int]
+    """Rows that are no GPU job which ran to its end, by reason."""
+
+
+def read_trace(
+    path: Path,
+    format: str | None = None,  # noqa: A002 -- the word of the command line
+    *,
+    skip_bad_rows: bool = False,
+    seed: int = 0,
+) -> Trace:
     """Read a trace.
 
     Args:
@@ -35,15 +59,46 @@ def read_trace(path: Path, format: str | None = None, *, skip_bad_rows: bool = F
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
+    return read_with_notes(path, format, skip_bad_rows=skip_bad_rows, seed=seed).trace
+
+
+def read_with_notes(
+    path: Path,
+    format: str | None = None,  # noqa: A002
+    *,
+    skip_bad_rows: bool = False,
+    seed: int = 0,
+) -> TraceReading:
+    """Like `read_trace`, and tells which format it was and what was left out."""
     wanted = None if format is None else find_format(format)
-    with open_source(path) as source:
+    with open_source(_file_of(path)) as source:
         chosen = _checked(source, wanted)
-        reading = Reading(source, BadRows(skip_bad_rows), seed)
-        jobs = tuple(sorted(_unique(reading, chosen.read(reading)), key=lambda job: (job.submit_s, job.job_id)))
-    reading.bad_rows.finish(source.name, len(jobs))
+        reading = Reading(source, BadRows(skip_bad_rows))
+        jobs = _jobs(chosen, reading, seed)
+        reading.bad_rows.finish(source.name, len(jobs))
     if not jobs:
-        raise TraceError(f"{source.name}: no jobs{_reasons(reading.left_out)}")
-    return Trace(source.trace_name, jobs, reading.bad_rows.count)
+        raise TraceError(f"{source.name}: no jobs to simulate{_reasons(reading.left_out)}")
+    trace = Trace(source.trace_name, tuple(jobs), reading.bad_rows.count)
+    return TraceReading(trace, chosen.name, reading.left_out)
+
+
+def _file_of(path: Path) -> Path:
+    """The file to look at first: a folder is PAI's tables."""
+    if not path.is_dir():
+        return path
+    if not (path / pai.TASK_FILE).exists():
+        raise TraceError(f"{path} is a folder without {pai.TASK_FILE}; give a file, or a folder with PAI's tables")
+    return path / pai.TASK_FILE
+
+
+def _jobs(chosen: Format, reading: Reading, seed: int) -> list[TraceJob]:
+    if chosen.read_log is not None:
+        logged = _unique(reading, chosen.read_log(reading), lambda job: job.job_id)
+        return to_trace_jobs(list(logged), seed)
+    if chosen.read is None:
+        raise TypeError(f"the format {chosen.name} has no reader")
+    found = _unique(reading, chosen.read(reading), lambda job: job.job_id)
+    return sorted(found, key=lambda job: (job.submit_s, job.job_id))
 
 
 def find_format(name: str) -> Format:
@@ -85,16 +140,17 @@ def _checked(source: Source, wanted: Format | None) -> Format:
     return wanted
 
 
-def _unique(reading: Reading, jobs: Iterable[tuple[int, TraceJob]]) -> Iterator[TraceJob]:
+def _unique(reading: Reading, jobs: Iterable[tuple[int, Job]], id_of: Callable[[Job], Hashable]) -> Iterator[Job]:
     """The jobs, without those whose id has been there before."""
-    seen: dict[int, int] = {}
+    seen: dict[Hashable, int] = {}
     for line, job in jobs:
-        first = seen.setdefault(job.job_id, line)
-        if first == line:
-            yield job
+        job_id = id_of(job)
+        if job_id in seen:
+            reading.bad(line, RowError("job_id", f"{job_id} is also the id of the job in line {seen[job_id]}"))
         else:
-            reading.bad(line, RowError("job_id", f"{job.job_id} is also the id of the job in line {first}"))
+            seen[job_id] = line
+            yield job
 
 
 def _reasons(left_out: dict[str, int]) -> str:
-    return "".join(f"; {count} {reason}" for reason, count in left_out.items())
+    return "".join(f"; {count} {reason}" for reason, count in sorted(left_out.items()))

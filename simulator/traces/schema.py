@@ -1,14 +1,14 @@
 """Muri's own trace schema: one CSV row per job, units in the columns' names (docs/traces.md)."""
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces.formats import Format, Reading, header_of
+from muri.simulator.traces.formats import Format, Found, Reading, header_of, read_table
 from muri.simulator.traces.problems import RowError, TraceError
-from muri.simulator.traces.tables import Row, read_rows
+from muri.simulator.traces.tables import Row
 
 REQUIRED = (
     "job_id",
@@ -110,16 +110,9 @@ def _job(row: Row, known: dict[tuple[str, ...], StageProfile]) -> TraceJob:
     )
 
 
-def _read(reading: Reading) -> Iterator[tuple[int, TraceJob]]:
+def _read(reading: Reading) -> Found:
     known: dict[tuple[str, ...], StageProfile] = {}
-    for row in read_rows(reading.source.name, reading.source.lines(), None, REQUIRED):
-        if not isinstance(row, Row):
-            reading.bad(*row)
-            continue
-        try:
-            yield row.line, _job(row, known)
-        except RowError as error:
-            reading.bad(row.line, error)
+    return read_table(reading, REQUIRED, lambda row: _job(row, known))
 
 
 FORMAT = Format(
@@ -142,14 +135,19 @@ def write_trace(trace: Trace, path: Path) -> None:
     Raises:
         TraceError: The file cannot be written.
     """
-    columns = (*WRITTEN, *_extra_columns(trace))
     try:
         with path.open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(columns)
-            writer.writerows(map(_cells(job).__getitem__, columns) for job in trace.jobs)
+            write_rows(trace, stream)
     except OSError as error:
         raise TraceError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_rows(trace: Trace, stream: TextIO) -> None:
+    """Write a trace to an open stream; see `write_trace`."""
+    columns = (*WRITTEN, *_extra_columns(trace))
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(_cells(job).__getitem__, columns) for job in trace.jobs)
 
 
 def _extra_columns(trace: Trace) -> list[str]:

@@ -14,19 +14,17 @@ MAX_COUNT = 2**53
 class Row:
     """One row of a table, by column name; an absent optional column reads as an empty cell."""
 
-    __slots__ = ("_cells", "_index", "line")
+    __slots__ = ("_cells", "_index")
 
-    def __init__(self, cells: Sequence[str], index: Mapping[str, int], line: int) -> None:
+    def __init__(self, cells: Sequence[str], index: Mapping[str, int]) -> None:
         """Wrap the cells of one line.
 
         Args:
             cells: The cells.
             index: Position of each column.
-            line: Line in the file, from 1.
         """
         self._cells = cells
         self._index = index
-        self.line = line
 
     def text(self, column: str, default: str = "") -> str:
         """The cell as it stands; the default where it is empty or the column is absent."""
@@ -143,32 +141,36 @@ def _with_nearest(column: str, columns: Sequence[str]) -> str:
 
 
 def read_rows(
-    name: str, lines: Iterable[str], index: Mapping[str, int] | None, required: Iterable[str], delimiter: str = ","
-) -> Iterator[Row | tuple[int, RowError]]:
+    name: str,
+    lines: Iterable[str],
+    required: Iterable[str],
+    *,
+    header: Sequence[str] | None = None,
+    delimiter: str = ",",
+) -> Iterator[tuple[int, Row | RowError]]:
     """The rows of a table, one at a time; blank lines are passed over.
 
     Args:
         name: The file.
         lines: Its lines.
-        index: Position of each column for a file without a header; None: the first row is the header.
         required: Columns that the header must have.
-        delimiter: What separates cells.
+        header: The columns of a file that has no header itself.
+        delimiter: What separates cells; only the comma knows quotes.
 
     Yields:
-        A row, or its line with what is wrong with its shape.
+        The line and the row, or what is wrong with its shape.
 
     Raises:
         TraceError: The header is not as required, or the file is no table.
     """
-    reader = csv.reader(lines, delimiter=delimiter)
+    reader = csv.reader(lines) if delimiter == "," else csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)
     try:
-        if index is None:
-            index = read_header(name, next(reader, []), required)
+        index = read_header(name, next(reader, []) if header is None else header, required)
         width = 1 + max(index.values())
         for cells in reader:
             if len(cells) >= width:
-                yield Row(cells, index, reader.line_num)
+                yield reader.line_num, Row(cells, index)
             elif any(cells):
-                yield reader.line_num, RowError("", f"{len(cells)} cells where the header has {width}")
+                yield reader.line_num, RowError("", f"{len(cells)} cells, but the header has {width}")
     except csv.Error as error:
         raise TraceError(f"{name}:{reader.line_num}: not a table: {error}") from error

@@ -1,0 +1,222 @@
+"""Made-up traces: durations and sizes like Philly's, Poisson arrivals at a given load, a chosen mix of bottlenecks."""
+
+import math
+from bisect import bisect
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from random import Random
+from statistics import NormalDist
+from types import MappingProxyType
+from typing import Generic, TypeVar
+
+from muri.profiler.records import RESOURCES, StageProfile
+from muri.simulator.model import Trace, TraceJob
+from muri.simulator.traces.problems import TraceError, one_of
+from muri.simulator.traces.profiles import profiles_bound_by
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """A log-normal above a floor, cut off at a longest duration.
+
+    Attributes:
+        floor_s: Shortest duration.
+        median_s: Half of the jobs last no longer.
+        sigma: Standard deviation of ln(duration − floor): how heavy the tail is.
+        longest_s: Nothing lasts longer.
+    """
+
+    floor_s: float
+    median_s: float
+    sigma: float
+    longest_s: float
+
+    def quantile_s(self, share: float) -> float:
+        """The duration that so large a share of the jobs does not exceed; 0 < share < 1."""
+        above_s = (self.median_s - self.floor_s) * math.exp(self.sigma * NormalDist().inv_cdf(share))
+        return min(self.floor_s + above_s, self.longest_s)
+
+
+PHILLY_SINGLE_GPU = Durations(floor_s=3600.0, median_s=10_700.0, sigma=2.2, longest_s=5_184_000.0)
+PHILLY_MULTI_GPU = Durations(floor_s=3600.0, median_s=68_000.0, sigma=1.9, longest_s=5_184_000.0)
+"""Fitted to the 33,192 Philly jobs of at least an hour (Jeon et al., ATC 2019). Theirs, with one GPU: 25 % ≤ 5,766 s,
+50 % ≤ 10,710 s, 75 % ≤ 31,648 s, 90 % ≤ 140,113 s, 99 % ≤ 1,845,602 s; with 8 GPUs: 15,295 s, 64,585 s, 217,894 s,
+537,494 s, 2,214,025 s; the longest takes 60 days."""
+
+PHILLY_GPU_MIX: Mapping[int, float] = MappingProxyType({1: 0.762, 2: 0.020, 4: 0.093, 8: 0.125})
+"""Share of these jobs by GPU count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a generated trace is to be like.
+
+    Attributes:
+        jobs: How many jobs.
+        gpus: GPUs of the cluster that the load is meant for.
+        load: GPU-seconds of all jobs over those that the cluster has from the first submission to the last.
+        seed: The same recipe gives the same trace.
+        gpu_mix: Weight of each GPU count.
+        bottlenecks: Weight of each resource as the jobs' bottleneck.
+        users: How many users; the i-th submits in proportion to 1/i (Zipf).
+        opportunistic: Share of jobs that only ask for what others leave over; one half in the Muri paper's traces.
+        durations: Of all jobs; None: Philly's.
+        name: Name of the trace.
+    """
+
+    jobs: int
+    gpus: int
+    load: float = 0.9
+    seed: int = 0
+    gpu_mix: Mapping[int, float] = field(default_factory=lambda: PHILLY_GPU_MIX)
+    bottlenecks: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(RESOURCES, 1.0))
+    users: int = 20
+    opportunistic: float = 0.5
+    durations: Durations | None = None
+    name: str = "generated"
+
+    def __post_init__(self) -> None:
+        """Refuse what no trace can be like.
+
+        Raises:
+            TraceError: A figure is out of range or a name unknown.
+        """
+        _check_figures(self)
+        _check_mixes(self)
+
+
+def _check_figures(recipe: Recipe) -> None:
+    for name, value in (("jobs", recipe.jobs), ("gpus", recipe.gpus), ("users", recipe.users)):
+        if value < 1:
+            raise TraceError(f"{name} is {value}; it must be at least 1")
+    if not (math.isfinite(recipe.load) and recipe.load > 0):
+        raise TraceError(f"load is {recipe.load}; it must be more than 0, for instance 0.9")
+    if not 0 <= recipe.opportunistic <= 1:
+        raise TraceError(f"the opportunistic share is {recipe.opportunistic}; it must be from 0 to 1")
+    times = recipe.durations
+    if times is not None and not 0 <= times.floor_s < times.median_s <= times.longest_s < math.inf:
+        raise TraceError(
+            f"durations: 0 ≤ floor < median ≤ longest must hold; they are "
+            f"{times.floor_s:g}, {times.median_s:g} and {times.longest_s:g} s"
+        )
+    if times is not None and not (math.isfinite(times.sigma) and times.sigma >= 0):
+        raise TraceError(f"durations: sigma is {times.sigma}; it must be at least 0")
+
+
+def _check_mixes(recipe: Recipe) -> None:
+    unknown = sorted(set(recipe.bottlenecks) - set(RESOURCES))
+    if unknown:
+        raise TraceError(f"unknown bottleneck {one_of(unknown)}; choose among {one_of(RESOURCES)}")
+    for name, weights in (("GPU mix", recipe.gpu_mix.values()), ("bottleneck mix", recipe.bottlenecks.values())):
+        if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
+            raise TraceError(f"the {name} needs weights of at least 0, not all of them 0")
+    wrong = [count for count in recipe.gpu_mix if not 1 <= count <= recipe.gpus]
+    if wrong:
+        raise TraceError(f"jobs with {wrong[0]} GPUs can't run on {recipe.gpus}; give a --gpu-mix of smaller ones")
+
+
+def generate(recipe: Recipe) -> Trace:
+    """Make a trace.
+
+    Arrivals are a Poisson process under the condition that the last of the jobs comes exactly when the load asks for:
+    given their number, the arrival times of such a process are independent and uniform. Submit times are whole seconds.
+
+    Args:
+        recipe: What it is to be like.
+
+    Returns:
+        The trace: jobs numbered from 0 by submit time.
+    """
+    random = Random(recipe.seed)  # noqa: S311 -- a simulation, no secret
+    choices = _Choices.of(recipe)
+    bodies = [_draw(recipe, choices, random) for _ in range(recipe.jobs)]
+    work_gpu_s = sum(body.gpu_count * body.iterations * body.profile.iteration_s for body in bodies)
+    span_s = work_gpu_s / (recipe.gpus * recipe.load)
+    submits_s = _arrivals(random, recipe.jobs, span_s)
+    jobs = (body.submitted(number, time) for number, (body, time) in enumerate(zip(bodies, submits_s, strict=True)))
+    return Trace(recipe.name, tuple(jobs))
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """A job before it is known when it comes."""
+
+    gpu_count: int
+    iterations: int
+    profile: StageProfile
+    user: str
+    opportunistic: bool
+
+    def submitted(self, number: int, submit_s: float) -> TraceJob:
+        return TraceJob(
+            job_id=number,
+            submit_s=submit_s,
+            gpu_count=self.gpu_count,
+            iterations=self.iterations,
+            profile=self.profile,
+            user=self.user,
+            opportunistic=self.opportunistic,
+        )
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """What is drawn for every job."""
+
+    gpu_count: "_Choice[int]"
+    bottleneck: "_Choice[str]"
+    user: "_Choice[int]"
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "_Choices":
+        users = range(1, recipe.users + 1)
+        return cls(
+            gpu_count=_Choice.among(recipe.gpu_mix, sorted(recipe.gpu_mix)),
+            bottleneck=_Choice.among(recipe.bottlenecks, RESOURCES),
+            user=_Choice.among({number: 1.0 / number for number in users}, users),
+        )
+
+
+def _draw(recipe: Recipe, choices: _Choices, random: Random) -> _Body:
+    """One job. Only Random.random is used: its numbers are the same in every version of Python."""
+    gpu_count = choices.gpu_count.draw(random)
+    bottleneck = choices.bottleneck.draw(random)
+    profiles = profiles_bound_by(bottleneck, gpu_count)
+    profile = profiles[int(random.random() * len(profiles))]
+    durations = recipe.durations or (PHILLY_SINGLE_GPU if gpu_count == 1 else PHILLY_MULTI_GPU)
+    run_s = durations.quantile_s(random.random() or 0.5)  # 0 has no quantile
+    return _Body(
+        gpu_count=gpu_count,
+        iterations=max(1, round(run_s / profile.iteration_s)),
+        profile=profile,
+        user=f"user{choices.user.draw(random):0{len(str(recipe.users))}d}",
+        opportunistic=random.random() < recipe.opportunistic,
+    )
+
+
+@dataclass(frozen=True)
+class _Choice(Generic[Item]):
+    """Draws items in proportion to their weights."""
+
+    items: Sequence[Item]
+    bounds: Sequence[float]
+
+    @classmethod
+    def among(cls, weights: Mapping[Item, float], order: Iterable[Item]) -> "_Choice[Item]":
+        """A choice among the items with weights above 0, in a fixed order."""
+        items = [item for item in order if weights.get(item, 0.0) > 0]
+        return cls(items, list(accumulate(weights[item] for item in items)))
+
+    def draw(self, random: Random) -> Item:
+        # clamped: the product may round up to the last bound itself
+        return self.items[min(bisect(self.bounds, random.random() * self.bounds[-1]), len(self.items) - 1)]
+
+
+def _arrivals(random: Random, count: int, span_s: float) -> list[float]:
+    """Submit times in whole seconds, the first at 0, the last at the end of the span."""
+    times = sorted(random.random() for _ in range(count))
+    length = times[-1] - times[0]
+    return [float(round((time - times[0]) / length * span_s)) if length else 0.0 for time in times]

@@ -1,0 +1,103 @@
+"""What a trace is like, in figures."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from muri.profiler.records import RESOURCES
+from muri.simulator.model import Trace
+
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+"""Which quantiles of the durations are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Part of a trace's jobs.
+
+    Attributes:
+        jobs: How many.
+        gpu_s: GPU-seconds that they need, running alone.
+    """
+
+    jobs: int
+    gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A trace in figures.
+
+    Attributes:
+        name: Its name.
+        jobs: Jobs.
+        users: Users.
+        models: Models.
+        skipped_rows: Bad rows that were left out.
+        span_s: From the first submission to the last.
+        gpu_s: GPU-seconds that all jobs need, running alone.
+        gpus_busy_mean: GPUs that it keeps busy: GPU-seconds over the span; None when all come at once.
+        opportunistic: Jobs that only ask for what others leave over.
+        by_gpu_count: By GPUs of a job.
+        by_bottleneck: By the resource that an iteration holds longest.
+        duration_s: Quantiles of the time that a job runs alone.
+    """
+
+    name: str
+    jobs: int
+    users: int
+    models: int
+    skipped_rows: int
+    span_s: float
+    gpu_s: float
+    gpus_busy_mean: float | None
+    opportunistic: int
+    by_gpu_count: dict[int, Share]
+    by_bottleneck: dict[str, Share]
+    duration_s: dict[float, float]
+
+    def load(self, gpus: int) -> float | None:
+        """Load of a cluster with so many GPUs; None when all jobs come at once."""
+        return None if self.gpus_busy_mean is None else self.gpus_busy_mean / gpus
+
+    def as_json(self, gpus: int | None = None) -> dict[str, Any]:
+        """As a JSON object; with the load of a cluster of so many GPUs."""
+        document = asdict(self)
+        if gpus is not None:
+            document |= {"gpus": gpus, "load": self.load(gpus)}
+        document["by_gpu_count"] = {str(count): asdict(share) for count, share in self.by_gpu_count.items()}
+        document["duration_s"] = {f"p{100 * share:g}": value for share, value in self.duration_s.items()}
+        return document
+
+
+def overview_of(trace: Trace) -> Overview:
+    """A trace in figures; it has at least one job."""
+    jobs = trace.jobs
+    span_s = jobs[-1].submit_s - jobs[0].submit_s
+    work = [job.gpu_count * job.service_s for job in jobs]
+    gpu_s = sum(work)
+    by_gpu_count = _shares([job.gpu_count for job in jobs], work)
+    by_bottleneck = _shares([job.profile.bottleneck for job in jobs], work)
+    durations = sorted(job.service_s for job in jobs)
+    return Overview(
+        name=trace.name,
+        jobs=len(jobs),
+        users=len({job.user for job in jobs}),
+        models=len({job.key.model for job in jobs}),
+        skipped_rows=trace.skipped_rows,
+        span_s=span_s,
+        gpu_s=gpu_s,
+        gpus_busy_mean=gpu_s / span_s if span_s else None,
+        opportunistic=sum(job.opportunistic for job in jobs),
+        by_gpu_count=dict(sorted(by_gpu_count.items())),
+        by_bottleneck={name: by_bottleneck[name] for name in RESOURCES if name in by_bottleneck},
+        duration_s={share: durations[min(len(durations) - 1, int(share * len(durations)))] for share in QUANTILES},
+    )
+
+
+def _shares(kinds: list[Any], work: list[float]) -> dict[Any, Share]:
+    jobs: Counter[Any] = Counter(kinds)
+    gpu_s = dict.fromkeys(kinds, 0.0)
+    for kind, amount in zip(kinds, work, strict=True):
+        gpu_s[kind] += amount
+    return {kind: Share(jobs[kind], gpu_s[kind]) for kind in jobs}
