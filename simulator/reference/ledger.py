@@ -29,7 +29,8 @@ class Ledger:
         starts: How many times the job was started.
         regroups: How many times it went on in another company.
         shared_s: Of the seconds received, those in a group.
-        group: Rows of the company that each job runs in, itself included; None for jobs that run alone or wait.
+        group: Rows of the company, itself included, of each job that shares GPUs.
+        shares: Who is in a group.
     """
 
     table: JobTable
@@ -46,7 +47,9 @@ class Ledger:
     starts: Indices
     regroups: Indices
     shared_s: Floats
+    shares: Flags
     group: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    _ran_before: Flags = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
     @classmethod
     def of(cls, table: JobTable) -> "Ledger":
@@ -68,6 +71,7 @@ class Ledger:
             starts=np.zeros(count, dtype=np.intp),
             regroups=np.zeros(count, dtype=np.intp),
             shared_s=zeros[2],
+            shares=np.zeros(count, dtype=np.bool_),
         )
 
     @property
@@ -84,8 +88,7 @@ class Ledger:
         self._account(np.asarray(jobs, dtype=np.intp), now_s)
         self.end_s[jobs] = now_s
         self.running[jobs] = False
-        for job in jobs:
-            self.group.pop(job, None)
+        self.shares[jobs] = False
         self.queue = self.queue[~np.isin(self.queue, jobs)]
 
     def arrive(self, jobs: Sequence[int]) -> None:
@@ -105,16 +108,23 @@ class Ledger:
     def _account(self, on: Indices, now_s: float) -> None:
         # The simulator adds the time and takes the last event's away again; in another order the last bit differs.
         self.received_s[on] = self.received_s[on] + now_s - self.now_s
-        if self.group:
-            shared = [job for job in on.tolist() if job in self.group]
-            self.shared_s[shared] += now_s - self.now_s
+        self.shared_s[on[self.shares[on]]] += now_s - self.now_s
 
     def run_only(self, jobs: Sequence[int]) -> None:
         """From now on these run, and nobody else."""
-        before = self.running
-        self.running = np.zeros(len(before), dtype=np.bool_)
+        self._ran_before = self.running
+        self.running = np.zeros(len(self.running), dtype=np.bool_)
         self.running[jobs] = True
-        started = np.flatnonzero(self.running & ~before)
+        started = np.flatnonzero(self.running & ~self._ran_before)
         self.starts[started] += 1
         first = started[np.isnan(self.start_s[started])]
         self.start_s[first] = self.now_s
+
+    def share(self, group: dict[int, tuple[int, ...]]) -> None:
+        """From now on these share GPUs, and nobody else; called after `run_only`."""
+        stayed = self._ran_before & self.running
+        others = [job for job in {*group, *self.group} if stayed[job] and group.get(job) != self.group.get(job)]
+        self.regroups[others] += 1
+        self.group = group
+        self.shares = np.zeros(len(self.running), dtype=np.bool_)
+        self.shares[list(group)] = True

@@ -1,0 +1,225 @@
+"""Muri-S and Muri-L as the public simulator has them, and the paper's variants of them."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.speed.model import Indices
+from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
+from muri.simulator.model import Cluster
+from muri.simulator.reference.constants import SAME_TIME_S
+from muri.simulator.reference.events import Event, first_completion
+from muri.simulator.reference.ledger import Ledger
+from muri.simulator.reference.nodes import FreeNodes
+from muri.simulator.reference.pairing import Pairing, merged
+from muri.simulator.reference.speeds import GroupFigures, Kinds
+
+Group = tuple[int, ...]
+"""Rows of the jobs that share GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class MuriOptions:
+    """What the paper varies.
+
+    Attributes:
+        durations_known: Whether the order is SRSF (Muri-S) or 2D-LAS (Muri-L).
+        ordering: "best" or "worst" permutation of a group's members.
+        blossom: Whether groups are matched; otherwise neighbours in the queue form them.
+        max_group_size: Most members.
+    """
+
+    durations_known: bool
+    ordering: str = "best"
+    blossom: bool = True
+    max_group_size: int = MAX_GROUP_SIZE
+
+
+@dataclass(slots=True)
+class _Unit:
+    jobs: Group
+    kinds: Kinds
+
+
+@dataclass(slots=True)
+class _Room:
+    """GPUs that all units need, and those that there are."""
+
+    wanted: int
+    gpus: int
+
+    @property
+    def short(self) -> bool:
+        return self.wanted > self.gpus
+
+
+class Muri:
+    """At each event everybody who fits, fourfold, is grouped anew.
+
+    Args:
+        ledger: The jobs.
+        cluster: The nodes.
+        options: Which Muri.
+    """
+
+    same_time_s = SAME_TIME_S
+
+    def __init__(self, ledger: Ledger, cluster: Cluster, options: MuriOptions) -> None:
+        table = ledger.table
+        self._ledger = ledger
+        self._cluster = cluster
+        self._options = options
+        self._kind: list[int] = table.kind.tolist()
+        # Until its first run a job is rated by the duration that the trace lists.
+        self._key = table.listed_s * table.gpus if options.durations_known else np.zeros(len(table))
+        multipliers = MULTIPLIERS if options.blossom else MULTIPLIERS_NO_BLOSSOM
+        self._figures = GroupFigures(table.shapes, options.ordering, multipliers)
+        for gpus in np.unique(table.gpus):
+            self._figures.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
+        self._pairing = Pairing(self._figures.efficiency, options.max_group_size)
+
+    def arrived(self, jobs: Sequence[int]) -> None:
+        """Nothing to note."""
+
+    def ended(self, jobs: Sequence[int]) -> None:
+        """Nothing to note."""
+
+    def plan(self) -> None:
+        """Select, group and place."""
+        ledger, table = self._ledger, self._ledger.table
+        on = ledger.on()
+        service_s = ledger.left[on] * table.iteration_s[on] if self._options.durations_known else ledger.received_s[on]
+        self._key[on] = service_s * table.gpus[on]
+        ledger.queue = ledger.queue[np.argsort(self._key[ledger.queue], kind="stable")]
+        selected, leaders = select(ledger, self._cluster, self._options.max_group_size)
+        room = _Room(sum(gpus * len(jobs) for gpus, jobs in selected.items()), self._cluster.gpu_count)
+        if self._options.blossom:
+            groups = self._matched(selected, room)
+        else:
+            groups = self._neighbours(selected, leaders, room)
+        ledger.queue = ledger.queue[np.argsort(-table.gpus[ledger.queue], kind="stable")]
+        self._start(place(ledger, self._cluster, groups))
+
+    def first_end(self) -> Event:
+        """The next completion."""
+        return first_completion(self._ledger)
+
+    def next_jump_s(self) -> float:
+        """Only arrivals and completions count."""
+        return math.inf
+
+    def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Group]:
+        """Rounds of matching, until all units fit; pairs are merged bucket by bucket, only while they don't."""
+        buckets = {gpus: [_Unit((job,), (self._kind[job],)) for job in jobs] for gpus, jobs in selected.items()}
+        for _ in range(self._options.max_group_size):
+            buckets = {
+                gpus: self._round(units, gpus, room) if room.short else units for gpus, units in buckets.items()
+            }
+        return [unit.jobs for units in buckets.values() for unit in units]
+
+    def _round(self, units: list[_Unit], gpus: int, room: _Room) -> list[_Unit]:
+        mate = self._mates(units)
+        after = []
+        for place_, unit in enumerate(units):
+            other = mate.get(place_, place_)
+            if other == place_:
+                after.append(unit)
+            elif other < place_ and room.short:
+                room.wanted -= gpus
+                first = units[other]
+                after.append(_Unit(first.jobs + unit.jobs, merged(first.kinds, unit.kinds)))
+            elif other < place_:
+                after += [units[other], unit]
+        return after
+
+    def _mates(self, units: Sequence[_Unit]) -> dict[int, int]:
+        """Who is paired with whom, by place in the queue.
+
+        The matching decides only on kinds. Every later step of the simulator's own search starts from the most
+        urgent units again, so the lightest pairs, which it finds last, end up with them.
+        """
+        counts = Counter(unit.kinds for unit in units if len(unit.kinds) < self._options.max_group_size)
+        places: dict[Kinds, list[int]] = {kinds: [] for kinds in counts}
+        for index in range(len(units) - 1, -1, -1):
+            if units[index].kinds in places:
+                places[units[index].kinds].append(index)
+        mate = {}
+        for one, other, count in self._pairing.match(tuple(sorted(counts.items()))):
+            for _ in range(count):
+                first, second = places[one].pop(), places[other].pop()
+                mate[first], mate[second] = second, first
+        return mate
+
+    def _neighbours(
+        self, selected: Mapping[int, Sequence[int]], leaders: Mapping[int, int], room: _Room
+    ) -> list[Group]:
+        """As many jobs of the queue in a row as a group takes, only while not all units fit."""
+        size = self._options.max_group_size
+        groups = []
+        for gpus, jobs in selected.items():
+            for start in range(0, leaders.get(gpus, 0) * size, size):
+                group = [jobs[start]]
+                for job in jobs[start + 1 : start + size]:
+                    if room.short:
+                        group.append(job)
+                        room.wanted -= gpus
+                    else:
+                        groups.append((job,))
+                groups.append(tuple(group))
+        return groups
+
+    def _start(self, groups: Sequence[Group]) -> None:
+        """Let the placed groups run, each member at one iteration per period."""
+        ledger, table = self._ledger, self._ledger.table
+        overhead_s = table.overhead_s.tolist()
+        shared = [group for group in groups if len(group) > 1]
+        members = [job for group in groups for job in group]
+        ledger.period_s[members] = table.iteration_s[members]
+        ledger.overhead_s[members] = [sum(overhead_s[job] for job in group) for group in groups for _ in group]
+        sharing = [job for group in shared for job in group]
+        periods = [self._figures.period_s(tuple(sorted(self._kind[job] for job in group))) for group in shared]
+        ledger.period_s[sharing] = [
+            period for group, period in zip(shared, periods, strict=True) for _ in group
+        ]
+        ledger.run_only(members)
+        ledger.share({job: group for group in shared for job in group})
+
+
+def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """In order of the queue, each job that finds GPUs brings along the next ones of its GPU count.
+
+    Returns:
+        By GPU count, in the order of the queue: the jobs selected, and how many reservations there are for them.
+    """
+    gpus = ledger.table.gpus[ledger.queue]
+    nodes = FreeNodes.of(cluster)
+    leaders: dict[int, int] = {}
+    seen: dict[int, int] = {}
+    for wanted in gpus.tolist():
+        seen[wanted] = seen.get(wanted, 0) + 1
+        if seen[wanted] > leaders.get(wanted, 0) * size and nodes.take(wanted) >= 0:
+            leaders[wanted] = leaders.get(wanted, 0) + 1
+        if nodes.full:
+            break
+    selected = {wanted: _first(ledger.queue[gpus == wanted], leaders[wanted] * size) for wanted in seen if wanted in leaders}
+    return selected, leaders
+
+
+def _first(jobs: Indices, count: int) -> list[int]:
+    first: list[int] = jobs[:count].tolist()
+    return first
+
+
+def place(ledger: Ledger, cluster: Cluster, groups: Sequence[Group]) -> list[Group]:
+    """The groups that find GPUs, in the order of the queue, which is by GPU count."""
+    place_of = np.empty(len(ledger.table), dtype=np.intp)
+    place_of[ledger.queue] = np.arange(len(ledger.queue))
+    rank = place_of.tolist()
+    nodes = FreeNodes.of(cluster)
+    gpus = ledger.table.gpus.tolist()
+    ordered = sorted(groups, key=lambda group: min(rank[job] for job in group))
+    return [group for group in ordered if nodes.take(gpus[group[0]]) >= 0]
