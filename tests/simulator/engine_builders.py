@@ -1,0 +1,44 @@
+"""Small traces, and an engine run in one line."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator.model import Cluster, JobRecord, Settings, SimulationResult, Trace, TraceJob
+from muri.simulator.run import simulate
+
+STORAGE = (1.0, 0.0, 0.0, 0.0)
+CPU = (0.0, 1.0, 0.0, 0.0)
+GPU = (0.0, 0.0, 1.0, 0.0)
+NETWORK = (0.0, 0.0, 0.0, 1.0)
+
+
+def profile(stage_s: Sequence[float], name: str = "", gpu_count: int = 1, gpu_mem_gib: float = 0.0) -> StageProfile:
+    """A profile whose iteration is the sum of its stages."""
+    key = ProfileKey(name or "-".join(map(str, stage_s)), 32, gpu_count, "gpu")
+    return StageProfile(key, *stage_s, iteration_s=sum(stage_s), gpu_mem_gib=gpu_mem_gib)
+
+
+def job(job_id: int, submit_s: float, service_s: float, stage_s: Sequence[float] = GPU, **fields: Any) -> TraceJob:
+    """A job that needs `service_s` alone; its stages must divide that."""
+    gpu_count = fields.pop("gpu_count", 1)
+    known = profile(stage_s, fields.pop("name", ""), gpu_count, fields.pop("gpu_mem_gib", 0.0))
+    iterations = round(service_s / known.iteration_s)
+    assert iterations * known.iteration_s == service_s
+    return TraceJob(job_id, submit_s, gpu_count, iterations, known, **fields)
+
+
+def run(jobs: Sequence[TraceJob], policy: str, cluster: Cluster, **how: Any) -> SimulationResult:
+    """Simulate; what is not a setting is an argument of `simulate`."""
+    extra = {name: how.pop(name) for name in ("options", "progress", "with_spans") if name in how}
+    return simulate(Trace("made", tuple(jobs)), policy, cluster, Settings(**how), **extra)
+
+
+def by_id(result: SimulationResult) -> dict[int, JobRecord]:
+    """The records by job id."""
+    return {record.job.job_id: record for record in result.records}
+
+
+def ends(result: SimulationResult) -> dict[int, float]:
+    """When each job ended."""
+    return {record.job.job_id: record.end_s for record in result.records}
