@@ -9,78 +9,49 @@ import yaml
 
 from muri.simulator.model import Outage
 
-_OUTAGE: Final = re.compile(r"(\d+):(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)(:drain)?")
+_OUTAGE: Final = re.compile(r"(\d+):(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)(:drain)?", re.ASCII)
+_RANGE: Final = re.compile(r"(\d+):(\d+)", re.ASCII)
 
 
-class NameList(click.ParamType):
-    """Names with commas between them."""
-
-    name = "NAME[,NAME…]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Split, refusing empty names and repeated ones."""
-        if isinstance(value, tuple):
-            return value
-        names = tuple(name.strip() for name in str(value).split(","))
-        if not all(names):
-            self.fail(f"{value!r} has an empty name; write for example srtf,muri-s", param, ctx)
-        repeated = sorted({name for name in names if names.count(name) > 1})
-        if repeated:
-            self.fail(f"{', '.join(repeated)} is given more than once", param, ctx)
-        return names
+def names(text: str) -> tuple[str, ...]:
+    """Names with commas between them; none may be empty or repeated."""
+    found = tuple(name.strip() for name in text.split(","))
+    if not all(found):
+        raise click.BadParameter(f"{text!r} has an empty name; write for example srtf,muri-s")
+    repeated = sorted({name for name in found if found.count(name) > 1})
+    if repeated:
+        raise click.BadParameter(f"{', '.join(repeated)} is given more than once")
+    return found
 
 
-class SeedList(click.ParamType):
-    """Whole numbers with commas between them."""
-
-    name = "SEED[,SEED…]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
-        """Split, refusing what is no whole number ≥ 0."""
-        if isinstance(value, tuple):
-            return value
-        words = [word.strip() for word in str(value).split(",")]
-        if not all(word.isascii() and word.isdigit() for word in words):
-            self.fail(f"{value!r} must be whole numbers ≥ 0, for example 0,1,2", param, ctx)
-        seeds = tuple(int(word) for word in words)
-        if len(set(seeds)) < len(seeds):
-            self.fail(f"{value!r} gives a seed more than once", param, ctx)
-        return seeds
+def seeds(text: str) -> tuple[int, ...]:
+    """Whole numbers ≥ 0 with commas between them, each once."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise click.BadParameter(f"{text!r} must be whole numbers ≥ 0, for example 0,1,2")
+    found = tuple(int(word) for word in words)
+    if len(set(found)) < len(found):
+        raise click.BadParameter(f"{text!r} gives a seed more than once")
+    return found
 
 
-class JobRange(click.ParamType):
+def job_range(text: str) -> tuple[int, int]:
     """FIRST:LAST, indices of jobs in the trace."""
-
-    name = "FIRST:LAST"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Refuse what is no ascending pair of indices."""
-        if isinstance(value, tuple):
-            return value
-        first, _, last = str(value).partition(":")
-        if not (first.isascii() and first.isdigit() and last.isascii() and last.isdigit()) or int(first) > int(last):
-            self.fail(f"{value!r} must be FIRST:LAST, two job indices with FIRST ≤ LAST, like 100:400", param, ctx)
-        return int(first), int(last)
+    match = _RANGE.fullmatch(text)
+    if not match or int(match[1]) > int(match[2]):
+        raise click.BadParameter(f"{text!r} must be FIRST:LAST, two job indices with FIRST ≤ LAST, like 100:400")
+    return int(match[1]), int(match[2])
 
 
-class OutageSpec(click.ParamType):
+def outage(text: str) -> Outage:
     """NODE:START:END[:drain], a node's index and seconds since the trace's start."""
-
-    name = "NODE:START:END[:drain]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Outage:
-        """Refuse what is no time of a node."""
-        if isinstance(value, Outage):
-            return value
-        match = _OUTAGE.fullmatch(str(value))
-        if not match or float(match[2]) >= float(match[3]):
-            self.fail(
-                f"{value!r} must be NODE:START:END or NODE:START:END:drain, with the node's index from 0 and "
-                "START < END in seconds, like 3:3600:7200",
-                param,
-                ctx,
-            )
-        return Outage(int(match[1]), float(match[2]), float(match[3]), drain=match[4] is not None)
+    match = _OUTAGE.fullmatch(text)
+    if not match or float(match[2]) >= float(match[3]):
+        raise click.BadParameter(
+            f"{text!r} must be NODE:START:END or NODE:START:END:drain, with the node's index from 0 and START < END in "
+            "seconds, like 3:3600:7200"
+        )
+    return Outage(int(match[1]), float(match[2]), float(match[3]), drain=match[4] is not None)
 
 
 def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -1,13 +1,14 @@
 """The command `muri simulate`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from muri.errors import UsageError
-from muri.simulator.arguments import JobRange, NameList, OutageSpec, SeedList
+from muri.simulator import arguments
 
 if TYPE_CHECKING:
     from muri.simulator.request import Request
@@ -20,7 +21,8 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("trace_files", metavar="TRACE...", nargs=-1, type=_FILE)
-@click.option("--policy", "policies", type=NameList(), default=(), help="Policies to compare; the first is the base.")
+@click.option("--policy", "policies", metavar="NAME[,NAME…]", type=arguments.names,
+              help="Policies to compare; the first is the base.")  # fmt: skip
 @click.option(
     "--nodes", metavar="N", type=click.IntRange(min=1), default=8, show_default=True, help="Nodes of the cluster."
 )
@@ -45,12 +47,14 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
               help="n_p: policies see stage times × U[1 − n_p, 1 + n_p].")  # fmt: skip
 @click.option("--unknown-durations", is_flag=True, help="Policies do not see how long jobs will run.")
 @click.option("--no-checkpoints", is_flag=True, help="Jobs can't go on after a stop; policies never stop them.")
-@click.option("--outage", "outages", type=OutageSpec(), metavar="NODE:START:END[:drain]", multiple=True,
+@click.option("--outage", "outages", type=arguments.outage, metavar="NODE:START:END[:drain]", multiple=True,
               help="A node is away, times in seconds; may be repeated.")  # fmt: skip
 @click.option("--option", "options", metavar="[POLICY:]KEY=VALUE", multiple=True,
               help="An option of all policies, or of one; may be repeated.")  # fmt: skip
-@click.option("--seed", "seeds", type=SeedList(), default=(0,), help="Seeds of the noise; several are averaged.")
-@click.option("--steady-state", type=JobRange(), help="Count only these jobs in the metrics, by index from 0.")
+@click.option("--seed", "seeds", metavar="SEED[,SEED…]", type=arguments.seeds, default="0", show_default=True,
+              help="Seeds of the noise; several are averaged.")  # fmt: skip
+@click.option("--steady-state", metavar="FIRST:LAST", type=arguments.job_range,
+              help="Count only these jobs in the metrics, by index from 0.")  # fmt: skip
 @click.option("--format", "trace_format", metavar="FORMAT", help="Format of the traces; guessed when left out.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out, and count them.")
 @click.option(
@@ -89,7 +93,7 @@ def simulate(**given: Any) -> None:
     """
     from muri.simulator.request import Request  # noqa: PLC0415
 
-    request = Request(**given)
+    request = Request(**{**given, "policies": given["policies"] or ()})
     _check(request)
     if request.out is not None:
         _make_folder(request.out)
@@ -148,7 +152,30 @@ def _run_sweep(request: "Request") -> None:
 
 
 def _run_experiment(request: "Request") -> None:
-    raise UsageError("experiments come next")
+    from muri.simulator.comparison import compare  # noqa: PLC0415
+    from muri.simulator.experiment import load_experiment  # noqa: PLC0415
+    from muri.simulator.report.experiment_page import markdown_page  # noqa: PLC0415
+    from muri.simulator.request import read_traces  # noqa: PLC0415
+    from muri.simulator.summary import document_of, summarise  # noqa: PLC0415
+    from muri.simulator.variants import find_traces, runs_of_experiment  # noqa: PLC0415
+
+    experiment = load_experiment(str(request.experiment))
+    found = find_traces(experiment, request.traces_folder, request.trace_files)
+    files = tuple(found.files.values())
+    read = read_traces(files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
+    traces = [replace(trace, name=name) for trace, name in zip(read, found.files, strict=True)]
+    summaries = summarise(_carry_out(request, runs_of_experiment(experiment, traces)))
+    cells = compare(experiment, summaries)
+    text = markdown_page(experiment, cells, found.missing)
+    if request.out is not None:
+        from muri.simulator.report.write import write_experiment  # noqa: PLC0415
+
+        write_experiment(experiment, cells, found.missing, summaries, request.out)
+    if request.as_json:
+        document = {"experiment": request.experiment, "cells": [cell.as_json() for cell in cells]}
+        click.echo(json.dumps({**document, **document_of(summaries)}, indent=1))
+    else:
+        click.echo(text)
 
 
 def _carry_out(request: "Request", runs: "tuple[Run, ...]") -> "tuple[Outcome, ...]":

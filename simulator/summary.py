@@ -24,7 +24,8 @@ class PolicySummary:
     @cached_property
     def figures(self) -> Mapping[str, Any]:
         """The metrics by name, each the mean over the seeds."""
-        return _mean([outcome.metrics.as_json() for outcome in self.outcomes])
+        means: Mapping[str, Any] = _mean([outcome.metrics.as_json() for outcome in self.outcomes])
+        return means
 
     def as_json(self) -> dict[str, Any]:
         """The figures; with several seeds also those of each one."""
