@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """A log-normal above a floor, cut off at a longest duration.
+    """Durations of one's own choice: a log-normal above a floor, cut off at a longest duration.
 
     Attributes:
         floor_s: Shortest duration.
@@ -40,11 +40,57 @@ class Durations:
         return min(self.floor_s + above_s, self.longest_s)
 
 
-PHILLY_SINGLE_GPU = Durations(floor_s=3600.0, median_s=10_700.0, sigma=2.2, longest_s=5_184_000.0)
-PHILLY_MULTI_GPU = Durations(floor_s=3600.0, median_s=68_000.0, sigma=1.9, longest_s=5_184_000.0)
-"""Fitted to the 33,192 Philly jobs of at least an hour (Jeon et al., ATC 2019). Theirs, with one GPU: 25 % ≤ 5,766 s,
-50 % ≤ 10,710 s, 75 % ≤ 31,648 s, 90 % ≤ 140,113 s, 99 % ≤ 1,845,602 s; with 8 GPUs: 15,295 s, 64,585 s, 217,894 s,
-537,494 s, 2,214,025 s; the longest takes 60 days."""
+@dataclass(frozen=True, slots=True)
+class LoggedDurations:
+    """Durations as a log has them: between two of its quantiles a Pareto distribution, the last one's going on.
+
+    Attributes:
+        quantiles_s: Shares of the jobs, ascending from 0, and the duration that they do not exceed.
+        longest_s: Nothing lasts longer.
+    """
+
+    quantiles_s: tuple[tuple[float, float], ...]
+    longest_s: float
+
+    def quantile_s(self, share: float) -> float:
+        """The duration that so large a share of the jobs does not exceed; 0 < share < 1."""
+        upper = min(bisect(self.quantiles_s, (share, math.inf)), len(self.quantiles_s) - 1)
+        (low_share, low_s), (high_share, high_s) = self.quantiles_s[upper - 1], self.quantiles_s[upper]
+        # the logarithm of a Pareto-distributed time is linear in that of the share of longer ones
+        part = math.log((1 - share) / (1 - low_share)) / math.log((1 - high_share) / (1 - low_share))
+        return min(low_s * (high_s / low_s) ** part, self.longest_s)
+
+
+PHILLY_LONGEST_S = 5_196_151.0
+PHILLY_SINGLE_GPU = LoggedDurations(
+    (
+        (0.0, 3_600.0),
+        (0.1, 4_334.0),
+        (0.25, 5_766.0),
+        (0.5, 10_710.0),
+        (0.75, 31_648.0),
+        (0.9, 140_113.0),
+        (0.95, 382_849.0),
+        (0.99, 1_845_602.0),
+        (0.999, 4_749_178.0),
+    ),
+    PHILLY_LONGEST_S,
+)
+PHILLY_MULTI_GPU = LoggedDurations(
+    (
+        (0.0, 3_600.0),
+        (0.1, 7_721.0),
+        (0.25, 16_976.0),
+        (0.5, 71_015.0),
+        (0.75, 200_818.0),
+        (0.9, 497_204.0),
+        (0.95, 838_069.0),
+        (0.99, 2_064_188.0),
+        (0.999, 4_628_239.0),
+    ),
+    PHILLY_LONGEST_S,
+)
+"""Quantiles of the 33,192 Philly jobs of at least an hour (Jeon et al., ATC 2019), with one GPU and with more."""
 
 PHILLY_GPU_MIX: Mapping[int, float] = MappingProxyType({1: 0.762, 2: 0.020, 4: 0.093, 8: 0.125})
 """Share of these jobs by GPU count."""

@@ -49,7 +49,7 @@ def _totals(overview: Overview, gpus: int | None) -> Table:
     return table
 
 
-def _shares(title: str, shares: Mapping[object, Share], overview: Overview) -> Table:
+def _shares(title: str, shares: Mapping[int, Share] | Mapping[str, Share], overview: Overview) -> Table:
     table = Table()
     table.add_column(title)
     for heading in ("Jobs", "of jobs", "of GPU time"):

@@ -145,7 +145,9 @@ def write_trace(trace: Trace, path: Path) -> None:
 def write_rows(trace: Trace, stream: TextIO) -> None:
     """Write a trace to an open stream; see `write_trace`."""
     columns = (*WRITTEN, *_extra_columns(trace))
-    writer = csv.writer(stream, lineterminator="\n")
+    # a carriage return ends a row for a reader, but the writer quotes only its own line end
+    has_return = any("\r" in job.user + job.key.model + job.key.gpu_type for job in trace.jobs)
+    writer = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL if has_return else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(map(_cells(job).__getitem__, columns) for job in trace.jobs)
 

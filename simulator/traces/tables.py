@@ -80,10 +80,14 @@ def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float
     Raises:
         RowError: It is none, or too small.
     """
+    if not text.strip():
+        raise RowError(column, "is empty; give a number")
     try:
-        value = float(text)
+        value = float(text) if _is_plain(text) else None
     except ValueError:
-        raise RowError(column, f"{text!r} is not a number" if text.strip() else "is empty; give a number") from None
+        value = None
+    if value is None:
+        raise RowError(column, f"{text!r} is not a number")
     if not math.isfinite(value):
         raise RowError(column, f"{text.strip()} is not a finite number")
     if more_than is not None and value <= more_than:
@@ -96,7 +100,7 @@ def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float
 def to_count(column: str, text: str, *, at_least: int = 0) -> int:
     """A whole number out of a cell; see `to_number`."""
     try:
-        value = int(text)
+        value = int(text if _is_plain(text) else "")
     except ValueError:
         number = to_number(column, text, at_least=-math.inf)
         if number != math.floor(number):
@@ -106,6 +110,11 @@ def to_count(column: str, text: str, *, at_least: int = 0) -> int:
         bound = f"at least {at_least}" if value < at_least else f"at most {MAX_COUNT}"
         raise RowError(column, f"{text.strip()} must be {bound}")
     return value
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it has nothing that only Python takes for part of a number, as in 1_000."""
+    return text.isascii() and "_" not in text
 
 
 def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> dict[str, int]:
@@ -126,7 +135,9 @@ def read_header(name: str, header: Sequence[str], required: Iterable[str]) -> di
     doubled = sorted({column for column in columns if column and columns.count(column) > 1})
     if doubled:
         raise TraceError(f"{name}:1: the column {one_of(doubled)} appears twice")
-    missing = [_with_nearest(column, columns) for column in required if column not in columns]
+    wanted = tuple(required)
+    spare = [column for column in columns if column not in wanted]
+    missing = [_with_nearest(column, spare) for column in wanted if column not in columns]
     if missing:
         raise TraceError(
             f"{name}:1: missing {'column' if len(missing) == 1 else 'columns'} {one_of(missing)}\n"
