@@ -58,7 +58,7 @@ class LoggedDurations:
         (low_share, low_s), (high_share, high_s) = self.quantiles_s[upper - 1], self.quantiles_s[upper]
         # the logarithm of a Pareto-distributed time is linear in that of the share of longer ones
         part = math.log((1 - share) / (1 - low_share)) / math.log((1 - high_share) / (1 - low_share))
-        return min(low_s * (high_s / low_s) ** part, self.longest_s)
+        return min(low_s * math.pow(high_s / low_s, part), self.longest_s)
 
 
 PHILLY_LONGEST_S = 5_196_151.0
