@@ -1,5 +1,6 @@
 """The same sweep on a Slurm cluster: one job array, by submitit."""
 
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from muri.simulator.sweep import Outcome, Run, SweepError, Watch, run_one
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}
 """As submitit names them; minutes for `time`, for which its own default is five."""
+
+_TIME: Final = re.compile(r"[\d:-]*:[\d:-]*")
 
 _POLL_S: Final = 1.0
 _QUEUE_EVERY_S: Final = 15.0
@@ -54,9 +57,15 @@ def _parameters(words: Iterable[str]) -> dict[str, Any]:
         if not (key and equals and text):
             raise UsageError(f"--slurm-option {word!r} must be KEY=VALUE, like partition=cpu")
         # Slurm's own spelling is welcome; a time like 1:30:00 must stay a text.
-        value = yaml.safe_load(text) if ":" not in text else text
-        parameters[key.removeprefix("--").replace("-", "_")] = value
+        parameters[key.removeprefix("--").replace("-", "_")] = text if _TIME.fullmatch(text) else _parsed(word, text)
     return parameters
+
+
+def _parsed(word: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--slurm-option {word!r}: {text!r} is no value: {' '.join(str(error).split())}") from error
 
 
 def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list[Any]:
@@ -70,7 +79,7 @@ def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list
         executor.update_parameters(**parameters)
     except RuntimeError as error:
         raise UsageError("--executor slurm: there is no Slurm here; leave the option out to run locally") from error
-    except ValueError as error:  # lists the valid ones
+    except (ValueError, TypeError, AttributeError) as error:  # the first lists the valid ones
         raise UsageError(f"--slurm-option: {error}") from error
     try:
         return list(executor.map_array(_answer, runs))

@@ -22,6 +22,7 @@ Watch = Callable[[int, float], None]
 
 _POLL_S: Final = 0.2
 _REPORT_EVERY_S: Final = 0.1
+_END_WITHIN_S: Final = 10.0
 
 
 class SweepError(MuriError):
@@ -139,8 +140,11 @@ def _cleared_away(pool: ProcessPoolExecutor) -> Iterator[None]:
         yield
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in set(multiprocessing.active_children()) - before:
+        children = set(multiprocessing.active_children()) - before
+        for child in children:
             child.terminate()
+        for child in children:
+            child.join(_END_WITHIN_S)
         raise
     pool.shutdown()
 
