@@ -8,7 +8,7 @@ import numpy as np
 from muri.simulator.model import Cluster
 from muri.simulator.reference.antman_nodes import Seats
 from muri.simulator.reference.constants import SAME_TIME_S
-from muri.simulator.reference.events import Event, first_completion, first_of
+from muri.simulator.reference.events import Event, first_completion
 from muri.simulator.reference.ledger import Ledger
 
 _TOO_MANY = 1 << 30
@@ -53,10 +53,14 @@ class AntMan:
                 open_gpus = min(open_gpus, wanted)
             if started:
                 running.append(job)
-        ledger.run_only(running)
+        ledger.run_only(running, [self._seats.node(job) for job in running])
         for job in running:
             if table.opportunistic[job]:
                 ledger.period_s[job] = self._iteration_s(job)
+
+    def gpus_held(self) -> int:
+        """GPUs that are given out, also to jobs that still wait for the rest of theirs."""
+        return self._seats.gpus_held()
 
     def first_end(self) -> Event:
         """The next completion."""

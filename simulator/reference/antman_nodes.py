@@ -86,6 +86,14 @@ class Seats:
         """The guaranteed jobs on an opportunistic job's GPUs, those among them that still wait for GPUs too."""
         return {self.guaranteed[gpu] for gpu in self.held[job]} - {_FREE}
 
+    def node(self, job: int) -> int:
+        """The first node that a job has GPUs of."""
+        return min(self.held[job]) // self.cluster.gpus_per_node
+
+    def gpus_held(self) -> int:
+        """GPUs that anybody has."""
+        return len({gpu for held in self.held.values() for gpu in held})
+
     def _hold_rest(self, job: int, wanted: int) -> int:
         """GPUs of one node: all if any node has them, else as many as the fullest choice offers."""
         node = self.home.get(job, -1)

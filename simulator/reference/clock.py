@@ -8,8 +8,8 @@ from muri.simulator.model import SimulationError
 from muri.simulator.reference.events import Discipline, Event, arrivals, together
 from muri.simulator.reference.ledger import Ledger
 
-Observer = Callable[[Ledger, float], None]
-"""Called after each plan with the ledger and the time of the next event."""
+Observer = Callable[[float], None]
+"""Called before each event but the first with its time, while nothing has changed yet."""
 
 
 def run_clock(ledger: Ledger, discipline: Discipline, observe: Observer) -> list[float]:
@@ -18,7 +18,7 @@ def run_clock(ledger: Ledger, discipline: Discipline, observe: Observer) -> list
     Args:
         ledger: Of jobs none of which has arrived.
         discipline: Decides who runs.
-        observe: Sees the state between events.
+        observe: Looks at the state between events.
 
     Returns:
         Wall-clock seconds of each plan.
@@ -35,7 +35,7 @@ def run_clock(ledger: Ledger, discipline: Discipline, observe: Observer) -> list
         if math.isinf(now_s):
             raise _stuck(ledger)
         if decision_s:
-            observe(ledger, now_s)
+            observe(now_s)
         if ended:
             discipline.ended(ended)
             ledger.leave(ended, now_s)

@@ -31,6 +31,7 @@ class Ledger:
         shared_s: Of the seconds received, those in a group.
         group: Rows of the company, itself included, of each job that shares GPUs.
         shares: Who is in a group.
+        node: First node of those who run.
     """
 
     table: JobTable
@@ -48,6 +49,7 @@ class Ledger:
     regroups: Indices
     shared_s: Floats
     shares: Flags
+    node: Indices
     group: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _ran_before: Flags = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
@@ -72,6 +74,7 @@ class Ledger:
             regroups=np.zeros(count, dtype=np.intp),
             shared_s=zeros[2],
             shares=np.zeros(count, dtype=np.bool_),
+            node=np.zeros(count, dtype=np.intp),
         )
 
     @property
@@ -110,8 +113,15 @@ class Ledger:
         self.received_s[on] = self.received_s[on] + now_s - self.now_s
         self.shared_s[on[self.shares[on]]] += now_s - self.now_s
 
-    def run_only(self, jobs: Sequence[int]) -> None:
-        """From now on these run, and nobody else."""
+    def run_only(self, jobs: Sequence[int], nodes: Sequence[int] | None = None) -> None:
+        """From now on these run, and nobody else.
+
+        Args:
+            jobs: Rows.
+            nodes: First node of each; None where placement doesn't count.
+        """
+        if nodes is not None:
+            self.node[jobs] = nodes
         self._ran_before = self.running
         self.running = np.zeros(len(self.running), dtype=np.bool_)
         self.running[jobs] = True
@@ -119,6 +129,13 @@ class Ledger:
         self.starts[started] += 1
         first = started[np.isnan(self.start_s[started])]
         self.start_s[first] = self.now_s
+
+    def gpus_held(self) -> int:
+        """GPUs that are given out, those of a group once."""
+        on = self.on()
+        alone = on[~self.shares[on]]
+        groups = {id(group): job for job, group in self.group.items() if self.running[job]}
+        return int(self.table.gpus[alone].sum() + self.table.gpus[list(groups.values())].sum())
 
     def share(self, group: dict[int, tuple[int, ...]]) -> None:
         """From now on these share GPUs, and nobody else; called after `run_only`."""

@@ -4,6 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,8 +41,18 @@ class MuriOptions:
     max_group_size: int = MAX_GROUP_SIZE
 
 
-@dataclass(slots=True)
-class _Unit:
+_REMEMBERED = 1 << 12
+"""Queues of a bucket whose pairs are remembered; most events leave most buckets as they were."""
+
+
+class Unit(NamedTuple):
+    """Jobs that share GPUs, or one alone.
+
+    Attributes:
+        jobs: Rows.
+        kinds: Their kinds, ascending.
+    """
+
     jobs: Group
     kinds: Kinds
 
@@ -81,6 +93,7 @@ class Muri:
         for gpus in np.unique(table.gpus):
             self._figures.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
         self._pairing = Pairing(self._figures.efficiency, options.max_group_size)
+        self._mates = lru_cache(maxsize=_REMEMBERED)(self._new_mates)
 
     def arrived(self, jobs: Sequence[int]) -> None:
         """Nothing to note."""
@@ -97,12 +110,14 @@ class Muri:
         ledger.queue = ledger.queue[np.argsort(self._key[ledger.queue], kind="stable")]
         selected, leaders = select(ledger, self._cluster, self._options.max_group_size)
         room = _Room(sum(gpus * len(jobs) for gpus, jobs in selected.items()), self._cluster.gpu_count)
-        if self._options.blossom:
-            groups = self._matched(selected, room)
-        else:
-            groups = self._neighbours(selected, leaders, room)
+        matched = self._options.blossom
+        groups = self._matched(selected, room) if matched else self._neighbours(selected, leaders, room)
         ledger.queue = ledger.queue[np.argsort(-table.gpus[ledger.queue], kind="stable")]
-        self._start(place(ledger, self._cluster, groups))
+        start(ledger, place(ledger, self._cluster, groups), self._figures)
+
+    def gpus_held(self) -> int:
+        """GPUs that are given out, those of a group once."""
+        return self._ledger.gpus_held()
 
     def first_end(self) -> Event:
         """The next completion."""
@@ -112,17 +127,15 @@ class Muri:
         """Only arrivals and completions count."""
         return math.inf
 
-    def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Group]:
+    def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Unit]:
         """Rounds of matching, until all units fit; pairs are merged bucket by bucket, only while they don't."""
-        buckets = {gpus: [_Unit((job,), (self._kind[job],)) for job in jobs] for gpus, jobs in selected.items()}
+        buckets = {gpus: [Unit((job,), (self._kind[job],)) for job in jobs] for gpus, jobs in selected.items()}
         for _ in range(self._options.max_group_size):
-            buckets = {
-                gpus: self._round(units, gpus, room) if room.short else units for gpus, units in buckets.items()
-            }
-        return [unit.jobs for units in buckets.values() for unit in units]
+            buckets = {gpus: self._round(units, gpus, room) if room.short else units for gpus, units in buckets.items()}
+        return [unit for units in buckets.values() for unit in units]
 
-    def _round(self, units: list[_Unit], gpus: int, room: _Room) -> list[_Unit]:
-        mate = self._mates(units)
+    def _round(self, units: list[Unit], gpus: int, room: _Room) -> list[Unit]:
+        mate = self._mates(tuple(unit.kinds for unit in units))
         after = []
         for place_, unit in enumerate(units):
             other = mate.get(place_, place_)
@@ -131,22 +144,22 @@ class Muri:
             elif other < place_ and room.short:
                 room.wanted -= gpus
                 first = units[other]
-                after.append(_Unit(first.jobs + unit.jobs, merged(first.kinds, unit.kinds)))
+                after.append(Unit(first.jobs + unit.jobs, merged(first.kinds, unit.kinds)))
             elif other < place_:
                 after += [units[other], unit]
         return after
 
-    def _mates(self, units: Sequence[_Unit]) -> dict[int, int]:
+    def _new_mates(self, units: tuple[Kinds, ...]) -> dict[int, int]:
         """Who is paired with whom, by place in the queue.
 
         The matching decides only on kinds. Every later step of the simulator's own search starts from the most
         urgent units again, so the lightest pairs, which it finds last, end up with them.
         """
-        counts = Counter(unit.kinds for unit in units if len(unit.kinds) < self._options.max_group_size)
+        counts = Counter(kinds for kinds in units if len(kinds) < self._options.max_group_size)
         places: dict[Kinds, list[int]] = {kinds: [] for kinds in counts}
         for index in range(len(units) - 1, -1, -1):
-            if units[index].kinds in places:
-                places[units[index].kinds].append(index)
+            if units[index] in places:
+                places[units[index]].append(index)
         mate = {}
         for one, other, count in self._pairing.match(tuple(sorted(counts.items()))):
             for _ in range(count):
@@ -154,9 +167,7 @@ class Muri:
                 mate[first], mate[second] = second, first
         return mate
 
-    def _neighbours(
-        self, selected: Mapping[int, Sequence[int]], leaders: Mapping[int, int], room: _Room
-    ) -> list[Group]:
+    def _neighbours(self, selected: Mapping[int, Sequence[int]], leaders: Mapping[int, int], room: _Room) -> list[Unit]:
         """As many jobs of the queue in a row as a group takes, only while not all units fit."""
         size = self._options.max_group_size
         groups = []
@@ -168,25 +179,12 @@ class Muri:
                         group.append(job)
                         room.wanted -= gpus
                     else:
-                        groups.append((job,))
-                groups.append(tuple(group))
+                        groups.append(self._unit((job,)))
+                groups.append(self._unit(tuple(group)))
         return groups
 
-    def _start(self, groups: Sequence[Group]) -> None:
-        """Let the placed groups run, each member at one iteration per period."""
-        ledger, table = self._ledger, self._ledger.table
-        overhead_s = table.overhead_s.tolist()
-        shared = [group for group in groups if len(group) > 1]
-        members = [job for group in groups for job in group]
-        ledger.period_s[members] = table.iteration_s[members]
-        ledger.overhead_s[members] = [sum(overhead_s[job] for job in group) for group in groups for _ in group]
-        sharing = [job for group in shared for job in group]
-        periods = [self._figures.period_s(tuple(sorted(self._kind[job] for job in group))) for group in shared]
-        ledger.period_s[sharing] = [
-            period for group, period in zip(shared, periods, strict=True) for _ in group
-        ]
-        ledger.run_only(members)
-        ledger.share({job: group for group in shared for job in group})
+    def _unit(self, jobs: Group) -> Unit:
+        return Unit(jobs, tuple(sorted(self._kind[job] for job in jobs)))
 
 
 def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[int]], dict[int, int]]:
@@ -205,7 +203,9 @@ def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[
             leaders[wanted] = leaders.get(wanted, 0) + 1
         if nodes.full:
             break
-    selected = {wanted: _first(ledger.queue[gpus == wanted], leaders[wanted] * size) for wanted in seen if wanted in leaders}
+    selected = {
+        wanted: _first(ledger.queue[gpus == wanted], leaders[wanted] * size) for wanted in seen if wanted in leaders
+    }
     return selected, leaders
 
 
@@ -214,12 +214,29 @@ def _first(jobs: Indices, count: int) -> list[int]:
     return first
 
 
-def place(ledger: Ledger, cluster: Cluster, groups: Sequence[Group]) -> list[Group]:
-    """The groups that find GPUs, in the order of the queue, which is by GPU count."""
+def place(ledger: Ledger, cluster: Cluster, units: Sequence[Unit]) -> list[tuple[Unit, int]]:
+    """The groups that find GPUs, with their first node, in the order of the queue, which is by GPU count."""
     place_of = np.empty(len(ledger.table), dtype=np.intp)
     place_of[ledger.queue] = np.arange(len(ledger.queue))
     rank = place_of.tolist()
     nodes = FreeNodes.of(cluster)
     gpus = ledger.table.gpus.tolist()
-    ordered = sorted(groups, key=lambda group: min(rank[job] for job in group))
-    return [group for group in ordered if nodes.take(gpus[group[0]]) >= 0]
+    ordered = sorted(units, key=lambda unit: min([rank[job] for job in unit.jobs]))
+    placed = [(unit, nodes.take(gpus[unit.jobs[0]])) for unit in ordered]
+    return [(unit, node) for unit, node in placed if node >= 0]
+
+
+def start(ledger: Ledger, placed: Sequence[tuple[Unit, int]], figures: GroupFigures) -> None:
+    """Let placed groups run and nobody else, each member at one iteration per period."""
+    table = ledger.table
+    shared = [unit for unit, _ in placed if len(unit.jobs) > 1]
+    members = [job for unit, _ in placed for job in unit.jobs]
+    sharing = [job for unit in shared for job in unit.jobs]
+    size = np.array([len(unit.jobs) for unit, _ in placed], dtype=np.intp)
+    own_s = table.overhead_s[members]
+    # An event costs every member the overheads of the whole group.
+    ledger.overhead_s[members] = np.repeat(np.add.reduceat(own_s, np.cumsum(size) - size), size) if members else own_s
+    ledger.period_s[members] = table.iteration_s[members]
+    ledger.period_s[sharing] = [figures.period_s(unit.kinds) for unit in shared for _ in unit.jobs]
+    ledger.run_only(members, [node for unit, node in placed for _ in unit.jobs])
+    ledger.share({job: unit.jobs for unit in shared for job in unit.jobs})

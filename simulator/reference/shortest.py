@@ -40,7 +40,12 @@ class Shortest:
         if self._by_service:
             key = key * ledger.table.gpus[ledger.queue]
         ledger.queue = ledger.queue[np.argsort(key, kind="stable")]
-        ledger.run_only(take_in_order(ledger, FreeNodes.of(self._cluster)))
+        taken = take_in_order(ledger, FreeNodes.of(self._cluster))
+        ledger.run_only([job for job, _ in taken], [node for _, node in taken])
+
+    def gpus_held(self) -> int:
+        """GPUs that are given out."""
+        return self._ledger.gpus_held()
 
     def first_end(self) -> Event:
         """The next completion."""
@@ -51,13 +56,14 @@ class Shortest:
         return math.inf
 
 
-def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[int]:
-    """The jobs of the queue that find GPUs, the first in the queue first."""
+def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[tuple[int, int]]:
+    """The jobs of the queue that find GPUs, with their first node; the first in the queue first."""
     taken = []
     gpus = ledger.table.gpus[ledger.queue].tolist()
     for job, wanted in zip(ledger.queue.tolist(), gpus, strict=True):
-        if nodes.take(wanted) >= 0:
-            taken.append(job)
+        node = nodes.take(wanted)
+        if node >= 0:
+            taken.append((job, node))
         elif nodes.full:
             break
     return taken

@@ -52,6 +52,10 @@ class Tiresias:
         for queue in self._queues:
             queue.sort(key=lambda job: not running[job])
 
+    def gpus_held(self) -> int:
+        """GPUs that are given out."""
+        return self._ledger.gpus_held()
+
     def first_end(self) -> Event:
         """The next completion; only those at exactly the same time are one event."""
         ledger, on = self._ledger, self._ledger.on()
