@@ -36,10 +36,10 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def job_range(text: str) -> tuple[int, int]:
-    """FIRST:LAST, indices of jobs in the trace."""
+    """FIRST:LAST, indices of jobs in the trace; the last one no longer counts."""
     match = _RANGE.fullmatch(text)
-    if not match or int(match[1]) > int(match[2]):
-        raise click.BadParameter(f"{text!r} must be FIRST:LAST, two job indices with FIRST ≤ LAST, like 100:400")
+    if not match or int(match[1]) >= int(match[2]):
+        raise click.BadParameter(f"{text!r} must be FIRST:LAST, job indices with FIRST < LAST, like 100:400")
     return int(match[1]), int(match[2])
 
 

@@ -54,7 +54,7 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 @click.option("--seed", "seeds", metavar="SEED[,SEED…]", type=arguments.seeds, default="0", show_default=True,
               help="Seeds of the noise; several are averaged.")  # fmt: skip
 @click.option("--steady-state", metavar="FIRST:LAST", type=arguments.job_range,
-              help="Count only these jobs in the metrics, by index from 0.")  # fmt: skip
+              help="Count only the jobs from FIRST up to, not including, LAST; 0 is the first.")  # fmt: skip
 @click.option("--format", "trace_format", metavar="FORMAT", help="Format of the traces; guessed when left out.")
 @click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out, and count them.")
 @click.option(

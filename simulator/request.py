@@ -10,6 +10,7 @@ from muri.errors import UsageError
 from muri.policies.registry import get_policy
 from muri.simulator.arguments import options_for, parse_options
 from muri.simulator.model import Cluster, Outage, Settings, Trace
+from muri.simulator.reference.run import check_reference
 from muri.simulator.sweep import Run
 from muri.simulator.traces.read import read_trace
 
@@ -112,6 +113,8 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
     for name, chosen in options.items():
         if model == "default":
             get_policy(name, chosen)
+        else:
+            check_reference(name, chosen)
 
 
 def _check_targets(request: Request) -> None:
@@ -130,10 +133,10 @@ def _check_outages(request: Request) -> None:
 
 def _check_steady_state(traces: Sequence[Trace], last: int | None) -> None:
     for trace in traces:
-        if last is not None and last >= len(trace.jobs):
+        if last is not None and last > len(trace.jobs):
             raise UsageError(
-                f"--steady-state ends with job {last}, but the {len(trace.jobs)} jobs of {trace.name} are "
-                f"0 to {len(trace.jobs) - 1}"
+                f"--steady-state ends before job {last}, but {trace.name} has {len(trace.jobs)} jobs; "
+                f"the last valid is {len(trace.jobs)}"
             )
 
 

@@ -41,7 +41,7 @@ class Run:
         settings: How, seed included.
         options: Options of the policy.
         first: Index of the first job that the metrics count (steady state); None: from the first job.
-        last: Index of the last one; None: to the last job.
+        last: Index behind the last one; None: to the last job.
         with_spans: Whether the timeline of the groups is wanted.
     """
 

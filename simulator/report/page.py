@@ -58,7 +58,7 @@ def _circumstances(summary: TraceSummary) -> str:
     if seeds > 1:
         words.append(f"the table is the mean of {seeds} seeds, the plots show the first")
     if run.first is not None:
-        words.append(f"figures are of jobs {run.first} to {run.last}, the plots of all")
+        words.append(f"figures are of jobs {run.first} to {(run.last or 0) - 1}, the plots of all")
     if summary.skipped_rows:
         words.append(f"{summary.skipped_rows} bad rows were left out")
     return "; ".join(words) + "."
