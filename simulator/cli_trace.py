@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 if TYPE_CHECKING:
+    from muri.profiler.records import StageProfile
     from muri.simulator.model import Trace
     from muri.simulator.traces.read import TraceReading
 
@@ -22,6 +23,7 @@ class ReadOptions(NamedTuple):
     format: str | None
     skip_bad_rows: bool
     seed: int
+    profiles: Path | None
 
 
 class Weights(click.ParamType[dict[str, float]]):
@@ -47,11 +49,20 @@ def _read_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of reading, handed over as one `options`."""
 
     @wraps(command)
-    def with_options(*, format_name: str | None, skip_bad_rows: bool, profile_seed: int, **others: object) -> None:
-        command(options=ReadOptions(format_name, skip_bad_rows, profile_seed), **others)
+    def with_options(
+        *, format_name: str | None, skip_bad_rows: bool, profile_seed: int, profiles: Path | None, **others: object
+    ) -> None:
+        command(options=ReadOptions(format_name, skip_bad_rows, profile_seed, profiles), **others)
 
     decorated: Callable[..., None] = with_options
     for decorate in (
+        click.option(
+            "--profiles",
+            metavar="JSON",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="For traces without stage times: assign these, from `muri profile export`.  "
+            "[default: the Muri paper's models]",
+        ),
         click.option(
             "--profile-seed",
             type=click.IntRange(0),
@@ -125,6 +136,7 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
       muri trace import --from philly cluster_job_log -o philly.csv
       muri trace import --from helios cluster_log.csv --skip-bad-rows -o venus.csv
       muri trace import --from pai folder-with-both-tables -o pai.csv
+      muri trace import --from sacct last-month.txt --profiles profiles.json
     """
     reading = _read(file, options)
     _write(reading.trace, output)
@@ -221,7 +233,25 @@ def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
 def _read(file: Path, options: ReadOptions) -> "TraceReading":
     from muri.simulator.traces.read import read_with_notes  # noqa: PLC0415 -- `muri --help` stays fast
 
-    return read_with_notes(file, options.format, skip_bad_rows=options.skip_bad_rows, seed=options.seed)
+    return read_with_notes(
+        file,
+        options.format,
+        skip_bad_rows=options.skip_bad_rows,
+        seed=options.seed,
+        profiles=None if options.profiles is None else _exported_profiles(options.profiles),
+    )
+
+
+def _exported_profiles(path: Path) -> "tuple[StageProfile, ...]":
+    from muri.profiler.exchange import from_json  # noqa: PLC0415
+    from muri.simulator.traces.problems import TraceError  # noqa: PLC0415
+
+    try:
+        return from_json(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text (byte {error.start})") from error
 
 
 def _write(made: "Trace", output: Path | None) -> None:

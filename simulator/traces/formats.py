@@ -94,6 +94,7 @@ class LoggedJob:
         rerun_key: What reruns of one experiment have in common, as far as the log knows.
         cpu_count: CPUs asked for, None when not logged.
         mem_gib: Host memory asked for, None when not logged.
+        job_name: Its name, empty when not logged.
     """
 
     job_id: str
@@ -104,6 +105,7 @@ class LoggedJob:
     rerun_key: str
     cpu_count: float | None = None
     mem_gib: float | None = None
+    job_name: str = ""
 
 
 Found = Iterator[tuple[int, TraceJob]]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from muri.simulator.model import TraceJob
+from muri.simulator.traces.assignment import Assignment
 from muri.simulator.traces.formats import LoggedJob
 from muri.simulator.traces.problems import RowError
-from muri.simulator.traces.profiles import assigned_profile
 from muri.simulator.traces.tables import MAX_COUNT
 
 NOT_ENDED = "had not ended"
@@ -18,7 +18,7 @@ UNKNOWN_TIMES = frozenset({"", "None", "Unknown", "N/A", "nan", "NaN", "null"})
 """How logs write that something has not happened."""
 
 
-def to_trace_jobs(logged: Sequence[LoggedJob], seed: int) -> list[TraceJob]:
+def to_trace_jobs(logged: Sequence[LoggedJob], assignment: Assignment) -> list[TraceJob]:
     """Give each job of a log a profile and a number.
 
     Ids that are numbers stay; otherwise jobs are numbered from 0 by submit time, ties in the log's order.
@@ -26,7 +26,7 @@ def to_trace_jobs(logged: Sequence[LoggedJob], seed: int) -> list[TraceJob]:
 
     Args:
         logged: The jobs, ids unique.
-        seed: For the assignment of profiles.
+        assignment: Gives them profiles.
 
     Returns:
         The jobs by submit time, then id.
@@ -35,7 +35,8 @@ def to_trace_jobs(logged: Sequence[LoggedJob], seed: int) -> list[TraceJob]:
     ordered = sorted(logged, key=lambda job: (job.submit_s, int(job.job_id) if keep_ids else 0))
     first_s = ordered[0].submit_s if ordered else 0.0
     return [
-        _trace_job(job, int(job.job_id) if keep_ids else number, first_s, seed) for number, job in enumerate(ordered)
+        _trace_job(job, int(job.job_id) if keep_ids else number, first_s, assignment)
+        for number, job in enumerate(ordered)
     ]
 
 
@@ -43,8 +44,8 @@ def _is_number(job_id: str) -> bool:
     return job_id.isascii() and job_id.isdigit() and int(job_id) <= MAX_COUNT and str(int(job_id)) == job_id
 
 
-def _trace_job(job: LoggedJob, number: int, first_s: float, seed: int) -> TraceJob:
-    profile = assigned_profile(seed, job.rerun_key, job.gpu_count)
+def _trace_job(job: LoggedJob, number: int, first_s: float, assignment: Assignment) -> TraceJob:
+    profile = assignment.profile(job.rerun_key, job.gpu_count, job.job_name)
     return TraceJob(
         job_id=number,
         submit_s=job.submit_s - first_s,

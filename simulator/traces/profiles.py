@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
 from importlib.resources import files
 from typing import Any
 
@@ -29,13 +28,14 @@ _MS = 1000.0
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """One iteration's stage times and length, seconds."""
+    """One iteration's stage times and length, seconds, and the GPU memory that it takes; 0: unknown."""
 
     load_s: float
     preprocess_s: float
     propagate_s: float
     synchronize_s: float
     iteration_s: float
+    gpu_mem_gib: float = 0.0
 
     @property
     def bottleneck(self) -> str:
@@ -51,17 +51,19 @@ class Model:
     Attributes:
         name: Its name.
         batch_size: Samples per iteration and GPU.
-        stages: By GPU count, ascending.
+        stages: By GPU count, ascending; at least one.
+        gpu_type: GRES type of the GPUs that they were measured on.
     """
 
     name: str
     batch_size: int
     stages: tuple[tuple[int, Stages], ...]
+    gpu_type: str = "gpu"
 
     def profile(self, gpu_count: int) -> StageProfile:
-        """Profile with so many GPUs: the figures of the largest measured count that is no larger."""
+        """Profile with so many GPUs: the figures of the largest measured count that is no larger, else the smallest."""
         fitting = [stages for count, stages in self.stages if count <= gpu_count]
-        return self._profile(fitting[-1], gpu_count)
+        return self._profile(fitting[-1] if fitting else self.stages[0][1], gpu_count)
 
     def profile_bound_by(self, resource: str, gpu_count: int) -> StageProfile | None:
         """Profile with this bottleneck: the figures of the nearest GPU count that has it; None if none has."""
@@ -71,12 +73,13 @@ class Model:
 
     def _profile(self, stages: Stages, gpu_count: int) -> StageProfile:
         return StageProfile(
-            key=ProfileKey(self.name, self.batch_size, gpu_count, "gpu"),
+            key=ProfileKey(self.name, self.batch_size, gpu_count, self.gpu_type),
             load_s=stages.load_s,
             preprocess_s=stages.preprocess_s,
             propagate_s=stages.propagate_s,
             synchronize_s=stages.synchronize_s,
             iteration_s=stages.iteration_s,
+            gpu_mem_gib=stages.gpu_mem_gib,
             source="import",
         )
 
@@ -113,26 +116,6 @@ def synergy_models() -> dict[str, Model]:
         name: Model(name, int(entry["batch_size"]), ((1, _synergy(entry)),))
         for name, entry in sorted(_table()["synergy"].items())
     }
-
-
-@cache
-def assigned_profile(seed: int, key: str, gpu_count: int) -> StageProfile:
-    """The profile of a job of which nothing but its size is known.
-
-    Each of the measured models is as likely as the others. The choice depends on the seed and the key only, so jobs
-    with the same key (reruns of one experiment) train the same model, and no job's model depends on the other rows.
-
-    Args:
-        seed: Another seed is another assignment.
-        key: What reruns have in common.
-        gpu_count: GPUs of the job.
-
-    Returns:
-        The profile.
-    """
-    digest = blake2b(f"{seed}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
-    models = measured_models()
-    return models[int.from_bytes(digest, "big") % len(models)].profile(gpu_count)
 
 
 @cache

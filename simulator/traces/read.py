@@ -1,12 +1,14 @@
 """Reading a trace of any known format."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces import helios, muri_paper, pai, philly, sacct, schema, synergy
+from muri.simulator.traces.assignment import Assignment, assignment_of
 from muri.simulator.traces.formats import Format, Reading
 from muri.simulator.traces.logs import to_trace_jobs
 from muri.simulator.traces.problems import BadRows, RowError, TraceError, one_of
@@ -44,6 +46,7 @@ def read_trace(
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
+    profiles: Sequence[StageProfile] | None = None,
 ) -> Trace:
     """Read a trace.
 
@@ -52,6 +55,7 @@ def read_trace(
         format: One of `FORMATS`; None: guessed from the content.
         skip_bad_rows: Whether rows that are no job are left out and counted; otherwise they are an error.
         seed: For the assignment of stage profiles to jobs whose trace has no stage times.
+        profiles: What is assigned; None: the profiles of the Muri paper's eight models.
 
     Returns:
         The trace, its jobs by submit time, then id.
@@ -59,7 +63,7 @@ def read_trace(
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
-    return read_with_notes(path, format, skip_bad_rows=skip_bad_rows, seed=seed).trace
+    return read_with_notes(path, format, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
 
 
 def read_with_notes(
@@ -68,13 +72,15 @@ def read_with_notes(
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
+    profiles: Sequence[StageProfile] | None = None,
 ) -> TraceReading:
     """Like `read_trace`, and tells which format it was and what was left out."""
     wanted = None if format is None else find_format(format)
+    assignment = assignment_of(profiles, seed)
     with open_source(_file_of(path)) as source:
         chosen = _checked(source, wanted)
         reading = Reading(source, BadRows(skip_bad_rows))
-        jobs = _jobs(chosen, reading, seed)
+        jobs = _jobs(chosen, reading, assignment)
         reading.bad_rows.finish(source.name, len(jobs))
     if not jobs:
         raise TraceError(f"{source.name}: no jobs to simulate{_reasons(reading.left_out)}")
@@ -91,10 +97,10 @@ def _file_of(path: Path) -> Path:
     return path / pai.TASK_FILE
 
 
-def _jobs(chosen: Format, reading: Reading, seed: int) -> list[TraceJob]:
+def _jobs(chosen: Format, reading: Reading, assignment: Assignment) -> list[TraceJob]:
     if chosen.read_log is not None:
         logged = _unique(reading, chosen.read_log(reading), lambda job: job.job_id)
-        return to_trace_jobs(list(logged), seed)
+        return to_trace_jobs(list(logged), assignment)
     if chosen.read is None:
         raise TypeError(f"the format {chosen.name} has no reader")
     found = _unique(reading, chosen.read(reading), lambda job: job.job_id)

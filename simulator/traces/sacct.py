@@ -68,7 +68,7 @@ def _job(row: Row) -> LoggedJob:
     cpu_count = to_number(column, resources["cpu"]) if "cpu" in resources else None
     user, name = row.text("User"), row.text("JobName")
     mem_gib = _mem_gib(column, resources)
-    return LoggedJob(job_id, submit_s, gpu_count, run_s, user, f"{user}\0{name}", cpu_count, mem_gib)
+    return LoggedJob(job_id, submit_s, gpu_count, run_s, user, f"{user}\0{name}", cpu_count, mem_gib, name)
 
 
 FORMAT = Format(

@@ -10,6 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from muri.cli import cli, run_command
+from muri.profiler.exchange import to_json
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.generator import Recipe, generate
 from muri.simulator.traces.read import FORMATS, read_trace
 from muri.simulator.traces.sacct import COMMAND
@@ -97,6 +99,20 @@ def test_another_profile_seed_is_another_assignment(tmp_path: Path) -> None:
         assert run_command(cli, ["trace", "import", str(path), "--profile-seed", seed, "-o", str(output)]) == 0
         models.append([job.key.model for job in read_trace(output).jobs])
     assert models[0] == models[1] != models[2]
+
+
+def test_import_assigns_a_sites_exported_profiles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = StageProfile(ProfileKey("unet", 32, 1, "a100"), 0.1, 0.2, 0.3, 0.4, 0.5)
+    exported, log, output = tmp_path / "profiles.json", tmp_path / "h.csv", tmp_path / "out.csv"
+    exported.write_text(to_json([own]), encoding="utf-8")
+    log.write_text("".join(HELIOS.splitlines(keepends=True)[:2]), encoding="utf-8")
+    command = ["trace", "import", str(log), "-o", str(output), "--profiles"]
+    assert run_command(cli, [*command, str(exported)]) == 0
+    (job,) = read_trace(output).jobs
+    assert (job.key, job.iterations) == (own.key, 7200)
+    assert run_command(cli, [*command, str(log)]) == 2
+    assert f"{log}: line 1, column 1: not JSON" in capsys.readouterr().err
+    assert run_command(cli, [*command, str(tmp_path / "none.json")]) == 2
 
 
 def test_check_says_good_or_what_is_wrong(

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import TraceJob
+from muri.simulator.traces.assignment import assignment_of
 from muri.simulator.traces.json_stream import elements
 from muri.simulator.traces.problems import TraceError
-from muri.simulator.traces.profiles import assigned_profile, measured_models
+from muri.simulator.traces.profiles import measured_models
 from muri.simulator.traces.read import read_trace, read_with_notes
 from muri.simulator.traces.sacct import COLUMNS as SACCT_COLUMNS
 from muri.simulator.traces.sacct import COMMAND
@@ -286,13 +288,39 @@ def test_synergy_names_a_model_that_it_does_not_know(tmp_path: Path) -> None:
 
 
 def test_a_logs_jobs_get_all_models_about_equally_often_and_reruns_the_same() -> None:
-    drawn = [assigned_profile(0, f"job{number}", 1).key.model for number in range(4000)]
+    first, second = assignment_of(None, 0), assignment_of(None, 1)
+    drawn = [first.profile(f"job{number}", 1).key.model for number in range(4000)]
     expected = len(drawn) / len(measured_models())
     assert {model.name for model in measured_models()} == set(drawn)
     assert all(abs(drawn.count(name) - expected) < 5 * expected**0.5 for name in set(drawn))
-    assert assigned_profile(3, "again", 2) == assigned_profile(3, "again", 2)
-    other_seed = [assigned_profile(1, f"job{number}", 1).key.model for number in range(4000)]
-    assert drawn != other_seed
+    assert drawn == [assignment_of(None, 0).profile(f"job{number}", 1).key.model for number in range(4000)]
+    assert drawn != [second.profile(f"job{number}", 1).key.model for number in range(4000)]
+
+
+def own_profile(model: str, gpu_count: int, iteration_s: float) -> StageProfile:
+    return StageProfile(ProfileKey(model, 32, gpu_count, "a100"), 0.1, 0.2, 0.3, 0.4, iteration_s, gpu_mem_gib=7.0)
+
+
+def test_a_site_assigns_its_own_profiles_and_a_jobs_name_may_be_its_model(tmp_path: Path) -> None:
+    own = [own_profile("unet", 1, 1.0), own_profile("unet", 8, 2.0), own_profile("bert", 4, 4.0)]
+    tres = "cpu=8,gres/gpu={},mem=64G,node=1"
+    names = ["unet", "bert", "other", "unet"]
+    gpu_counts = [1, 2, 1, 16]
+    rows = [
+        f"{number}|a|COMPLETED|{number}|800||{tres.format(gpu_count)}|{name}"
+        for number, (name, gpu_count) in enumerate(zip(names, gpu_counts, strict=True))
+    ]
+    jobs = read_trace(write(tmp_path, "s.txt", sacct_output(*rows)), profiles=own).jobs
+    assert [jobs[0].key.model, jobs[1].key.model, jobs[3].key.model] == ["unet", "bert", "unet"]
+    # bert was measured with four GPUs only; unet with eight at most
+    assert [(job.key.gpu_count, job.iterations) for job in jobs if job.job_id != 2] == [(1, 800), (2, 200), (16, 400)]
+    assert jobs[2].key.model in {"unet", "bert"}
+    assert {(job.key.gpu_type, job.key.batch_size, job.profile.gpu_mem_gib) for job in jobs} == {("a100", 32, 7.0)}
+
+
+def test_no_profiles_at_all_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="there are no profiles to assign"):
+        read_trace(write(tmp_path, "h.csv", HELIOS_HEADER), profiles=[])
 
 
 def test_a_jobs_profile_does_not_depend_on_the_other_rows(tmp_path: Path) -> None:
