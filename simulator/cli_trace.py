@@ -1,7 +1,6 @@
 """The commands `muri trace …`."""
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from pathlib import Path
@@ -258,17 +257,17 @@ def _write(made: "Trace", output: Path | None) -> None:
     from muri.simulator.traces.schema import write_rows, write_trace  # noqa: PLC0415
 
     if output is None:
-        write_rows(made, sys.stdout)
+        write_rows(made, click.get_text_stream("stdout", encoding="utf-8"))
     else:
         write_trace(made, output)
 
 
 def _report(reading: "TraceReading", done: str, *, err: bool = True) -> None:
     """One line on what was read, and one for each kind of row that was not."""
-    count = len(reading.trace.jobs)
-    click.echo(f"{done}: {count} {'job' if count == 1 else 'jobs'} (format {reading.format})", err=err)
-    if reading.trace.skipped_rows:
-        click.echo(f"skipped: {reading.trace.skipped_rows} bad rows", err=err)
+    jobs, skipped = len(reading.trace.jobs), reading.trace.skipped_rows
+    click.echo(f"{done}: {jobs} {'job' if jobs == 1 else 'jobs'} (format {reading.format})", err=err)
+    if skipped:
+        click.echo(f"skipped: {skipped} bad {'row' if skipped == 1 else 'rows'}", err=err)
     _report_left_out(reading, err=err)
 
 

@@ -7,7 +7,7 @@ from muri.simulator.model import TraceJob
 from muri.simulator.traces.assignment import Assignment
 from muri.simulator.traces.formats import LoggedJob
 from muri.simulator.traces.problems import RowError
-from muri.simulator.traces.tables import MAX_COUNT
+from muri.simulator.traces.tables import MAX_COUNT, to_number
 
 NOT_ENDED = "had not ended"
 NEVER_RAN = "never ran"
@@ -41,7 +41,8 @@ def to_trace_jobs(logged: Sequence[LoggedJob], assignment: Assignment) -> list[T
 
 
 def _is_number(job_id: str) -> bool:
-    return job_id.isascii() and job_id.isdigit() and int(job_id) <= MAX_COUNT and str(int(job_id)) == job_id
+    digits = job_id.isascii() and job_id.isdigit() and len(job_id) <= len(str(MAX_COUNT))
+    return digits and int(job_id) <= MAX_COUNT and str(int(job_id)) == job_id
 
 
 def _trace_job(job: LoggedJob, number: int, first_s: float, assignment: Assignment) -> TraceJob:
@@ -77,8 +78,8 @@ def to_time(column: str, text: str) -> float | None:
     text = text.strip()
     if text in UNKNOWN_TIMES:
         return None
-    if text.isdigit():
-        return float(text)
+    if text.isascii() and text.isdigit():
+        return to_number(column, text)
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import TextIOWrapper
 from itertools import chain
 from pathlib import Path
 from typing import TextIO
@@ -60,7 +61,7 @@ def open_source(path: Path) -> Iterator[Source]:
     name = "standard input" if path == Path("-") else str(path)
     try:
         if path == Path("-"):
-            yield _source(path, name, sys.stdin)
+            yield _source(path, name, _standard_input())
         else:
             # utf-8-sig: spreadsheets put a byte-order mark before the first column's name
             with path.open(encoding="utf-8-sig", newline="") as stream:
@@ -69,6 +70,12 @@ def open_source(path: Path) -> Iterator[Source]:
         raise TraceError(f"cannot read {name}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise TraceError(f"{name}: not UTF-8 text ({error.reason}); unpack it first if it is compressed") from error
+
+
+def _standard_input() -> TextIO:
+    if isinstance(sys.stdin, TextIOWrapper):  # a trace is UTF-8 whatever the user's locale
+        sys.stdin.reconfigure(encoding="utf-8-sig", newline="")
+    return sys.stdin
 
 
 def _source(path: Path, name: str, stream: TextIO) -> Source:

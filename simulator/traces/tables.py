@@ -10,6 +10,9 @@ from muri.simulator.traces.problems import RowError, TraceError, one_of
 MAX_COUNT = 2**53
 """Whole numbers above it are not exact as floats; no count in a trace is near it."""
 
+MAX_NUMBER = 1e15
+"""Thirty million years: a larger number is a mistake, and times of such sizes could no longer be told apart."""
+
 
 class Row:
     """One row of a table, by column name; an absent optional column reads as an empty cell."""
@@ -90,6 +93,8 @@ def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float
         raise RowError(column, f"{text!r} is not a number")
     if not math.isfinite(value):
         raise RowError(column, f"{text.strip()} is not a finite number")
+    if value > MAX_NUMBER:
+        raise RowError(column, f"{text.strip()} must be at most {MAX_NUMBER:g}")
     if more_than is not None and value <= more_than:
         raise RowError(column, f"{text.strip()} must be more than {more_than:g}")
     if more_than is None and value < at_least:

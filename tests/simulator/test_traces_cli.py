@@ -76,17 +76,29 @@ def test_import_counts_what_it_leaves_out(helios_path: Path, capsys: pytest.Capt
     command = ["trace", "import", "--from", "helios", str(helios_path), "-o", str(output), "--skip-bad-rows"]
     assert run_command(cli, command) == 0
     said = capsys.readouterr().err.splitlines()
-    assert said == ["imported: 1 job (format helios)", "skipped: 1 bad rows", "left out: 1 that had no GPUs"]
+    assert said == ["imported: 1 job (format helios)", "skipped: 1 bad row", "left out: 1 that had no GPUs"]
     assert [job.job_id for job in read_trace(output).jobs] == [1]
 
 
-def test_import_reads_and_writes_pipes(helios_path: Path) -> None:
+def test_import_reads_and_writes_pipes_in_utf_8() -> None:
     command = [sys.executable, "-c", MURI, "trace", "import", "--from", "helios", "--skip-bad-rows", "-"]
-    finished = subprocess.run(command, input=HELIOS, capture_output=True, text=True, check=True)
-    header, row = finished.stdout.splitlines()
+    text = HELIOS.replace("ann", "änn").encode()
+    environment = {"PYTHONIOENCODING": "latin-1"}  # what a locale other than UTF-8 amounts to
+    finished = subprocess.run(command, input=text, env=environment, capture_output=True, check=True)
+    header, row = finished.stdout.decode("utf-8").splitlines()
     assert header.startswith("job_id,user,submit_s,gpu_count,iterations,model")
-    assert row.startswith("1,ann,0,1,")
-    assert "Traceback" not in finished.stderr
+    assert row.startswith("1,änn,0,1,")
+
+
+def test_a_reader_that_goes_away_causes_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", MURI, "trace", "generate", "--jobs", "20000", "--gpus", "8"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        said = process.stderr.read()
+    assert b"Traceback" not in said
 
 
 def test_another_profile_seed_is_another_assignment(tmp_path: Path) -> None:

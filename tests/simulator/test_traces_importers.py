@@ -258,6 +258,7 @@ def test_sacct_reads_local_times_as_well(tmp_path: Path) -> None:
     ("row", "said"),
     [
         ("1_4|a|COMPLETED|5|9|gres/gpu=1|gres/gpu=1|x", "column JobIDRaw: '1_4' is not a number"),
+        ("1|a|COMPLETED|²|9|gres/gpu=1|gres/gpu=1|x", "column Submit: '²' is no time"),
         ("1|a|COMPLETED|Unknown|9|gres/gpu=1|gres/gpu=1|x", "column Submit: is empty"),
         ("1|a|COMPLETED|5|00:09|gres/gpu=1|gres/gpu=1|x", "column ElapsedRaw: '00:09' is not a number"),
         ("1|a|COMPLETED|5|9||gres/gpu|x", "column AllocTRES: 'gres/gpu' is not of the form"),

@@ -151,6 +151,8 @@ def test_a_spreadsheets_byte_order_mark_and_blank_lines_do_no_harm(written: Writ
         ("1,0,2,100,gpt2,0,0.1,0.1,0.2,0.1", "iteration_s", "0 must be more than 0"),
         ("1,0,2,100,,0.5,0.1,0.1,0.2,0.1", "model", "is empty"),
         (",0,2,100,gpt2,0.5,0.1,0.1,0.2,0.1", "job_id", "is empty"),
+        ("1,1e16,2,100,gpt2,0.5,0.1,0.1,0.2,0.1", "submit_s", "1e16 must be at most 1e+15"),
+        ("1,0,1_0,100,gpt2,0.5,0.1,0.1,0.2,0.1", "gpu_count", "'1_0' is not a number"),
         ("1e99,0,2,100,gpt2,0.5,0.1,0.1,0.2,0.1", "job_id", "must be at most"),
     ],
 )
