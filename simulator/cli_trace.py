@@ -257,7 +257,8 @@ def _write(made: "Trace", output: Path | None) -> None:
     from muri.simulator.traces.schema import write_rows, write_trace  # noqa: PLC0415
 
     if output is None:
-        write_rows(made, click.get_text_stream("stdout", encoding="utf-8"))
+        with click.open_file("-", "w", encoding="utf-8") as stream:
+            write_rows(made, stream)
     else:
         write_trace(made, output)
 
