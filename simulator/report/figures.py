@@ -145,14 +145,14 @@ def _dots(policy: PolicySummary, index: int, points: Sequence[series.JobPoint], 
 
 def _timeline_plot(index: int, policy: PolicySummary) -> Plot:
     result = _first(policy)
-    bars, total = series.timeline(result)
+    bars, left_out = series.timeline(result)
     size_s, unit = time_unit(max(bar.span.end_s for bar in bars))
     sizes = sorted({len(bar.span.members) for bar in bars})
     figure = go.Figure([_bars(size, [bar for bar in bars if len(bar.span.members) == size], size_s) for size in sizes])
     _layout(figure, f"time ({unit})", "GPU", height_px=min(900, 260 + 6 * result.cluster.gpu_count))
     figure.update_layout(barmode="overlay", bargap=0)
     figure.update_yaxes(range=[result.cluster.gpu_count, 0])
-    shown = f" The {len(bars):,} largest of {total:,} stays are drawn." if total > len(bars) else ""
+    shown = f" {left_out:,} small stays are not drawn." if left_out else ""
     caption = f"Who holds which GPUs when; the colour says how many jobs share them.{shown}"
     return Plot(f"timeline-{index}", f"Groups over time: {policy.label}", caption, figure)
 

@@ -96,7 +96,7 @@ def _draw_utilization(policies: Sequence[PolicySummary], path: Path) -> None:
 
 def _draw_timeline(policy: PolicySummary, path: Path) -> None:
     result = policy.outcomes[0].result
-    bars, total = series.timeline(result)
+    bars, left_out = series.timeline(result)
     size_s, unit = time_unit(max(bar.span.end_s for bar in bars))
     figure = Figure(figsize=(_SIZE_INCHES[0], 5.2), layout="constrained")
     axes = _axes(figure, f"time ({unit})", "GPU")
@@ -113,6 +113,6 @@ def _draw_timeline(policy: PolicySummary, path: Path) -> None:
     words = ("alone", "2 jobs", "3 jobs", "4 jobs")
     handles = [Patch(color=shade, label=word) for shade, word in zip(GROUP_COLOURS, words, strict=True)]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
-    drawn = f" (the {len(bars):,} largest of {total:,} stays)" if total > len(bars) else ""
-    axes.set_title(policy.label + drawn, fontsize=10)
+    shown = f" ({left_out:,} small stays are not drawn)" if left_out else ""
+    axes.set_title(policy.label + shown, fontsize=10)
     _save(figure, path)

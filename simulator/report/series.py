@@ -40,11 +40,12 @@ class JobPoint:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A group's stay on its GPUs.
+    """A group's stay on GPUs that lie side by side; a stay may need several.
 
     Attributes:
-        lane: Index of its first GPU over the whole cluster.
-        height: GPUs held.
+        span: The stay.
+        lane: Index of the first GPU over the whole cluster.
+        height: How many.
     """
 
     span: GroupSpan
@@ -95,36 +96,49 @@ def job_speedups(base: SimulationResult, other: SimulationResult) -> tuple[JobPo
 
 
 def timeline(result: SimulationResult) -> tuple[tuple[Bar, ...], int]:
-    """Bars of the groups that held most GPU-seconds, by start; and how many groups there were in all."""
-    lanes = _lanes(result)
-    largest = heapq.nlargest(MAX_SPANS, lanes, key=lambda bar: (_gpu_s(bar.span), -bar.lane))
-    bars = sorted(largest, key=lambda bar: (bar.span.start_s, bar.lane))
-    return tuple(bars), len(lanes)
+    """Bars of the stays that held most GPU-seconds, by start; and how many stays are left out."""
+    order = sorted(result.spans, key=lambda span: (span.start_s, -span.gpu_count, span.node, span.members))
+    drawn = set(heapq.nlargest(MAX_SPANS, range(len(order)), key=lambda index: (_gpu_s(order[index]), -index)))
+    free_from_s = [0.0] * result.cluster.gpu_count
+    bars: list[Bar] = []
+    for index, span in enumerate(order):
+        lanes = _lanes(free_from_s, span, result.cluster.gpus_per_node)
+        for lane in lanes:
+            free_from_s[lane] = span.end_s
+        if index in drawn:
+            bars.extend(Bar(span, run[0], len(run)) for run in _runs(lanes))
+    return tuple(bars), len(order) - len(drawn)
 
 
 def _gpu_s(span: GroupSpan) -> float:
     return (span.end_s - span.start_s) * span.gpu_count
 
 
-def _lanes(result: SimulationResult) -> list[Bar]:
-    """Stack the groups of each node. Which GPU of its node a group holds is not told, and makes no difference."""
-    per_node = result.cluster.gpus_per_node
-    free_from_s = [0.0] * result.cluster.gpu_count
-    bars = []
-    for span in sorted(result.spans, key=lambda span: (span.start_s, -span.gpu_count, span.node, span.members)):
-        first = span.node * per_node
-        end = max(first + per_node, first + span.gpu_count)
-        lane = _place(free_from_s, range(first, max(first + 1, end - span.gpu_count + 1)), span)
-        free_from_s[lane : lane + span.gpu_count] = [span.end_s] * len(free_from_s[lane : lane + span.gpu_count])
-        bars.append(Bar(span, lane, span.gpu_count))
-    return bars
+def _lanes(free_from_s: Sequence[float], span: GroupSpan, per_node: int) -> list[int]:
+    """GPUs for a stay. Which ones of its node it holds is not told, nor which nodes follow the first; any will do."""
+    first, count = span.node * per_node, len(free_from_s)
+    within = per_node if span.gpu_count <= per_node else count
+    lanes = [(first + offset) % count for offset in range(within)]
+    side_by_side = _first_run([lane for lane in lanes if free_from_s[lane] <= span.start_s], span.gpu_count)
+    if side_by_side:
+        return side_by_side
+    return sorted(sorted(lanes, key=lambda lane: max(free_from_s[lane], span.start_s))[: span.gpu_count])
 
 
-def _place(free_from_s: Sequence[float], lanes: range, span: GroupSpan) -> int:
-    """The first lane that is free for the whole group; where a node is split up, the one that is free first."""
-    waits = {lane: max(free_from_s[lane : lane + span.gpu_count], default=0.0) for lane in lanes}
-    free = [lane for lane, until_s in waits.items() if until_s <= span.start_s]
-    return free[0] if free else min(waits, key=lambda lane: waits[lane])
+def _first_run(lanes: Sequence[int], length: int) -> list[int]:
+    """The first so many lanes that lie side by side; none: empty."""
+    return next((list(run[:length]) for run in _runs(lanes) if len(run) >= length), [])
+
+
+def _runs(lanes: Sequence[int]) -> list[list[int]]:
+    """Lanes cut where the next one is not the neighbour."""
+    runs: list[list[int]] = []
+    for lane in lanes:
+        if runs and lane == runs[-1][-1] + 1:
+            runs[-1].append(lane)
+        else:
+            runs.append([lane])
+    return runs
 
 
 def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
