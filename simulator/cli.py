@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from muri.simulator.request import Request
     from muri.simulator.sweep import Outcome, Run
 
+_WITH_EXPERIMENT: Final = {
+    "trace_files", "traces_folder", "trace_format", "skip_bad_rows", "jobs", "executor", "slurm_options", "experiment",
+    "out", "as_json",
+}  # fmt: skip
 _AMOUNT: Final = click.FloatRange(min=0)
 _FILE: Final = click.Path(path_type=Path)
 _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
@@ -109,8 +113,7 @@ def _check(request: "Request") -> None:
     if request.slurm_options and request.executor != "slurm":
         raise UsageError("--slurm-option is for --executor slurm")
     if request.experiment is not None:
-        if request.policies or request.options:
-            raise UsageError("--experiment names its own policies and options; leave out --policy and --option")
+        _check_left_to_the_experiment()
         return
     if request.traces_folder is not None:
         raise UsageError("--traces is for --experiment; name the trace files themselves")
@@ -118,6 +121,19 @@ def _check(request: "Request") -> None:
         raise UsageError("no trace; name a file, or --experiment NAME with --traces DIR")
     if not request.policies:
         raise UsageError(f"no policy; say --policy with some of: {', '.join(policy_names())}")
+
+
+def _check_left_to_the_experiment() -> None:
+    """Refuse options that an experiment's file says itself, rather than ignore them."""
+    context = click.get_current_context()
+    given = [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in _WITH_EXPERIMENT
+        and context.get_parameter_source(str(parameter.name)) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(f"--experiment names its own policies, cluster and settings; leave out {', '.join(given)}")
 
 
 def _make_folder(folder: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from string import digits
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -120,7 +121,8 @@ class Experiment(_Strict):
 
 def experiment_names() -> tuple[str, ...]:
     """The experiments that come with the simulator."""
-    return tuple(sorted(_name(item) for item in _folder().iterdir() if item.name.endswith(_SUFFIX)))
+    names = (_name(item) for item in _folder().iterdir() if item.name.endswith(_SUFFIX))
+    return tuple(sorted(names, key=lambda name: (name.rstrip(digits), int("0" + name[len(name.rstrip(digits)) :]))))
 
 
 def load_experiment(name: str) -> Experiment:
