@@ -33,6 +33,7 @@ class JobTable:
         resource_s: Array (n, 3): seconds per iteration of load with preprocess, of propagate and of synchronize.
         kind: Index into `shapes`.
         shapes: The distinct profiles; load holds load and preprocess together.
+        planned: What policies take them for: the same, unless profiles are noisy.
     """
 
     jobs: tuple[TraceJob, ...]
@@ -46,14 +47,22 @@ class JobTable:
     resource_s: Floats
     kind: Indices
     shapes: tuple[Shape, ...]
+    planned: tuple[Shape, ...]
 
     def __len__(self) -> int:
         """How many jobs there are."""
         return len(self.jobs)
 
 
-def job_table(trace: Trace) -> JobTable:
-    """Lay out a trace as arrays."""
+def job_table(trace: Trace, noise: float = 0.0, seed: int = 0) -> JobTable:
+    """Lay out a trace as arrays.
+
+    Args:
+        trace: The jobs.
+        noise: n_p: for planning, every stage of every distinct profile gets a factor from U[1 − n_p, 1 + n_p]
+            (Muri, section 6.4); a model is profiled once, so all of its jobs share the error.
+        seed: For the noise.
+    """
     jobs = tuple(sorted(trace.jobs, key=lambda job: job.submit_s))
     shapes = [_shape(job.profile) for job in jobs]
     distinct = tuple(sorted(set(shapes)))
@@ -75,6 +84,9 @@ def job_table(trace: Trace) -> JobTable:
         resource_s=resource_s,
         kind=np.array([place[shape] for shape in shapes], dtype=np.intp),
         shapes=distinct,
+        planned=distinct
+        if noise <= 0
+        else tuple(_noisy(shape, noise, seed, index) for index, shape in enumerate(distinct)),
     )
 
 
@@ -91,3 +103,10 @@ def _shape(profile: StageProfile) -> Shape:
     loaded = _ms(profile.load_s + profile.preprocess_s) / 1000
     stages = (loaded, 0.0, _ms(profile.propagate_s) / 1000, _ms(profile.synchronize_s) / 1000)
     return Shape(stages, _ms(profile.iteration_s) / 1000, 0.0, profile.key.model)
+
+
+def _noisy(shape: Shape, noise: float, seed: int, index: int) -> Shape:
+    factors = np.random.default_rng((seed, index)).uniform(1.0 - noise, 1.0 + noise, len(shape.stage_s)).tolist()
+    stages = tuple(stage_s * factor for stage_s, factor in zip(shape.stage_s, factors, strict=True))
+    stretch = sum(stages) / (sum(shape.stage_s) or 1.0)
+    return Shape(stages, shape.iteration_s * stretch, 0.0, shape.model) if stretch > 0 else shape

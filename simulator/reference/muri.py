@@ -90,9 +90,12 @@ class Muri:
         self._key = table.listed_s * table.gpus if options.durations_known else np.zeros(len(table))
         multipliers = MULTIPLIERS if options.blossom else MULTIPLIERS_NO_BLOSSOM
         self._figures = GroupFigures(table.shapes, options.ordering, multipliers)
+        planned = GroupFigures(table.planned, options.ordering, multipliers)
+        if table.planned == table.shapes:
+            self._figures = planned
         for gpus in np.unique(table.gpus):
-            self._figures.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
-        self._pairing = Pairing(self._figures.efficiency, options.max_group_size)
+            planned.compute_all(np.unique(table.kind[table.gpus == gpus]).tolist(), options.max_group_size)
+        self._pairing = Pairing(planned.efficiency, options.max_group_size)
         self._mates = lru_cache(maxsize=_REMEMBERED)(self._new_mates)
 
     def arrived(self, jobs: Sequence[int]) -> None:

@@ -13,6 +13,7 @@ from muri.simulator.reference.antman import AntMan
 from muri.simulator.reference.clock import run_clock
 from muri.simulator.reference.events import Discipline
 from muri.simulator.reference.film import Film
+from muri.simulator.reference.jct import MuriJct
 from muri.simulator.reference.jobs import job_table
 from muri.simulator.reference.ledger import Ledger
 from muri.simulator.reference.muri import Muri, MuriOptions
@@ -35,8 +36,10 @@ _EXCLUSIVE: Final[Mapping[str, Callable[[Ledger, Cluster], Discipline]]] = {
     "antman": AntMan,
 }
 
-REFERENCE_POLICIES: Final = (*_EXCLUSIVE, *_MURI)
-"""The policies that the public simulator has, and the paper's variants of them."""
+_JCT: Final = "muri-jct"
+
+REFERENCE_POLICIES: Final = (*_EXCLUSIVE, *_MURI, _JCT)
+"""The policies that the public simulator has, the paper's variants of them, and muri-jct for comparison."""
 
 
 def simulate_reference(
@@ -72,7 +75,7 @@ def simulate_reference(
     _check_settings(settings)
     _check_trace(trace, cluster)
     begin_s = perf_counter()
-    ledger = Ledger.of(job_table(trace))
+    ledger = Ledger.of(job_table(trace, settings.profile_noise, settings.seed))
     discipline = _discipline(policy, ledger, cluster, settings, options or {})
     film = Film(ledger, cluster, discipline, progress, with_spans=with_spans)
     decision_s = run_clock(ledger, discipline, film.look)
@@ -139,6 +142,9 @@ def _discipline(
 ) -> Discipline:
     if policy in _EXCLUSIVE:
         return _EXCLUSIVE[policy](ledger, cluster)
+    if policy == _JCT:
+        size = options.get("max_group_size", MAX_GROUP_SIZE)
+        return MuriJct(ledger, cluster, durations_known=settings.durations_known, max_group_size=size)
     return Muri(ledger, cluster, MuriOptions(**_MURI[policy], **options))
 
 
