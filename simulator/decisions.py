@@ -68,6 +68,12 @@ def _present(wanted: _Start, world: World) -> Unit | None:
 
 
 def _members(start: _Start, plan: Plan, world: World) -> list[LiveJob]:
+    node = world.nodes.first_without(start.gpus)
+    if node is not None:
+        raise SimulationError(
+            f"policy {plan.policy} gives more GPUs of node {node} than are free to job {start.members[0]}; "
+            "a plan must not give out GPUs twice, nor on nodes that are not in its request"
+        )
     members = []
     for job_id in start.members:
         live = world.jobs.get(job_id)

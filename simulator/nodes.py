@@ -41,6 +41,14 @@ class Nodes:
         """Which nodes these GPUs are on."""
         return tuple(self._index[share.node] for share in gpus)
 
+    def first_without(self, gpus: Iterable[NodeShare]) -> str | None:
+        """Name of the first node on which these GPUs are not free; None when they all are."""
+        for share in gpus:
+            index = self._index.get(share.node)
+            if index is None or not self.is_available(index) or self.free[index] < share.gpu_count:
+                return share.node
+        return None
+
     def hold(self, gpus: Iterable[NodeShare]) -> None:
         """Give GPUs to a unit."""
         for share in gpus:

@@ -14,6 +14,7 @@ from muri.simulator import checks
 from muri.simulator.engine import Engine
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.pace import Speeds, pace_of
+from muri.simulator.reference.run import simulate_reference
 from muri.simulator.waiting import WaitingJobs, view_of
 from muri.simulator.world import World
 
@@ -34,7 +35,8 @@ def simulate(
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`.
+        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.reference.run.REFERENCE_POLICIES`
+            under the reference model.
         cluster: Where they run.
         settings: How to simulate.
         options: Policy options by name that the user chose. Unlike on a cluster, `max_wait_s` is infinite unless
@@ -47,6 +49,8 @@ def simulate(
         muri.policies.registry.UnknownPolicyError: Lists the policies there are.
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
+    if settings.model == "reference":
+        return simulate_reference(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
     _check_settings(settings, cluster)
     _check_trace(trace, cluster)
     begin_s = time.perf_counter()
