@@ -246,6 +246,21 @@ def test_sacct_output_becomes_a_trace(tmp_path: Path) -> None:
     assert reading.left_out == {"had not ended": 2, "had no GPUs": 1, "never ran": 1, "are steps, not jobs": 1}
 
 
+def test_the_output_of_a_real_sacct_is_read() -> None:
+    """What the documented command printed on Slurm 26.05 with slurmdbd: an array, a pipe in a name, jobs under way."""
+    reading = read_with_notes(Path(__file__).parent / "fixtures" / "sacct-26.05.txt")
+    jobs = reading.trace.jobs
+    assert [(job.job_id, job.gpu_count, job.cpu_count, ran(job)) for job in jobs] == [
+        (1, 1, 2.0, 2.0),
+        (2, 2, 1.0, 2.0),
+        (3, 1, 1.0, 1.0),
+        (6, 1, 1.0, 1.0),
+    ]
+    assert jobs[0].mem_gib == 200 / 1024
+    assert jobs[2].key == jobs[3].key  # two tasks of one array train the same model
+    assert reading.left_out == {"had no GPUs": 1, "had not ended": 2}
+
+
 def test_sacct_reads_local_times_as_well(tmp_path: Path) -> None:
     tres = "cpu=8,gres/gpu=1,mem=64G,node=1"
     text = sacct_output(
