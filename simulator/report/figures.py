@@ -14,7 +14,7 @@ from muri.simulator.report.style import GROUP_COLOURS, colour, time_unit
 from muri.simulator.summary import PolicySummary, TraceSummary
 
 _LEGEND: Final = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
-_DECADES: Final = {"type": "log", "dtick": 1, "exponentformat": "power"}
+_DECADES: Final = {"type": "log", "exponentformat": "power"}
 _WORDS: Final = {"storage": "Storage", "cpu": "CPU", "gpu": "GPU", "network": "Network"}
 
 

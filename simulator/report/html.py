@@ -30,7 +30,9 @@ class Cell:
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     """A table that scrolls on a narrow screen; the first cell of each row is its heading."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    rows = list(rows)
+    words = [cell.word for cell in rows[0]] if rows else [False] * len(header)
+    head = "".join(map(_heading, header, words))
     body = "".join(f"<tr>{_row(cells)}</tr>\n" for cells in rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>'
 
@@ -58,6 +60,11 @@ def plot_script() -> tuple[str, str]:
     from plotly.offline import get_plotlyjs  # noqa: PLC0415
 
     return get_plotlyjs(), _asset("page.js")
+
+
+def _heading(name: str, word: bool) -> str:
+    kind = ' class="word"' if word else ""
+    return f'<th scope="col"{kind}>{escape(name)}</th>'
 
 
 def _row(cells: Sequence[Cell]) -> str:
