@@ -58,6 +58,8 @@ def _text(entry: dict[str, Any], key: str) -> str:
     value = entry.get(key)
     if not isinstance(value, str) or not value:
         raise RowError(key, "is missing" if value is None else f"{value!r} is not a text")
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise RowError(key, f"{value!r} holds half of a character, which no file can hold")
     return value
 
 

@@ -2,7 +2,7 @@
 
 import csv
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
@@ -142,7 +142,7 @@ def write_trace(trace: Trace, path: Path) -> None:
         raise TraceError(f"cannot write {path}: {error.strerror}") from error
 
 
-def write_rows(trace: Trace, stream: TextIO) -> None:
+def write_rows(trace: Trace, stream: IO[str]) -> None:
     """Write a trace to an open stream; see `write_trace`."""
     columns = (*WRITTEN, *_extra_columns(trace))
     # a carriage return ends a row for a reader, but the writer quotes only its own line end

@@ -101,6 +101,22 @@ def test_philly_names_the_line_and_key_of_a_bad_job(tmp_path: Path) -> None:
     assert f"{path}:5: a job in {{ … }} is expected" in text
 
 
+def test_philly_refuses_what_could_not_be_written_again(tmp_path: Path) -> None:
+    day = "2017-10-07"
+    job = philly_job(1, f"{day} 01:00:00", attempt(f"{day} 01:00:00", f"{day} 02:00:00", 1)) | {"user": "\ud800"}
+    with pytest.raises(TraceError, match=r"column user: .* holds half of a character"):
+        read_trace(write(tmp_path, "log.json", json.dumps([job])))
+
+
+def test_pai_says_where_its_job_table_is_wrong(tmp_path: Path) -> None:
+    pai_tables(tmp_path, PAI_TASKS, PAI_JOBS.replace("100.0,900.0", "soon,900.0") + "short,row\n")
+    with pytest.raises(TraceError) as caught:
+        read_trace(tmp_path)
+    jobs_path = tmp_path / "pai_job_table.csv"
+    assert f"{jobs_path}:1: column start_time: 'soon' is not a number" in str(caught.value)
+    assert f"{jobs_path}:5: 2 cells, but the header has 6" in str(caught.value)
+
+
 def test_equal_ids_are_found_in_a_log_of_a_single_line(tmp_path: Path) -> None:
     day = "2017-10-07"
     job = philly_job(1, f"{day} 01:00:00", attempt(f"{day} 01:00:00", f"{day} 02:00:00", 1))
@@ -128,6 +144,8 @@ def test_a_json_array_comes_in_pieces_of_any_size(size: int) -> None:
         ('[{"a": 1}\n{"b": 2}]', "t:2: not valid JSON: '{' where , or ] belongs"),
         ('[{"a": 1},', "t:1: not valid JSON: Expecting value"),
         ('[{"a": 1}', "t:1: not valid JSON: the list ends too early"),
+        ("[1,\n" + "[" * 100_000, "t:2: not valid JSON: this is no job"),
+        ("[" + "9" * 5000 + "]", "t:1: not valid JSON: this is no job"),
     ],
 )
 def test_broken_json_is_an_error_with_its_line(text: str, said: str) -> None:
