@@ -54,13 +54,10 @@ class AntMan:
             if started:
                 running.append(job)
         ledger.run_only(running, [self._seats.node(job) for job in running])
+        ledger.gpus_held = self._seats.gpus_held()
         for job in running:
             if table.opportunistic[job]:
                 ledger.period_s[job] = self._iteration_s(job)
-
-    def gpus_held(self) -> int:
-        """GPUs that are given out, also to jobs that still wait for the rest of theirs."""
-        return self._seats.gpus_held()
 
     def first_end(self) -> Event:
         """The next completion."""

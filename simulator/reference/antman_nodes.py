@@ -91,7 +91,7 @@ class Seats:
         return min(self.held[job]) // self.cluster.gpus_per_node
 
     def gpus_held(self) -> int:
-        """GPUs that anybody has."""
+        """GPUs that anybody has, also jobs that still wait for the rest of theirs."""
         return len({gpu for held in self.held.values() for gpu in held})
 
     def _hold_rest(self, job: int, wanted: int) -> int:

@@ -41,10 +41,6 @@ class Discipline(Protocol):
     def plan(self) -> None:
         """Decide who runs; called after every event."""
 
-    def gpus_held(self) -> int:
-        """GPUs that are given out, shared ones once."""
-        ...
-
     def first_end(self) -> Event:
         """The next completion if nothing else happens before."""
         ...

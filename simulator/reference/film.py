@@ -9,7 +9,6 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.simulator.checks import ConservationError, wanted
 from muri.simulator.meter import MAX_SAMPLES, thinned
 from muri.simulator.model import Cluster, GroupSpan, Sample
-from muri.simulator.reference.events import Discipline
 from muri.simulator.reference.ledger import Ledger
 
 _LEAST_REMAINING_S = 1.0
@@ -22,7 +21,6 @@ class Film:
     Args:
         ledger: The jobs.
         cluster: The nodes.
-        discipline: Knows how many GPUs are given out.
         progress: Called with the share of jobs that have ended.
         with_spans: Whether to note who shared GPUs.
     """
@@ -31,14 +29,12 @@ class Film:
         self,
         ledger: Ledger,
         cluster: Cluster,
-        discipline: Discipline,
         progress: Callable[[float], None] | None,
         *,
         with_spans: bool,
     ) -> None:
         self._ledger = ledger
         self._cluster = cluster
-        self._discipline = discipline
         self._progress = progress
         self._stage_s = np.array([job.profile.stage_s for job in ledger.table.jobs])
         self._samples: list[Sample] = []
@@ -88,7 +84,7 @@ class Film:
             length_s=next_s - ledger.now_s,
             pending=len(off),
             blocking_index=float((waited_s / remaining_s).mean()) if len(off) else 0.0,
-            gpus_held=self._discipline.gpus_held(),
+            gpus_held=self._ledger.gpus_held,
             utilization=(busy[0], busy[1], busy[2], busy[3]),
         )
 
@@ -110,7 +106,7 @@ class Film:
             ConservationError: Says what is wrong.
         """
         ledger, table = self._ledger, self._ledger.table
-        held = self._discipline.gpus_held()
+        held = self._ledger.gpus_held
         if not 0 <= held <= self._cluster.gpu_count:
             raise ConservationError(f"at {ledger.now_s} s: {held} of {self._cluster.gpu_count} GPUs are held")
         if any(len(group) > MAX_GROUP_SIZE for group in ledger.group.values()):

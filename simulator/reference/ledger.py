@@ -32,6 +32,7 @@ class Ledger:
         group: Rows of the company, itself included, of each job that shares GPUs.
         shares: Who is in a group.
         node: First node of those who run.
+        gpus_held: GPUs that are given out, shared ones once; kept by those who place.
     """
 
     table: JobTable
@@ -50,6 +51,7 @@ class Ledger:
     shared_s: Floats
     shares: Flags
     node: Indices
+    gpus_held: int = 0
     group: dict[int, tuple[int, ...]] = field(default_factory=dict)
     _ran_before: Flags = field(default_factory=lambda: np.empty(0, dtype=np.bool_))
 
@@ -129,13 +131,6 @@ class Ledger:
         self.starts[started] += 1
         first = started[np.isnan(self.start_s[started])]
         self.start_s[first] = self.now_s
-
-    def gpus_held(self) -> int:
-        """GPUs that are given out, those of a group once."""
-        on = self.on()
-        alone = on[~self.shares[on]]
-        groups = {id(group): job for job, group in self.group.items() if self.running[job]}
-        return int(self.table.gpus[alone].sum() + self.table.gpus[list(groups.values())].sum())
 
     def share(self, group: dict[int, tuple[int, ...]]) -> None:
         """From now on these share GPUs, and nobody else; called after `run_only`."""

@@ -118,10 +118,6 @@ class Muri:
         ledger.queue = ledger.queue[np.argsort(-table.gpus[ledger.queue], kind="stable")]
         start(ledger, place(ledger, self._cluster, groups), self._figures)
 
-    def gpus_held(self) -> int:
-        """GPUs that are given out, those of a group once."""
-        return self._ledger.gpus_held()
-
     def first_end(self) -> Event:
         """The next completion."""
         return first_completion(self._ledger)
@@ -242,4 +238,5 @@ def start(ledger: Ledger, placed: Sequence[tuple[Unit, int]], figures: GroupFigu
     ledger.period_s[members] = table.iteration_s[members]
     ledger.period_s[sharing] = [figures.period_s(unit.kinds) for unit in shared for _ in unit.jobs]
     ledger.run_only(members, [node for unit, node in placed for _ in unit.jobs])
+    ledger.gpus_held = int(table.gpus[[unit.jobs[0] for unit, _ in placed]].sum())
     ledger.share({job: unit.jobs for unit in shared for job in unit.jobs})

@@ -77,7 +77,7 @@ def simulate_reference(
     begin_s = perf_counter()
     ledger = Ledger.of(job_table(trace, settings.profile_noise, settings.seed))
     discipline = _discipline(policy, ledger, cluster, settings, options or {})
-    film = Film(ledger, cluster, discipline, progress, with_spans=with_spans)
+    film = Film(ledger, cluster, progress, with_spans=with_spans)
     decision_s = run_clock(ledger, discipline, film.look)
     records = _records(ledger)
     check_records(trace.jobs, records)

@@ -42,10 +42,7 @@ class Shortest:
         ledger.queue = ledger.queue[np.argsort(key, kind="stable")]
         taken = take_in_order(ledger, FreeNodes.of(self._cluster))
         ledger.run_only([job for job, _ in taken], [node for _, node in taken])
-
-    def gpus_held(self) -> int:
-        """GPUs that are given out."""
-        return self._ledger.gpus_held()
+        ledger.gpus_held = int(ledger.table.gpus[[job for job, _ in taken]].sum())
 
     def first_end(self) -> Event:
         """The next completion."""

@@ -48,13 +48,10 @@ class Tiresias:
                     taken.append(job)
                     free -= gpus[job]
         self._ledger.run_only(taken)
+        self._ledger.gpus_held = self._gpu_count - free
         running = self._ledger.running
         for queue in self._queues:
             queue.sort(key=lambda job: not running[job])
-
-    def gpus_held(self) -> int:
-        """GPUs that are given out."""
-        return self._ledger.gpus_held()
 
     def first_end(self) -> Event:
         """The next completion; only those at exactly the same time are one event."""

@@ -74,6 +74,20 @@ def test_published_where_ties_in_the_matching_decide(
         assert ours[name] == pytest.approx(theirs[name], rel=within), name
 
 
+@needs_published
+@pytest.mark.parametrize("trace", ["trace1", "trace3"])
+@pytest.mark.parametrize(("known", "beside"), [(True, "muri-s"), (False, "muri-l")])
+def test_muri_jct_is_a_tenth_below_the_published_muri(
+    trace: str, known: bool, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
+    settings = replace(REFERENCE, durations_known=known)
+    ours = figures(simulate_reference(public_trace(trace), "muri-jct", CLUSTER, settings))
+    theirs = published()[trace, beside]
+    assert ours["avg_jct_s"] < 0.9 * theirs["avg_jct_s"]
+    assert ours["makespan_s"] < 1.02 * theirs["makespan_s"]
+
+
 def job(job_id: int, submit_s: float, gpus: int, iterations: int, model: str, **more: object) -> TraceJob:
     load_s, propagate_s, synchronize_s, iteration_s = MODELS[model]
     key = ProfileKey(model, 16, gpus, "gpu")
@@ -146,6 +160,28 @@ def test_nobody_shares_when_all_fit() -> None:
     trace = Trace("pair", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 0.0, 1, 1_000, "gpt2")))
     result = simulate_reference(trace, "muri-s", Cluster(1, 2), REFERENCE)
     assert [record.shared_s for record in result.records] == [0.0, 0.0]
+
+
+def test_muri_jct_runs_somebody_however_fast_events_come() -> None:
+    """Every second a job arrives, so that nobody makes progress for two minutes; A2C pays 38 s for each event."""
+    trace = Trace("burst", tuple(job(index, float(index), 1, 100, "a2c") for index in range(120)))
+    result = simulate_reference(trace, "muri-jct", Cluster(1, 2), REFERENCE)
+    assert all(record.end_s > 120.0 for record in result.records)
+
+
+def test_muri_jct_splits_groups_while_gpus_are_left_over() -> None:
+    """Three jobs on two GPUs: one alone at full speed and a pair, never three together beside an idle GPU."""
+    trace = Trace("three", tuple(job(index, 0.0, 1, 1_000 + index, "dqn") for index in range(3)))
+    result = simulate_reference(trace, "muri-jct", Cluster(1, 2), REFERENCE, with_spans=True)
+    assert sorted(len(span.members) for span in result.spans if span.start_s == 0.0) == [1, 2]
+
+
+def test_noise_changes_plans_but_not_speeds() -> None:
+    noisy = replace(REFERENCE, profile_noise=0.8, seed=3)
+    exact, wrong = (simulate_reference(busy_trace(), "muri-s", Cluster(2, 8), s) for s in (REFERENCE, noisy))
+    assert exact.records != wrong.records
+    alone = Trace("alone", (job(0, 0.0, 1, 1_000, "resnet18"),))
+    assert simulate_reference(alone, "muri-s", CLUSTER, noisy).records[0].end_s == pytest.approx(1_000 * 0.779 * 1.015)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
