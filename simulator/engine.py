@@ -16,6 +16,11 @@ from muri.simulator.world import World
 EVENTS_HORIZON_S: Final = 360.0
 """How soon a regrouping has to pay where plans follow events instead of a clock: the paper's interval."""
 
+_IDLE_PLANS: Final = 10_000
+"""Plans in a row during which no job gets on at all, before a policy is taken to stop everybody for ever."""
+
+_ROUNDING_S: Final = 1e-3
+
 _REPORTS: Final = 200
 """How often progress is told, at most."""
 
@@ -53,6 +58,7 @@ class Engine:
         self._present = 0
         self._tick = self._next_tick = -1
         self._changed = False
+        self._service_s, self._idle_plans = 0.0, 0
         self._checked = checks.wanted()
 
     def run(self, jobs: Sequence[TraceJob]) -> None:
@@ -195,9 +201,22 @@ class Engine:
             interval_s=self._settings.interval_s or EVENTS_HORIZON_S,
             larger_than_a_node="whole-nodes",
         )
+        self._notice_thrashing()
         request = world.waiting.reduce(frame, world.nodes.available_gpus)
         carry_out(self._decide(request), world, stops_jobs=self._stops_jobs)
         self._changed = False
+
+    def _notice_thrashing(self) -> None:
+        """Refuse to go on for ever with a policy that stops jobs faster than they restart."""
+        service_s = self._world.meter.service_s
+        # An absolute margin: speeds that were added and taken away leave a rounding error.
+        self._idle_plans = 0 if service_s > self._service_s + _ROUNDING_S else self._idle_plans + 1
+        self._service_s = max(service_s, self._service_s)
+        if self._idle_plans > _IDLE_PLANS:
+            raise SimulationError(
+                f"policy {self._policy.name} stops jobs before they have restarted: no job got on during {_IDLE_PLANS} "
+                "plans. Take a longer interval, a shorter restart, or a policy option that stops less"
+            )
 
     def _decide(self, request: PlanRequest) -> Plan:
         begin_s = time.perf_counter()

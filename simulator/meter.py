@@ -29,8 +29,11 @@ class Meter:
         self._pending = 0
         self._per_s = 0.0  # Σ 1 / remaining, and Σ since / remaining: the index at any time is linear in both
         self._offset = 0.0
+        self._speeds = 0.0
         self.gpus_held = 0
         self.gpu_s = 0.0
+        self.service_s = 0.0
+        """Seconds of service that all jobs together have received, also those that were lost."""
 
     def pass_time(self, start_s: float, end_s: float) -> None:
         """Note that nothing changed in between."""
@@ -38,6 +41,7 @@ class Meter:
         if length_s <= 0:
             return
         self.gpu_s += length_s * self.gpus_held
+        self.service_s += length_s * self._speeds
         middle_s = start_s + length_s / 2
         blocking = max(0.0, middle_s * self._per_s - self._offset) / self._pending if self._pending else 0.0
         utilization = tuple([max(0.0, busy / self._gpu_count) for busy in self._busy])
@@ -64,6 +68,7 @@ class Meter:
 
     def speed_up(self, shape: int, gpu_count: int, change: float) -> None:
         """A job's speed changes, and with it what it keeps busy."""
+        self._speeds = max(0.0, self._speeds + change)
         for resource, share in enumerate(self._used[shape]):
             self._busy[resource] += change * share * gpu_count
 
