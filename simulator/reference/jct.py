@@ -84,7 +84,7 @@ class _Bucket:
 
     def value(self, group: Group, kinds: Sequence[int]) -> float:
         """What a group is worth; members in the order of their kinds."""
-        gain = self.gain[self.columns.index[tuple(kinds)]].tolist()
+        gain: list[float] = self.gain[self.columns.index[tuple(kinds)]].tolist()
         return sum(gain[place_] * float(self.worth[job]) for place_, job in enumerate(group))
 
 
@@ -141,10 +141,8 @@ class MuriJct:
             self._planned_s = ledger.now_s
         queue = ledger.queue
         gpus = table.gpus[queue]
-        if int(gpus.sum()) <= self._cluster.gpu_count:
-            groups = [(job,) for job in queue.tolist()]
-        else:
-            groups = self._grouped(queue, gpus)
+        enough = int(gpus.sum()) <= self._cluster.gpu_count
+        groups: list[Group] = [(job,) for job in queue.tolist()] if enough else self._grouped(queue, gpus)
         ledger.queue = queue[np.argsort(-gpus, kind="stable")]
         units = [Unit(group, tuple(sorted(int(table.kind[job]) for job in group))) for group in groups]
         start(ledger, place(ledger, self._cluster, units), self._figures)

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 import rustworkx
+from numpy.typing import NDArray
 
 from muri.policies.speed.model import Indices
 from muri.simulator.reference.speeds import Kinds
@@ -43,7 +44,7 @@ class Pairing:
 
     def __init__(self, weight: Callable[[Kinds], float], largest: int) -> None:
         self._weight = lru_cache(maxsize=None)(weight)
-        self._whole = lru_cache(maxsize=None)(self._whole_weight)
+        self._table = lru_cache(maxsize=1 << 12)(self._weights)
         self._largest = largest
         self.match = lru_cache(maxsize=None)(self._match)
 
@@ -70,15 +71,7 @@ class Pairing:
         """Match units one by one."""
         if sum(count for _, count in counts) < 2:
             return {}
-        whole = np.array(
-            [
-                [
-                    self._whole(merged(one, other)) if len(one) + len(other) <= self._largest else 0
-                    for other, _ in counts
-                ]
-                for one, _ in counts
-            ]
-        )
+        whole = self._table(tuple(kinds for kinds, _ in counts))
         index = np.repeat(np.arange(len(counts)), [count for _, count in counts])
         first, second = _all_pairs(len(index))
         weight = whole[index[first], index[second]]
@@ -95,7 +88,16 @@ class Pairing:
             found[kinds] = found.get(kinds, 0) + 1
         return found
 
-    def _whole_weight(self, kinds: Kinds) -> int:
+    def _weights(self, units: tuple[Kinds, ...]) -> NDArray[np.int64]:
+        """Weight of each pair of kinds of units; 0 where they would be too many."""
+        return np.array(
+            [
+                [self._whole(merged(one, other)) if len(one) + len(other) <= self._largest else 0 for other in units]
+                for one in units
+            ]
+        )
+
+    def _whole(self, kinds: Kinds) -> int:
         """The weight as a whole number, in whose last digits a checksum decides between equally good matchings."""
         return (round(self._weight(kinds) * _UNITS) << _CHECKSUM_BITS) + (
             zlib.crc32(repr(kinds).encode()) >> (32 - _CHECKSUM_BITS)

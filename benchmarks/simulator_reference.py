@@ -1,0 +1,96 @@
+"""The reference model beside the published results of the Muri paper's public simulator.
+
+    python benchmarks/simulator_reference.py --traces ../shared/traces --published ../shared/reference/results_muri.csv
+    python benchmarks/simulator_reference.py --traces DIR --published FILE --json > benchmarks/results/reference.json
+
+Every row of the file of published results is simulated once, on 8 nodes with 8 GPUs; `muri-jct` with and without known
+durations stands beside muri-s and muri-l. `ratio` is ours over published, `wall_s` and `cpu_s` are of one run.
+"""
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from machine import describe_machine, peak_rss_mib
+
+from muri.errors import MuriError
+from muri.simulator.model import Cluster, Settings, SimulationResult, Trace
+from muri.simulator.reference.run import simulate_reference
+from muri.simulator.traces.read import read_trace
+
+FIGURES = ("avg_jct_s", "makespan_s", "p99_jct_s")
+BESIDE = {"muri-s": True, "muri-l": False}
+"""Published policies that muri-jct is compared with, and whether it then knows durations."""
+
+
+def figures_of(result: SimulationResult) -> dict[str, float]:
+    """The figures that are published; p99 is the 99 % smallest, without interpolation, as there."""
+    jct_s = sorted(record.jct_s for record in result.records)
+    makespan_s = max(record.end_s for record in result.records)
+    return dict(zip(FIGURES, (sum(jct_s) / len(jct_s), makespan_s, jct_s[int(0.99 * len(jct_s))]), strict=True))
+
+
+def compare(trace: Trace, policy: str, settings: Settings, published: dict[str, str]) -> dict[str, Any]:
+    """One simulation beside one published row."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    result = simulate_reference(trace, policy, Cluster(8, 8), settings)
+    wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
+    ours = figures_of(result)
+    return {
+        "trace": published["trace"],
+        "policy": policy,
+        "beside": published["policy"],
+        "ours": {name: round(value, 3) for name, value in ours.items()},
+        "ratio": {name: round(ours[name] / float(published[name]), 6) for name in FIGURES},
+        "wall_s": round(wall_s, 3),
+        "cpu_s": round(cpu_s, 3),
+    }
+
+
+def comparisons(traces: Path, published: Path) -> Iterator[dict[str, Any]]:
+    """All rows whose trace is in the folder, as TRACE.csv or muri_TRACE.csv."""
+    with published.open() as file:
+        rows = list(csv.DictReader(file))
+    read: dict[str, Trace] = {}
+    for row in rows:
+        paths = [traces / f"{prefix}{row['trace']}.csv" for prefix in ("", "muri_")]
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
+            print(f"{row['trace']}: neither {paths[0]} nor {paths[1]} is there; left out", file=sys.stderr)
+            continue
+        trace = read[row["trace"]] = read.get(row["trace"]) or read_trace(path)
+        yield compare(trace, row["policy"], Settings(model="reference"), row)
+        if row["policy"] in BESIDE:
+            known = Settings(model="reference", durations_known=BESIDE[row["policy"]])
+            yield compare(trace, "muri-jct", known, row)
+
+
+def main() -> int:
+    """Run all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, required=True, help="folder with the traces")
+    parser.add_argument("--published", type=Path, required=True, help="CSV of published results")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    found = []
+    try:
+        for line in comparisons(arguments.traces, arguments.published):
+            found.append(line)
+            if not arguments.json:
+                ratios = "  ".join(f"{name} {line['ratio'][name]:.4f}" for name in FIGURES)
+                print(f"{line['trace']} {line['policy']:22} / {line['beside']:22} {ratios}  {line['cpu_s']:.2f} s")
+    except (MuriError, OSError, KeyError) as error:
+        print(f"simulator_reference: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps({"machine": describe_machine(), "peak_rss_mib": peak_rss_mib(), "runs": found}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
