@@ -1,6 +1,7 @@
 """A sweep of `muri simulate` as a job array on the real Slurm, submitted by an ordinary user."""
 
 import json
+import subprocess
 
 import pytest
 
@@ -58,11 +59,29 @@ def test_partition_that_is_not_there_is_slurms_refusal(cluster: Driver, trace: s
     assert "Slurm did not take the job array" in done.stderr
 
 
-def test_cancelled_task_is_an_error_and_not_a_long_wait(cluster: Driver, trace: str) -> None:
-    command = ("muri", "simulate", trace, "--policy", "srsf", *CLUSTER, "--executor", "slurm")
+def submit_for_later(cluster: Driver, trace: str) -> "subprocess.Popen[str]":
+    """A sweep whose job array is in the queue and stays there."""
+    command = ("muri", "simulate", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
     process = cluster.popen(*command, "--slurm-option", "additional_parameters={begin: now+1hour}")
-    queue = ("squeue", "--noheader", "--format=%i", "--name=muri-simulate")
-    cluster.wait_until(lambda: cluster.run(*queue).stdout.strip() != "", "the job array")
+    cluster.wait_until(lambda: queued(cluster) != "", "the job array", 60.0)
+    return process
+
+
+def queued(cluster: Driver) -> str:
+    return cluster.run("squeue", "--noheader", "--format=%i", "--name=muri-simulate").stdout.strip()
+
+
+def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None:
+    process = submit_for_later(cluster, trace)
+    cluster.run("pkill", "--signal", "INT", "--full", "muri simulate", user="root")
+    _, stderr = process.communicate(timeout=60)
+    assert "muri: interrupted" in stderr
+    assert "Traceback" not in stderr
+    cluster.wait_until(lambda: queued(cluster) == "", "an empty queue")
+
+
+def test_cancelled_task_is_an_error_and_not_a_long_wait(cluster: Driver, trace: str) -> None:
+    process = submit_for_later(cluster, trace)
     cluster.cancel_all()
     _, stderr = process.communicate(timeout=200)
     assert process.returncode == 1
