@@ -134,8 +134,10 @@ class Ledger:
 
     def share(self, group: dict[int, tuple[int, ...]]) -> None:
         """From now on these share GPUs, and nobody else; called after `run_only`."""
-        stayed = self._ran_before & self.running
-        others = [job for job in {*group, *self.group} if stayed[job] and group.get(job) != self.group.get(job)]
+        stayed = (self._ran_before & self.running).tolist()
+        before = self.group
+        others = [job for job, members in group.items() if stayed[job] and before.get(job) != members]
+        others += [job for job in before if stayed[job] and job not in group]
         self.regroups[others] += 1
         self.group = group
         self.shares = np.zeros(len(self.running), dtype=np.bool_)

@@ -1,5 +1,6 @@
 """Muri-S and Muri-L as the public simulator has them, and the paper's variants of them."""
 
+import heapq
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.policies.speed.model import Indices
 from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.simulator.model import Cluster
 from muri.simulator.reference.constants import SAME_TIME_S
@@ -86,6 +86,7 @@ class Muri:
         self._cluster = cluster
         self._options = options
         self._kind: list[int] = table.kind.tolist()
+        self._alone = [Unit((job,), (kind,)) for job, kind in enumerate(self._kind)]
         # Until its first run a job is rated by the duration that the trace lists.
         self._key = table.listed_s * table.gpus if options.durations_known else np.zeros(len(table))
         multipliers = MULTIPLIERS if options.blossom else MULTIPLIERS_NO_BLOSSOM
@@ -128,7 +129,7 @@ class Muri:
 
     def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Unit]:
         """Rounds of matching, until all units fit; pairs are merged bucket by bucket, only while they don't."""
-        buckets = {gpus: [Unit((job,), (self._kind[job],)) for job in jobs] for gpus, jobs in selected.items()}
+        buckets = {gpus: [self._alone[job] for job in jobs] for gpus, jobs in selected.items()}
         for _ in range(self._options.max_group_size):
             buckets = {gpus: self._round(units, gpus, room) if room.short else units for gpus, units in buckets.items()}
         return [unit for units in buckets.values() for unit in units]
@@ -193,24 +194,23 @@ def select(ledger: Ledger, cluster: Cluster, size: int) -> tuple[dict[int, list[
         By GPU count, in the order of the queue: the jobs selected, and how many reservations there are for them.
     """
     gpus = ledger.table.gpus[ledger.queue]
+    places = {wanted: np.flatnonzero(gpus == wanted) for wanted in np.unique(gpus).tolist()}
     nodes = FreeNodes.of(cluster)
     leaders: dict[int, int] = {}
-    seen: dict[int, int] = {}
-    for wanted in gpus.tolist():
-        seen[wanted] = seen.get(wanted, 0) + 1
-        if seen[wanted] > leaders.get(wanted, 0) * size and nodes.take(wanted) >= 0:
-            leaders[wanted] = leaders.get(wanted, 0) + 1
-        if nodes.full:
-            break
-    selected = {
-        wanted: _first(ledger.queue[gpus == wanted], leaders[wanted] * size) for wanted in seen if wanted in leaders
-    }
+    # Where a job finds no GPUs, none behind it with the same GPU count does, so only the next leaders are looked at.
+    candidates = [(int(own[0]), wanted) for wanted, own in places.items()]
+    heapq.heapify(candidates)
+    while candidates:
+        _, wanted = heapq.heappop(candidates)
+        if nodes.take(wanted) < 0:
+            continue
+        leaders[wanted] = count = leaders.get(wanted, 0) + 1
+        if count * size < len(places[wanted]):
+            heapq.heappush(candidates, (int(places[wanted][count * size]), wanted))
+    # The simulator goes through the GPU counts in the order of their first jobs.
+    by_first = sorted(leaders, key=lambda wanted: int(places[wanted][0]))
+    selected = {wanted: ledger.queue[places[wanted][: leaders[wanted] * size]].tolist() for wanted in by_first}
     return selected, leaders
-
-
-def _first(jobs: Indices, count: int) -> list[int]:
-    first: list[int] = jobs[:count].tolist()
-    return first
 
 
 def place(ledger: Ledger, cluster: Cluster, units: Sequence[Unit]) -> list[tuple[Unit, int]]:
@@ -236,7 +236,8 @@ def start(ledger: Ledger, placed: Sequence[tuple[Unit, int]], figures: GroupFigu
     # An event costs every member the overheads of the whole group.
     ledger.overhead_s[members] = np.repeat(np.add.reduceat(own_s, np.cumsum(size) - size), size) if members else own_s
     ledger.period_s[members] = table.iteration_s[members]
-    ledger.period_s[sharing] = [figures.period_s(unit.kinds) for unit in shared for _ in unit.jobs]
+    period_s = [figures.period_s(unit.kinds) for unit in shared]
+    ledger.period_s[sharing] = np.repeat(period_s, [len(unit.jobs) for unit in shared]) if shared else []
     ledger.run_only(members, [node for unit, node in placed for _ in unit.jobs])
     ledger.gpus_held = int(table.gpus[[unit.jobs[0] for unit, _ in placed]].sum())
     ledger.share({job: unit.jobs for unit in shared for job in unit.jobs})

@@ -27,8 +27,8 @@ _UNITS: Final = 1 << 40
 _CHECKSUM_BITS: Final = 20
 
 _GIVEN_BACK: Final = 2
-"""Pairs of each sort, of half the bucket, that are not taken for granted. With 1 instead of 2 some matchings of
-hundreds are a little lighter than the best; with 2 none was among thousands."""
+"""Pairs of each sort, of half the bucket, that are not taken for granted. With 2, one matching in a thousand weighs
+0.02 % less than the best; with 1 it is one in sixty, by up to 0.4 %."""
 
 
 class Pairing:
