@@ -14,6 +14,9 @@ from muri.simulator.reference.ledger import Ledger
 _LEAST_REMAINING_S = 1.0
 """Remaining time that the blocking index counts at least."""
 
+_PROGRESS_EVERY = 100
+"""Events from one report of progress to the next."""
+
 
 class Film:
     """Looks at the ledger before every event.
@@ -41,6 +44,7 @@ class Film:
         self._open: dict[tuple[tuple[int, ...], int], float] | None = {} if with_spans else None
         self._spans: list[GroupSpan] = []
         self._checks = wanted()
+        self._looks = 0
 
     def look(self, next_s: float) -> None:
         """Note what holds until the next event."""
@@ -54,11 +58,14 @@ class Film:
         self._samples.append(self._sample(next_s))
         if len(self._samples) >= 2 * MAX_SAMPLES:
             self._samples = thinned(self._samples)
-            if self._progress is not None:
-                self._progress(float(np.isfinite(ledger.end_s).mean()))
+        self._looks += 1
+        if self._progress is not None and self._looks % _PROGRESS_EVERY == 0:
+            self._progress(float(np.isfinite(ledger.end_s).mean()))
 
     def samples(self) -> tuple[Sample, ...]:
-        """The samples, thinned."""
+        """The samples, thinned; to be asked for at the end."""
+        if self._progress is not None:
+            self._progress(1.0)
         samples = self._samples
         while len(samples) > MAX_SAMPLES:
             samples = thinned(samples)

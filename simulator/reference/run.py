@@ -71,9 +71,7 @@ def simulate_reference(
         SimulationError: The policy, an option or a setting is one that this model doesn't know, or the trace cannot run
             on the cluster.
     """
-    check_reference(policy, options or {})
-    _check_settings(settings)
-    _check_trace(trace, cluster)
+    _check(trace, policy, cluster, settings, options or {})
     begin_s = perf_counter()
     ledger = Ledger.of(job_table(trace, settings.profile_noise, settings.seed))
     discipline = _discipline(policy, ledger, cluster, settings, options or {})
@@ -81,8 +79,6 @@ def simulate_reference(
     decision_s = run_clock(ledger, discipline, film.look)
     records = _records(ledger)
     check_records(trace.jobs, records)
-    if progress is not None:
-        progress(1.0)
     return SimulationResult(
         policy=policy,
         trace=trace.name,
@@ -94,6 +90,12 @@ def simulate_reference(
         decision_s=tuple(decision_s),
         wall_s=perf_counter() - begin_s,
     )
+
+
+def _check(trace: Trace, policy: str, cluster: Cluster, settings: Settings, options: Mapping[str, Any]) -> None:
+    check_reference(policy, options)
+    _check_settings(settings)
+    _check_trace(trace, cluster)
 
 
 def check_reference(policy: str, options: Mapping[str, Any]) -> None:

@@ -191,6 +191,14 @@ def test_group_size_is_a_limit(size: int) -> None:
     assert max(len(span.members) for span in result.spans) == size
 
 
+def test_progress_rises_to_one() -> None:
+    seen: list[float] = []
+    simulate_reference(busy_trace(120), "srtf", Cluster(2, 8), REFERENCE, progress=seen.append)
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
 def test_same_arguments_same_result() -> None:
     one, other = (simulate_reference(busy_trace(), "muri-s", Cluster(2, 8), REFERENCE) for _ in range(2))
     assert one == other
