@@ -33,6 +33,10 @@ def simulate(
 
     The same arguments give the same result, byte for byte, save for the two wall-clock fields.
 
+    Under the default model a job's first start costs nothing beyond its service time; a later start, a move and a
+    regrouping cost its restart time, during which it holds GPUs and doesn't get on. A dry run holds no GPUs of the
+    cluster. GPU memory limits groups; CPUs and host memory are not looked at.
+
     Args:
         trace: The jobs.
         policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.reference.run.REFERENCE_POLICIES`
