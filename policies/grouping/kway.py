@@ -56,9 +56,6 @@ _GOOD_GAP: Final = 5e-3
 _GAP: Final = 3e-3
 """Relative gap at which the integer program may stop."""
 
-_SEEN: Final = 3
-"""Columns for each kind that a like problem begins with."""
-
 _GOOD_GAPS: Final = (5e-3, 1e-2)
 """Relative gaps up to which a relaxation rounded with fewer or with more columns is good enough."""
 
