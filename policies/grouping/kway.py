@@ -56,9 +56,6 @@ _GOOD_GAP: Final = 5e-3
 _GAP: Final = 3e-3
 """Relative gap at which the integer program may stop."""
 
-_GOOD_GAPS: Final = (5e-3, 1e-2)
-"""Relative gaps up to which a relaxation rounded with fewer or with more columns is good enough."""
-
 _NODES: Final = 50
 """Branches of the integer program at most: a limit that, unlike seconds, is the same on every machine."""
 
