@@ -44,6 +44,8 @@ class PolicyOptions:
         preemption: Whether running jobs that can be preempted compete with the waiting ones.
         max_wait_s: Seconds since its submission after which a job that would still wait is
             given to Slurm's own queue instead.
+        certify: Whether the groups of Algorithm 1 come with a bound from a linear program. Without it the
+            bound is only what all jobs would be worth at full speed.
         min_speedup: How many times the work of its faster half a merged group must do in the same
             time; above 1 it asks for a margin over running one after the other.
         queue_limits_gpu_s: Tiresias: attained GPU-seconds at which a job leaves the first queue, the
@@ -64,6 +66,7 @@ class PolicyOptions:
     preemption: bool = True
     max_wait_s: float = 86_400.0
     min_speedup: float = 1.0
+    certify: bool = True
     queue_limits_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     promote_after: float = 8.0
     service_history_gpu_s: tuple[float, ...] = ()

@@ -149,15 +149,23 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
         left = tuple(job for unit in bucket.units[len(units) :] for job in unit.members)
         improver = Improver(problem, bucket.kinds, bucket.coefficient, options, model)
         groups, value = improver.improve(groups, tuple(sorted(left)))
-    bound = pooled_bound(
+    bound = _bound(bucket, options, model, max(problem.slots, len(units)))
+    return _answer(problem, groups, Certificate(value, max(value, bound)))
+
+
+def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int) -> float:
+    """What no groups of these jobs can be worth more than."""
+    counts = np.array(bucket.kinds.counts, dtype=np.float64)
+    if not options.certify:
+        return float(counts @ bucket.coefficient)
+    return pooled_bound(
         bucket.kinds.shapes,
-        np.array(bucket.kinds.counts, dtype=np.float64),
+        counts,
         bucket.coefficient,
-        slots=max(problem.slots, len(units)),
+        slots=slots,
         max_size=options.max_group_size,
         physical=model.name in PHYSICAL_MODELS,
     )
-    return _answer(problem, groups, Certificate(value, max(value, bound)))
 
 
 def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Certificate) -> BucketGroups:

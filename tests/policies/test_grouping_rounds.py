@@ -143,3 +143,11 @@ def test_a_pair_slower_than_one_after_the_other_is_never_made(grouping, objectiv
     problem = BucketProblem((gpu_only, gpu_only), (1.0, 100.0), 1, 1)
     options = PolicyOptions(objective=objective, grouping=grouping)
     assert group_buckets([problem], options, speed_model("fair"))[0].groups == ((0,),)
+
+
+def test_without_certificates_the_bound_is_loose_but_holds():
+    jobs = random_shapes(24, seed=1)
+    proven = groups_of(jobs, 6).certificate
+    loose = groups_of(jobs, 6, certify=False).certificate
+    assert loose.value == proven.value
+    assert loose.upper_bound > proven.upper_bound
