@@ -101,11 +101,17 @@ class Driver:
         return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
 
     def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
-        """Poll until `reached` answers yes."""
+        """Poll until `reached` answers yes. A command of its that fails means no, not yet: say, a file that isn't there."""
         limit = time.monotonic() + deadline_s
-        while not reached():
+        while True:
+            failed: CommandError | None = None
+            try:
+                if reached():
+                    return
+            except CommandError as error:
+                failed = error
             if time.monotonic() > limit:
-                raise DeadlineError(f"{what} did not happen within {deadline_s:.0f} s")
+                raise DeadlineError(f"{what} did not happen within {deadline_s:.0f} s") from failed
             time.sleep(0.1)
 
     def wait_state(self, job_id: int, *states: str, deadline_s: float = 30.0) -> dict[str, str]:
