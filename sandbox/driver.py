@@ -101,7 +101,7 @@ class Driver:
         return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
 
     def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
-        """Poll until `reached` answers yes. A command of its that fails means no, not yet: say, a file that isn't there."""
+        """Poll until `reached` answers yes. A command of its that fails means not yet: a file that isn't there, say."""
         limit = time.monotonic() + deadline_s
         while True:
             failed: CommandError | None = None
