@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from scipy.sparse import csr_array
 
-from muri.policies.grouping.highs import solve_linear
+from muri.policies.highs import solve_linear
 from muri.policies.speed.model import Floats, Shape
 
 PHYSICAL_MODELS: Final = ("lockstep", "fair")

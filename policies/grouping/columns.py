@@ -7,7 +7,7 @@ from math import comb
 
 import numpy as np
 
-from muri.policies.grouping.objectives import coefficients, pays_more, values
+from muri.policies.grouping.appraisal import Appraiser
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 
@@ -65,18 +65,16 @@ def all_columns(
     memory_limit_gib: float,
 ) -> Columns:
     """Every single job, and every group of up to `max_group_size` that fits the memory and is worth sharing for."""
-    coefficient = coefficients(shapes, worth, options.objective)
-    memory_gib = np.array([shape.gpu_mem_gib for shape in shapes])
+    appraiser = Appraiser(shapes, worth, options, model, memory_limit_gib)
     kinds, width = len(shapes), options.max_group_size
     members, value = [], []
     for size in range(1, width + 1):
         groups = multisets(kinds, size)
-        if size > 1 and np.isfinite(memory_limit_gib):
-            groups = groups[memory_gib[groups].sum(axis=1) <= memory_limit_gib]
-        evaluation = model.evaluate(shapes, groups)
-        worthwhile = values(evaluation, groups, coefficient, options.objective)
+        if size > 1 and appraiser.limits_memory:
+            groups = groups[appraiser.fits(groups)]
+        worthwhile, total_speed = appraiser.appraise(groups)
         if size > 1:
-            chosen = pays_more(evaluation, 1.0, options.min_speedup)
+            chosen = appraiser.pays(total_speed)
             groups, worthwhile = groups[chosen], worthwhile[chosen]
         members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=kinds))
         value.append(worthwhile)

@@ -1,12 +1,12 @@
 """Who shares with whom: the entrance of this part. Every answer comes with a proven bound."""
 
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
 
+from muri.policies.grouping.appraisal import Appraiser
 from muri.policies.grouping.bound import PHYSICAL_MODELS, pooled_bound
 from muri.policies.grouping.columns import Columns, all_columns, column_count
 from muri.policies.grouping.improve import Improver
@@ -49,26 +49,21 @@ def group_buckets(
         The groups of each bucket, in the order of `problems`.
     """
     answers: dict[int, BucketGroups] = {}
-    for_rounds = []
+    for_rounds: dict[int, tuple[BucketProblem, Kinds]] = {}
     starts: Starts = {}
     for index, problem in enumerate(problems):
         if options.max_group_size == 1 or (len(problem.shapes) <= problem.slots and options.merge == "as-needed"):
             answers[index] = _all_alone(problem, options)
-        elif options.grouping == "optimal" and _can_list(problem, options):
-            answers[index] = _optimal(problem, options, model, starts)
+            continue
+        kinds = kinds_of(problem)
+        if options.grouping == "optimal" and column_count(len(kinds.shapes), options.max_group_size) <= COLUMN_LIMIT:
+            answers[index] = _optimal(problem, kinds, options, model, starts)
         else:
-            for_rounds.append(index)
-    buckets = form_units([problems[index] for index in for_rounds], options, model)
-    answers |= {
-        index: _of_rounds(problems[index], bucket, options, model)
-        for index, bucket in zip(for_rounds, buckets, strict=True)
-    }
+            for_rounds[index] = (problem, kinds)
+    buckets = form_units(list(for_rounds.values()), options, model)
+    for (index, (problem, _)), bucket in zip(for_rounds.items(), buckets, strict=True):
+        answers[index] = _of_rounds(problem, bucket, options, model)
     return tuple(answers[index] for index in range(len(problems)))
-
-
-def _can_list(problem: BucketProblem, options: PolicyOptions) -> bool:
-    kinds = len(set(zip(problem.shapes, problem.worth, strict=True)))
-    return column_count(kinds, options.max_group_size) <= COLUMN_LIMIT
 
 
 def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
@@ -82,16 +77,18 @@ def _all_alone(problem: BucketProblem, options: PolicyOptions) -> BucketGroups:
     )
 
 
-def _optimal(problem: BucketProblem, options: PolicyOptions, model: SpeedModel, starts: Starts) -> BucketGroups:
+def _optimal(
+    problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel, starts: Starts
+) -> BucketGroups:
     """Choose among all groups that the kinds of the waiting jobs can form.
 
     Args:
         problem: The bucket.
+        kinds: Its jobs by kind.
         options: Objective, group size and margin.
         model: How fast members get on.
         starts: What mattered in the buckets before; this one's is added.
     """
-    kinds = kinds_of(problem)
     table = _columns(kinds.shapes, kinds.worth, _relevant(options), model, problem.memory_limit_gib)
     columns = _possible(table, kinds)
     limits = Limits(
@@ -110,9 +107,9 @@ def _optimal(problem: BucketProblem, options: PolicyOptions, model: SpeedModel, 
     value = choice.value + float(sum(columns.value[kind] for _, kind in unused))
     groups += [(job,) for job, _ in unused]
     if value < (1.0 - _GOOD_GAP) * choice.upper_bound and len(groups) <= _FEW_GROUPS:
-        left = tuple(sorted(set(range(len(problem.shapes))).difference(*groups)))
-        coefficient = coefficients(kinds.shapes, kinds.worth, options.objective)
-        groups, value = Improver(problem, kinds, coefficient, options, model).improve(sorted(groups), left)
+        appraiser = Appraiser(kinds.shapes, kinds.worth, options, model, problem.memory_limit_gib)
+        improver = Improver(problem, kinds, appraiser, options.max_group_size)
+        groups, value = improver.improve(sorted(groups), _left_over(problem, groups))
     return _answer(problem, groups, Certificate(value, max(value, choice.upper_bound)))
 
 
@@ -146,9 +143,8 @@ def _of_rounds(problem: BucketProblem, bucket: Rounds, options: PolicyOptions, m
     units = bucket.units if options.merge == "whole-rounds" else bucket.chosen()
     groups, value = [unit.members for unit in units], sum(unit.value for unit in units)
     if options.grouping == "optimal" and len(groups) > 1:
-        left = tuple(job for unit in bucket.units[len(units) :] for job in unit.members)
-        improver = Improver(problem, bucket.kinds, bucket.coefficient, options, model)
-        groups, value = improver.improve(groups, tuple(sorted(left)))
+        improver = Improver(problem, bucket.kinds, bucket.appraiser, options.max_group_size)
+        groups, value = improver.improve(groups, _left_over(problem, groups))
     bound = _bound(bucket, options, model, max(problem.slots, len(units)))
     return _answer(problem, groups, Certificate(value, max(value, bound)))
 
@@ -157,11 +153,11 @@ def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int
     """What no groups of these jobs can be worth more than."""
     counts = np.array(bucket.kinds.counts, dtype=np.float64)
     if not options.certify:
-        return float(counts @ bucket.coefficient)
+        return float(counts @ bucket.appraiser.coefficient)
     return pooled_bound(
         bucket.kinds.shapes,
         counts,
-        bucket.coefficient,
+        bucket.appraiser.coefficient,
         slots=slots,
         max_size=options.max_group_size,
         physical=model.name in PHYSICAL_MODELS,
@@ -169,9 +165,9 @@ def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int
 
 
 def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Certificate) -> BucketGroups:
-    taken = Counter(job for group in groups for job in group)
-    return BucketGroups(
-        groups=tuple(sorted(groups)),
-        left=tuple(job for job in range(len(problem.shapes)) if job not in taken),
-        certificate=certificate,
-    )
+    return BucketGroups(tuple(sorted(groups)), _left_over(problem, groups), certificate)
+
+
+def _left_over(problem: BucketProblem, groups: Sequence[Members]) -> Members:
+    """The jobs that are in no group, ascending."""
+    return tuple(sorted(set(range(len(problem.shapes))).difference(*groups)))

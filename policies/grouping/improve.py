@@ -7,17 +7,15 @@ value never falls. Places take turns until nothing improves any more.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
+from muri.policies.grouping.appraisal import Appraiser
 from muri.policies.grouping.kinds import Kinds
-from muri.policies.grouping.objectives import pays_more, values
 from muri.policies.grouping.problem import BucketProblem, Members
-from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Floats, SpeedModel
+from muri.policies.speed.model import Floats
 
 _PLACES: Final = ((0, 1), (0, 2), (0, 3), (0,), (1,), (2,), (3,))
 """Which members a group gives up. The other three pairs only swap the two halves."""
@@ -35,23 +33,23 @@ _URGENT: Final = 1e6
 """Added for handing out a job that must not be left over; outweighs every value and no ban."""
 
 
-@dataclass(frozen=True, slots=True)
 class Improver:
-    """What it takes to evaluate groups of jobs.
+    """Exchanges members between the groups of one bucket.
 
-    Attributes:
-        problem: The jobs and the limits.
+    Args:
+        problem: The jobs, and which of them are urgent.
         kinds: The problem's kinds.
-        coefficient: What a second at full speed of each kind adds to the objective.
-        options: Objective, group size and margin.
-        model: How fast members get on.
+        appraiser: What groups are worth.
+        max_group_size: Most members of a group.
     """
 
-    problem: BucketProblem
-    kinds: Kinds
-    coefficient: Floats
-    options: PolicyOptions
-    model: SpeedModel
+    def __init__(self, problem: BucketProblem, kinds: Kinds, appraiser: Appraiser, max_group_size: int) -> None:
+        self._slots = problem.slots
+        self._appraiser = appraiser
+        self._max_group_size = max_group_size
+        self._kind_of_job = np.empty(len(problem.shapes), dtype=np.intp)
+        for kind, jobs in enumerate(kinds.jobs):
+            self._kind_of_job[list(jobs)] = kind
 
     def improve(self, groups: Sequence[Members], left: Members) -> tuple[list[Members], float]:
         """Exchange members between groups, and with the jobs left over, as long as the value rises.
@@ -95,7 +93,7 @@ class Improver:
         if len(places) == 1:
             parts += [(job,) for job in left]
         value = self._matrix(kept, parts)
-        urgent = np.array([any(job < self.problem.slots for job in part) for part in parts])
+        urgent = np.array([any(job < self._slots for job in part) for part in parts])
         rows, columns = linear_sum_assignment(value + _URGENT * urgent[None, :], maximize=True)
         changed = [tuple(sorted(kept[row] + parts[column])) for row, column in zip(rows, columns, strict=True)]
         used = set(columns.tolist())
@@ -111,7 +109,7 @@ class Improver:
         for size_a in sorted(set(kept_size.tolist())):
             for size_b in sorted(set(part_size.tolist())):
                 rows, columns = np.flatnonzero(kept_size == size_a), np.flatnonzero(part_size == size_b)
-                if 0 < size_a + size_b <= self.options.max_group_size:
+                if 0 < size_a + size_b <= self._max_group_size:
                     cells = self._values(
                         [kept[row] for row in rows.tolist()], [parts[column] for column in columns.tolist()]
                     )
@@ -121,24 +119,14 @@ class Improver:
         return matrix
 
     def _values(self, kept: Sequence[Members], parts: Sequence[Members]) -> Floats:
-        of_job = self._kind_of_job()
-        first = of_job[np.array(kept, dtype=np.intp).reshape(len(kept), -1)]
-        second = of_job[np.array(parts, dtype=np.intp).reshape(len(parts), -1)]
+        first = self._kind_of_job[np.array(kept, dtype=np.intp).reshape(len(kept), -1)]
+        second = self._kind_of_job[np.array(parts, dtype=np.intp).reshape(len(parts), -1)]
         groups = np.concatenate([np.repeat(first, len(parts), axis=0), np.tile(second, (len(kept), 1))], axis=1)
-        evaluation = self.model.evaluate(self.kinds.shapes, groups)
-        worth = values(evaluation, groups, self.coefficient, self.options.objective)
+        value, total_speed = self._appraiser.appraise(groups)
         if groups.shape[1] > 1:
-            memory_gib = np.array([shape.gpu_mem_gib for shape in self.kinds.shapes])
-            allowed = pays_more(evaluation, 1.0, self.options.min_speedup)
-            allowed &= memory_gib[groups].sum(axis=1) <= self.problem.memory_limit_gib
-            worth = np.where(allowed, worth, _FORBIDDEN)
-        return np.asarray(worth).reshape(len(kept), len(parts))
-
-    def _kind_of_job(self) -> "np.ndarray[tuple[int], np.dtype[np.intp]]":
-        of_job = np.empty(len(self.problem.shapes), dtype=np.intp)
-        for kind, jobs in enumerate(self.kinds.jobs):
-            of_job[list(jobs)] = kind
-        return of_job
+            allowed = self._appraiser.pays(total_speed) & self._appraiser.fits(groups)
+            value = np.where(allowed, value, _FORBIDDEN)
+        return np.asarray(value).reshape(len(kept), len(parts))
 
 
 def _turns() -> Iterator[tuple[int, ...]]:

@@ -12,14 +12,14 @@ worth more than what the prices make of the limits, plus `slots` times the most 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from scipy.sparse import csr_array
 
 from muri.policies.grouping.columns import Columns
-from muri.policies.grouping.highs import row_of_ones, solve_integer, solve_linear, stacked
+from muri.policies.highs import SolverError, row_of_ones, solve_integer, solve_linear, stacked
 from muri.policies.speed.model import Floats, Indices
 
 _EXACT_LIMIT: Final = 1_500
@@ -128,18 +128,23 @@ def choose_columns(columns: Columns, limits: Limits, start: Indices | None = Non
         return Choice(nothing, nothing, 0.0, 0.0, nothing)
     if len(columns.value) <= _EXACT_LIMIT:
         amount, upper_bound = _integer(columns, limits, gap=0.0)
-        used = np.flatnonzero(amount)
-        value = float(columns.value[used] @ amount[used])
-        return Choice(used, amount[used], value, max(value, upper_bound), nothing)
+        return _choice(columns, np.arange(len(columns.value)), amount, upper_bound)
     relaxed = _relax(columns, limits, nothing if start is None else start)
     best: Choice | None = None
     for which, amount in _attempts(columns, limits, relaxed):
-        found = _choice(columns, which, amount, relaxed)
+        found = _choice(columns, which, amount, relaxed.upper_bound)
         best = found if best is None or found.value > best.value else best
         if best.upper_bound - best.value <= _GOOD_GAP * best.upper_bound:
             break
     assert best is not None, "there is always an attempt"
-    return best
+    seen = _nearest(columns.take(relaxed.which), relaxed, _SEEN * columns.kinds)
+    return replace(best, seen=relaxed.which[seen])
+
+
+def _choice(columns: Columns, which: Indices, amount: Indices, upper_bound: float) -> Choice:
+    used = np.flatnonzero(amount)
+    value = float(columns.value[which[used]] @ amount[used])
+    return Choice(which[used], amount[used], value, max(value, upper_bound), np.empty(0, dtype=np.intp))
 
 
 def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[tuple[Indices, Indices]]:
@@ -151,13 +156,6 @@ def _attempts(columns: Columns, limits: Limits, relaxed: _Relaxed) -> Iterator[t
     else:
         for count in _NEAR_COLUMNS:
             yield _near_integer(columns, limits, relaxed, count)
-
-
-def _choice(columns: Columns, which: Indices, amount: Indices, relaxed: _Relaxed) -> Choice:
-    used = np.flatnonzero(amount)
-    value = float(columns.value[which[used]] @ amount[used])
-    seen = _nearest(columns.take(relaxed.which), relaxed, _SEEN * columns.kinds)
-    return Choice(which[used], amount[used], value, max(value, relaxed.upper_bound), relaxed.which[seen])
 
 
 def _incidence(columns: Columns) -> csr_array:
@@ -255,7 +253,7 @@ def _integer(columns: Columns, limits: Limits, *, gap: float) -> tuple[Indices, 
     """Solve the integer program over given columns; returns amounts and the proven bound over these columns."""
     if limits.slots < 1:
         return np.zeros(len(columns.value), dtype=np.intp), 0.0
-    return solve_integer(
+    solution = solve_integer(
         columns.value,
         stacked(_incidence(columns), row_of_ones(len(columns.value))),
         np.append(limits.urgent, 0.0),
@@ -263,3 +261,6 @@ def _integer(columns: Columns, limits: Limits, *, gap: float) -> tuple[Indices, 
         gap=gap,
         nodes=_NODES if gap else None,
     )
+    if solution.amount is None:
+        raise SolverError("HiGHS found no grouping, although every job alone is one")
+    return solution.amount, solution.upper_bound

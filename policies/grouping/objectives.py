@@ -7,12 +7,8 @@ speeds is a bound on the objective.
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
-
-_GAIN = 1e-9
-"""Gain in total speed below which sharing is only a rounding error."""
+from muri.policies.speed.model import Floats, Shape
 
 
 def coefficients(shapes: Sequence[Shape], worth: Sequence[float], objective: str) -> Floats:
@@ -33,18 +29,3 @@ def coefficients(shapes: Sequence[Shape], worth: Sequence[float], objective: str
     if objective == "jct":
         return np.asarray(worth, dtype=np.float64)
     return np.array([sum(shape.stage_s) / (len(shape.stage_s) * shape.iteration_s) for shape in shapes])
-
-
-def values(evaluation: Evaluation, groups: Indices, coefficient: Floats, objective: str) -> Floats:
-    """What each of n groups is worth.
-
-    γ is taken from the speed model, which knows its own period.
-    """
-    if objective == "efficiency":
-        return evaluation.efficiency
-    return np.asarray((evaluation.speed * coefficient[groups]).sum(axis=1))
-
-
-def pays_more(evaluation: Evaluation, alone: Floats | float, min_speedup: float) -> NDArray[np.bool_]:
-    """Which groups do more work than `alone`, the total speed of what would run instead, by the factor asked for."""
-    return np.asarray(evaluation.speed.sum(axis=1) > np.asarray(alone) * min_speedup + _GAIN)

@@ -7,8 +7,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muri.policies.grouping.kinds import Kinds, kinds_of
-from muri.policies.grouping.objectives import coefficients, pays_more, values
+from muri.policies.grouping.appraisal import Appraiser
+from muri.policies.grouping.kinds import Kinds
 from muri.policies.grouping.problem import BucketProblem, Members
 from muri.policies.matching import match_types, match_weights
 from muri.policies.options import PolicyOptions
@@ -57,17 +57,16 @@ class Rounds:
 
     Args:
         problem: The jobs and the slots.
+        kinds: The jobs by kind.
         options: Group size, matching, objective.
         model: How fast members get on.
     """
 
-    def __init__(self, problem: BucketProblem, options: PolicyOptions, model: SpeedModel) -> None:
+    def __init__(self, problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel) -> None:
         self._problem = problem
         self._options = options
-        self._model = model
-        self.kinds: Kinds = kinds_of(problem)
-        self.coefficient: Floats = coefficients(self.kinds.shapes, self.kinds.worth, options.objective)
-        self._memory_gib = np.array([shape.gpu_mem_gib for shape in self.kinds.shapes])
+        self.kinds = kinds
+        self.appraiser = Appraiser(kinds.shapes, kinds.worth, options, model, problem.memory_limit_gib)
         self.units: list[Unit] = self._single_jobs()
 
     @property
@@ -100,10 +99,9 @@ class Rounds:
 
     def _single_jobs(self) -> list[Unit]:
         groups = np.arange(len(self.kinds.shapes), dtype=np.intp)[:, None]
-        evaluation = self._model.evaluate(self.kinds.shapes, groups)
-        worth = values(evaluation, groups, self.coefficient, self._options.objective)
+        value, speed = self.appraiser.appraise(groups)
         units = [
-            Unit((job,), (kind,), float(evaluation.speed[kind, 0]), float(worth[kind]))
+            Unit((job,), (kind,), float(speed[kind]), float(value[kind]))
             for kind, jobs in enumerate(self.kinds.jobs)
             for job in jobs
         ]
@@ -151,17 +149,15 @@ class Rounds:
             once = first <= second
             first, second = first[once], second[once]
         groups = np.concatenate([_kinds_of(units, rows, first), _kinds_of(units, columns, second)], axis=1)
-        evaluation = self._model.evaluate(self.kinds.shapes, groups)
-        value = values(evaluation, groups, self.coefficient, self._options.objective)
+        value, total_speed = self.appraiser.appraise(groups)
         faster = _larger_of([unit.total_speed for unit in units], first, second)
-        admitted = pays_more(evaluation, faster, self._options.min_speedup)
-        admitted &= self._memory_gib[groups].sum(axis=1) <= self._problem.memory_limit_gib
+        admitted = self.appraiser.pays(total_speed, faster) & self.appraiser.fits(groups)
         # The paper weighs a pair by its γ alone. Elsewhere it counts what merging adds to leaving the lesser one out.
         instead = (
             0.0 if self._options.objective == "efficiency" else _larger_of([u.value for u in units], first, second)
         )
         weight = np.where(admitted, value - instead, np.nan)
-        table.put(first, second, _MergeTable(weight, value, evaluation.speed.sum(axis=1)))
+        table.put(first, second, _MergeTable(weight, value, total_speed))
 
 
 def _kinds_of(units: Sequence[Unit], rows: Indices, which: Indices) -> Indices:
@@ -215,15 +211,22 @@ def _pairs_of_kinds(weight: Floats, units: Sequence[Sequence[Unit]]) -> list[tup
     ]
 
 
-def form_units(problems: Sequence[BucketProblem], options: PolicyOptions, model: SpeedModel) -> list[Rounds]:
+def form_units(
+    problems: Sequence[tuple[BucketProblem, Kinds]], options: PolicyOptions, model: SpeedModel
+) -> list[Rounds]:
     """Merge jobs into groups (Algorithm 1): ⌈log2 k⌉ rounds for groups of up to k.
 
     With `merge: as-needed` every bucket stops when its units fit its slots, and its last round merges
     only the best pairs that it takes. With `whole-rounds`, as in the paper, all matched pairs of
     all buckets are merged, until the GPUs of all slots are enough for all units together.
+
+    Args:
+        problems: One for each bucket, with its jobs by kind.
+        options: Group size, matching, merging, objective.
+        model: How fast members get on.
     """
-    buckets = [Rounds(problem, options, model) for problem in problems]
-    room = sum(problem.slots * problem.gpu_count for problem in problems)
+    buckets = [Rounds(problem, kinds, options, model) for problem, kinds in problems]
+    room = sum(problem.slots * problem.gpu_count for problem, _ in problems)
     for _ in range(math.ceil(math.log2(options.max_group_size))):
         if options.merge == "whole-rounds":
             if sum(bucket.gpus for bucket in buckets) <= room:

@@ -23,9 +23,9 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import csr_array
 
+from muri.policies.highs import solve_integer, solve_linear
 from muri.policies.matching.certified import match_dense
 from muri.policies.matching.result import TypeMatching
 from muri.policies.matching.weights import WeightsError, scaled
@@ -120,16 +120,15 @@ def _relax(values: Floats, jobs: Counts) -> _Relaxation:
     while True:
         first, second = np.nonzero(active)
         matrix = _incidence(first, second, types)
-        # SciPy takes a sparse matrix here, its type stubs don't know.
-        result = linprog(-values[first, second], matrix, jobs, method="highs-ds")  # type: ignore[call-overload]
-        potential = np.maximum(-np.asarray(result.ineqlin.marginals), 0.0)
+        solution = solve_linear(values[first, second], matrix, jobs.astype(np.float64))
+        potential = np.maximum(solution.price, 0.0)
         missing = np.where(upper, values - potential[:, None] - potential, 0.0)
         added = (missing > _PRICED) & ~active
         if not added.any():
             missing = np.maximum(missing, missing.T)
             # Half of the largest violation on either side makes the dual feasible beyond doubt.
             potential = potential + np.maximum(missing.max(axis=1), 0.0) / 2
-            return _Relaxation(first, second, np.asarray(result.x), potential)
+            return _Relaxation(first, second, solution.amount, potential)
         active |= added
 
 
@@ -160,18 +159,14 @@ def _close(values: Floats, jobs: Counts, potential: Floats, amount: Counts) -> t
     bound = math.fsum((jobs * potential).tolist())
     slack = potential[:, None] + potential - values
     first, second = np.nonzero(np.triu((values > 0) & (slack <= bound - weight + _PRICED)))
-    result = milp(
-        -values[first, second],
-        constraints=LinearConstraint(_incidence(first, second, len(values)), -np.inf, jobs),
-        integrality=np.ones(len(first), dtype=np.int64),
-        bounds=Bounds(0, np.inf),
-        options={"mip_rel_gap": 0.0, "node_limit": _NODE_LIMIT},
+    incidence = _incidence(first, second, len(values))
+    solution = solve_integer(
+        values[first, second], incidence, -np.inf, jobs.astype(np.float64), gap=0.0, nodes=_NODE_LIMIT
     )
-    if result.mip_dual_bound is not None:
-        bound = min(bound, max(weight, -float(result.mip_dual_bound)))
-    if result.x is None:
+    bound = min(bound, max(weight, solution.upper_bound))
+    if solution.amount is None:
         return amount, bound
     found = np.zeros_like(amount)
-    found[first, second] = np.rint(result.x).astype(np.int64)
+    found[first, second] = solution.amount
     fits = bool((found.sum(axis=0) + found.sum(axis=1) <= jobs).all())
     return (found if fits and _weight(values, found) > weight else amount), bound

@@ -25,9 +25,9 @@ class LinearSolution(NamedTuple):
 
 
 class IntegerSolution(NamedTuple):
-    """A solution of an integer program, and the proven bound on all of them."""
+    """A solution of an integer program, None when the branches ran out before one was found, and the proven bound."""
 
-    amount: Indices
+    amount: Indices | None
     upper_bound: float
 
 
@@ -42,12 +42,12 @@ def solve_linear(value: Floats, matrix: csr_array, right: Floats, most: Floats |
     # SciPy takes sparse matrices here; its stubs don't know.
     solved = linprog(-value, matrix, right, bounds=bounds, method="highs-ds")  # type: ignore[call-overload]
     if solved.x is None or solved.fun is None:
-        raise SolverError(f"HiGHS could not solve a linear program of grouping: {solved.message}")
+        raise SolverError(f"HiGHS could not solve a linear program: {solved.message}")
     return LinearSolution(solved.x, -solved.ineqlin.marginals, -float(solved.fun))
 
 
 def solve_integer(
-    value: Floats, matrix: csr_array, least: Floats, most: Floats, *, gap: float, nodes: int | None = None
+    value: Floats, matrix: csr_array, least: Floats | float, most: Floats, *, gap: float, nodes: int | None = None
 ) -> IntegerSolution:
     """Maximise value·x with least ≤ matrix·x ≤ most over whole numbers x ≥ 0.
 
@@ -58,9 +58,6 @@ def solve_integer(
         most: Their upper sides.
         gap: Relative gap at which HiGHS may stop; 0 for the optimum.
         nodes: Branches at most, which unlike a limit in seconds is the same on every machine; None: no limit.
-
-    Raises:
-        SolverError: HiGHS gave no solution.
     """
     solved = milp(
         -value,
@@ -69,9 +66,10 @@ def solve_integer(
         bounds=Bounds(0, np.inf),
         options={"mip_rel_gap": gap, "node_limit": _UNLIMITED if nodes is None else nodes},
     )
-    if solved.x is None or solved.mip_dual_bound is None:
-        raise SolverError(f"HiGHS could not solve an integer program of grouping: {solved.message}")
-    return IntegerSolution(np.rint(solved.x).astype(np.intp), -float(solved.mip_dual_bound))
+    return IntegerSolution(
+        amount=None if solved.x is None else np.rint(solved.x).astype(np.intp),
+        upper_bound=np.inf if solved.mip_dual_bound is None else -float(solved.mip_dual_bound),
+    )
 
 
 def stacked(*blocks: csr_array) -> csr_array:
