@@ -32,8 +32,6 @@ from muri.profiler.records import ProfileKey, StageProfile
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32)
 GPUS_PER_NODE = 8
-NETWORKX_LIMIT = 400
-"""More jobs than this would keep networkx busy for minutes."""
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -86,7 +84,7 @@ def grouped(jobs: int, profiles: int, size: int, seed: int, *, with_peers: bool)
     result: dict[str, Any] = solve(grouping="optimal")
     if with_peers:
         bound = result["upper_bound"]
-        methods = ["certified", "rustworkx"] + (["networkx"] if jobs <= NETWORKX_LIMIT else [])
+        methods = ["certified", "rustworkx"] + (["networkx"] if jobs <= grouping_pairs.NETWORKX_LIMIT else [])
         result["peers"] = {}
         for method in methods:
             found = solve(grouping="rounds", matching=method)

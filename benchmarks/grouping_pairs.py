@@ -1,19 +1,18 @@
 """Pairs of jobs that all have distinct profiles: the certified matching beside Blossom."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from muri.policies.matching import match_weights
 from muri.policies.matching.blossom import networkx_graph, rustworkx_graph, solve_networkx, solve_rustworkx
 from muri.policies.matching.result import Pair
 from muri.policies.matching.solve import allowed_pairs
-from muri.policies.speed.model import Shape
+from muri.policies.speed.model import Floats, Indices, Shape
 from muri.policies.speed.registry import speed_model
 from muri.profiler.records import RESOURCES
-
-Floats = NDArray[np.float64]
 
 NETWORKX_LIMIT = 400
 """Most jobs for which networkx is asked: more would keep it busy for minutes."""
@@ -71,33 +70,23 @@ def solve_pairs(weights: Floats) -> dict[str, float]:
 
 def peers(weights: Floats) -> dict[str, dict[str, float]]:
     """The same graph in the usual solvers; `solver_s` is the solver's call alone, `build_s` making its graph."""
-    result = {"rustworkx": _timed_rustworkx(weights)}
+    result = {"rustworkx": _timed(weights, rustworkx_graph, solve_rustworkx)}
     if len(weights) <= NETWORKX_LIMIT:
-        result["networkx"] = _timed_networkx(weights)
+        result["networkx"] = _timed(weights, networkx_graph, solve_networkx)
     return result
 
 
-def _timed_rustworkx(weights: Floats) -> dict[str, float]:
+def _timed(
+    weights: Floats, build: Callable[[Indices, Indices, Floats], Any], solve: Callable[[Any], list[Pair]]
+) -> dict[str, float]:
     start = time.perf_counter()
     first, second = allowed_pairs(weights)
-    graph = rustworkx_graph(first, second, weights[first, second])
+    graph = build(first, second, weights[first, second])
     built = time.perf_counter()
-    pairs = solve_rustworkx(graph)
-    return _figures(weights, pairs, built - start, time.perf_counter() - built)
-
-
-def _timed_networkx(weights: Floats) -> dict[str, float]:
-    start = time.perf_counter()
-    first, second = allowed_pairs(weights)
-    graph = networkx_graph(first, second, weights[first, second])
-    built = time.perf_counter()
-    pairs = solve_networkx(graph)
-    return _figures(weights, pairs, built - start, time.perf_counter() - built)
-
-
-def _figures(weights: Floats, pairs: list[Pair], build_s: float, solver_s: float) -> dict[str, float]:
+    pairs = solve(graph)
+    solver_s = time.perf_counter() - built
     return {
         "solver_s": round(solver_s, 4),
-        "build_s": round(build_s, 4),
+        "build_s": round(built - start, 4),
         "efficiency": float(sum(weights[pair] for pair in pairs)),
     }

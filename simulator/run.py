@@ -15,6 +15,7 @@ from muri.simulator.engine import Engine
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.pace import Speeds, pace_of
 from muri.simulator.reference.run import simulate_reference
+from muri.simulator.refusals import check_cluster, check_noise, check_sizes
 from muri.simulator.waiting import WaitingJobs, view_of
 from muri.simulator.world import World
 
@@ -104,14 +105,10 @@ def _check_settings(settings: Settings, cluster: Cluster) -> None:
         value = getattr(settings, name)
         if not 0 <= value < math.inf:
             raise SimulationError(f"{name} is {value}; it must be a finite number of seconds ≥ 0")
-    if not 0 <= settings.profile_noise <= 1:
-        raise SimulationError(f"profile_noise is {settings.profile_noise}; it must be 0 to 1")
+    check_noise(settings)
     if settings.seed < 0:
         raise SimulationError(f"seed is {settings.seed}; it must be ≥ 0")
-    if cluster.node_count < 1 or cluster.gpus_per_node < 1:
-        raise SimulationError(
-            f"the cluster has {cluster.node_count} nodes with {cluster.gpus_per_node} GPUs each; both must be ≥ 1"
-        )
+    check_cluster(cluster)
     for outage in settings.outages:
         if not 0 <= outage.node < cluster.node_count:
             raise SimulationError(f"outage of node {outage.node}: valid are 0 to {cluster.node_count - 1}")
@@ -122,8 +119,7 @@ def _check_settings(settings: Settings, cluster: Cluster) -> None:
 
 
 def _check_trace(trace: Trace, cluster: Cluster) -> None:
-    if not trace.jobs:
-        raise SimulationError(f"trace {trace.name} has no jobs; there is nothing to simulate")
+    check_sizes(trace, cluster)
     if len({job.job_id for job in trace.jobs}) != len(trace.jobs):
         raise SimulationError(f"trace {trace.name} has several jobs of one id; ids must be unique")
     for job in trace.jobs:
@@ -135,11 +131,6 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
         raise SimulationError(f"job {job.job_id} is submitted at {job.submit_s} s; it must be finite and ≥ 0")
     if not 0 < job.service_s < math.inf:
         raise SimulationError(f"job {job.job_id} needs {job.service_s} s of service; it must be finite and > 0")
-    if not 1 <= job.gpu_count <= cluster.gpu_count:
-        raise SimulationError(
-            f"job {job.job_id} needs {job.gpu_count} GPUs, but the cluster has {cluster.gpu_count}; "
-            "simulate more nodes, or leave the job out"
-        )
     if cluster.gpu_mem_gib and job.profile.gpu_mem_gib > cluster.gpu_mem_gib:
         raise SimulationError(
             f"job {job.job_id} needs {job.profile.gpu_mem_gib} GiB of GPU memory, but each GPU has "

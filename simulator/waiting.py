@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Final
 
-from muri.policies.cycle.queue import waited_s
+from muri.policies.cycle.queue import full_key, waited_s
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
@@ -121,7 +121,7 @@ class WaitingJobs:
             job = live.as_waiting
             assert job is not None
             young = waited_s(job, request.now_s) <= self._view.max_wait_s
-            of_size.setdefault(job.gpu_count, []).append(((float(young), *_full(key, job)), live))
+            of_size.setdefault(job.gpu_count, []).append(((float(young), *full_key(key, job)), live))
         return {size: nsmallest(self._view.per_slot * (gpu_count // size), found) for size, found in of_size.items()}
 
     def _seen(self) -> list[PlanJob]:
@@ -131,9 +131,4 @@ class WaitingJobs:
         if self._key is None:
             assert self._view.key is not None
             self._key = self._view.key(PlanRequest((job,), (), 0.0))
-        return _full(self._key, job)
-
-
-def _full(key: PriorityKey, job: PlanJob) -> Key:
-    """As the planner breaks ties."""
-    return (*key(job), job.submit_s, job.job_id)
+        return full_key(self._key, job)

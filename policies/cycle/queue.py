@@ -106,7 +106,7 @@ def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callabl
     A running job counts as aged only where it still carries `waiting_since_s` from before its start.
     """
     if request.larger_than_a_node == "slurm":
-        return lambda job: (*key(job), job.submit_s, job.job_id)
+        return lambda job: full_key(key, job)
     now_s = request.now_s
     waiting = {job.job_id for job in request.jobs if waited_s(job, now_s) > max_wait_s}
     waiting |= {
@@ -115,4 +115,9 @@ def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callabl
         for job in unit.members
         if job.waiting_since_s is not None and waited_s(job, now_s) > max_wait_s
     }
-    return lambda job: (0.0 if job.job_id in waiting else 1.0, *key(job), job.submit_s, job.job_id)
+    return lambda job: (0.0 if job.job_id in waiting else 1.0, *full_key(key, job))
+
+
+def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
+    """A job's key and what breaks ties: the earlier submission, then the lower id."""
+    return (*key(job), job.submit_s, job.job_id)

@@ -2,6 +2,7 @@
 
 from bisect import bisect_right
 
+from muri.policies.cycle import queue
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import EXCLUSIVE, QueuePolicy
@@ -41,8 +42,7 @@ def running_ids(request: PlanRequest) -> frozenset[int]:
 
 def waited(job: PlanJob, now_s: float) -> float:
     """Seconds since a waiting job last received service, or since its submission."""
-    since_s = job.submit_s if job.waiting_since_s is None else job.waiting_since_s
-    return max(0.0, now_s - since_s)
+    return max(0.0, queue.waited_s(job, now_s))
 
 
 def queue_of(job: PlanJob, waited_s: float, options: PolicyOptions) -> int:

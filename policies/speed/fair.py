@@ -49,8 +49,7 @@ class Fair:
         checked = checked_groups(groups, len(shapes), MAX_MEMBERS)
         count, members = checked.shape
         if members == 1:
-            single = alone(figures, checked)
-            return Evaluation(single.speed, single.efficiency, np.full(count, np.nan))
+            return alone(figures, checked, has_period=False)
         share = figures.share
         speed = np.empty((members, count))
         for part in chunks(count):

@@ -125,10 +125,10 @@ def member_rows(groups: Indices, part: slice) -> Indices:
     return np.ascontiguousarray(groups[part].T)
 
 
-def alone(figures: Figures, groups: Indices) -> Evaluation:
-    """Groups of one: full speed, and an iteration for a period."""
+def alone(figures: Figures, groups: Indices, *, has_period: bool = True) -> Evaluation:
+    """Groups of one: full speed, and an iteration for a period where the model has periods."""
     index = groups[:, 0]
-    period = figures.iteration_s[index]
+    period = figures.iteration_s[index] if has_period else np.full(len(index), np.nan)
     efficiency = figures.share.mean(axis=0)[index]
     return Evaluation(np.ones((len(index), 1)), efficiency, period)
 

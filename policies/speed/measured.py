@@ -56,12 +56,10 @@ class Measured:
         """
         figures = figures_of(shapes)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)
-        no_period = np.full(len(checked), np.nan)
         if checked.shape[1] == 1:
-            single = alone(figures, checked)
-            return Evaluation(single.speed, single.efficiency, no_period)
+            return alone(figures, checked, has_period=False)
         speed = self._speeds(shapes, checked)
-        return Evaluation(speed, used_share(figures, checked, speed), no_period)
+        return Evaluation(speed, used_share(figures, checked, speed), np.full(len(checked), np.nan))
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
         """What the other model says: a table of speeds knows no ordering."""

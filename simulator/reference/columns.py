@@ -1,12 +1,12 @@
 """All groups that jobs of one GPU count can form, by kind, as arrays."""
 
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 from math import comb
 from typing import Final
 
 import numpy as np
 
+from muri.policies.grouping.columns import multisets
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.speed.reference import Reference
 from muri.simulator.reference.constants import RUN_TIME_FACTOR
@@ -63,7 +63,7 @@ def columns_of(table: JobTable, gpus: int, largest: int) -> Columns:
 
 def _of_size(table: JobTable, kinds: Indices, count: int, size: int) -> tuple[Indices, Indices, Floats]:
     """Members, candidates and speeds of the groups of so many jobs."""
-    members = np.array(list(combinations_with_replacement(range(len(kinds)), count)), dtype=np.intp)
+    members = multisets(len(kinds), count)
     alone_s = np.array([table.planned[kind].iteration_s for kind in kinds.tolist()]) * RUN_TIME_FACTOR
     period_s = alone_s[members[:, 0]]
     if count > 1:

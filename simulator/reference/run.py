@@ -19,6 +19,7 @@ from muri.simulator.reference.ledger import Ledger
 from muri.simulator.reference.muri import Muri, MuriOptions
 from muri.simulator.reference.shortest import Shortest
 from muri.simulator.reference.tiresias import Tiresias
+from muri.simulator.refusals import check_cluster, check_noise, check_sizes
 
 _MURI: Final[Mapping[str, Mapping[str, Any]]] = {
     "muri-s": {"durations_known": True},
@@ -95,7 +96,9 @@ def simulate_reference(
 def _check(trace: Trace, policy: str, cluster: Cluster, settings: Settings, options: Mapping[str, Any]) -> None:
     check_reference(policy, options)
     _check_settings(settings)
-    _check_trace(trace, cluster)
+    check_noise(settings)
+    check_cluster(cluster)
+    check_sizes(trace, cluster)
 
 
 def check_reference(policy: str, options: Mapping[str, Any]) -> None:
@@ -120,23 +123,6 @@ def _check_settings(settings: Settings) -> None:
     for name in ("interval_s", "profiling_s", "outages"):
         if getattr(settings, name):
             raise SimulationError(f"the reference model has no {name}; leave it out, or use the default model")
-    if not 0 <= settings.profile_noise <= 1:
-        raise SimulationError(f"profile_noise is {settings.profile_noise}; it must be 0 to 1")
-
-
-def _check_trace(trace: Trace, cluster: Cluster) -> None:
-    if not trace.jobs:
-        raise SimulationError(f"trace {trace.name} has no jobs; there is nothing to simulate")
-    if cluster.node_count < 1 or cluster.gpus_per_node < 1:
-        raise SimulationError(
-            f"the cluster has {cluster.node_count} nodes with {cluster.gpus_per_node} GPUs each; both must be ≥ 1"
-        )
-    for job in trace.jobs:
-        if not 1 <= job.gpu_count <= cluster.gpu_count:
-            raise SimulationError(
-                f"job {job.job_id} needs {job.gpu_count} GPUs, but the cluster has {cluster.gpu_count}; "
-                "simulate more nodes, or leave the job out"
-            )
 
 
 def _discipline(
