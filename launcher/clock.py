@@ -1,10 +1,11 @@
 """Measures the stages of one training script and, inside a group, asks for their resources."""
 
+import contextlib
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -85,13 +86,42 @@ def wait_for_gpu() -> None:
         cuda.current_stream().synchronize()
 
 
+class _Lane:
+    """The stages of one thread that waits for resources: innermost last, and since when that one runs."""
+
+    __slots__ = ("since_s", "stack", "waited_s")
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.since_s = 0.0
+        self.waited_s = 0.0
+
+
+class _ThreadPart(threading.local):
+    """What a thread that does not own the clock has of its own.
+
+    Attributes:
+        lane: Set while the thread's stages are gated.
+        ungated: Its stages otherwise, each with its start.
+    """
+
+    def __init__(self) -> None:
+        self.lane: _Lane | None = None
+        self.ungated: list[tuple[int, float]] = []
+
+
 class StageClock:
     """Stage and iteration times of one script.
 
     One thread owns the clock: the one that iterates `muri.batches`, else the first to mark a
-    stage. Its stages are gated. Stages in other threads (prefetching) are timed but not gated.
+    stage. Its stages are gated, and so are those of a thread within `lane()`. Stages in other
+    threads are timed but not gated.
 
     Attributes:
+        explicit: Whether the script marked a stage or iterated `muri.batches` itself; whoever marks
+            stages on its behalf leaves that to it from then on.
+        at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
+            and with no resource held.
         stage_s: Total seconds per stage, in the order of `STAGES`.
         wait_s: Total seconds of waiting for each stage's resource.
         iterations: Iterations done.
@@ -105,6 +135,8 @@ class StageClock:
         on_iteration: IterationListener | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.explicit = False
+        self.at_boundary: list[Callable[[], None]] = []
         self.stage_s = [0.0] * STAGE_COUNT
         self.wait_s = [0.0] * STAGE_COUNT
         self.iterations = 0
@@ -114,54 +146,80 @@ class StageClock:
         self._on_iteration = on_iteration
         self._now = now
         self._owner: int | None = None
-        self._stack: list[int] = []
-        self._since_s = 0.0
-        self._waited_s = 0.0
+        self._own = _Lane()
+        self._thread = _ThreadPart()
         self._by_batches = False
         self._first_stage: int | None = None
         self._iteration_start_s: float | None = None
         self._iteration_stage_s = [0.0] * STAGE_COUNT
         self._iteration_wait_s = [0.0] * STAGE_COUNT
-        self._elsewhere = threading.local()
-        self._elsewhere_lock = threading.Lock()
+        self._sums = threading.Lock()
 
     def enter(self, stage: int) -> None:
         """Begin a stage; a stage inside another suspends the outer one.
 
         The same stage inside itself is a yield point: a long stage can let others go first.
         """
-        if not self._owned():
-            self._enter_elsewhere(stage)
+        lane = self._gated()
+        if lane is None:
+            self._thread.ungated.append((stage, self._now()))
             return
-        if self._stack and self._stack[-1] == stage:
-            self._yield(stage)
-            self._stack.append(stage)
+        stack = lane.stack
+        if stack and stack[-1] == stage:
+            self._yield(lane, stage)
+            stack.append(stage)
             return
-        if self._stack:
-            self._suspend(self._stack[-1])
-        elif not self._by_batches:
+        if stack:
+            self._suspend(lane, stack[-1])
+        elif lane is self._own and not self._by_batches:
             self._boundary_by_first_stage(stage)
-        self._resume(stage)
-        self._stack.append(stage)
+        self._resume(lane, stage)
+        stack.append(stage)
 
     def leave(self) -> None:
         """End the innermost stage; the outer one, if any, goes on."""
-        if not self._owned():
-            self._leave_elsewhere()
+        lane = self._gated()
+        if lane is None:
+            self._leave_ungated()
             return
-        if not self._stack:  # the stage was entered before this clock was in charge
+        if not lane.stack:  # the stage was entered before this clock was in charge
             return
-        stage = self._stack.pop()
-        if self._stack and self._stack[-1] == stage:
+        stage = lane.stack.pop()
+        if lane.stack and lane.stack[-1] == stage:
             return
-        self._suspend(stage)
-        if self._stack:
-            self._resume(self._stack[-1])
+        self._suspend(lane, stage)
+        if lane.stack:
+            self._resume(lane, lane.stack[-1])
 
     def yield_point(self) -> None:
         """Let a member that is further behind use the current stage's resource first."""
-        if self._stack and self._owned():
-            self._yield(self._stack[-1])
+        lane = self._gated()
+        if lane is not None and lane.stack:
+            self._yield(lane, lane.stack[-1])
+
+    @contextlib.contextmanager
+    def lane(self) -> Iterator[None]:
+        """Gate the calling thread's stages like the owner's: own stages and waits, the same member.
+
+        For threads that do part of the script's work beside the loop, such as prefetching or
+        communication. Without effect in the thread that owns the clock. On the way out stages that
+        are still open are ended.
+        """
+        if self._thread.lane is not None or self._owner == threading.get_ident():
+            yield
+            return
+        lane = self._thread.lane = _Lane()
+        try:
+            yield
+        finally:
+            self._thread.lane = None
+            if lane.stack:
+                self._suspend(lane, lane.stack[-1])
+
+    def add_wait(self, stage: int, waited_s: float) -> None:
+        """Count a wait of the owner that a lane's wait for the stage's resource caused, in seconds."""
+        with self._sums:
+            self._iteration_wait_s[stage] += waited_s
 
     def ask_batch(self) -> None:
         """The loop asks for its next batch: one iteration ends, the next begins."""
@@ -184,6 +242,8 @@ class StageClock:
         self._gate.iteration_done(record)
         if self._on_iteration is not None:
             self._on_iteration(record)
+        if self.at_boundary:
+            self._call_at_boundary()
 
     def drop_iteration(self) -> None:
         """Forget the open iteration: there was no batch left for it."""
@@ -194,11 +254,24 @@ class StageClock:
         recent = list(self.recent)
         return sum(record.iteration_s for record in recent) / len(recent) if recent else None
 
-    def _owned(self) -> bool:
+    def _gated(self) -> _Lane | None:
+        """The calling thread's lane, None if its stages are not gated."""
+        lane = self._thread.lane
+        if lane is not None:
+            return lane
         ident = threading.get_ident()
         if self._owner is None:
             self._owner = ident
-        return self._owner == ident
+        return self._own if self._owner == ident else None
+
+    def _call_at_boundary(self) -> None:
+        stack = self._own.stack
+        if stack:  # the loop runs inside a stage
+            self._suspend(self._own, stack[-1])
+        for function in list(self.at_boundary):
+            function()
+        if stack:
+            self._resume(self._own, stack[-1])
 
     def _begin_iteration(self) -> None:
         self._iteration_start_s = self._now()
@@ -212,49 +285,44 @@ class StageClock:
             self.end_iteration()
             self._begin_iteration()
 
-    def _resume(self, stage: int) -> None:
-        self._note_wait(stage, self._gate.acquire(stage))
-        self._since_s = self._now()
+    def _resume(self, lane: _Lane, stage: int) -> None:
+        self._note_wait(lane, stage, self._gate.acquire(stage))
+        lane.since_s = self._now()
 
-    def _suspend(self, stage: int) -> None:
+    def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             wait_for_gpu()
-        self._close_interval(stage)
+        self._close_interval(lane, stage, self._now())
         self._gate.release(stage)
 
-    def _yield(self, stage: int) -> None:
+    def _yield(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             wait_for_gpu()
         before_s = self._now()
         waited_s = self._gate.yield_point(stage)
         if waited_s > 0:
-            self._close_interval(stage, before_s)
-            self._note_wait(stage, waited_s)
-            self._since_s = self._now()
+            self._close_interval(lane, stage, before_s)
+            self._note_wait(lane, stage, waited_s)
+            lane.since_s = self._now()
 
-    def _close_interval(self, stage: int, end_s: float | None = None) -> None:
-        end_s = self._now() if end_s is None else end_s
-        held_s = end_s - self._since_s
-        self.stage_s[stage] += held_s
-        self._iteration_stage_s[stage] += held_s
+    def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
+        self._add_held(stage, end_s - lane.since_s)
         if self._on_interval is not None:
-            self._on_interval(stage, self._since_s, end_s, self._waited_s)
+            self._on_interval(stage, lane.since_s, end_s, lane.waited_s)
 
-    def _note_wait(self, stage: int, waited_s: float) -> None:
-        self._waited_s = waited_s
-        self.wait_s[stage] += waited_s
-        self._iteration_wait_s[stage] += waited_s
-
-    def _enter_elsewhere(self, stage: int) -> None:
-        stack = self._elsewhere.__dict__.setdefault("stack", [])
-        stack.append((stage, self._now()))
-
-    def _leave_elsewhere(self) -> None:
-        stack = self._elsewhere.__dict__.get("stack")
-        if not stack:
-            return
-        stage, since_s = stack.pop()
-        with self._elsewhere_lock:
-            held_s = self._now() - since_s
+    def _add_held(self, stage: int, held_s: float) -> None:
+        with self._sums:
             self.stage_s[stage] += held_s
             self._iteration_stage_s[stage] += held_s
+
+    def _note_wait(self, lane: _Lane, stage: int, waited_s: float) -> None:
+        lane.waited_s = waited_s
+        with self._sums:
+            self.wait_s[stage] += waited_s
+            if lane is self._own:  # the loop does not wait when a lane does
+                self._iteration_wait_s[stage] += waited_s
+
+    def _leave_ungated(self) -> None:
+        if self._thread.ungated:
+            stage, since_s = self._thread.ungated.pop()
+            self._add_held(stage, self._now() - since_s)

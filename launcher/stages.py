@@ -79,6 +79,7 @@ class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
     def __enter__(self) -> None:
         """Wait for the stage's resource, if the script shares it, and begin."""
         clock = _provider.current()
+        clock.explicit = True
         clock.enter(self._index)
         self._clock = clock
 
@@ -110,6 +111,7 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch."""
         clock = _provider.current()
+        clock.explicit = True
         clock.ask_batch()
         with stage("load"):
             source = iter(self._loader)

@@ -39,7 +39,7 @@ class SlowGate:
         self.held.remove(stage)
 
     def yield_point(self, stage: int) -> float:
-        assert self.held == [stage]
+        assert stage in self.held
         self.yields += 1
         return 0.0
 
@@ -170,3 +170,72 @@ def test_batches_has_the_loaders_length() -> None:
     assert len(stages.batches([1, 2, 3])) == 3
     with pytest.raises(TypeError):
         len(stages.batches(iter([])))
+
+
+def in_thread(function) -> None:
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join(timeout=30)
+
+
+def test_lane_has_stages_and_waits_of_its_own(time) -> None:
+    gate = SlowGate(time)
+    gate.acquire = lambda stage: gate.held.append(stage) or 0.5  # several at once: one for each thread
+    clock = StageClock(gate, now=time)
+
+    def prefetch() -> None:
+        with clock.lane(), clock.lane():
+            clock.enter(LOAD)
+            time.seconds += 7.0
+            clock.yield_point()
+            clock.enter(PREPROCESS)  # suspends the lane's own stage, not the owner's
+            assert gate.held == [PROPAGATE, PREPROCESS]
+            clock.leave()
+            clock.leave()
+        clock.enter(LOAD)  # no lane any more
+        assert gate.held == [PROPAGATE]
+        clock.leave()
+
+    clock.ask_batch()
+    clock.enter(PROPAGATE)
+    in_thread(prefetch)
+    assert gate.held == [PROPAGATE]
+    assert gate.yields == 1
+    clock.leave()
+    clock.end_iteration()
+    assert clock.stage_s == [7.0, 0.0, 7.0, 0.0]
+    assert clock.wait_s == [1.0, 0.5, 0.5, 0.0]
+    assert clock.recent[0].wait_s == (0.0, 0.0, 0.5, 0.0)  # the loop itself waited once
+
+
+def test_lane_ends_open_stages_and_does_not_mark_iterations(clock, gate) -> None:
+    def leave_open() -> None:
+        with clock.lane():
+            clock.enter(LOAD)
+
+    for _ in range(3):
+        in_thread(leave_open)
+    assert gate.held == []
+    assert clock.iterations == 0
+    clock.enter(PREPROCESS)  # the first thread outside of a lane owns the clock
+    assert gate.held == [PREPROCESS]
+
+
+def test_explicit_once_the_script_marks_a_stage(clock) -> None:
+    clock.enter(LOAD)  # on the script's behalf
+    clock.leave()
+    assert not clock.explicit
+    with stages.stage("load"):
+        assert clock.explicit
+
+
+def test_at_boundary_is_called_with_the_iteration_counted_and_nothing_held(clock, gate) -> None:
+    seen = []
+    clock.at_boundary.append(lambda: seen.append((clock.iterations, list(gate.held))))
+    with stages.stage("preprocess"):  # a loop inside a stage
+        for _ in stages.batches([1, 2]):
+            with stages.stage("propagate"):
+                pass
+        assert gate.held == [PREPROCESS]
+    assert clock.explicit
+    assert seen == [(1, []), (2, [])]
