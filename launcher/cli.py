@@ -29,7 +29,7 @@ Examples:
   muri run train.py --lr 0.1          as python train.py --lr 0.1
   muri run -m my.training --epochs 3  as python -m my.training --epochs 3
   muri run --timing train.py          stage times on stderr at the end
-  muri run --trace t.jsonl train.py   every stage, one JSON line each
+  muri run --trace t.json train.py    every stage, for ui.perfetto.dev
 
 Everything after SCRIPT belongs to the script. Mark stages with muri.stage("load"),
 "preprocess", "propagate", "synchronize", and muri.batches(loader).
@@ -47,7 +47,7 @@ class TargetError(UsageError):
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option("--no-attach", is_flag=True, help="Run alone even when the group's runtime is there.")
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
-@click.option("--trace", type=click.Path(dir_okay=False), help="Write every stage to FILE as JSON lines.")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(module: bool, no_attach: bool, timing: bool, trace: str | None, script: str, arguments: tuple[str, ...]) -> int:

@@ -12,7 +12,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.clock import IntervalListener, IterationListener, IterationRecord, StageClock
-from muri.launcher.trace import StageTrace
+from muri.launcher.trace import open_trace
 from muri.profiler.records import STAGES
 
 DRY_RUN_VARIABLE: Final = "MURI_DRY_RUN"
@@ -158,8 +158,8 @@ def _finish_in(pid: int, dry_run: DryRun) -> None:
 
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
-    trace = StageTrace(path)
     member = environment.get("SLURM_JOB_ID", "solo")
+    trace = open_trace(path, f"job {member}")
     atexit.register(trace.close)
     pending = 0
 

@@ -23,7 +23,7 @@ from muri.launcher.context import current_session
 from muri.launcher.members import MemberTable
 from muri.launcher.server import Server, SessionFactory
 from muri.launcher.stages import set_clock_provider
-from muri.launcher.trace import StageTrace
+from muri.launcher.trace import Trace, open_trace
 
 logger = logging.getLogger("muri.launcher")
 
@@ -52,7 +52,7 @@ class Runtime:
 
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
-        self._trace = StageTrace(options.trace) if options.trace else None
+        self._trace = _open_trace(options)
         self._table = MemberTable(options.members, options.discipline)
         arbiter = make_arbiter(options.discipline, options.members, options.ordering)
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path())
@@ -76,6 +76,8 @@ class Runtime:
         self._stopped.set()
         self._table.changed.set()
         reporter.join()
+        if self._trace is not None:
+            self._trace.close()
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
@@ -125,6 +127,10 @@ class Runtime:
 def _base_path() -> list[str]:
     """sys.path without what `python -m` puts first."""
     return list(sys.path if sys.flags.safe_path else sys.path[1:])
+
+
+def _open_trace(options: RuntimeOptions) -> Trace | None:
+    return None if options.trace is None else open_trace(options.trace, f"group {','.join(options.members)}")
 
 
 def _clock_of_thread() -> StageClock | None:
@@ -200,7 +206,7 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
 @click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
 @click.option("--status-file", type=_PATH, help="JSON status, written every second.")
-@click.option("--trace", type=_PATH, help="Write every stage to this file as JSON lines.")
+@click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
 @click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
 @click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")
 def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> None:

@@ -17,7 +17,7 @@ from muri.launcher.members import MemberTable
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.session import Session
-from muri.launcher.trace import StageTrace
+from muri.launcher.trace import Trace
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
@@ -49,7 +49,7 @@ class SessionFactory:
     """Makes a session for an attach request."""
 
     def __init__(
-        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], trace: StageTrace | None, base_path: list[str]
+        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], trace: Trace | None, base_path: list[str]
     ) -> None:
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s
