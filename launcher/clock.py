@@ -216,6 +216,38 @@ class StageClock:
             if lane.stack:
                 self._suspend(lane, lane.stack[-1])
 
+    @contextlib.contextmanager
+    def suspended(self, *, owner: bool = False) -> Iterator[None]:
+        """Give the current stage's resource back while the thread only waits, and take it again after.
+
+        Args:
+            owner: It is the owner that waits, blocked in C++, and the caller works on its behalf.
+        """
+        lane = self._own if owner else self._gated()
+        if lane is None or not lane.stack:
+            yield
+            return
+        self._suspend(lane, lane.stack[-1])
+        try:
+            yield
+        finally:
+            self._resume(lane, lane.stack[-1])
+
+    @property
+    def shared(self) -> bool:
+        """Whether anybody could wait for this script's resources."""
+        return not isinstance(self._gate, OpenGate)
+
+    def become_explicit(self) -> None:
+        """The script marks its stages itself: how iterations were told apart on its behalf is forgotten."""
+        self.explicit = True
+        self._by_batches = False
+        self._iteration_start_s = None
+
+    def add_held(self, stage: int, held_s: float) -> None:
+        """Count time of a stage, in seconds, that was spent elsewhere, such as in worker processes."""
+        self._add_held(stage, held_s)
+
     def add_wait(self, stage: int, waited_s: float) -> None:
         """Count a wait of the owner that a lane's wait for the stage's resource caused, in seconds."""
         with self._sums:

@@ -49,6 +49,11 @@ _provider = _Provider()
 os.register_at_fork(after_in_child=_provider.detach)
 
 
+def current_clock() -> StageClock:
+    """The clock of the script that the calling thread belongs to."""
+    return _provider.current()
+
+
 def set_clock_provider(provider: Callable[[], StageClock | None]) -> None:
     """Let the runtime say whose clock a thread uses; None stands for the process's own."""
     _provider.current = lambda: provider() or _provider.solo()
@@ -79,7 +84,8 @@ class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
     def __enter__(self) -> None:
         """Wait for the stage's resource, if the script shares it, and begin."""
         clock = _provider.current()
-        clock.explicit = True
+        if not clock.explicit:
+            clock.become_explicit()
         clock.enter(self._index)
         self._clock = clock
 
@@ -111,7 +117,8 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
     def __iter__(self) -> Iterator[Batch]:
         """Start an epoch."""
         clock = _provider.current()
-        clock.explicit = True
+        if not clock.explicit:
+            clock.become_explicit()
         clock.ask_batch()
         with stage("load"):
             source = iter(self._loader)
