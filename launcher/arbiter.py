@@ -3,7 +3,7 @@
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
@@ -11,13 +11,16 @@ from muri.launcher.fairness import DEFAULT_WINDOW_S, FairQueue
 
 Clock = Callable[[], float]
 
+GrantOrder = Callable[[list[str]], str | None]
+"""Which of the waiting members gets a resource next; None if it is the turn of one that does not wait yet."""
+
 
 class WaitInterruptedError(Exception):
     """The member was cancelled while it waited for a resource."""
 
 
 class Waiter:
-    """One member's wait for one resource; woken by the thread that grants it."""
+    """One thread's wait for one resource on behalf of its member; woken by the thread that grants it."""
 
     __slots__ = ("_lock", "granted", "interrupted", "member", "resource")
 
@@ -40,7 +43,11 @@ class Waiter:
 
 
 class Arbiter(ABC):
-    """Passes the four resources between members; each member asks from one thread."""
+    """Passes the four resources between members.
+
+    A member may ask from several threads, each for a resource of its own; a resource that one of its
+    threads holds is not granted to another of them either.
+    """
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self._now = now
@@ -52,7 +59,7 @@ class Arbiter(ABC):
 
     @abstractmethod
     def leave(self, member: str) -> None:
-        """The session ended: its tokens are free, a wait of it is interrupted."""
+        """The session ended: its tokens are free, its waits are interrupted."""
 
     @abstractmethod
     def acquire(self, member: str, resource: int) -> float:
@@ -71,7 +78,7 @@ class Arbiter(ABC):
 
     @abstractmethod
     def interrupt(self, member: str) -> None:
-        """End the member's wait, if it is waiting, with `WaitInterruptedError`."""
+        """End the member's waits, if there are any, with `WaitInterruptedError`."""
 
     def yield_point(self, member: str, resource: int) -> float:
         """Within a long stage: let a member go first that the discipline prefers.
@@ -91,15 +98,23 @@ class FairArbiter(Arbiter):
     Args:
         now: Clock in seconds.
         window_s: Bound of the arrears, see `fairness.DEFAULT_WINDOW_S`.
+        orders: Resources whose order of grants is given from outside, in place of fairness. Such a
+            resource is not passed on at yield points.
     """
 
-    def __init__(self, now: Clock = time.perf_counter, window_s: float = DEFAULT_WINDOW_S) -> None:
+    def __init__(
+        self,
+        now: Clock = time.perf_counter,
+        window_s: float = DEFAULT_WINDOW_S,
+        orders: Mapping[int, GrantOrder] | None = None,
+    ) -> None:
         super().__init__(now)
+        self._orders = dict(orders or {})
         self._queue = FairQueue(window_s)
         self._members: set[str] = set()
         self._holder: list[str | None] = [None] * STAGE_COUNT
         self._since_s = [0.0] * STAGE_COUNT
-        self._waiting: list[dict[str, Waiter]] = [{} for _ in range(STAGE_COUNT)]
+        self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Start at the smallest virtual time of those present."""
@@ -123,10 +138,11 @@ class FairArbiter(Arbiter):
             if member not in self._members:
                 raise WaitInterruptedError(member)
             self._queue.catch_up(member)
-            if self._holder[resource] is None:
+            if self._holder[resource] is None and resource not in self._orders:
                 self._grant(member, resource)
                 return 0.0
             waiter = self._enqueue(member, resource)
+            self._dispatch(resource)
         return self._await(waiter)
 
     def release(self, member: str, resource: int) -> None:
@@ -140,15 +156,21 @@ class FairArbiter(Arbiter):
         with self._mutex:
             self._interrupt(member)
 
+    def dispatch(self, resource: int) -> None:
+        """Grant the resource if it is free and the order from outside has moved on."""
+        with self._mutex:
+            self._dispatch(resource)
+
     def yield_point(self, member: str, resource: int) -> float:
         """Hand over to a waiting member that is further behind than this one."""
         if not self._waiting[resource]:  # a stale answer only delays the hand-over
             return 0.0
         with self._mutex:
-            if self._holder[resource] != member or not self._waiting[resource]:
+            others = {waiter.member for waiter in self._waiting[resource]} - {member}
+            if self._holder[resource] != member or not others or resource in self._orders:
                 return 0.0
             self._count_service(resource)
-            if self._queue.first([member, *self._waiting[resource]], resource) == member:
+            if self._queue.first([member, *others], resource) == member:
                 return 0.0
             self._pass_on(resource)
             waiter = self._enqueue(member, resource)
@@ -161,7 +183,7 @@ class FairArbiter(Arbiter):
 
     def _enqueue(self, member: str, resource: int) -> Waiter:
         waiter = Waiter(member, resource)
-        self._waiting[resource][member] = waiter
+        self._waiting[resource].append(waiter)
         return waiter
 
     def _await(self, waiter: Waiter) -> float:
@@ -183,18 +205,25 @@ class FairArbiter(Arbiter):
 
     def _pass_on(self, resource: int) -> None:
         self._count_service(resource)
-        waiting = self._waiting[resource]
         self._holder[resource] = None
-        if waiting:
-            member = self._queue.first(waiting, resource)
+        self._dispatch(resource)
+
+    def _dispatch(self, resource: int) -> None:
+        waiting = self._waiting[resource]
+        if not waiting or self._holder[resource] is not None:
+            return
+        order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
+        member = self._queue.first(members, resource) if order is None else order(members)
+        if member is not None:
             self._grant(member, resource)
-            waiting.pop(member).wake(granted=True)
+            waiting.pop(members.index(member)).wake(granted=True)
 
     def _interrupt(self, member: str) -> None:
-        for waiting in self._waiting:
-            waiter = waiting.pop(member, None)
-            if waiter is not None:
-                waiter.wake(granted=False)
+        for resource, waiting in enumerate(self._waiting):
+            for waiter in waiting:
+                if waiter.member == member:
+                    waiter.wake(granted=False)
+            self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
 
 
 def make_arbiter(discipline: str, members: list[str], ordering: list[str | None]) -> Arbiter:

@@ -18,8 +18,8 @@ class _Where(Enum):
 
     AWAY: not in the rotation, until it asks for a resource.
     BETWEEN: between two stages; the barrier waits for it, for a bounded time.
-    WAITING: asks for the resource of a later step; it is done with this step.
-    HOLDING: uses the resource of this step.
+    WAITING: one of its threads asks for the resource of a later step and none uses this step's.
+    HOLDING: one of its threads uses the resource of this step.
     """
 
     AWAY = "away"
@@ -31,13 +31,13 @@ class _Where(Enum):
 class _Place:
     """One member's place in the rotation."""
 
-    __slots__ = ("position", "since_s", "waiter", "where")
+    __slots__ = ("position", "since_s", "waiters", "where")
 
     def __init__(self, position: int) -> None:
         self.position = position
         self.where = _Where.AWAY
         self.since_s = 0.0
-        self.waiter: Waiter | None = None
+        self.waiters: list[Waiter] = []
 
 
 class LockstepArbiter(Arbiter):
@@ -87,11 +87,14 @@ class LockstepArbiter(Arbiter):
             place = self._places.get(member)
             if place is None:
                 raise WaitInterruptedError(member)
-            if self._turn(place) == resource:
+            free = place.where is not _Where.HOLDING
+            if free and self._turn(place) == resource:
                 place.where = _Where.HOLDING
                 return 0.0
-            waiter = place.waiter = Waiter(member, resource)
-            place.where = _Where.WAITING
+            waiter = Waiter(member, resource)
+            place.waiters.append(waiter)
+            if free:
+                place.where = _Where.WAITING
             self._advance()
         return self._await(waiter)
 
@@ -99,8 +102,13 @@ class LockstepArbiter(Arbiter):
         """Let go; the member may still come back to the resource within the step."""
         with self._mutex:
             place = self._places.get(member)
-            if place is not None and place.where is _Where.HOLDING:
-                place.where, place.since_s = _Where.BETWEEN, self._now()
+            if place is None or place.where is not _Where.HOLDING or self._turn(place) != resource:
+                return
+            place.where, place.since_s = _Where.BETWEEN, self._now()
+            if place.waiters:
+                place.where = _Where.WAITING
+                self._grant_turns(place)
+                self._advance()
 
     def interrupt(self, member: str) -> None:
         """Wake the member with an interruption."""
@@ -127,17 +135,28 @@ class LockstepArbiter(Arbiter):
 
     def _advance(self) -> None:
         """Go on to the next step in which somebody has work, if nobody needs this one."""
-        waiting = [place for place in self._places.values() if place.waiter is not None]
+        waiting = [place for place in self._places.values() if place.waiters]
         while waiting and not any(map(self._blocks_step, self._places.values())):
             self._step += 1
             for place in waiting:
-                waiter = place.waiter
-                if waiter is not None and self._turn(place) == waiter.resource:
-                    place.waiter, place.where = None, _Where.HOLDING
-                    waiter.wake(granted=True)
+                self._grant_turns(place)
+
+    def _grant_turns(self, place: _Place) -> None:
+        """Grant the step's resource to the member's thread that asked for it first."""
+        turn = self._turn(place)
+        for waiter in place.waiters:
+            if waiter.resource == turn:
+                place.waiters.remove(waiter)
+                place.where = _Where.HOLDING
+                waiter.wake(granted=True)
+                return
 
     def _interrupt(self, member: str) -> None:
         place = self._places.get(member)
-        if place is not None and place.waiter is not None:
-            waiter, place.waiter, place.where = place.waiter, None, _Where.AWAY
+        if place is None:
+            return
+        waiters, place.waiters = place.waiters, []
+        if place.where is _Where.WAITING:
+            place.where = _Where.AWAY
+        for waiter in waiters:
             waiter.wake(granted=False)

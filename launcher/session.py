@@ -43,33 +43,35 @@ class SessionGate:
 
     def acquire(self, stage: int) -> float:
         """Wait for the stage's resource; a signal may end the wait and the script."""
-        return self._guarded(lambda: self._arbiter.acquire(self._member, stage))
+        return self._guarded(stage, self._arbiter.acquire)
 
     def release(self, stage: int) -> None:
         """Pass the resource on."""
-        with self._session.shield:
+        with self._session.shield_of_thread():
             if not self._session.ended.is_set():
                 self._arbiter.release(self._member, stage)
 
     def yield_point(self, stage: int) -> float:
         """Let others go first, if they are further behind."""
-        return self._guarded(lambda: self._arbiter.yield_point(self._member, stage))
+        return self._guarded(stage, self._arbiter.yield_point)
 
     def iteration_done(self, record: IterationRecord) -> None:
         """Tell the arbiter."""
-        with self._session.shield:
+        with self._session.shield_of_thread():
             if not self._session.ended.is_set():
                 self._arbiter.iteration_done(self._member, record)
         self._session.safe_point()
 
-    def _guarded(self, operation: Callable[[], float]) -> float:
+    def _guarded(self, stage: int, operation: Callable[[str, int], float]) -> float:
         self._session.safe_point()
         try:
-            with self._session.shield:
-                waited_s = operation()
+            with self._session.shield_of_thread():
+                waited_s = operation(self._member, stage)
         except WaitInterruptedError:
             self._session.safe_point()
             raise SystemExit(128 + signal.SIGTERM) from None
+        if self._session.ended.is_set():  # a helper thread of a script that is over
+            self._arbiter.release(self._member, stage)
         self._session.safe_point()
         return waited_s
 
@@ -176,12 +178,21 @@ class Session:
                 os.dup2(null, file, inheritable=False)
         os.close(null)
 
+    def shield_of_thread(self) -> contextlib.AbstractContextManager[object]:
+        """The shield in the script's own thread, which alone is interrupted from outside.
+
+        A helper thread must not take it: the script's own thread holds it while it waits, perhaps for
+        a resource that only comes free once the helper gives one back.
+        """
+        own = threading.get_ident() == self._thread.ident
+        return self.shield if own else contextlib.nullcontext()
+
     def safe_point(self) -> None:
         """Called by the script's own thread where it may be interrupted."""
-        if threading.get_ident() != self._thread.ident:
-            return
         if self.ended.is_set():  # given up: the script must not use resources any more
             raise SystemExit(128 + signal.SIGTERM)
+        if threading.get_ident() != self._thread.ident:
+            return
         while self._handlers_due:
             self._run_handler(self._handlers_due.pop(0))
         ending, self._ending = self._ending, None
