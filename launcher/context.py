@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from muri.launcher.clock import StageClock
 
@@ -33,6 +33,7 @@ class SessionState:
         interrupted: Set when a signal is about to end it; wakes a sleeping script.
         clock: Its stage clock.
         deliver: Sends a signal to the session.
+        belongings: What others keep for it, by `PerSession`; dropped with it.
     """
 
     member: str
@@ -50,6 +51,33 @@ class SessionState:
     threads: list[threading.Thread] = field(default_factory=list)
     interrupted: threading.Event = field(default_factory=threading.Event)
     deliver: Callable[[int], None] = lambda _signum: None
+    belongings: dict[Any, Any] = field(default_factory=dict)
+
+
+Value = TypeVar("Value")
+
+
+class PerSession(Generic[Value]):
+    """A value that each session has for itself.
+
+    Args:
+        fresh: Makes the value that a session starts with.
+    """
+
+    def __init__(self, fresh: Callable[[], Value]) -> None:
+        self._fresh = fresh
+
+    def of(self, session: SessionState) -> Value:
+        """The session's value."""
+        try:
+            value: Value = session.belongings[self]
+        except KeyError:
+            value = session.belongings.setdefault(self, self._fresh())
+        return value
+
+    def put(self, session: SessionState, value: Value) -> None:
+        """Replace the session's value."""
+        session.belongings[self] = value
 
 
 class _Local(threading.local):
@@ -57,11 +85,21 @@ class _Local(threading.local):
 
 
 _local = _Local()
+_foreign_look_ups: list[Callable[[], SessionState | None]] = []
 
 
 def current_session() -> SessionState | None:
     """The session of the calling thread, None in the runtime's own threads."""
-    return _local.session
+    session = _local.session
+    if session is None:
+        for look_up in _foreign_look_ups:
+            session = look_up()
+    return session
+
+
+def look_up_foreign_threads(look_up: Callable[[], SessionState | None]) -> None:
+    """Say how to find the session of a thread that Python did not start."""
+    _foreign_look_ups.append(look_up)
 
 
 def enter_session(session: SessionState | None) -> None:

@@ -1,0 +1,42 @@
+"""Attributes of a module that every session has for itself."""
+
+from types import ModuleType
+from typing import Any
+
+from muri.launcher.context import PerSession, current_session
+
+
+def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
+    """Give one module properties; whoever reads `module.name` from outside goes through them.
+
+    The module's own functions, and C code that looks into its dictionary, go on reading the dictionary.
+    """
+    plain = type(module)
+    module.__class__ = type(plain.__name__, (plain,), {"__slots__": (), **properties})
+
+
+def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
+    """A property that a session may set for itself; until then it reads what the process has.
+
+    Args:
+        name: The attribute's name, also its key in the values.
+        values: What the session has set.
+    """
+
+    def get(module: ModuleType) -> Any:
+        session = current_session()
+        if session is not None and name in (own := values.of(session)):
+            return own[name]
+        try:
+            return module.__dict__[name]
+        except KeyError:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+
+    def put(module: ModuleType, value: Any) -> None:
+        session = current_session()
+        if session is None:
+            module.__dict__[name] = value
+        else:
+            values.of(session)[name] = value
+
+    return property(get, put)
