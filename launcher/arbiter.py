@@ -1,9 +1,10 @@
 """One token per resource, and two disciplines of passing them on."""
 
+import mmap
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableSequence
 from typing import Final
 
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
@@ -47,9 +48,14 @@ class Arbiter(ABC):
 
     A member may ask from several threads, each for a resource of its own; a resource that one of its
     threads holds is not granted to another of them either.
+
+    Attributes:
+        waiting_hint: A byte per resource, not 0 while a yield point would find somebody waiting. A
+            member in a process of its own reads it in shared memory instead of asking.
     """
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
+        self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(STAGE_COUNT)
         self._now = now
         self._mutex = threading.Lock()
 
@@ -184,6 +190,7 @@ class FairArbiter(Arbiter):
     def _enqueue(self, member: str, resource: int) -> Waiter:
         waiter = Waiter(member, resource)
         self._waiting[resource].append(waiter)
+        self.waiting_hint[resource] = 1
         return waiter
 
     def _await(self, waiter: Waiter) -> float:
@@ -217,6 +224,7 @@ class FairArbiter(Arbiter):
         if member is not None:
             self._grant(member, resource)
             waiting.pop(members.index(member)).wake(granted=True)
+            self.waiting_hint[resource] = bool(waiting)
 
     def _interrupt(self, member: str) -> None:
         for resource, waiting in enumerate(self._waiting):
@@ -224,6 +232,7 @@ class FairArbiter(Arbiter):
                 if waiter.member == member:
                     waiter.wake(granted=False)
             self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
+            self.waiting_hint[resource] = bool(self._waiting[resource])
 
 
 def make_arbiter(discipline: str, members: list[str], ordering: list[str | None]) -> Arbiter:

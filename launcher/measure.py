@@ -12,6 +12,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.clock import IntervalListener, IterationListener, IterationRecord, StageClock
+from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.trace import open_trace
 from muri.profiler.records import STAGES
 
@@ -124,17 +125,23 @@ class DryRun:
 
 
 def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
-    """The clock of a script that runs alone, with what its environment asks to be reported."""
+    """The clock of a script that has its process for itself, with what its environment asks to be reported.
+
+    Alone nothing is waited for; a member's own process asks the runtime that started it.
+    """
     on_interval: IntervalListener | None = None
     on_iteration: IterationListener | None = None
-    if environment.get(TRACE_VARIABLE):
+    gate = gate_from_environment(environment)
+    if gate is not None and gate.traced:
+        on_interval = gate.interval
+    elif environment.get(TRACE_VARIABLE):
         on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
     request = DryRunRequest.from_environment(environment)
     if request is not None and environment.get("RANK", "0") == "0":
         dry_run = DryRun(request)
         on_iteration = dry_run.add
         atexit.register(_finish_in, os.getpid(), dry_run)
-    clock = StageClock(on_interval=on_interval, on_iteration=on_iteration)
+    clock = StageClock(gate, on_interval=on_interval, on_iteration=on_iteration)
     if environment.get(TIMING_VARIABLE) == "1":
         atexit.register(lambda: print(summary(clock), file=sys.stderr))
     return clock

@@ -1,0 +1,47 @@
+"""What the server and the member table ask of a session, whether it is a thread or a process."""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+from muri.launcher.clock import StageClock
+
+
+@runtime_checkable
+class MemberSession(Protocol):
+    """One run of a member's script; `session.Session` in a thread, `process_session.ProcessSession` in a process.
+
+    Attributes:
+        member: The member's job id.
+        clock: Its stage times.
+        exit_code: The script's exit code, None until it ended.
+        ended: Set when the script ended and everything of it was cleared away.
+    """
+
+    member: str
+    clock: StageClock
+    exit_code: int | None
+    ended: threading.Event
+
+    @property
+    def isolation(self) -> str:
+        """Either "thread" or "process"."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+
+    def start(self, on_end: "Callable[[MemberSession], None]") -> None:
+        """Run the script; `on_end` is called once, when the exit code is known."""
+
+    def deliver(self, signum: int) -> None:
+        """Do what the signal would do to a process that runs the script."""
+
+    def end(self, signum: int, grace_s: float = ...) -> None:
+        """End the script with a signal's default action, and insist on it after `grace_s` seconds."""
+
+    def shut_down(self, grace_s: float) -> None:
+        """The runtime ends: let the script's own SIGTERM handler work, else end it."""
+
+    def detach_output(self) -> None:
+        """The member's own process is gone: what the script still writes goes nowhere."""

@@ -1,0 +1,227 @@
+"""One member's script in a process of its own, under the same arbiter as the sessions in threads.
+
+For scripts that cannot share a process. The script's process is a child of the runtime, so it has
+the GPUs of the group's job; everything else it has is the member's own.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from muri.launcher import process_supervisor as supervisor
+from muri.launcher import process_wire as wire
+from muri.launcher.arbiter import Arbiter
+from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
+from muri.launcher.member_session import MemberSession
+from muri.launcher.process_channels import Channels
+from muri.launcher.protocol import AttachRequest
+from muri.launcher.session_setup import GPU_VARIABLES
+
+logger = logging.getLogger("muri.launcher")
+
+CANCEL_GRACE_S: Final = 20.0
+_TRACKED: Final = "SigCgt:"
+
+
+class ProcessSession:
+    """Runs one attach request in a process; see `MemberSession` for the attributes.
+
+    Args:
+        request: What to run.
+        files: The member's standard input, output and error; closed here.
+        arbiter: Grants resources.
+        page_fd: The page that tells yield points whether somebody waits (`process_wire.make_page`).
+        on_interval: Hears of every stage held, None when nobody wants to.
+        solo_iteration_s: Seconds of an iteration when alone, None when unknown.
+    """
+
+    isolation: Final = "process"
+
+    def __init__(
+        self,
+        request: AttachRequest,
+        files: tuple[int, int, int],
+        arbiter: Arbiter,
+        page_fd: int,
+        on_interval: IntervalListener | None = None,
+        solo_iteration_s: float | None = None,
+    ) -> None:
+        self.member = request.job_id
+        self.clock = StageClock()  # never entered: filled from what the process tells
+        self.exit_code: int | None = None
+        self.ended = threading.Event()
+        self.lost = False
+        self._request = request
+        self._files = files
+        self._arbiter = arbiter
+        self._page_fd = page_fd
+        self._solo_iteration_s = solo_iteration_s
+        self._traced = on_interval is not None
+        self._channels = Channels(self.member, arbiter, self._count, on_interval)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._script_pid = 0
+        self._told_to_end = False
+        self._handles_end = False
+        self._early: list[int] = []
+        self._lock = threading.Lock()
+
+    def start(self, on_end: Callable[[MemberSession], None]) -> None:
+        """Run the script."""
+        self._on_end = on_end
+        self._arbiter.join(self.member, self._solo_iteration_s)
+        # The process is told of the death of the thread that started it: this one lives as long as it does.
+        threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
+
+    def deliver(self, signum: int) -> None:
+        """Pass the signal on; the process does with it what it would do alone."""
+        with self._lock:
+            if self._process is None:
+                self._early.append(signum)
+            elif self.exit_code is None:
+                self._process.send_signal(signum)
+
+    def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
+        """Pass the signal on, and kill the script after the grace time."""
+        self.deliver(signum)
+        timer = threading.Timer(grace_s, self._kill)
+        timer.daemon = True
+        timer.start()
+
+    def shut_down(self, grace_s: float) -> None:
+        """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
+        self._handles_end = _handles(self._script_pid, signal.SIGTERM)
+        self._told_to_end = True
+        self.end(signal.SIGTERM, grace_s)
+
+    def detach_output(self) -> None:
+        """Nothing to do: the process holds the member's files itself and is ended."""
+
+    def _kill(self) -> None:
+        if not self.ended.is_set():
+            logger.warning("the process of member %s did not end in time and is killed", self.member)
+            self.deliver(supervisor.KILL_COMMAND)
+
+    def _count(self, record: IterationRecord) -> None:
+        clock = self.clock
+        clock.iterations += 1
+        clock.recent.append(record)
+        for stage, (stage_s, wait_s) in enumerate(zip(record.stage_s, record.wait_s, strict=True)):
+            clock.stage_s[stage] += stage_s
+            clock.wait_s[stage] += wait_s
+
+    def _main(self) -> None:
+        code = 1
+        try:
+            status = self._spawn()
+            with os.fdopen(status, "rb", buffering=0) as reports:
+                code = self._await_end(reports.read)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(self._files[2], f"muri: the script's process could not be started: {error}\n".encode())
+        finally:
+            self._conclude(code)
+
+    def _spawn(self) -> int:
+        """Start the process; returns the reading end of its status pipe."""
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reading, writing = os.pipe()
+        inherited = (writing, theirs.fileno(), self._page_fd)
+        try:
+            process = self._popen(inherited)
+        except BaseException:
+            own.close()
+            os.close(reading)
+            raise
+        finally:
+            theirs.close()
+            os.close(writing)
+        self._channels.open(own)
+        with self._lock:
+            self._process = process
+            early, self._early = self._early, []
+        for signum in early:
+            self.deliver(signum)
+        return reading
+
+    def _popen(self, inherited: tuple[int, int, int]) -> "subprocess.Popen[bytes]":
+        request, (stdin, stdout, stderr) = self._request, self._files
+        numbers = (os.getpid(), *inherited, int(self._traced))
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", supervisor.__file__, *map(str, numbers), *script_command(request)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=_environment(request),
+            cwd=request.cwd,
+            umask=request.umask,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+
+    def _await_end(self, read: Callable[[int], bytes]) -> int:
+        """Wait for the script's end; what it holds is free at once, then what it left behind is ended."""
+        process = self._process
+        assert process is not None
+        size = supervisor.REPORT.size
+        if len(started := read(size)) == size:
+            (self._script_pid,) = supervisor.REPORT.unpack(started)
+        ended = read(size)
+        self._arbiter.leave(self.member)
+        exited = process.wait()
+        if len(ended) == size:
+            return int(supervisor.REPORT.unpack(ended)[0])
+        return exited if exited >= 0 else 128 - exited
+
+    def _conclude(self, code: int) -> None:
+        self._arbiter.leave(self.member)
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        with self._lock:
+            self.exit_code = code
+        self.lost = self._told_to_end and (self._handles_end or code in _KILLED)
+        self.ended.set()
+        self._on_end(self)
+
+
+_KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+def script_command(request: AttachRequest) -> list[str]:
+    """How the script runs as a process of its own."""
+    return [sys.executable, *(["-m"] if request.module else []), request.target, *request.arguments]
+
+
+def _environment(request: AttachRequest) -> dict[str, str]:
+    """The member's environment with the runtime's GPUs."""
+    own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
+    return own | {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+
+
+def share_waiting_hint(arbiter: Arbiter) -> int:
+    """Put the arbiter's `waiting_hint` where processes see it; returns the page's descriptor."""
+    page_fd, arbiter.waiting_hint = wire.make_page()
+    return page_fd
+
+
+def chosen_isolation(environment: Mapping[str, str], default: str) -> str:
+    """What the member asked for by $MURI_ISOLATION, else the site's default."""
+    chosen = environment.get("MURI_ISOLATION") or default
+    return chosen if chosen in {"thread", "process"} else default
+
+
+def _handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines() if pid else []
+        caught = next(int(line.split()[1], 16) for line in status if line.startswith(_TRACKED)) if status else 0
+        return bool(caught >> (signum - 1) & 1)
+    return False
