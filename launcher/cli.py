@@ -15,7 +15,7 @@ from muri.launcher import measure
 from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
-from muri.launcher.protocol import ProtocolError
+from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
 
 WAIT_FOR_END_S: Final = 60.0
@@ -46,11 +46,25 @@ class TargetError(UsageError):
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
 @click.option("--no-attach", is_flag=True, help="Run alone even when the group's runtime is there.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["thread", "process"]),
+    envvar=ISOLATION_VARIABLE,
+    help="Within a group, share the runtime's process or have one of its own (or set MURI_ISOLATION).",
+)
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(module: bool, no_attach: bool, timing: bool, trace: str | None, script: str, arguments: tuple[str, ...]) -> int:
+def run(
+    module: bool,
+    no_attach: bool,
+    isolation: str | None,
+    timing: bool,
+    trace: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
     """Run a training script; inside a group, interleave it with its partners.
 
     Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs in
@@ -60,6 +74,8 @@ def run(module: bool, no_attach: bool, timing: bool, trace: str | None, script: 
         raise click.NoSuchOption(script)
     if not module and not Path(script).exists():
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
+    if isolation is not None:
+        os.environ[ISOLATION_VARIABLE] = isolation
     if timing:
         os.environ[measure.TIMING_VARIABLE] = "1"
     if trace is not None:

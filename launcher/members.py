@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from muri.launcher.session import Session
+from muri.launcher.member_session import MemberSession
 from muri.profiler.records import STAGES
 
 
@@ -22,7 +22,7 @@ class Member:
         earlier_iterations: Iterations of the sessions that ended.
     """
 
-    session: Session | None = None
+    session: MemberSession | None = None
     state: str = "waiting"
     sessions: int = 0
     earlier_iterations: int = 0
@@ -42,6 +42,7 @@ class Member:
             "iteration_s": None if session is None else session.clock.recent_iteration_s(),
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
+            "isolation": None if session is None else session.isolation,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
 
@@ -63,7 +64,7 @@ class MemberTable:
         """Whether the job is a member."""
         return member in self._members
 
-    def begin(self, session: Session) -> bool:
+    def begin(self, session: MemberSession) -> bool:
         """Note that a session starts; False when the member has one that runs."""
         with self._lock:
             member = self._members[session.member]
@@ -74,7 +75,7 @@ class MemberTable:
             self.changed.set()
             return True
 
-    def finish(self, session: Session) -> None:
+    def finish(self, session: MemberSession) -> None:
         """Note that it ended."""
         with self._lock:
             member = self._members[session.member]
@@ -83,7 +84,7 @@ class MemberTable:
                 member.earlier_iterations += session.clock.iterations
                 self.changed.set()
 
-    def running(self) -> list[Session]:
+    def running(self) -> list[MemberSession]:
         """The sessions under way."""
         with self._lock:
             return [m.session for m in self._members.values() if m.session is not None and m.state == "running"]

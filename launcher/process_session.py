@@ -22,7 +22,7 @@ from muri.launcher.arbiter import Arbiter
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.member_session import MemberSession
 from muri.launcher.process_channels import Channels
-from muri.launcher.protocol import AttachRequest
+from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
 from muri.launcher.session_setup import GPU_VARIABLES
 
 logger = logging.getLogger("muri.launcher")
@@ -214,7 +214,7 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
 
 def chosen_isolation(environment: Mapping[str, str], default: str) -> str:
     """What the member asked for by $MURI_ISOLATION, else the site's default."""
-    chosen = environment.get("MURI_ISOLATION") or default
+    chosen = environment.get(ISOLATION_VARIABLE) or default
     return chosen if chosen in {"thread", "process"} else default
 
 

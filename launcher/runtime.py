@@ -45,6 +45,7 @@ class RuntimeOptions:
     trace: Path | None
     preload: list[str]
     grace_s: float
+    isolation: str = "thread"
 
 
 class Runtime:
@@ -55,7 +56,7 @@ class Runtime:
         self._trace = _open_trace(options)
         self._table = MemberTable(options.members, options.discipline)
         arbiter = make_arbiter(options.discipline, options.members, options.ordering)
-        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path())
+        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         self._server = Server(options.run_dir, options.members, self._table, factory)
         self._told_to_end, self._tell_to_end = os.pipe()
         self._stopped = threading.Event()
@@ -208,6 +209,13 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.option("--status-file", type=_PATH, help="JSON status, written every second.")
 @click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
 @click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["thread", "process"]),
+    default="thread",
+    show_default=True,
+    help="How members run that do not say it themselves by $MURI_ISOLATION.",
+)
 @click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")
 def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> None:
     """Serve the members of one group in one process, until SIGTERM."""

@@ -13,7 +13,9 @@ from typing import Final
 
 from muri.launcher import protocol, rendezvous
 from muri.launcher.arbiter import Arbiter
+from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
+from muri.launcher.process_session import ProcessSession, chosen_isolation, share_waiting_hint
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.session import Session
@@ -49,14 +51,21 @@ class SessionFactory:
     """Makes a session for an attach request."""
 
     def __init__(
-        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], trace: Trace | None, base_path: list[str]
+        self,
+        arbiter: Arbiter,
+        solo_iteration_s: Mapping[str, float],
+        trace: Trace | None,
+        base_path: list[str],
+        isolation: str = "thread",
     ) -> None:
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s
         self._trace = trace
         self._base_path = base_path
+        self._isolation = isolation
+        self._page_fd = share_waiting_hint(arbiter)
 
-    def make(self, request: AttachRequest, files: tuple[int, int, int]) -> Session:
+    def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
         """A session that has not started."""
         member, trace = request.job_id, self._trace
 
@@ -65,7 +74,10 @@ class SessionFactory:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
         solo_s = self._solo_iteration_s.get(member)
-        return Session(request, files, self._arbiter, self._base_path, None if trace is None else record, solo_s)
+        listener = None if trace is None else record
+        if chosen_isolation(request.environment, self._isolation) == "process":
+            return ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s)
+        return Session(request, files, self._arbiter, self._base_path, listener, solo_s)
 
 
 class Server:
@@ -183,8 +195,8 @@ class Server:
             }
         return None
 
-    def _reporter(self, connection: Connection) -> Callable[[Session], None]:
-        def report(session: Session) -> None:
+    def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
+        def report(session: MemberSession) -> None:
             self._table.finish(session)
             logger.info("member %s ended with exit code %s", session.member, session.exit_code)
             if session.lost:
@@ -194,7 +206,7 @@ class Server:
 
         return report
 
-    def _listen(self, raw: socket.socket, session: Session) -> None:
+    def _listen(self, raw: socket.socket, session: MemberSession) -> None:
         try:
             while (frame := protocol.receive(raw)) is not None:
                 if frame["type"] == "signal":

@@ -18,6 +18,7 @@ from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
 from muri.launcher.endings import SessionSignalError, ending_of, exit_code, print_exception
 from muri.launcher.isolation import SessionExit
+from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.session_setup import build_state, own_working_directory
 
@@ -88,6 +89,8 @@ class Session:
         ended: Set when the script ended and everything of it was cleared away.
     """
 
+    isolation: Final = "thread"
+
     def __init__(
         self,
         request: AttachRequest,
@@ -117,7 +120,7 @@ class Session:
         self._endable = True
         self._handlers_due: list[int] = []
 
-    def start(self, on_end: Callable[["Session"], None]) -> None:
+    def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script.
 
         Args:
