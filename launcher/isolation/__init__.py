@@ -9,7 +9,19 @@ from typing import Final
 
 from muri.launcher import local_modules
 from muri.launcher.context import SessionState
-from muri.launcher.isolation import environment, exits, interpreter, signals, streams, subprocesses, threads
+from muri.launcher.isolation import (
+    environment,
+    exits,
+    import_hooks,
+    interpreter,
+    numpy_random,
+    python_random,
+    signals,
+    streams,
+    subprocesses,
+    threads,
+    torch_random,
+)
 from muri.launcher.isolation.exits import SessionExit
 
 __all__ = ["SessionExit", "forget_modules", "install"]
@@ -25,6 +37,8 @@ def forget_modules(session: SessionState) -> None:
 
 def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
-    for module in (streams, interpreter, environment, threads, signals, exits, subprocesses):
+    for module in (import_hooks, streams, interpreter, environment, threads, signals, exits, subprocesses):
         module.install()
+    for library in (python_random, numpy_random, torch_random):
+        library.install()
     _forget.append(local_modules.install().forget)
