@@ -12,6 +12,7 @@ from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
 from muri.launcher.clock import StageClock
+from muri.launcher.prefetch import Prefetcher
 from muri.profiler.records import STAGES
 
 Batch = TypeVar("Batch")
@@ -22,6 +23,10 @@ _LOAD: Final = _INDEX["load"]
 
 class StageNameError(UsageError, ValueError):
     """A script named a stage that does not exist."""
+
+
+class PrefetchError(UsageError, ValueError):
+    """A script asked for a prefetch that does not exist."""
 
 
 class _Provider:
@@ -105,10 +110,18 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
 
     Args:
         loader: Anything that can be iterated, such as a `torch.utils.data.DataLoader`.
+        prefetch: With 1 a thread fetches the next batch while the loop works on this one. The batches and
+            their order stay the same, unless fetching draws random numbers that the loop draws as well.
+
+    Raises:
+        PrefetchError: `prefetch` is neither 0 nor 1.
     """
 
-    def __init__(self, loader: Iterable[Batch]) -> None:
+    def __init__(self, loader: Iterable[Batch], *, prefetch: int = 0) -> None:
+        if prefetch not in {0, 1}:
+            raise PrefetchError(f"muri.batches(…, prefetch={prefetch!r}): give 0 (none) or 1 (one batch ahead)")
         self._loader = loader
+        self._prefetch = bool(prefetch)
 
     def __len__(self) -> int:
         """Batches per epoch, if the loader knows."""
@@ -122,19 +135,39 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
         clock.ask_batch()
         with stage("load"):
             source = iter(self._loader)
+        yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))
+
+    @staticmethod
+    def _go_through(clock: StageClock, fetch: "Prefetcher[Batch] | _Fetcher[Batch]") -> Iterator[Batch]:
         try:
             while True:
-                with stage("load"):
-                    try:
-                        batch = next(source)
-                    except StopIteration:
-                        clock.drop_iteration()
-                        return
+                try:
+                    batch = fetch()
+                except StopIteration:
+                    clock.drop_iteration()
+                    return
                 yield batch
+                del batch
                 clock.ask_batch()
         except GeneratorExit:  # the loop was left with `break`: its last iteration is done
             clock.end_iteration()
             raise
+        finally:
+            fetch.close()
+
+
+class _Fetcher(Generic[Batch]):
+    """Fetches each batch when the loop asks for it."""
+
+    def __init__(self, source: Iterator[Batch]) -> None:
+        self._source = source
+
+    def __call__(self) -> Batch:
+        with stage("load"):
+            return next(self._source)
+
+    def close(self) -> None:
+        """Nothing goes on beside the loop."""
 
 
 def yield_point() -> None:
