@@ -140,16 +140,12 @@ def _work(
             line.wanted.acquire()
             if line.stopped:
                 return
-            batch, error, wait_s = _fetch(source, clock, line)
-            line.fetched.put((batch, error, wait_s))
-            if error is not None:
+            if not _fetch(source, clock, line):
                 return
-            batch = None  # the loop's alone
 
 
-def _fetch(
-    source: Iterator[Batch], clock: StageClock, line: _Line[Batch]
-) -> tuple[Batch | None, BaseException | None, float]:
+def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
+    """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
     begin_s = time.perf_counter()
     wait_s = 0.0
     try:
@@ -158,12 +154,14 @@ def _fetch(
         try:
             with line.reading:
                 if line.stopped:
-                    return None, StopIteration(), wait_s
-                return next(source), None, wait_s
+                    return False
+                line.fetched.put((next(source), None, wait_s))
         finally:
             clock.leave()
-    except BaseException as error:  # it is raised in the loop, in place of the batch
-        return None, error, wait_s
+    except BaseException as error:
+        line.fetched.put((None, error, wait_s))
+        return False
+    return True
 
 
 def _torch_modes() -> Callable[[], contextlib.ExitStack]:
