@@ -1,0 +1,62 @@
+"""What the four jobs share: options, a log of iteration ends, and running until told to stop."""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import muri
+
+CLASSES = 10
+
+
+def job_options(description: str | None, **extra: str) -> argparse.Namespace:
+    """Read the options that every job takes.
+
+    Args:
+        description: What the job does.
+        extra: Further options with their help.
+    """
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--log", type=Path, required=True, help="a line for each iteration: the monotonic clock")
+    parser.add_argument("--stop", type=Path, required=True, help="the job ends when this file exists")
+    parser.add_argument("--data", type=Path, required=True, help="directory on the disk to read from")
+    parser.add_argument("--seed", type=int, default=0)
+    for name, text in extra.items():
+        parser.add_argument(f"--{name}", default="", help=text)
+    options = parser.parse_args()
+    torch.manual_seed(options.seed)
+    return options
+
+
+def train(options: argparse.Namespace, fetch: Callable[[], object], step: Callable[[object], None]) -> None:
+    """Fetch a batch, train on it, note the time; until told to stop."""
+
+    def batches() -> Iterator[object]:
+        while not options.stop.exists():
+            yield fetch()
+
+    with options.log.open("w", buffering=1) as log:
+        for batch in muri.batches(batches()):
+            step(batch)
+            log.write(f"{time.monotonic():.6f}\n")
+
+
+def small_convnet() -> nn.Sequential:
+    """The model of jobs whose bottleneck is elsewhere."""
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, stride=2), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES),
+    )  # fmt: skip
+
+
+def optimize(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """One optimizer step, as the stage `propagate`."""
+    with muri.stage("propagate"):
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        loss.backward()
+        optimizer.step()

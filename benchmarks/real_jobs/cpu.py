@@ -1,0 +1,61 @@
+"""Decodes JPEGs and augments them, in one thread as a data loader's worker would: bound by the CPU."""
+
+import io
+import random
+
+import numpy as np
+import torch
+from common import CLASSES, job_options, optimize, small_convnet, train
+from PIL import Image
+
+import muri
+
+BATCH, SIDE, PICTURE_SIDE, PICTURES = 24, 96, 320, 64
+
+
+def make_pictures(generator: np.random.Generator) -> list[bytes]:
+    """JPEGs with some structure."""
+    pictures = []
+    for _ in range(PICTURES):
+        coarse = Image.fromarray(generator.integers(0, 256, (16, 16, 3), dtype=np.uint8))
+        file = io.BytesIO()
+        coarse.resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=92)
+        pictures.append(file.getvalue())
+    return pictures
+
+
+def augment(picture: bytes, generator: random.Random) -> np.ndarray:
+    """Decode, crop at random, scale, flip and change the brightness."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    left, top = generator.randrange(64), generator.randrange(64)
+    image = image.resize((SIDE, SIDE), Image.Resampling.BICUBIC, (left, top, left + 256, top + 256))
+    pixels = np.asarray(image, dtype=np.float32) / 255
+    if generator.random() < 0.5:
+        pixels = pixels[:, ::-1]
+    return np.ascontiguousarray((pixels * generator.uniform(0.8, 1.2)).transpose(2, 0, 1))
+
+
+def main() -> None:
+    """Train until told to stop."""
+    options = job_options(__doc__)
+    generator = random.Random(options.seed)
+    pictures = make_pictures(np.random.default_rng(options.seed))
+    model = small_convnet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def fetch() -> list[bytes]:
+        return generator.sample(pictures, BATCH)
+
+    def step(batch: object) -> None:
+        images = []
+        for picture in batch:  # type: ignore[attr-defined]
+            with muri.stage("preprocess"):  # between two pictures others may use the CPU
+                images.append(augment(picture, generator))
+        inputs = torch.from_numpy(np.stack(images))
+        optimize(model, optimizer, inputs, torch.arange(BATCH) % CLASSES)
+
+    train(options, fetch, step)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Trains a transformer: bound by forward and backward, which PyTorch spreads over all cores (the stand-in for a GPU)."""
+
+import torch
+from common import job_options, train
+from torch import nn
+
+import muri
+
+LENGTH, WIDTH, VOCABULARY, BATCH, MICRO_BATCH = 64, 256, 256, 8, 4
+
+
+class Model(nn.Module):
+    """Predicts the next byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores of the next byte at every place."""
+        return self.head(self.encoder(self.embed(tokens), mask=self.mask, is_causal=True))  # type: ignore[no-any-return]
+
+
+def main() -> None:
+    """Train until told to stop."""
+    options = job_options(__doc__)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(options.seed)
+    text = torch.randint(VOCABULARY, (1 << 20,), generator=generator)
+
+    def fetch() -> torch.Tensor:
+        starts = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=generator)
+        return torch.stack([text[start : start + LENGTH + 1] for start in starts])
+
+    def step(batch: object) -> None:
+        optimizer.zero_grad()
+        for part in batch.split(MICRO_BATCH):  # type: ignore[attr-defined]
+            with muri.stage("propagate"):
+                scores = model(part[:, :-1]).flatten(0, 1)
+                loss = nn.functional.cross_entropy(scores, part[:, 1:].flatten())
+            with muri.stage("propagate"):
+                loss.backward()
+        with muri.stage("propagate"):
+            optimizer.step()
+
+    train(options, fetch, step)
+
+
+if __name__ == "__main__":
+    main()
