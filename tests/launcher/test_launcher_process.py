@@ -1,0 +1,243 @@
+"""Members with a process of their own: real scripts in a real runtime."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends, until
+
+OWN = {"MURI_ISOLATION": "process"}
+LOOP = """
+    import os, sys, time
+    import muri
+    print("started", os.getpid(), flush=True)
+    for step in muri.batches(range(int(sys.argv[1]))):
+        for name in ("preprocess", "propagate", "synchronize"):
+            with muri.stage(name):
+                time.sleep(0.002)
+    print("finished")
+"""
+HOLDER = """
+    import os, time
+    import muri
+    with muri.stage("propagate"):
+        print("started", os.getpid(), flush=True)
+        time.sleep(1000)
+"""
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def started_pid(launcher: Launcher, job: str) -> int:
+    """Waits for the line "started PID" of a script."""
+    until(lambda: launcher.out(job).startswith("started") and launcher.out(job).endswith("\n"), "the script")
+    return int(launcher.out(job).split()[1])
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        ("", 0),
+        ("import sys; sys.exit(3)", 3),
+        ("import sys; sys.exit('no data')", 1),
+        ("import sys; sys.exit(259)", 3),
+        ("import os; os._exit(7)", 7),
+        ("raise ValueError('bad')", 1),
+        ("import os; os.abort()", 134),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", 137),
+        ("import ctypes; ctypes.string_at(0)", 139),
+    ],
+)
+def test_exit_code_and_messages_are_those_of_plain_python(launcher: Launcher, ending: str, code: int) -> None:
+    launcher.runtime("101")
+    script = launcher.script(ending)
+    assert ends(launcher.member("101", script.name, **OWN)) == code
+    plain = subprocess.run([sys.executable, script.name], cwd=script.parent, check=False, capture_output=True)
+    assert code == (plain.returncode if plain.returncode >= 0 else 128 - plain.returncode)
+    assert launcher.err("101") == plain.stderr.decode()
+    until(lambda: launcher.status()["members"]["101"]["exit_code"] == code, "the exit code in the status")
+
+
+def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
+    text = """
+        import json, os, sys
+        os.environ.pop("MURI_GATE", None)
+        umask = os.umask(0)
+        print(json.dumps([sys.argv, sys.path, sys.flags, os.getcwd(), umask, dict(os.environ), __name__, __file__]))
+        print(sys.stdin.read())
+    """
+    folder = launcher.script(text, "see.py", folder="own").parent
+    launcher.runtime("101")
+    environment = launcher.environment | OWN | {"SLURM_JOB_ID": "101", "FAVOURITE": "grün"}
+    arguments = ["own/see.py", "--lr", "0.1"]
+    run = [sys.executable, "-c", "from muri.cli import main; main()", "run", *arguments]
+    options = {"cwd": folder.parent, "env": environment, "input": b"fed", "capture_output": True, "umask": 0o027}
+    shared, plain = (subprocess.run(command, check=True, **options) for command in (run, [sys.executable, *arguments]))
+    assert shared.stdout == plain.stdout
+    assert json.loads(plain.stdout.splitlines()[0])[4] == 0o027
+
+
+def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
+    launcher.runtime("101", "102", "103", options=("--trace", str(launcher.folder / "trace.jsonl")))
+    loop = launcher.script(LOOP)
+    processes = [launcher.member(job, loop, "60", **OWN) for job in ("101", "102")]
+    processes.append(launcher.member("103", loop, "60"))
+    assert [ends(process) for process in processes] == [0, 0, 0]
+    assert len({started_pid(launcher, job) for job in ("101", "102", "103")}) == 3
+    until(lambda: {m["state"] for m in launcher.status()["members"].values()} == {"ended"}, "the last status")
+    members = launcher.status()["members"]
+    assert [members[job]["iterations"] for job in ("101", "102", "103")] == [60, 60, 60]
+    assert [members[job]["isolation"] for job in ("101", "102", "103")] == ["process", "process", "thread"]
+    assert members["101"]["stage_s"]["propagate"] > 0.0015
+    held = [json.loads(line) for line in (launcher.folder / "trace.jsonl").read_text().splitlines()]
+    for stage in ("preprocess", "propagate", "synchronize"):
+        spans = sorted((e["start_s"], e["end_s"], e["member"]) for e in held if e["stage"] == stage)
+        assert {member for _, _, member in spans} == {"101", "102", "103"}
+        overlaps = [(a, b) for a, b in itertools.pairwise(spans) if b[0] < a[1] - 1e-4]
+        assert overlaps == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_death_of_a_process_frees_what_it_holds_and_harms_nobody(launcher: Launcher, number: int) -> None:
+    launcher.runtime("101", "102", "103")
+    holder = launcher.member("101", launcher.script(HOLDER, "hold.py"), **OWN)
+    pid = started_pid(launcher, "101")
+    loop = launcher.script(LOOP)
+    others = [launcher.member("102", loop, "20", **OWN), launcher.member("103", loop, "20")]
+    started_pid(launcher, "102")
+    os.kill(pid, number)
+    assert ends(holder) == 128 + number
+    assert [ends(process) for process in others] == [0, 0]
+
+
+WAITER = """
+    import os
+    import muri
+    print("started", os.getpid(), flush=True)
+    with muri.stage("propagate"):
+        print("granted")
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
+def test_signal_ends_a_process_that_waits_for_a_resource(launcher: Launcher, number: int, code: int) -> None:
+    launcher.runtime("101", "102")
+    holder = launcher.member("101", launcher.script(HOLDER, "hold.py"), **OWN)
+    holder_pid = started_pid(launcher, "101")
+    waiter = launcher.member("102", launcher.script(WAITER), **OWN)
+    pid = started_pid(launcher, "102")
+    waiter.send_signal(number)
+    if number == signal.SIGINT:  # KeyboardInterrupt comes up once the wait is over
+        os.kill(holder_pid, signal.SIGTERM)
+        assert ends(holder) == 143
+    assert ends(waiter) == code
+    assert "granted" not in launcher.out("102")
+    assert not alive(pid)
+
+
+def test_signal_handler_of_the_script_runs(launcher: Launcher) -> None:
+    text = """
+        import os, signal, sys, time
+        signal.signal(signal.SIGUSR1, lambda *_: print("usr1", flush=True))
+        signal.signal(signal.SIGTERM, lambda *_: (print("checkpoint"), sys.exit(4)))
+        print("started", os.getpid(), flush=True)
+        while True: time.sleep(10)
+    """
+    launcher.runtime("101")
+    process = launcher.member("101", launcher.script(text), **OWN)
+    started_pid(launcher, "101")
+    process.send_signal(signal.SIGUSR1)
+    until(lambda: "usr1" in launcher.out("101"), "the first handler")
+    process.send_signal(signal.SIGTERM)
+    assert ends(process) == 4
+    assert launcher.out("101").endswith("usr1\ncheckpoint\n")
+
+
+def test_client_that_is_killed_takes_its_process_along(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    process = launcher.member("101", launcher.script(HOLDER), **OWN)
+    pid = started_pid(launcher, "101")
+    process.kill()
+    until(lambda: not alive(pid), "the script's end")
+    until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the status")
+
+
+FAMILY = """
+    import os, subprocess, sys, time
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True, stdout=subprocess.DEVNULL)
+    print("started", child.pid, os.getpid(), flush=True)
+    time.sleep(float(sys.argv[1]))
+"""
+
+
+def test_what_a_script_leaves_running_is_ended(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    assert ends(launcher.member("101", launcher.script(FAMILY), "0", **OWN)) == 0
+    assert not alive(started_pid(launcher, "101"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_end_of_the_runtime_ends_process_and_grandchildren(launcher: Launcher, number: int) -> None:
+    runtime = launcher.runtime("101")
+    process = launcher.member("101", launcher.script(FAMILY), "1000", **OWN)
+    started_pid(launcher, "101")
+    pids = list(map(int, launcher.out("101").split()[1:]))
+    runtime.send_signal(number)
+    until(lambda: not any(map(alive, pids)), "the end of all processes")
+    until(lambda: "requeueing job 101" in launcher.err("101"), "the member's way back to the queue")
+    assert process.poll() is None
+
+
+def test_worker_processes_and_global_state_stay_with_the_process(launcher: Launcher) -> None:
+    text = """
+        import resource, signal, sys
+        import torch
+        import muri
+        from torch.utils.data import DataLoader, TensorDataset
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.setitimer(signal.ITIMER_REAL, 1000)
+        sys.setrecursionlimit(5000)
+        torch.set_num_threads(1)
+        data = TensorDataset(torch.arange(32.0), torch.zeros(32))
+        total = 0.0
+        for inputs, _ in muri.batches(DataLoader(data, batch_size=4, num_workers=2)):
+            with muri.stage("propagate"):
+                total += float(inputs.sum())
+        print(total)
+        sys.unpicklable = lambda: None
+    """
+    launcher.runtime("101", "102")
+    process = launcher.member("101", launcher.script(text), **OWN)
+    other = launcher.member("102", launcher.script("import sys; print(sys.getrecursionlimit())", "other.py"))
+    assert [ends(process), ends(other)] == [0, 0], launcher.err("101")
+    assert launcher.out("101") == "496.0\n"
+    assert launcher.out("102") == "1000\n"
+    until(lambda: launcher.status()["members"]["101"]["iterations"] == 8, "eight iterations")
+
+
+def test_sites_default_and_the_members_word(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101", "102", options=("--isolation", "process"))
+    script = launcher.script("import os; print(os.getpid())")
+    assert ends(launcher.member("101", script)) == 0
+    assert ends(launcher.member("102", "--isolation", "thread", script)) == 0
+    assert int(launcher.out("101")) != runtime.pid
+    assert int(launcher.out("102")) == runtime.pid
+    assert ends(launcher.member("101", script, MURI_ISOLATION="proces")) == 2
+    assert "'thread', 'process'" in launcher.err("101")
+
+
+def test_script_that_is_not_there_any_more_fails_alone(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    assert ends(launcher.member("101", "-m", "no_such_module", **OWN)) == 1
+    assert "no_such_module" in launcher.err("101")
