@@ -17,6 +17,7 @@ from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
+from muri.launcher.task import missing_variables
 
 WAIT_FOR_END_S: Final = 60.0
 """After a requeue the scheduler ends this process; it waits that long for it."""
@@ -92,6 +93,7 @@ def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
     command = [sys.executable, *(["-m"] if module else []), script, *arguments]
     request = measure.DryRunRequest.from_environment(os.environ)
     if request is None:
+        os.environ.update(missing_variables(os.environ))
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)

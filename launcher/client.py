@@ -12,6 +12,7 @@ from typing import Final
 
 from muri.errors import MuriError, UsageError
 from muri.launcher import protocol, rendezvous
+from muri.launcher.task import missing_variables, task_of
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
@@ -37,7 +38,7 @@ def build_request(job_id: str, target: str, module: bool, arguments: Sequence[st
         module=module,
         arguments=tuple(arguments),
         cwd=str(Path.cwd()),
-        environment=dict(os.environ),
+        environment={**os.environ, **missing_variables(os.environ)},
         umask=umask,
         prefix=sys.prefix,
         python=sys.version,
@@ -56,6 +57,9 @@ def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket |
         return None
     rendezvous.verify_run_dir(run_dir)
     connection = rendezvous.connect(rendezvous.member_socket(run_dir, job_id))
+    if connection is None:
+        rank, _ = task_of(environment)
+        connection = rendezvous.connect(rendezvous.member_socket(run_dir, job_id, rank))
     if connection is not None:
         protocol.require_same_user(connection)
     return connection

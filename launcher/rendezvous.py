@@ -58,9 +58,9 @@ def make_run_dir(run_dir: Path) -> None:
         raise RendezvousError(f"cannot use the run directory {run_dir}: {error.strerror}") from error
 
 
-def member_socket(run_dir: Path, job_id: str) -> Path:
-    """The name under which a member finds its runtime."""
-    return run_dir / f"job-{job_id}.sock"
+def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
+    """The name under which a member finds its runtime; with a rank in a group of several ranks."""
+    return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:

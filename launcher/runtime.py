@@ -17,10 +17,12 @@ import click
 from muri.cli import run_command
 from muri.errors import UsageError
 from muri.launcher import isolation, rendezvous
-from muri.launcher.arbiter import make_arbiter
+from muri.launcher.arbiter import Arbiter, make_arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
 from muri.launcher.members import MemberTable
+from muri.launcher.rank_group import RankGroup, rank_options, take_place
+from muri.launcher.rank_link import Place
 from muri.launcher.server import Server, SessionFactory
 from muri.launcher.stages import set_clock_provider
 from muri.launcher.trace import Trace, open_trace
@@ -46,6 +48,7 @@ class RuntimeOptions:
     preload: list[str]
     grace_s: float
     isolation: str = "thread"
+    place: Place | None = None
 
 
 class Runtime:
@@ -53,20 +56,27 @@ class Runtime:
 
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
+        self._told_to_end, self._tell_to_end = os.pipe()
         self._trace = _open_trace(options)
         self._table = MemberTable(options.members, options.discipline)
-        arbiter = make_arbiter(options.discipline, options.members, options.ordering)
+        self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        arbiter: Arbiter
+        if self._ranks is None:
+            arbiter = make_arbiter(options.discipline, options.members, options.ordering)
+        else:
+            arbiter = self._ranks.arbiter
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
-        self._server = Server(options.run_dir, options.members, self._table, factory)
-        self._told_to_end, self._tell_to_end = os.pipe()
+        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks)
         self._stopped = threading.Event()
 
-    def run(self) -> None:
-        """Serve until SIGTERM or SIGINT, then end the sessions."""
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
         self._handle_signals()
         isolation.install()
         set_clock_provider(_clock_of_thread)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
+        if self._ranks is not None:
+            self._ranks.start()
         self._server.start()
         logger.info("serving members %s in %s", ", ".join(self._options.members), self._options.run_dir)
         threading.Thread(target=self._preload, name="preload", daemon=True).start()
@@ -79,10 +89,11 @@ class Runtime:
         reporter.join()
         if self._trace is not None:
             self._trace.close()
+        return int(self._ranks is not None and self._ranks.lost)
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
-            os.write(self._tell_to_end, b"x")
+            self._tell_end()
 
         def ignore(signum: int, _frame: FrameType | None) -> None:
             """A handler, because children would inherit SIG_IGN."""
@@ -91,6 +102,9 @@ class Runtime:
             signal.signal(number, tell)
         for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(number, ignore)
+
+    def _tell_end(self) -> None:
+        os.write(self._tell_to_end, b"x")
 
     def _preload(self) -> None:
         for name in self._options.preload:
@@ -117,6 +131,8 @@ class Runtime:
 
     def _end(self) -> None:
         self._server.close()
+        if self._ranks is not None:
+            self._ranks.end()
         sessions = self._table.running()
         logger.info("ending; %d sessions under way", len(sessions))
         for session in sessions:
@@ -216,6 +232,7 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
     show_default=True,
     help="How members run that do not say it themselves by $MURI_ISOLATION.",
 )
+@rank_options
 @click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")
 def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> None:
     """Serve the members of one group in one process, until SIGTERM."""
@@ -223,14 +240,15 @@ def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> Non
     values["ordering"] = parse_ordering(values["ordering"], ids)
     values["solo_iteration_s"] = parse_solo_iterations(values["solo_iteration_s"], ids)
     run_dir = (run_dir or rendezvous.default_run_dir(os.environ)).absolute()
+    place = take_place(values, os.environ)
     modules = [name for name in preload.split(",") if name]
-    options = RuntimeOptions(members=ids, run_dir=run_dir, preload=modules, **values)
+    options = RuntimeOptions(members=ids, run_dir=run_dir, preload=modules, place=place, **values)
     _configure_log()
-    Runtime(options).run()
+    code = Runtime(options).run()
     # Scripts that did not end, and their libraries' threads, must not hold the process.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
 from muri.launcher.process_session import ProcessSession, chosen_isolation, share_waiting_hint
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
+from muri.launcher.rank_group import RankGroup
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.session import Session
 from muri.launcher.trace import Trace
@@ -88,11 +89,21 @@ class Server:
         members: Job ids of the members.
         table: Where sessions are noted.
         factory: Makes the sessions.
+        ranks: The other ranks of the group, if it has several.
     """
 
-    def __init__(self, run_dir: Path, members: list[str], table: MemberTable, factory: SessionFactory) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        members: list[str],
+        table: MemberTable,
+        factory: SessionFactory,
+        ranks: RankGroup | None = None,
+    ) -> None:
         self._run_dir = run_dir
-        self._names = [rendezvous.member_socket(run_dir, member) for member in members]
+        self._ranks = ranks
+        rank = None if ranks is None else ranks.place.rank
+        self._names = [rendezvous.member_socket(run_dir, member, rank) for member in members]
         self._socket_path = rendezvous.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
@@ -168,6 +179,8 @@ class Server:
         try:
             request = AttachRequest.from_frame(frame)
             refusal = self._refusal(request)
+            if self._ranks is not None and refusal is None:
+                self._ranks.announce(request, files[2])
             session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))
         except BaseException:
             _close_all(files)
@@ -193,11 +206,13 @@ class Server:
                 "reason": f"its Python is {request.prefix} ({request.python.split()[0]}), the group's is "
                 f"{sys.prefix} ({sys.version.split()[0]})",
             }
-        return None
+        return None if self._ranks is None else self._ranks.refusal(request)
 
     def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
             self._table.finish(session)
+            if self._ranks is not None:
+                self._ranks.ended(session)
             logger.info("member %s ended with exit code %s", session.member, session.exit_code)
             if session.lost:
                 connection.finish({"type": "lost", "reason": "the runtime was told to end"})

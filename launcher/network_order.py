@@ -1,0 +1,248 @@
+"""One order of the network for all ranks of a group: two members' collectives never cross.
+
+A group of DDP jobs has one runtime per rank. If rank 0 gave the network to member A first and rank 1 to member B,
+A's all-reduce on rank 0 would wait for A on rank 1, which waits for B, which waits for B on rank 0, which waits
+for A: for ever. So rank 0 alone decides. Whenever its own arbiter grants the network, it tells the other ranks whom
+(`grant`), and they grant theirs in just that sequence.
+
+Why nothing waits for ever:
+
+1. Nobody holds a resource while waiting for another: a stage inside another suspends the outer one, which frees its
+   resource, before it asks for its own (`StageClock.enter`). A holder of the network therefore needs no other
+   resource to finish its collective but the arrival of its peers.
+2. Take the oldest grant that has not come to its end on every rank, of member A. On no rank is the network held by
+   an older one, so each rank on which A asks grants it to A. On the others A is on its way there: it may wait
+   for a resource that another member holds, but that member, by 1, does not wait for anything while it holds it
+   (it neither waits for the network, nor, as collectives run in `synchronize` stages, for a peer).
+   So A arrives everywhere, its collective ends, and the next grant is the oldest.
+3. A grant is only made once every rank has reported that this session of the member runs there (`joined`), so the
+   sequence never names one that does not come. Where the session has ended, its grants are skipped.
+4. When a session fails on one rank, the other ranks are told (`failed`); theirs is ended after a grace if the script's
+   own communication did not notice. When a rank is lost, the order is lost: all other runtimes end, and the
+   scheduler puts the members back into the queue.
+
+What must hold: a script asks for the network equally often, in the same sequence, on all its ranks, as it must
+for its collectives anyway; and its collectives run inside `synchronize` stages. A collective inside another stage
+holds that stage's resource while it waits for its peers, which 2 excludes.
+"""
+
+import mmap
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, MutableSequence
+from typing import Final
+
+from muri.launcher.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.clock import IterationRecord
+from muri.profiler.records import STAGES
+
+NETWORK: Final = STAGES.index("synchronize")
+
+
+def session_key(environment: Mapping[str, str]) -> str:
+    """What all ranks of one run of a script have in common: the job's restart and its step."""
+    names = ("SLURM_RESTART_COUNT", "SLURM_STEP_ID", "TORCHELASTIC_RESTART_COUNT")
+    return ".".join(environment.get(name) or "0" for name in names)
+
+
+class Leader:
+    """Rank 0: its arbiter decides, and everybody is told.
+
+    Args:
+        publish: Tells the other ranks of a grant: the member and its session's key.
+        others: The other ranks' numbers.
+    """
+
+    def __init__(self, publish: Callable[[str, str], None], others: frozenset[int]) -> None:
+        self.arbiter = FairArbiter()
+        self._publish = publish
+        self._others = others
+        self._lock = threading.Lock()
+        self._keys: dict[str, str] = {}
+        self._there: dict[tuple[str, str], set[int]] = {}
+        self._waiting: dict[str, list[Waiter]] = {}
+
+    def begin(self, member: str, key: str) -> None:
+        """Note the session of this rank."""
+        with self._lock:
+            self._keys[member] = key
+            self._there.setdefault((member, key), set())
+
+    def joined(self, rank: int, member: str, key: str) -> None:
+        """Note that the session runs on another rank, too."""
+        with self._lock:
+            self._there.setdefault((member, key), set()).add(rank)
+            if self._complete(member):
+                self._wake(member, granted=True)
+
+    def end(self, member: str) -> None:
+        """Forget the session."""
+        with self._lock:
+            key = self._keys.pop(member, "")
+            self._there.pop((member, key), None)
+            self._wake(member, granted=False)
+
+    def before(self, member: str) -> None:
+        """Wait until the session runs on all ranks.
+
+        Raises:
+            WaitInterruptedError: The member was cancelled or is not there.
+        """
+        with self._lock:
+            if member not in self._keys:
+                raise WaitInterruptedError(member)
+            if self._complete(member):
+                return
+            waiter = Waiter(member, NETWORK)
+            self._waiting.setdefault(member, []).append(waiter)
+        waiter.sleep()
+        if waiter.interrupted:
+            raise WaitInterruptedError(member)
+
+    def after(self, member: str) -> None:
+        """Tell the others, still holding the network: the next grant is made only after this one."""
+        with self._lock:
+            key = self._keys.get(member)
+        if key is not None:
+            self._publish(member, key)
+
+    def interrupt(self, member: str) -> None:
+        """End the wait for the peers."""
+        with self._lock:
+            self._wake(member, granted=False)
+
+    def _complete(self, member: str) -> bool:
+        return member in self._keys and self._there[member, self._keys[member]] >= self._others
+
+    def _wake(self, member: str, *, granted: bool) -> None:
+        for waiter in self._waiting.pop(member, []):
+            waiter.wake(granted=granted)
+
+
+class Follower:
+    """Any other rank: the network is granted in rank 0's sequence."""
+
+    def __init__(self) -> None:
+        self.arbiter = FairArbiter(orders={NETWORK: self._next})
+        self._lock = threading.Lock()
+        self._sequence: deque[tuple[str, str]] = deque()
+        self._keys: dict[str, str] = {}
+        self._ended: set[tuple[str, str]] = set()
+
+    def begin(self, member: str, key: str) -> None:
+        """Note the session of this rank."""
+        with self._lock:
+            self._keys[member] = key
+            self._ended.discard((member, key))
+
+    def granted(self, member: str, key: str) -> None:
+        """Rank 0 gave its network to a member."""
+        with self._lock:
+            self._sequence.append((member, key))
+        self.arbiter.dispatch(NETWORK)
+
+    def end(self, member: str) -> None:
+        """Skip the turns of the session."""
+        with self._lock:
+            key = self._keys.pop(member, None)
+            if key is not None:
+                self._ended.add((member, key))
+        self.arbiter.dispatch(NETWORK)
+
+    def before(self, member: str) -> None:
+        """The sequence names nobody whose peers are not there."""
+
+    def after(self, member: str) -> None:
+        """Nobody follows this rank."""
+
+    def interrupt(self, member: str) -> None:
+        """The arbiter ends all waits of this rank."""
+
+    def _next(self, waiting: list[str]) -> str | None:
+        """Who is next in rank 0's sequence; None as long as it does not wait here, or there is no next."""
+        with self._lock:
+            while self._sequence and self._sequence[0] in self._ended:
+                self._sequence.popleft()
+            if not self._sequence:
+                return None
+            member, key = self._sequence[0]
+            if member not in waiting or self._keys.get(member) != key:
+                return None
+            self._sequence.popleft()
+            return member
+
+
+class RankedArbiter(Arbiter):
+    """The arbiter of one rank: the network in the order of all ranks, the rest as the rank itself decides.
+
+    Args:
+        role: This rank's part in the order.
+        on_join: Told that a session has started: the member and its session's key.
+    """
+
+    def __init__(self, role: Leader | Follower, on_join: Callable[[str, str], None]) -> None:
+        self._arbiter = role.arbiter
+        super().__init__()
+        self._role = role
+        self._on_join = on_join
+        self._announced: dict[str, str] = {}
+        self._begun: Counter[str] = Counter()
+        self._keys: dict[str, str] = {}
+
+    @property
+    def waiting_hint(self) -> MutableSequence[int] | mmap.mmap:
+        """The rank's own arbiter knows who waits."""
+        return self._arbiter.waiting_hint
+
+    @waiting_hint.setter
+    def waiting_hint(self, hint: MutableSequence[int] | mmap.mmap) -> None:
+        self._arbiter.waiting_hint = hint
+
+    def announce(self, member: str, key: str) -> None:
+        """Name the run of the script that the member is about to start."""
+        self._announced[member] = key
+
+    def key_of(self, member: str) -> str:
+        """What the member's last session is called on all ranks."""
+        return self._keys.get(member, "")
+
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """Start the announced session; one step may start several, one after the other."""
+        run = f"{member}/{self._announced.get(member, '')}"
+        self._begun[run] += 1
+        key = self._keys[member] = f"{self._announced.get(member, '')}#{self._begun[run]}"
+        self._arbiter.join(member, solo_iteration_s)
+        self._role.begin(member, key)
+        self._on_join(member, key)
+
+    def leave(self, member: str) -> None:
+        """Free what the member holds."""
+        self._arbiter.leave(member)
+        self._role.end(member)
+
+    def acquire(self, member: str, resource: int) -> float:
+        """Wait for the resource."""
+        if resource != NETWORK:
+            return self._arbiter.acquire(member, resource)
+        start_s = self._now()
+        self._role.before(member)
+        self._arbiter.acquire(member, resource)
+        self._role.after(member)
+        return self._now() - start_s
+
+    def release(self, member: str, resource: int) -> None:
+        """Pass the resource on."""
+        self._arbiter.release(member, resource)
+
+    def interrupt(self, member: str) -> None:
+        """End the member's wait."""
+        self._role.interrupt(member)
+        self._arbiter.interrupt(member)
+
+    def yield_point(self, member: str, resource: int) -> float:
+        """Let others go first, but never within a collective: peers on other ranks are in it as well."""
+        return 0.0 if resource == NETWORK else self._arbiter.yield_point(member, resource)
+
+    def iteration_done(self, member: str, record: IterationRecord) -> None:
+        """Tell the rank's arbiter."""
+        self._arbiter.iteration_done(member, record)
