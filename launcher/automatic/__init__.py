@@ -1,1 +1,31 @@
-"""Stages of scripts that mark none: hooks on what PyTorch does in every training loop."""
+"""Stages of scripts that mark none: hooks in PyTorch, put there when the script imports it.
+
+`watch` says which clock a thread's hooks feed and tells iterations apart, `fetching` and `workers` see
+the DataLoader, `compute` forward, backward and optimizer steps, `collectives` and `data_parallel` the
+network. Nothing here imports torch before the script does. See docs/automatic-stages.md.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from muri.launcher.automatic.imports import after_import
+from muri.launcher.automatic.watch import guarded_installation
+
+AUTOMATIC_VARIABLE: Final = "MURI_AUTOMATIC"
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether hooks may be installed: not with MURI_AUTOMATIC=0."""
+    return environment.get(AUTOMATIC_VARIABLE, "1") != "0"
+
+
+def install() -> None:
+    """Put the hooks into PyTorch as soon as it is imported; call once in a process."""
+    after_import("torch", _install_hooks)
+
+
+def _install_hooks() -> None:
+    from muri.launcher.automatic import collectives, compute, data_parallel, fetching, workers  # noqa: PLC0415
+
+    for module in (compute, workers, fetching, collectives, data_parallel):
+        guarded_installation(module.__name__.rpartition(".")[2], module.install)

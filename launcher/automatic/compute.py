@@ -1,0 +1,146 @@
+"""Hooks of what runs on the GPU: forward, backward, optimizer step. All are the stage `propagate`."""
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from torch.optim.optimizer import Optimizer
+
+from muri.launcher.automatic.watch import (
+    begin_propagate,
+    end_propagate,
+    offer_to_yield,
+    switch_off,
+    thread,
+    watching,
+)
+
+MAX_GRADIENT_HOOKS: Final = 64
+"""So many of an optimizer's parameters offer to yield during backward, evenly spread."""
+
+
+def install() -> None:
+    """Patch PyTorch."""
+    _install_forward()
+    _install_backward()
+    _install_step()
+
+
+def _install_forward() -> None:
+    plain = torch.nn.Module.__call__
+
+    # A patched call costs a third of a global forward pre-hook, which takes every module off its fast path.
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        state = thread
+        if state.depth:
+            now_s = perf_counter()
+            if now_s >= state.yield_due_s:
+                offer_to_yield("forward", now_s)
+            return plain(module, *args, **kwargs)
+        if state.busy:
+            return plain(module, *args, **kwargs)
+        watch = begin_propagate("forward", evaluated=not (module.training and torch.is_grad_enabled()))
+        if watch is None:
+            return plain(module, *args, **kwargs)
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            end_propagate("forward", watch)
+
+    torch.nn.Module.__call__ = functools.wraps(plain)(call)  # type: ignore[method-assign]
+
+
+def _install_backward() -> None:
+    plain, plain_grad = torch.autograd.backward, torch.autograd.grad
+
+    @functools.wraps(plain)
+    def backward(*args: Any, **kwargs: Any) -> None:
+        _propagate("backward", plain, args, kwargs, trains=True)
+
+    @functools.wraps(plain_grad)
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        return _propagate("backward", plain_grad, args, kwargs, trains=False)
+
+    torch.autograd.backward = backward  # Tensor.backward looks it up here
+    torch.autograd.grad = grad
+
+
+def _propagate(
+    hook: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool
+) -> Any:
+    if thread.busy:
+        return plain(*args, **kwargs)
+    watch = begin_propagate(hook, trained=trains)
+    if watch is None:
+        return plain(*args, **kwargs)
+    outer, watch.backward_thread = watch.backward_thread, threading.get_ident()
+    try:
+        return plain(*args, **kwargs)
+    finally:
+        watch.backward_thread = outer
+        if outer is None:
+            watch.after_backward.close()
+        end_propagate(hook, watch)
+
+
+def _install_step() -> None:
+    plain = Optimizer.profile_hook_step
+
+    def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
+        return plain(_step_in_stage(step))
+
+    # Every optimizer class has its `step` wrapped with this when its first object is made.
+    Optimizer.profile_hook_step = staticmethod(profile_hook_step)  # type: ignore[assignment,method-assign]
+
+
+def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(step)
+    def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.depth or thread.busy:
+            return step(optimizer, *args, **kwargs)
+        watch = begin_propagate("optimizer step", trained=True)
+        if watch is None:
+            return step(optimizer, *args, **kwargs)
+        try:
+            result = step(optimizer, *args, **kwargs)
+        finally:
+            end_propagate("optimizer step", watch)
+        _after_step(optimizer)
+        return result
+
+    return stepping
+
+
+def _after_step(optimizer: Any) -> None:
+    try:
+        watch = watching("optimizer step")
+        if watch is not None:
+            if watch.clock.shared:
+                _let_gradients_yield(optimizer)
+            watch.iterations.stepped(optimizer)
+    except Exception as error:
+        switch_off("optimizer step", error)
+
+
+_yielding: "weakref.WeakSet[Any]" = weakref.WeakSet()
+
+
+def _let_gradients_yield(optimizer: Any) -> None:
+    """From the second backward on, gradients of the optimizer's parameters are yield points."""
+    if optimizer in _yielding:
+        return
+    _yielding.add(optimizer)
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
+    for parameter in parameters[:: max(1, -(-len(parameters) // MAX_GRADIENT_HOOKS))]:
+        parameter.register_post_accumulate_grad_hook(_gradient_done)
+
+
+def _gradient_done(_parameter: torch.Tensor) -> None:
+    if thread.depth:
+        now_s = perf_counter()
+        if now_s >= thread.yield_due_s:
+            offer_to_yield("backward", now_s)

@@ -1,0 +1,249 @@
+"""Whose clock a thread's hooks feed, and where one iteration ends and the next begins."""
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from time import perf_counter
+from typing import Any, Final
+
+from muri.errors import MuriError
+from muri.launcher.clock import PROPAGATE, StageClock
+from muri.launcher.stages import current_clock
+from muri.profiler.records import STAGES
+
+LOAD: Final = STAGES.index("load")
+PREPROCESS: Final = STAGES.index("preprocess")
+SYNCHRONIZE: Final = STAGES.index("synchronize")
+
+YIELD_INTERVAL_S: Final = 0.005
+"""Layers, gradients and samples offer to yield at most this often: the offer itself waits for the GPU."""
+
+_BY_STEP: Final = -1
+_NOBODY: Final = 0
+
+
+class Iterations:
+    """Tells the iterations of one script apart by what its hooks see.
+
+    An iteration is opened by the loader that is asked for a batch and ends when the next batch is
+    asked for, if something was trained in between. Batches that nothing was trained on (validation,
+    fetching ahead) are no iterations. Without a loader it ends with the optimizer's step.
+    """
+
+    def __init__(self, clock: StageClock) -> None:
+        self._clock = clock
+        self._opener = _NOBODY
+        self._open = False
+        self._trained = False
+        self._evaluated = False
+        self._pacer: int | None = None
+        self._stepped: set[int] = set()
+
+    def ask(self, iterator: object) -> None:
+        """A loader's iterator is asked for a batch."""
+        untouched = self._open and not (self._trained or self._evaluated)
+        if not (untouched and self._opener not in {_NOBODY, _BY_STEP, id(iterator)}):  # no second loader of it
+            self._begin(id(iterator))
+
+    def exhausted(self, iterator: object) -> None:
+        """The iterator had no batch left; who fetches ahead still trains on the last one."""
+        if self._opener == id(iterator):
+            self._opener = _NOBODY
+
+    def forgotten(self, key: int) -> None:
+        """An iterator is gone, for example after `break`; may be called from anywhere."""
+        if self._opener == key:
+            self._opener = _NOBODY
+
+    def work(self, *, trained: bool = False, evaluated: bool = False) -> None:
+        """Something is computed; without a loader that opens the first iteration."""
+        if not self._open:
+            self._begin(_BY_STEP)
+        self._trained |= trained
+        self._evaluated |= evaluated
+
+    def stepped(self, optimizer: object) -> None:
+        """An optimizer's step is done: without a loader that ends the iteration."""
+        if self._opener <= 0 and self._paces(id(optimizer)):
+            self._begin(_BY_STEP)
+
+    def _paces(self, optimizer: int) -> bool:
+        """Of several optimizers, as in a GAN, one ends the iterations: the first that steps again."""
+        if self._pacer is None or optimizer == self._pacer or optimizer in self._stepped:
+            self._pacer = optimizer
+            self._stepped.clear()
+            return True
+        self._stepped.add(optimizer)
+        return False
+
+    def close(self) -> None:
+        """The script is at its end."""
+        if self._open and self._trained:
+            self._open = False
+            self._clock.end_iteration()
+
+    def _begin(self, opener: int) -> None:
+        if not self._trained:
+            self._clock.drop_iteration()
+        self._opener, self._open = opener, True
+        self._trained = self._evaluated = False
+        self._clock.ask_batch()
+
+
+class Watch:
+    """What the hooks know of one script.
+
+    Attributes:
+        clock: The script's clock.
+        iterations: Tells its iterations apart.
+        trainer: The thread that trains; only it ends iterations.
+        backward_thread: The thread that waits for autograd, None outside of backward.
+        after_backward: Closed when backward is done.
+        memory: What single hooks keep between calls.
+    """
+
+    def __init__(self, clock: StageClock) -> None:
+        self.clock = clock
+        self.iterations = Iterations(clock)
+        self.trainer: int | None = None
+        self.backward_thread: int | None = None
+        self.after_backward = ExitStack()
+        self.memory: dict[Any, Any] = {}
+
+    def is_trainer(self, *, trains: bool) -> bool:
+        """Whether the calling thread is the one that trains; training makes it that."""
+        ident = threading.get_ident()
+        if self.trainer is None or trains:
+            self.trainer = ident
+        return self.trainer == ident
+
+
+class ThreadState(threading.local):
+    """What the hooks know of the calling thread.
+
+    Attributes:
+        busy: Inside a hook whose inner calls are not looked at: fetching, or a collective.
+        depth: Calls that hold `propagate`, one inside another.
+        yield_due_s: When a layer should offer to yield next, on `time.perf_counter`.
+    """
+
+    def __init__(self) -> None:
+        self.busy = False
+        self.depth = 0
+        self.yield_due_s = 0.0
+        self.watch: Watch | None = None
+
+
+thread: Final = ThreadState()
+_watches: "weakref.WeakKeyDictionary[StageClock, Watch]" = weakref.WeakKeyDictionary()
+_watches_lock: Final = threading.Lock()
+_off: set[str] = set()
+_in_child: list[bool] = []
+os.register_at_fork(after_in_child=lambda: _in_child.append(True))
+
+
+def watching(hook: str) -> Watch | None:
+    """The calling thread's watch; None where the hook is to be silent.
+
+    That is: in forked children, once the script marks stages itself, and after the hook failed.
+    """
+    if _in_child or hook in _off:
+        return None
+    clock = current_clock()
+    if clock.explicit:
+        return None
+    watch = thread.watch
+    if watch is None or watch.clock is not clock:
+        with _watches_lock:
+            watch = _watches.get(clock)
+            if watch is None:
+                watch = _watches[clock] = Watch(clock)
+        thread.watch = watch
+    return watch
+
+
+def begin_propagate(hook: str, *, trained: bool = False, evaluated: bool = False) -> Watch | None:
+    """Enter `propagate` in the calling thread, if the hook is not silent; pair with `end_propagate`."""
+    entered = False
+    try:
+        watch = watching(hook)
+        if watch is None or watch.backward_thread not in {None, threading.get_ident()}:
+            return None  # autograd's own threads: the caller of backward holds the stage
+        if watch.is_trainer(trains=trained):
+            watch.iterations.work(trained=trained, evaluated=evaluated)
+        watch.clock.enter(PROPAGATE)
+        entered = True
+        thread.yield_due_s = perf_counter() + YIELD_INTERVAL_S if watch.clock.shared else float("inf")
+        thread.depth += 1
+    except Exception as error:
+        switch_off(hook, error)
+        if entered and watch is not None:
+            watch.clock.leave()
+        return None
+    return watch
+
+
+def end_propagate(hook: str, watch: Watch) -> None:
+    """Leave `propagate`."""
+    thread.depth -= 1
+    try:
+        watch.clock.leave()
+    except Exception as error:
+        switch_off(hook, error)
+
+
+def offer_to_yield(hook: str, now_s: float) -> None:
+    """A place inside a long stage where another member may go first."""
+    thread.yield_due_s = now_s + YIELD_INTERVAL_S
+    try:
+        watch = thread.watch
+        if watch is not None and hook not in _off:
+            watch.clock.yield_point()
+            thread.yield_due_s = perf_counter() + YIELD_INTERVAL_S
+    except Exception as error:
+        switch_off(hook, error)
+
+
+def switch_off(hook: str, error: Exception) -> None:
+    """Report a hook's own failure and let it be silent from now on; errors of the script go through.
+
+    Raises:
+        Exception: The given one, if it is meant for the script.
+    """
+    if isinstance(error, MuriError) or _raised_by_the_script(error):
+        raise error
+    if hook not in _off:
+        _off.add(hook)
+        print(
+            f"muri: automatic stages: the hook for {hook} failed and is switched off ({type(error).__name__}: {error});"
+            " the script goes on without it",
+            file=sys.stderr,
+        )
+
+
+def _raised_by_the_script(error: BaseException) -> bool:
+    """Whether it comes out of a function that the script wants called at iteration boundaries."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "_call_at_boundary":
+            return trace.tb_next is not None
+        trace = trace.tb_next
+    return False
+
+
+def guarded_installation(hook: str, install: Callable[[], None]) -> None:
+    """Install hooks; what this version of PyTorch does not have is reported and left out."""
+    try:
+        install()
+    except Exception as error:
+        switch_off(hook, error)
+
+
+def close_iterations() -> None:
+    """At the script's end: count an iteration that was left with `break`."""
+    watch = watching("iterations")
+    if watch is not None and not _in_child:
+        watch.iterations.close()
