@@ -31,6 +31,38 @@ class Membership(Protocol):
             MuriError: The scheduler did not accept it.
         """
 
+    def host_of(self, job_id: str) -> str | None:
+        """The host job of the group that the job was given to, None when it is in none.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def runs(self, job_id: str) -> bool:
+        """Whether the job runs and nobody is ending it.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a job back that was saved, to go on later; the scheduler then ends its processes.
+
+        Args:
+            job_id: The job.
+            run: How often it was requeued before.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Tell the controller that this run of the job can be stopped and resumed.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
 
 class NoMembership:
     """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
@@ -42,6 +74,21 @@ class NoMembership:
     def requeue(self, job_id: str, reason: str) -> None:
         """Say that nothing can requeue the job."""
         raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
+
+    def host_of(self, job_id: str) -> str | None:
+        """There are no groups."""
+        return None
+
+    def runs(self, job_id: str) -> bool:
+        """Nobody can say; what cannot be requeued is as well not running."""
+        return False
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Say that nothing can requeue the job."""
+        self.requeue(job_id, "")
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Nobody asks."""
 
 
 def load_membership(implementation: str = IMPLEMENTATION) -> Membership:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import isolation, script
+from muri.launcher import checkpoint_registry, isolation, script, stopping
 from muri.launcher.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
@@ -135,6 +135,8 @@ class Session:
         handler = self._state.handlers.get(signum, signal.SIG_DFL)
         if handler == signal.SIG_IGN or signum in {signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG}:
             return
+        if stopping.notify(self._state, signum):
+            return
         if callable(handler) and handler is not signal.default_int_handler:
             self._handlers_due.append(signum)
             timer = threading.Timer(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
@@ -163,8 +165,23 @@ class Session:
             timer = threading.Timer(grace_s / 2, self.end, args=(signal.SIGTERM, grace_s / 2))
             timer.daemon = True
             timer.start()
+        elif stopping.notify(self._state, signal.SIGTERM):
+            timer = threading.Timer(grace_s * 0.8, self.end, args=(signal.SIGTERM, grace_s * 0.2))
+            timer.daemon = True
+            timer.start()
         else:
             self.end(signal.SIGTERM, grace_s)
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether the script has told how to save it."""
+        return checkpoint_registry.of(self._state) is not None
+
+    @property
+    def stopped_at(self) -> int | None:
+        """Iteration at which the script was saved and stopped, None if it ended in another way."""
+        checkpointer = checkpoint_registry.of(self._state)
+        return None if checkpointer is None else checkpointer.stopped_at
 
     @property
     def lost(self) -> bool:
@@ -306,6 +323,8 @@ class Session:
             except BaseException:  # noqa: S112 (raised from outside just before the shield was taken)
                 continue
         self._arbiter.leave(self.member)
+        if (checkpointer := checkpoint_registry.of(self._state)) is not None:
+            checkpointer.close()
         for stream in self._state.streams.values():
             with contextlib.suppress(Exception):
                 stream.close()

@@ -6,12 +6,14 @@ its resource. See docs/stage-api.md.
 
 import difflib
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
 from muri.launcher.clock import StageClock
+from muri.launcher.loader_position import begin_loop
 from muri.launcher.prefetch import Prefetcher
 from muri.profiler.records import STAGES
 
@@ -122,6 +124,8 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
             raise PrefetchError(f"muri.batches(…, prefetch={prefetch!r}): give 0 (none) or 1 (one batch ahead)")
         self._loader = loader
         self._prefetch = bool(prefetch)
+        caller = sys._getframe(1)
+        self._site = (caller.f_code.co_filename, caller.f_lineno)
 
     def __len__(self) -> int:
         """Batches per epoch, if the loader knows."""
@@ -134,7 +138,7 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
             clock.become_explicit()
         clock.ask_batch()
         with stage("load"):
-            source = iter(self._loader)
+            source = begin_loop(self._loader, self._site, clock.yield_point)
         yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))
 
     @staticmethod

@@ -1,12 +1,14 @@
 """Muri interleaves training jobs that wait for different resources on the same GPUs.
 
-A training script needs two names from here::
+A training script needs two names from here, and a third one if it can be stopped and resumed::
 
     import muri
 
     for batch in muri.batches(loader):          # storage
         with muri.stage("preprocess"):          # CPU
             ...
+
+    muri.checkpoint(save, load)                 # before the loop: docs/checkpoints.md
 
 Everything else is reached through the commands `muri` and `muri-controller`.
 """
@@ -15,13 +17,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muri.launcher.checkpoint import Resumed as Resumed
+    from muri.launcher.checkpoint import checkpoint as checkpoint
+    from muri.launcher.checkpoint import should_stop as should_stop
     from muri.launcher.stages import batches as batches
     from muri.launcher.stages import stage as stage
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "batches", "stage"]
+__all__ = ["Resumed", "__version__", "batches", "checkpoint", "should_stop", "stage"]
 
-_LAZY = {"batches": "muri.launcher.stages", "stage": "muri.launcher.stages"}
+_LAZY = {
+    "Resumed": "muri.launcher.checkpoint",
+    "batches": "muri.launcher.stages",
+    "checkpoint": "muri.launcher.checkpoint",
+    "should_stop": "muri.launcher.checkpoint",
+    "stage": "muri.launcher.stages",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,275 @@
+"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and goes on later.
+
+See docs/checkpoints.md.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muri.errors import UsageError
+from muri.launcher import checkpoint_registry, stopping
+from muri.launcher.checkpoint_ranks import Agreement, agreement
+from muri.launcher.checkpoint_store import CheckpointError, CheckpointStore, Stored, default_place
+from muri.launcher.clock import StageClock
+from muri.launcher.loader_position import LoaderPosition
+from muri.launcher.stages import current_clock
+
+RETRY_S: Final = 10.0
+"""After a checkpoint that failed, the next one is tried that much later."""
+
+PathFunction = Callable[[Path], object]
+
+
+class CheckpointLoadError(CheckpointError):
+    """The job has a checkpoint, and the script could not load it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What `muri.checkpoint` found.
+
+    Attributes:
+        resumed: Whether the job had a checkpoint, which was loaded.
+        iteration: Iterations done before; 0 at a fresh start.
+        epoch: Runs of the training loop that had ended; the loop over epochs starts there.
+        path: What was loaded, None at a fresh start.
+    """
+
+    resumed: bool
+    iteration: int = 0
+    epoch: int = 0
+    path: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """The script's part of a checkpoint, and when it is wanted beside stops.
+
+    Attributes:
+        save: Writes a file or directory to the path.
+        load: Reads it back.
+        every_s: Seconds between periodic checkpoints, None for none.
+        every_iterations: Iterations between them, None for none.
+    """
+
+    save: PathFunction
+    load: PathFunction
+    every_s: float | None
+    every_iterations: int | None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work.
+
+        Raises:
+            UsageError: A function cannot be called or an interval is not positive.
+        """
+        for name in ("save", "load"):
+            if not callable(getattr(self, name)):
+                raise UsageError(f"muri.checkpoint: {name} must be a function that takes a path")
+        for name in ("every_s", "every_iterations"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise UsageError(f"muri.checkpoint: {name}={value!r} must be a number > 0, or None for never")
+
+
+class Checkpointer:
+    """Saves one script's state at iteration boundaries.
+
+    Attributes:
+        position: Where the training loop stands in its loader.
+        stopped_at: Iteration of the checkpoint after which the script was ended, None while it was not.
+    """
+
+    def __init__(self, functions: Functions, store: CheckpointStore, clock: StageClock, ranks: Agreement) -> None:
+        self.position = LoaderPosition()
+        self.stopped_at: int | None = None
+        self._functions = functions
+        self._store = store
+        self._clock = clock
+        self._ranks = ranks
+        self._before_clock = clock.iterations
+        self._first = 0
+        self._own_iterations = 0
+        self._saved_iteration = 0
+        self._saved_s = time.monotonic()
+        self._not_before_s = 0.0
+        self._stop_asked = threading.Event()
+
+    @property
+    def iteration(self) -> int:
+        """Iterations done, those of earlier runs included."""
+        return self._first + self._own_iterations + self._clock.iterations - self._before_clock
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process speaks for all ranks of the job."""
+        return self._ranks.rank == 0
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the script is to stop."""
+        return self._stop_asked.is_set()
+
+    def ask_stop(self) -> None:
+        """Save and end the script at its next iteration boundary. Safe in a signal handler."""
+        self._stop_asked.set()
+
+    def resume(self) -> Resumed:
+        """Load the newest checkpoint that all ranks have, if there is one.
+
+        Raises:
+            CheckpointLoadError: There is one and it cannot be loaded.
+        """
+        iteration = self._ranks.common(max(self._store.iterations(), default=-1))
+        if iteration < 0:
+            return Resumed(resumed=False)
+        stored = self._store.read(iteration)
+        _load(self._functions.load, stored)
+        self.position.resume_at(stored.facts["position"])
+        self._first += iteration
+        self._saved_iteration = iteration
+        _say(f"resumed at iteration {iteration} from {stored.path}")
+        return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=stored.path)
+
+    def at_boundary(self) -> None:
+        """An iteration has ended: save if it is time to.
+
+        Raises:
+            SystemExit: The script was asked to stop, and its state is safe.
+        """
+        if isinstance(sys.exception(), GeneratorExit):  # a loop is left with `break`: nothing may be raised here
+            self.position.left()
+            return
+        if self.position.in_other_loop:
+            return
+        self.position.batch_done()
+        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), self._clock.recent_iteration_s())
+        if (stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop:
+            self.stopped_at = self.iteration
+            stopping.end_script(self.iteration)
+
+    def own_boundary(self) -> bool:
+        """The script's own loop, which marks no stages, ends an iteration.
+
+        Returns:
+            Whether it is to stop now, its state being safe. In a loop with stages never: there
+            `at_boundary` ends the script.
+        """
+        if self._clock.iterations != self._before_clock:
+            return False
+        self._own_iterations += 1
+        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), None)
+        if not ((stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop):
+            return False
+        self.stopped_at = self.iteration
+        return True
+
+    def save(self) -> bool:
+        """Write a checkpoint; the one before goes when all ranks have the new one.
+
+        Returns:
+            Whether it is safe; if not, that was said on standard error and nothing else changed.
+        """
+        iteration = self.iteration
+        if iteration == self._saved_iteration and iteration in self._store.iterations():
+            return True
+        try:
+            draft: Path | None = self._store.write(iteration, self._functions.save, {"position": self.position.facts()})
+        except CheckpointError as error:
+            draft = None
+            _say(f"{error}. The job goes on; an earlier checkpoint is as it was")
+        if not self._ranks.all_true(draft is not None) or draft is None:
+            self._not_before_s = time.monotonic() + RETRY_S
+            return False
+        self._store.commit(draft, iteration)
+        if self._ranks.all_true(True):
+            self._store.forget_before(iteration)
+        self._saved_iteration, self._saved_s = iteration, time.monotonic()
+        return True
+
+    def close(self) -> None:
+        """The script has ended."""
+        self._store.close()
+
+    def _is_due(self) -> bool:
+        every_s, every = self._functions.every_s, self._functions.every_iterations
+        by_time = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        return by_time or (every is not None and self.iteration - self._saved_iteration >= every)
+
+
+def checkpoint(
+    save: PathFunction,
+    load: PathFunction,
+    *,
+    every_s: float | None = None,
+    every_iterations: int | None = None,
+) -> Resumed:
+    """Say how to save and load this script's state; loads the job's checkpoint if it has one.
+
+    Call it once, when model and optimizer exist, right before the training loop. From then on the job is
+    saved at an iteration boundary when it has to stop (SIGTERM, SIGUSR1 or SIGUSR2), and also periodically.
+
+    Args:
+        save: Writes the state to the path that it is given: a file or a directory that does not exist yet.
+        load: Reads such a path back.
+        every_s: Also save when that many seconds have passed since the last time.
+        every_iterations: Also save after that many iterations.
+
+    Returns:
+        Whether the job resumed, at which iteration and epoch.
+
+    Raises:
+        CheckpointError: Checkpoints cannot be kept, or the job's own one cannot be loaded.
+        UsageError: An argument is wrong, or it was called before.
+    """
+    functions = Functions(save, load, every_s, every_iterations)
+    if checkpoint_registry.current() is not None:
+        raise UsageError("muri.checkpoint was called before in this script; call it once, with all of its state")
+    ranks = agreement()
+    store = CheckpointStore(default_place(os.environ, Path.cwd(), ranks.rank, ranks.world_size))
+    clock = current_clock()
+    checkpointer = Checkpointer(functions, store, clock, ranks)
+    try:
+        resumed = checkpointer.resume()
+    except BaseException:
+        checkpointer.close()
+        raise
+    checkpoint_registry.register(checkpointer)
+    clock.at_boundary.append(checkpointer.at_boundary)
+    stopping.watch(checkpointer)
+    return resumed
+
+
+def should_stop() -> bool:
+    """Whether the script has to stop, for loops that mark no stages: call it once per iteration.
+
+    The call is then the place where the state is saved, when a stop or a periodic checkpoint is due. Leave the
+    loop when it is true. In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
+    this is always false, as it is before `muri.checkpoint`.
+    """
+    checkpointer = checkpoint_registry.current()
+    if checkpointer is None or not checkpointer.own_boundary():
+        return False
+    stopping.requeue_if_wanted()
+    return True
+
+
+def _load(load: PathFunction, stored: Stored) -> None:
+    try:
+        load(stored.path)
+    except Exception as error:
+        raise CheckpointLoadError(
+            f"the checkpoint {stored.path} of iteration {stored.iteration} could not be loaded: "
+            f"{type(error).__name__}: {error}. Nothing was deleted; mend the load function, or move "
+            f"{stored.path.parent} away to start anew"
+        ) from error
+
+
+def _say(text: str) -> None:
+    print(f"muri: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,211 @@
+"""Checkpoints on disk: written under another name, flushed, then renamed, so that a reader sees a whole one or none."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muri.errors import MuriError
+
+DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
+LOCK_PATIENCE_S: Final = 60.0
+"""An earlier run of the job may still be writing its last checkpoint; the next run waits that long for it."""
+
+_FORMAT: Final = 1
+_NAME: Final = re.compile(r"iteration-([0-9]{10,})")
+_USER_PART: Final = "state"
+_OWN_PART: Final = "muri.json"
+_POLL_S: Final = 0.1
+
+
+class CheckpointError(MuriError):
+    """A checkpoint cannot be written, found or read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A checkpoint on disk.
+
+    Attributes:
+        iteration: Iterations done when it was written.
+        path: What the script's own function wrote: a file or a directory.
+        facts: What Muri keeps beside it.
+    """
+
+    iteration: int
+    path: Path
+    facts: Mapping[str, Any]
+
+
+def default_place(environment: Mapping[str, str], cwd: Path, rank: int = 0, world_size: int = 1) -> Path:
+    """$MURI_CHECKPOINT_DIR, else .muri/checkpoints/<job id> below the working directory; one folder for each rank."""
+    named = environment.get(DIRECTORY_VARIABLE)
+    place = Path(named) if named else Path(".muri/checkpoints", environment.get("SLURM_JOB_ID") or "local")
+    return cwd / place / f"rank-{rank}" if world_size > 1 else cwd / place
+
+
+class CheckpointStore:
+    """The checkpoints of one job (of one rank of it).
+
+    Args:
+        place: Their directory; made if it is missing.
+
+    Raises:
+        CheckpointError: The directory cannot be made, or another process keeps it.
+    """
+
+    def __init__(self, place: Path, lock_patience_s: float = LOCK_PATIENCE_S) -> None:
+        self.place = place
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise CheckpointError(
+                f"no checkpoints can be kept in {place}: {error.strerror}; set {DIRECTORY_VARIABLE} to a directory "
+                "that this job can write and that outlives it"
+            ) from error
+        try:
+            self._take_lock(lock_patience_s)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _take_lock(self, patience_s: float) -> None:
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > deadline_s:
+                    raise CheckpointError(
+                        f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
+                    ) from error
+                time.sleep(_POLL_S)
+            except OSError:  # some network file systems have no locks: then nobody is kept out
+                return
+            else:
+                return
+
+    def close(self) -> None:
+        """Let another process use the directory."""
+        with contextlib.suppress(OSError):
+            os.close(self._lock)
+
+    def iterations(self) -> list[int]:
+        """Iterations of the checkpoints that are whole, in ascending order."""
+        matches = (_NAME.fullmatch(entry.name) for entry in self.place.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def read(self, iteration: int) -> Stored:
+        """One checkpoint.
+
+        Raises:
+            CheckpointError: Its description is missing or damaged, or of a newer Muri.
+        """
+        folder = self._folder(iteration)
+        try:
+            facts = json.loads((folder / _OWN_PART).read_text(encoding="utf-8"))
+            version = facts["format"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"the checkpoint {folder} cannot be read: {error}; nothing was deleted. Move it away to start anew"
+            ) from error
+        if version != _FORMAT:
+            raise CheckpointError(
+                f"the checkpoint {folder} has format {version}, this Muri reads {_FORMAT}; resume it with the Muri "
+                "that wrote it, or move it away to start anew"
+            )
+        return Stored(iteration, folder / _USER_PART, facts)
+
+    def write(self, iteration: int, save: Callable[[Path], object], facts: Mapping[str, Any]) -> Path:
+        """Write a checkpoint under a temporary name; `commit` makes it count.
+
+        Args:
+            iteration: Iterations done.
+            save: Writes the script's part to a path that does not exist yet.
+            facts: Muri's part, plain JSON values.
+
+        Raises:
+            CheckpointError: `save` failed or wrote nothing, or the disk is full.
+        """
+        self._clear_drafts()
+        draft = self.place / f".writing-{os.getpid()}-{time.monotonic_ns()}"
+        try:
+            draft.mkdir()
+            save(draft / _USER_PART)
+            _require_written(draft / _USER_PART)
+            text = json.dumps({**facts, "format": _FORMAT, "iteration": iteration})
+            (draft / _OWN_PART).write_text(text, encoding="utf-8")
+            _flush_tree(draft)
+        except Exception as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise CheckpointError(_why_not_saved(iteration, error)) from error
+        return draft
+
+    def commit(self, draft: Path, iteration: int) -> None:
+        """Give a written checkpoint its name; from now on it is the newest.
+
+        Raises:
+            CheckpointError: It cannot be renamed.
+        """
+        try:
+            target = self._folder(iteration)
+            if target.exists():  # the same iteration, from a run that had started anew
+                target.rename(self.place / f".old-{os.getpid()}-{time.monotonic_ns()}")
+            draft.rename(target)
+            _flush_path(self.place)
+        except OSError as error:
+            raise CheckpointError(_why_not_saved(iteration, error)) from error
+
+    def forget_before(self, iteration: int) -> None:
+        """Remove older checkpoints, once a newer one is safe."""
+        for older in self.iterations():
+            if older < iteration:
+                shutil.rmtree(self._folder(older), ignore_errors=True)
+        self._clear_drafts()
+
+    def _clear_drafts(self) -> None:
+        for pattern in (".writing-*", ".old-*"):
+            for left in self.place.glob(pattern):
+                shutil.rmtree(left, ignore_errors=True)
+
+    def _folder(self, iteration: int) -> Path:
+        return self.place / f"iteration-{iteration:010d}"
+
+
+def _why_not_saved(iteration: int, error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        why = f"there is no space left ({error.strerror}); free some or set {DIRECTORY_VARIABLE}"
+    else:
+        why = str(error) if isinstance(error, CheckpointError) else f"{type(error).__name__}: {error}"
+    return f"no checkpoint of iteration {iteration} was written: {why}"
+
+
+def _require_written(path: Path) -> None:
+    if not path.exists():
+        raise CheckpointError("the save function returned but wrote nothing to the path that it was given")
+
+
+def _flush_tree(folder: Path) -> None:
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            path = Path(directory, name)
+            if not path.is_symlink():
+                _flush_path(path)
+        _flush_path(Path(directory))
+
+
+def _flush_path(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,131 @@
+"""What happens to a script with a checkpoint that is asked to stop, alone and in a group."""
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from muri.errors import MuriError
+from muri.launcher import checkpoint_registry
+from muri.launcher.context import SessionState, current_session
+from muri.launcher.membership import load_membership
+
+if TYPE_CHECKING:
+    from muri.launcher.checkpoint import Checkpointer
+
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+"""Slurm's own SIGTERM, and what users choose for `--signal`."""
+
+STOPPED_CODE: Final = 128 + signal.SIGTERM
+"""Exit code of a script that was stopped after it had been saved."""
+
+PATIENCE_S: Final = 60.0
+"""A script in a group, whose own process is gone, may work on until its next boundary for that long."""
+
+_WAIT_FOR_END_S: Final = 60.0
+_RUN_VARIABLE: Final = "SLURM_RESTART_COUNT"
+
+
+class ScriptStoppedError(SystemExit):
+    """Ends a script whose state was saved; its `finally` blocks run."""
+
+
+def watch(checkpointer: "Checkpointer") -> None:
+    """From now on the stop signals ask for a checkpoint; the controller is told that the job has one.
+
+    A handler that the script has set is called as well. In a group the runtime delivers the signals.
+    """
+    environment = dict(os.environ)
+    if current_session() is None and threading.current_thread() is threading.main_thread():
+        for number in STOP_SIGNALS:
+            _chain(number, checkpointer)
+    if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and checkpointer.is_first_rank:
+        threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
+
+
+def notify(session: SessionState, signum: int) -> bool:
+    """Deliver a signal to a session's checkpointer.
+
+    Returns:
+        Whether that is all there is to do: the script has a checkpoint and no handler of its own.
+    """
+    checkpointer = checkpoint_registry.of(session)
+    if checkpointer is None or signum not in STOP_SIGNALS:
+        return False
+    checkpointer.ask_stop()
+    return not callable(session.handlers.get(signum, signal.SIG_DFL))
+
+
+def end_script(iteration: int) -> NoReturn:
+    """End the calling script, which was saved; alone, put its job back into the queue if it wants to be.
+
+    Raises:
+        ScriptStoppedError: Always.
+    """
+    print(f"muri: saved at iteration {iteration}, the script stops", file=sys.stderr, flush=True)
+    requeue_if_wanted()
+    raise ScriptStoppedError(STOPPED_CODE)
+
+
+def requeue_if_wanted() -> None:
+    """Alone, put the job back into the queue; in a group the member's own process does it."""
+    if current_session() is None:
+        conclude(os.environ)
+
+
+def wants_requeue(environment: Mapping[str, str]) -> bool:
+    """Whether the job was submitted with `--muri=checkpoint=1`."""
+    return "checkpoint=1" in environment.get("MURI_JOB", "").split(",")
+
+
+def conclude(environment: Mapping[str, str]) -> None:
+    """Requeue a job that was saved before its time was up; one that Slurm is ending already is left to it.
+
+    Waits for Slurm to end this process, so that the batch script does not go on meanwhile.
+    """
+    job_id = environment.get("SLURM_JOB_ID")
+    if not job_id or not wants_requeue(environment) or environment.get("SLURM_PROCID", "0") != "0":
+        return
+    try:
+        membership = load_membership()
+        if not membership.runs(job_id):
+            return
+        membership.requeue_stopped(job_id, run_of(environment))
+    except MuriError as error:
+        print(f"muri: job {job_id} was saved but could not be requeued: {error}", file=sys.stderr, flush=True)
+        return
+    print(f"muri: job {job_id} goes back to the queue", file=sys.stderr, flush=True)
+    with contextlib.suppress(ValueError):  # only the main thread can
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+    time.sleep(float(environment.get("MURI_REQUEUE_WAIT_S") or _WAIT_FOR_END_S))
+
+
+def run_of(environment: Mapping[str, str]) -> int:
+    """How often the job was requeued before this run."""
+    text = environment.get(_RUN_VARIABLE, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _chain(number: int, checkpointer: "Checkpointer") -> None:
+    before = signal.getsignal(number)
+    if before == signal.SIG_IGN:
+        return
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        checkpointer.ask_stop()
+        if callable(before):
+            before(signum, frame)
+
+    signal.signal(number, stop)
+
+
+def _declare(environment: Mapping[str, str]) -> None:
+    """Without the controller's knowledge the job is never preempted; nothing else is lost."""
+    with contextlib.suppress(MuriError):
+        load_membership().declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))
