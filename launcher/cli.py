@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from muri.errors import MuriError, UsageError
-from muri.launcher import measure
+from muri.launcher import automatic, measure
 from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
@@ -32,8 +32,9 @@ Examples:
   muri run --timing train.py          stage times on stderr at the end
   muri run --trace t.json train.py    every stage, for ui.perfetto.dev
 
-Everything after SCRIPT belongs to the script. Mark stages with muri.stage("load"),
-"preprocess", "propagate", "synchronize", and muri.batches(loader).
+Everything after SCRIPT belongs to the script. Stages of PyTorch scripts are found by
+themselves; muri.stage("load"), "preprocess", "propagate", "synchronize" and
+muri.batches(loader) mark them by hand.
 """
 
 
@@ -53,6 +54,7 @@ class TargetError(UsageError):
     envvar=ISOLATION_VARIABLE,
     help="Within a group, share the runtime's process or have one of its own (or set MURI_ISOLATION).",
 )
+@click.option("--no-automatic", is_flag=True, help="Only stages that the script marks (or set MURI_AUTOMATIC=0).")
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
 @click.argument("script")
@@ -61,6 +63,7 @@ def run(
     module: bool,
     no_attach: bool,
     isolation: str | None,
+    no_automatic: bool,
     timing: bool,
     trace: str | None,
     script: str,
@@ -77,6 +80,8 @@ def run(
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
+    if no_automatic:
+        os.environ[automatic.AUTOMATIC_VARIABLE] = "0"
     if timing:
         os.environ[measure.TIMING_VARIABLE] = "1"
     if trace is not None:
@@ -90,7 +95,9 @@ def run(
 
 
 def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
-    command = [sys.executable, *(["-m"] if module else []), script, *arguments]
+    hooks = measure.wanted(os.environ) and automatic.wanted(os.environ)
+    runner = ["-m", "muri.launcher.solo"] if hooks else []
+    command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
     request = measure.DryRunRequest.from_environment(os.environ)
     if request is None:
         os.environ.update(missing_variables(os.environ))

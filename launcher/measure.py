@@ -65,6 +65,12 @@ class DryRunRequest:
         return cls(int(iterations), int(warmup), Path(result).absolute())
 
 
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether a script that runs alone is to be measured at all."""
+    asked = (DRY_RUN_VARIABLE, TRACE_VARIABLE)
+    return environment.get(TIMING_VARIABLE) == "1" or any(environment.get(name) for name in asked)
+
+
 def write_result(path: Path, result: Mapping[str, object]) -> None:
     """Write a result so that a reader sees all of it or none."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

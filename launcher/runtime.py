@@ -16,7 +16,7 @@ import click
 
 from muri.cli import run_command
 from muri.errors import UsageError
-from muri.launcher import isolation, rendezvous
+from muri.launcher import automatic, isolation, rendezvous
 from muri.launcher.arbiter import Arbiter, make_arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
@@ -73,6 +73,8 @@ class Runtime:
         """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
         self._handle_signals()
         isolation.install()
+        if automatic.wanted(os.environ):
+            automatic.install()
         set_clock_provider(_clock_of_thread)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         if self._ranks is not None:
