@@ -242,6 +242,7 @@ class StageClock:
         """The script marks its stages itself: how iterations were told apart on its behalf is forgotten."""
         self.explicit = True
         self._by_batches = False
+        self._first_stage = None
         self._iteration_start_s = None
 
     def add_held(self, stage: int, held_s: float) -> None:

@@ -21,6 +21,8 @@ SYNCHRONIZE: Final = STAGES.index("synchronize")
 YIELD_INTERVAL_S: Final = 0.005
 """Layers, gradients and samples offer to yield at most this often: the offer itself waits for the GPU."""
 
+NETWORK_HOOKS: Final = frozenset({"torch.distributed", "DistributedDataParallel"})
+
 _BY_STEP: Final = -1
 _NOBODY: Final = 0
 
@@ -148,12 +150,14 @@ os.register_at_fork(after_in_child=lambda: _in_child.append(True))
 def watching(hook: str) -> Watch | None:
     """The calling thread's watch; None where the hook is to be silent.
 
-    That is: in forked children, once the script marks stages itself, and after the hook failed.
+    That is: in forked children, once the script marks stages itself, and after the hook failed. The hooks of
+    the network go on in a script that marks stages: a collective within its `propagate` would hold the GPU while it
+    waits for the other ranks, and two members that do so on different ranks would wait for each other for ever.
     """
     if _in_child or hook in _off:
         return None
     clock = current_clock()
-    if clock.explicit:
+    if clock.explicit and hook not in NETWORK_HOOKS:
         return None
     watch = thread.watch
     if watch is None or watch.clock is not clock:
