@@ -54,7 +54,13 @@ class TargetError(UsageError):
     envvar=ISOLATION_VARIABLE,
     help="Within a group, share the runtime's process or have one of its own (or set MURI_ISOLATION).",
 )
-@click.option("--no-automatic", is_flag=True, help="Only stages that the script marks (or set MURI_AUTOMATIC=0).")
+@click.option(
+    "--no-automatic",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda _context, _option, given: _leave_hooks_out(given),
+    help="Only stages that the script marks (or set MURI_AUTOMATIC=0).",
+)
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
 @click.argument("script")
@@ -63,7 +69,6 @@ def run(
     module: bool,
     no_attach: bool,
     isolation: str | None,
-    no_automatic: bool,
     timing: bool,
     trace: str | None,
     script: str,
@@ -80,8 +85,6 @@ def run(
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
-    if no_automatic:
-        os.environ[automatic.AUTOMATIC_VARIABLE] = "0"
     if timing:
         os.environ[measure.TIMING_VARIABLE] = "1"
     if trace is not None:
@@ -92,6 +95,11 @@ def run(
         if code is not None:
             return code
     return _run_alone(script, module, arguments)
+
+
+def _leave_hooks_out(given: bool) -> None:
+    if given:
+        os.environ[automatic.AUTOMATIC_VARIABLE] = "0"
 
 
 def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:

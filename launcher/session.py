@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import checkpoint_registry, isolation, script, stopping
+from muri.launcher import automatic, checkpoint_registry, isolation, script, stopping
 from muri.launcher.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
@@ -107,6 +107,7 @@ class Session:
         self.told_to_end = False
         self._lost_whatever_code = False
         self.clock = StageClock(SessionGate(self, arbiter), on_interval)
+        self.clock.explicit = not automatic.wanted(request.environment)
         self._request = request
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s

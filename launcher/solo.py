@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(error.exit_code) from None
     sys.argv[0] = loaded.argv0
     sys.modules["__main__"] = loaded.module
-    automatic.install()
+    if automatic.wanted(os.environ):
+        automatic.install()
     _execute(loaded)
 
 

@@ -248,6 +248,6 @@ def guarded_installation(hook: str, install: Callable[[], None]) -> None:
 
 def close_iterations() -> None:
     """At the script's end: count an iteration that was left with `break`."""
-    watch = watching("iterations")
-    if watch is not None and not _in_child:
+    watch = thread.watch
+    if watch is not None and not watch.clock.explicit and not _in_child:
         watch.iterations.close()
