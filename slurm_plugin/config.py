@@ -48,7 +48,13 @@ class Grouping(Section):
     min_speedup: float = Field(
         1.0, ge=1, le=4, description="A group must do this many times the work of its faster half alone."
     )
-    discipline: Literal["fair", "lockstep"] = Field("fair", description="How members take turns at a resource.")
+    discipline: Literal["auto", "fair", "lockstep"] = Field(
+        "auto", description="How members take turns at a resource; auto measures and takes the better."
+    )
+    isolation: Literal["thread", "process"] = Field(
+        "thread",
+        description="thread: members share one process; process: each has its own, when scripts cannot share one.",
+    )
     wait_for_profiles_s: float = Field(
         60.0, ge=0, description="How long after its submission a job's start may wait for others' dry runs."
     )

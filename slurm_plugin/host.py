@@ -54,6 +54,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--members", options["members"],
         "--run-dir", str(run_dir),
         "--discipline", options["discipline"],
+        "--isolation", options["isolation"],
         "--ordering", options["ordering"],
         "--solo-iteration-s", options["solo_iteration_s"],
         "--status-file", str(status),
@@ -163,6 +164,7 @@ class Host:
 @click.command()
 @click.option("--members", required=True, help="Job ids of the members, separated by commas.")
 @click.option("--discipline", required=True, help="fair or lockstep.")
+@click.option("--isolation", default="thread", help="thread or process, for members that do not say it themselves.")
 @click.option("--ordering", required=True, help="Job ids in the planned ordering.")
 @click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")

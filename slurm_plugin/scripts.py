@@ -35,6 +35,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         config.node_python, "-m", "muri.slurm_plugin.host",
         "--members", ids,
         "--discipline", config.grouping.discipline,
+        "--isolation", config.grouping.isolation,
         "--ordering", ids,
         "--solo-iteration-s", solo,
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
