@@ -196,8 +196,9 @@ _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
 def script_command(request: AttachRequest) -> list[str]:
-    """How the script runs as a process of its own."""
-    return [sys.executable, *(["-m"] if request.module else []), request.target, *request.arguments]
+    """How the script runs as a process of its own: with automatic stages, as alone."""
+    module = ["-m"] if request.module else []
+    return [sys.executable, "-m", "muri.launcher.solo", *module, request.target, *request.arguments]
 
 
 def _environment(request: AttachRequest) -> dict[str, str]:

@@ -49,12 +49,12 @@ def load(target: str, module: bool) -> LoadedScript:
 
 
 def _load_file(target: str) -> LoadedScript:
-    path = Path(target)
+    path = Path(target).absolute()  # as Python's own __main__ has it
     if path.is_dir():
         path = path / "__main__.py"
         sys.path[0] = target
     try:
-        with io.open_code(str(path.absolute())) as file:
+        with io.open_code(str(path)) as file:
             source = file.read()
     except OSError as error:
         raise ScriptError(f"can't open file {target!r}: [Errno {error.errno}] {error.strerror}") from error

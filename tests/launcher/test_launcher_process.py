@@ -239,5 +239,5 @@ def test_sites_default_and_the_members_word(launcher: Launcher) -> None:
 
 def test_script_that_is_not_there_any_more_fails_alone(launcher: Launcher) -> None:
     launcher.runtime("101")
-    assert ends(launcher.member("101", "-m", "no_such_module", **OWN)) == 1
+    assert ends(launcher.member("101", "-m", "no_such_module", **OWN)) == 2
     assert "no_such_module" in launcher.err("101")

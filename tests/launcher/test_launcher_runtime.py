@@ -58,7 +58,7 @@ def test_traceback_is_the_one_of_python(launcher: Launcher, text: str) -> None:
     assert ends(launcher.member("101", "train.py")) == 1
     command = [sys.executable, script.name]
     plain = subprocess.run(command, cwd=script.parent, check=False, capture_output=True, text=True)
-    assert launcher.err("101") == plain.stderr.replace(f'"{script}"', f'"{script.name}"')
+    assert launcher.err("101") == plain.stderr
 
 
 def test_syntax_error_and_missing_module(launcher: Launcher) -> None:
