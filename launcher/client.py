@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Final
 
 from muri.errors import MuriError, UsageError
-from muri.launcher import protocol, rendezvous
+from muri.launcher import protocol, rendezvous, stopping
 from muri.launcher.task import missing_variables, task_of
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -95,6 +95,9 @@ def _await_exit(connection: socket.socket) -> int:
             raise RuntimeLostError("the group's runtime ended before the script did")
         kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
         if kind == "exit":
+            return int(frame["code"])
+        if kind == "preempted":
+            stopping.conclude(os.environ)
             return int(frame["code"])
         if kind == "lost":
             raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")

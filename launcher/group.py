@@ -7,6 +7,7 @@ from typing import Final
 
 from muri.errors import MuriError, UsageError
 from muri.launcher.client import RuntimeLostError, find_runtime
+from muri.launcher.joining import find_host_runtime
 from muri.launcher.membership import Membership
 
 TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
@@ -49,6 +50,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
     timeout_s = attach_timeout_s(environment)
     deadline_s = time.monotonic() + timeout_s
     expected: bool | None = None
+    host: str | None = None
     while True:
         connection = find_runtime(environment, job_id)
         if connection is not None:
@@ -57,9 +59,21 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
             expected = _expects_group(membership, job_id)
         if expected is False:
             return None
+        if expected:
+            host = host or _host_of(membership, job_id)
+            connection = find_host_runtime(environment, host) if host else None
+            if connection is not None:
+                return connection
         if time.monotonic() >= deadline_s:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
         time.sleep(_POLL_S)
+
+
+def _host_of(membership: Membership, job_id: str) -> str | None:
+    try:
+        return membership.host_of(job_id)
+    except MuriError:
+        return None  # asked again at the next look
 
 
 def _expects_group(membership: Membership, job_id: str) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from muri.launcher import protocol, rendezvous
+from muri.launcher import joining, protocol, rendezvous
 from muri.launcher.arbiter import Arbiter
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
@@ -77,8 +77,14 @@ class SessionFactory:
         solo_s = self._solo_iteration_s.get(member)
         listener = None if trace is None else record
         if chosen_isolation(request.environment, self._isolation) == "process":
-            return ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s)
-        return Session(request, files, self._arbiter, self._base_path, listener, solo_s)
+            return _marked(ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s), trace)
+        return _marked(Session(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
+
+
+def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
+    if trace is not None:
+        session.clock.at_boundary.append(lambda: trace.iteration(session.member, session.clock.iterations))
+    return session
 
 
 class Server:
@@ -90,6 +96,7 @@ class Server:
         table: Where sessions are noted.
         factory: Makes the sessions.
         ranks: The other ranks of the group, if it has several.
+        door: Lets new members in; None if nobody can join.
     """
 
     def __init__(
@@ -99,11 +106,15 @@ class Server:
         table: MemberTable,
         factory: SessionFactory,
         ranks: RankGroup | None = None,
+        door: joining.Door | None = None,
     ) -> None:
+        self._door = door or joining.Door(None, table, "")
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
         self._names = [rendezvous.member_socket(run_dir, member, rank) for member in members]
+        if self._door.host_job is not None:
+            self._names.append(joining.host_socket(run_dir, self._door.host_job))
         self._socket_path = rendezvous.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
@@ -185,7 +196,7 @@ class Server:
         except BaseException:
             _close_all(files)
             raise
-        if session is None or not self._table.begin(session):
+        if session is None or not self._table.begin(session, request.target):
             _close_all(files)
             reason = f"job {request.job_id} already runs a script in its group; run one at a time"
             connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
@@ -198,8 +209,8 @@ class Server:
     def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
         if self._closing:
             return {"kind": "ending", "reason": "the runtime is ending"}
-        if request.job_id not in self._table:
-            return {"kind": "member", "reason": f"job {request.job_id} is no member of this group"}
+        if reason := self._door.refusal(request.job_id):
+            return {"kind": "member", "reason": reason}
         if (request.prefix, request.python) != (sys.prefix, sys.version):
             return {
                 "kind": "environment",
@@ -214,10 +225,7 @@ class Server:
             if self._ranks is not None:
                 self._ranks.ended(session)
             logger.info("member %s ended with exit code %s", session.member, session.exit_code)
-            if session.lost:
-                connection.finish({"type": "lost", "reason": "the runtime was told to end"})
-            else:
-                connection.finish({"type": "exit", "code": session.exit_code})
+            connection.finish(joining.last_frame(session))
 
         return report
 
@@ -231,8 +239,7 @@ class Server:
         if not session.ended.is_set():
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()
-            session.end(signal.SIGTERM)
-            session.ended.wait()
+            joining.cancel(session, signal.SIGTERM)
 
 
 def _close_all(files: list[int]) -> None:

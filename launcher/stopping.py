@@ -24,8 +24,6 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_CODE: Final = 128 + signal.SIGTERM
 """Exit code of a script that was stopped after it had been saved."""
 
-PATIENCE_S: Final = 60.0
-"""A script in a group, whose own process is gone, may work on until its next boundary for that long."""
 
 _WAIT_FOR_END_S: Final = 60.0
 _RUN_VARIABLE: Final = "SLURM_RESTART_COUNT"

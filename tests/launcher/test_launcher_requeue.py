@@ -27,6 +27,9 @@ CLIENT = """
         def expects_group(self, job_id):
             return self.expected
 
+        def host_of(self, job_id):
+            return None
+
         def requeue(self, job_id, reason):
             with open("requeued.jsonl", "a") as file:
                 file.write(json.dumps([job_id, reason]) + "\\n")
