@@ -4,7 +4,7 @@ import mmap
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
@@ -50,9 +50,12 @@ class Arbiter(ABC):
     threads holds is not granted to another of them either.
 
     Attributes:
+        discipline: Its name.
         waiting_hint: A byte per resource, not 0 while a yield point would find somebody waiting. A
             member in a process of its own reads it in shared memory instead of asking.
     """
+
+    discipline: str = "fair"
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(STAGE_COUNT)
@@ -93,6 +96,10 @@ class Arbiter(ABC):
             Seconds waited until the resource came back, 0 if it was kept.
         """
         return 0.0
+
+    def holders(self) -> Sequence[str | None]:
+        """Who holds each resource at this moment, for those who watch."""
+        return [None] * STAGE_COUNT
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:  # noqa: B027 (lockstep has no use for it)
         """Note that a member finished an iteration."""
@@ -182,6 +189,10 @@ class FairArbiter(Arbiter):
             waiter = self._enqueue(member, resource)
         return self._await(waiter)
 
+    def holders(self) -> Sequence[str | None]:
+        """Who holds each resource."""
+        return list(self._holder)
+
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Advance the member's virtual time by a whole iteration."""
         with self._mutex:
@@ -233,19 +244,3 @@ class FairArbiter(Arbiter):
                     waiter.wake(granted=False)
             self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
             self.waiting_hint[resource] = bool(self._waiting[resource])
-
-
-def make_arbiter(discipline: str, members: list[str], ordering: list[str | None]) -> Arbiter:
-    """The arbiter of a discipline.
-
-    Args:
-        discipline: "fair" or "lockstep".
-        members: The members' ids.
-        ordering: Members in the planned ordering, None for a place that stays empty; used by
-            lockstep only, `members` when empty.
-    """
-    if discipline == "fair":
-        return FairArbiter()
-    from muri.launcher.lockstep import LockstepArbiter  # noqa: PLC0415 (it imports this module)
-
-    return LockstepArbiter(ordering or list(members))

@@ -101,12 +101,12 @@ class FairQueue:
         if progress is None:
             return
         if not progress.known:
-            progress.solo_iteration_s = _smooth(progress.solo_iteration_s, busy_s)
+            progress.solo_iteration_s = smooth(progress.solo_iteration_s, busy_s)
         progress.start_s += progress.solo_iteration_s or 0.0
         first = not any(progress.expected_s)
         for resource, seconds in enumerate(stage_s):
             before_s = None if first else progress.expected_s[resource]
-            progress.expected_s[resource] = _smooth(before_s, seconds)
+            progress.expected_s[resource] = smooth(before_s, seconds)
             progress.served_s[resource] = 0.0
 
     def catch_up(self, member: str) -> None:
@@ -135,5 +135,6 @@ class FairQueue:
         return min(waiting, key=key)
 
 
-def _smooth(before: float | None, sample: float) -> float:
+def smooth(before: float | None, sample: float) -> float:
+    """Exponential mean: the mean so far, moved towards a new sample."""
     return sample if before is None else before + _NEW_SAMPLE_WEIGHT * (sample - before)

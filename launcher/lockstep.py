@@ -53,6 +53,8 @@ class LockstepArbiter(Arbiter):
         idle_limit_s: See `DEFAULT_IDLE_LIMIT_S`.
     """
 
+    discipline = "lockstep"
+
     def __init__(
         self,
         ordering: Sequence[str | None],
@@ -109,6 +111,12 @@ class LockstepArbiter(Arbiter):
                 place.where = _Where.WAITING
                 self._grant_turns(place)
                 self._advance()
+
+    def holders(self) -> Sequence[str | None]:
+        """Who holds the resource that is its turn in this step."""
+        with self._mutex:
+            holding = {self._turn(p): member for member, p in self._places.items() if p.where is _Where.HOLDING}
+        return [holding.get(resource) for resource in range(STAGE_COUNT)]
 
     def interrupt(self, member: str) -> None:
         """Wake the member with an interruption."""

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -17,9 +17,10 @@ import click
 from muri.cli import run_command
 from muri.errors import UsageError
 from muri.launcher import automatic, isolation, rendezvous
-from muri.launcher.arbiter import Arbiter, make_arbiter
+from muri.launcher.arbiter import Arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
+from muri.launcher.disciplines import DISCIPLINES, make_arbiter
 from muri.launcher.members import MemberTable
 from muri.launcher.rank_group import RankGroup, rank_options, take_place
 from muri.launcher.rank_link import Place
@@ -49,6 +50,7 @@ class RuntimeOptions:
     grace_s: float
     isolation: str = "thread"
     place: Place | None = None
+    predicted_speed: dict[str, float] = field(default_factory=dict)
 
 
 class Runtime:
@@ -62,9 +64,10 @@ class Runtime:
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
         arbiter: Arbiter
         if self._ranks is None:
-            arbiter = make_arbiter(options.discipline, options.members, options.ordering)
+            arbiter = make_arbiter(options.discipline, options.members, options.ordering, options.predicted_speed)
         else:
             arbiter = self._ranks.arbiter
+        self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks)
         self._stopped = threading.Event()
@@ -192,16 +195,29 @@ def parse_solo_iterations(text: str | None, members: list[str]) -> dict[str, flo
     Raises:
         UsageError: An entry is malformed or of no member.
     """
+    return _parse_table("--solo-iteration-s", text, members, "seconds > 0")
+
+
+def parse_predicted_speeds(text: str | None, members: list[str]) -> dict[str, float]:
+    """Normalized speeds from "101=0.9,102=0.85".
+
+    Raises:
+        UsageError: An entry is malformed or of no member.
+    """
+    return _parse_table("--predicted-speed", text, members, "a speed > 0, where 1 is as fast as alone")
+
+
+def _parse_table(option: str, text: str | None, members: list[str], meaning: str) -> dict[str, float]:
     table = {}
     for entry in text.split(",") if text else []:
-        member, _, value = entry.partition("=")
+        member, _, figure = entry.partition("=")
         try:
-            seconds = float(value)
+            value = float(figure)
         except ValueError:
-            seconds = 0.0
-        if member not in members or not 0 < seconds < float("inf"):
-            raise UsageError(f"--solo-iteration-s: {entry!r} should be a member's id, = and seconds > 0")
-        table[member] = seconds
+            value = 0.0
+        if member not in members or not 0 < value < float("inf"):
+            raise UsageError(f"{option}: {entry!r} should be a member's id, = and {meaning}")
+        table[member] = value
     return table
 
 
@@ -221,9 +237,10 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--members", required=True, help="Job ids of the members: 101,102.")
 @click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the sockets, mode 0700.")
-@click.option("--discipline", type=click.Choice(["fair", "lockstep"]), default="fair", show_default=True)
+@click.option("--discipline", type=click.Choice(DISCIPLINES), default="auto", show_default=True)
 @click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
 @click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
+@click.option("--predicted-speed", help="Planned speeds, 1 = as alone: 101=0.9,102=0.8 (else auto measures both).")
 @click.option("--status-file", type=_PATH, help="JSON status, written every second.")
 @click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
 @click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
@@ -241,6 +258,7 @@ def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> Non
     ids = parse_members(members)
     values["ordering"] = parse_ordering(values["ordering"], ids)
     values["solo_iteration_s"] = parse_solo_iterations(values["solo_iteration_s"], ids)
+    values["predicted_speed"] = parse_predicted_speeds(values["predicted_speed"], ids)
     run_dir = (run_dir or rendezvous.default_run_dir(os.environ)).absolute()
     place = take_place(values, os.environ)
     modules = [name for name in preload.split(",") if name]

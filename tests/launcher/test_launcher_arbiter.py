@@ -7,7 +7,8 @@ import pytest
 from launcher_harness import until
 
 from muri.errors import UsageError
-from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError, make_arbiter
+from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.disciplines import make_arbiter
 from muri.launcher.lockstep import LockstepArbiter
 
 MEMBERS = ["1", "2", "3", "4"]

@@ -1,0 +1,39 @@
+"""The disciplines by name, and the arbiter of each."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from muri.launcher.arbiter import Arbiter, FairArbiter
+from muri.launcher.clock import STAGE_COUNT
+from muri.launcher.discipline_choice import DisciplineChoice
+from muri.launcher.lockstep import LockstepArbiter
+from muri.launcher.switching import SwitchingArbiter
+
+DISCIPLINES: Final = ("auto", "fair", "lockstep")
+
+
+def make_arbiter(
+    discipline: str,
+    members: list[str],
+    ordering: list[str | None],
+    predicted_speed: Mapping[str, float] | None = None,
+) -> Arbiter:
+    """The arbiter of a discipline.
+
+    Args:
+        discipline: "auto", "fair" or "lockstep". A group of more than four has no rotation: auto is fair there.
+        members: The members' ids.
+        ordering: Members in the planned ordering, None for a place that stays empty; used by
+            lockstep only, `members` when empty.
+        predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
+
+    Raises:
+        UsageError: Lockstep was asked for more than four members.
+    """
+    places = ordering or list(members)
+    if discipline == "lockstep":
+        return LockstepArbiter(places)
+    if discipline == "fair" or len(places) > STAGE_COUNT:
+        return FairArbiter()
+    choice = DisciplineChoice(("fair", "lockstep"), dict(predicted_speed or {}))
+    return SwitchingArbiter({"fair": FairArbiter, "lockstep": lambda: LockstepArbiter(places)}, choice)
