@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from muri.launcher import automatic
 from muri.launcher import process_supervisor as supervisor
 from muri.launcher import process_wire as wire
 from muri.launcher.arbiter import Arbiter
@@ -116,6 +117,8 @@ class ProcessSession:
         for stage, (stage_s, wait_s) in enumerate(zip(record.stage_s, record.wait_s, strict=True)):
             clock.stage_s[stage] += stage_s
             clock.wait_s[stage] += wait_s
+        for function in clock.at_boundary:
+            function()
 
     def _main(self) -> None:
         code = 1
@@ -196,9 +199,10 @@ _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
 def script_command(request: AttachRequest) -> list[str]:
-    """How the script runs as a process of its own: with automatic stages, as alone."""
+    """How the script runs as a process of its own: with automatic stages unless it does not want them."""
+    runner = ["-m", "muri.launcher.solo"] if automatic.wanted(request.environment) else []
     module = ["-m"] if request.module else []
-    return [sys.executable, "-m", "muri.launcher.solo", *module, request.target, *request.arguments]
+    return [sys.executable, *runner, *module, request.target, *request.arguments]
 
 
 def _environment(request: AttachRequest) -> dict[str, str]:
