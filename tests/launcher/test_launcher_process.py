@@ -226,6 +226,26 @@ def test_worker_processes_and_global_state_stay_with_the_process(launcher: Launc
     until(lambda: launcher.status()["members"]["101"]["iterations"] == 8, "eight iterations")
 
 
+@pytest.mark.parametrize(("automatic", "iterations"), [("1", 6), ("0", 0)])
+def test_plain_script_has_automatic_stages(launcher: Launcher, automatic: str, iterations: int) -> None:
+    text = """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for inputs, targets in DataLoader(TensorDataset(torch.ones(24, 8), torch.ones(24, 1)), batch_size=4):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(inputs), targets).backward()
+            optimizer.step()
+    """
+    launcher.runtime("101")
+    assert ends(launcher.member("101", launcher.script(text), MURI_AUTOMATIC=automatic, **OWN)) == 0
+    until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the status")
+    member = launcher.status()["members"]["101"]
+    assert member["iterations"] == iterations
+    assert (member["stage_s"]["propagate"] > 0) == (iterations > 0)
+
+
 def test_sites_default_and_the_members_word(launcher: Launcher) -> None:
     runtime = launcher.runtime("101", "102", options=("--isolation", "process"))
     script = launcher.script("import os; print(os.getpid())")
