@@ -21,6 +21,7 @@ from muri.launcher.arbiter import Arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
 from muri.launcher.disciplines import DISCIPLINES, make_arbiter
+from muri.launcher.joining import Door
 from muri.launcher.members import MemberTable
 from muri.launcher.rank_group import RankGroup, rank_options, take_place
 from muri.launcher.rank_link import Place
@@ -69,7 +70,9 @@ class Runtime:
             arbiter = self._ranks.arbiter
         self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
-        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks)
+        host_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
+        door = Door(host_job, self._table, options.discipline)
+        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door)
         self._stopped = threading.Event()
 
     def run(self) -> int:

@@ -5,7 +5,7 @@ import time
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.node_commands import job_field, requeue_hold
+from muri.slurm_plugin.node_commands import active_jobs, job_field, requeue, requeue_hold, set_comment
 
 _RETRY_S = 10.0
 
@@ -38,3 +38,53 @@ class SlurmMembership:
         """
         print(f"muri: {reason}; the job goes back to the queue and runs alone next time", file=sys.stderr, flush=True)
         requeue_hold(int(job_id))
+
+    def host_of(self, job_id: str) -> str | None:
+        """Return the host job that the job's AdminComment names, None when it names none.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
+        return None if state is None else str(state.host)
+
+    def runs(self, job_id: str) -> bool:
+        """Return whether the job runs and Slurm is not ending it.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        return active_jobs([int(job_id)]).get(int(job_id)) == "RUNNING"
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a saved job back: a member held, for the controller to plan it anew; another to Slurm's own queue.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        mark_stopped(int(job_id), run)
+        if self.host_of(job_id) is None:
+            requeue(int(job_id))
+        else:
+            requeue_hold(int(job_id))
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Say in the job's own comment that this run of it has a checkpoint.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        _set_token(int(job_id), tags.CHECKPOINT_PREFIX, run)
+
+
+def mark_stopped(job_id: int, run: int) -> None:
+    """Say in a job's own comment that this run of it is stopped on purpose, to be resumed.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    _set_token(job_id, tags.STOPPED_PREFIX, run)
+
+
+def _set_token(job_id: int, prefix: str, run: int) -> None:
+    set_comment(job_id, tags.with_token(job_field(job_id, "comment"), prefix, str(run)))

@@ -61,3 +61,12 @@ def requeue_hold(job_id: int) -> None:
         GatewayError: Slurm refused it.
     """
     _COMMANDS.run(f"requeue job {job_id}", ["scontrol", "requeuehold", str(job_id)])
+
+
+def requeue(job_id: int) -> None:
+    """Put one of the user's own jobs back into the queue.
+
+    Raises:
+        GatewayError: Slurm refused it.
+    """
+    _COMMANDS.run(f"requeue job {job_id}", ["scontrol", "requeue", str(job_id)])

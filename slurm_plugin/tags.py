@@ -18,6 +18,10 @@ SOLO_PREFIX: Final = "muri-solo:"
 USER_HOLD: Final = "muri-hold:user"
 PROFILE_PREFIX: Final = "muri-profile:"
 SPEED_PREFIX: Final = "muri-speed:"
+CHECKPOINT_PREFIX: Final = "muri-checkpoint:"
+"""In a job's own comment: the run (0 = never requeued) that has told how to save it."""
+STOPPED_PREFIX: Final = "muri-stopped:"
+"""In a job's own comment: the run that was stopped on purpose, to go on from its checkpoint later."""
 
 
 @dataclass(frozen=True, slots=True)
