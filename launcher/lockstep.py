@@ -7,7 +7,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError
-from muri.launcher.clock import STAGE_COUNT
+from muri.launcher.clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
 """How long the others wait for a member that runs outside of any stage; then they go on without it."""
@@ -31,13 +31,14 @@ class _Where(Enum):
 class _Place:
     """One member's place in the rotation."""
 
-    __slots__ = ("position", "since_s", "waiters", "where")
+    __slots__ = ("done_with_step", "position", "since_s", "waiters", "where")
 
     def __init__(self, position: int) -> None:
         self.position = position
         self.where = _Where.AWAY
         self.since_s = 0.0
         self.waiters: list[Waiter] = []
+        self.done_with_step = -1
 
 
 class LockstepArbiter(Arbiter):
@@ -90,7 +91,7 @@ class LockstepArbiter(Arbiter):
             if place is None:
                 raise WaitInterruptedError(member)
             free = place.where is not _Where.HOLDING
-            if free and self._turn(place) == resource:
+            if free and self._may_use(place, resource):
                 place.where = _Where.HOLDING
                 return 0.0
             waiter = Waiter(member, resource)
@@ -133,6 +134,16 @@ class LockstepArbiter(Arbiter):
             raise WaitInterruptedError(waiter.member)
         return self._now() - start_s
 
+    def iteration_done(self, member: str, record: IterationRecord) -> None:
+        """End the member's turn: a script with one kind of stage would otherwise keep its step for ever."""
+        with self._mutex:
+            place = self._places.get(member)
+            if place is not None:
+                place.done_with_step = self._step
+
+    def _may_use(self, place: _Place, resource: int) -> bool:
+        return self._turn(place) == resource and place.done_with_step != self._step
+
     def _turn(self, place: _Place) -> int:
         return (place.position + self._step) % STAGE_COUNT
 
@@ -151,9 +162,8 @@ class LockstepArbiter(Arbiter):
 
     def _grant_turns(self, place: _Place) -> None:
         """Grant the step's resource to the member's thread that asked for it first."""
-        turn = self._turn(place)
         for waiter in place.waiters:
-            if waiter.resource == turn:
+            if self._may_use(place, waiter.resource):
                 place.waiters.remove(waiter)
                 place.where = _Where.HOLDING
                 waiter.wake(granted=True)
