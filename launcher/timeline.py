@@ -1,0 +1,160 @@
+"""The command `muri timeline`: a trace as a picture of who held which resource when, and as shares."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from muri.errors import UsageError
+from muri.launcher.trace_reader import Slice, read_slices
+from muri.profiler.records import RESOURCES, STAGES
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS: Final = {
+    "load": "#4477aa", "preprocess": "#ccbb44", "propagate": "#228833", "synchronize": "#aa3377", "wait": "#dddddd",
+}  # fmt: skip
+MEMBER_COLOURS: Final = ("#332288", "#88ccee", "#ddcc77", "#cc6677", "#117733", "#aa4499", "#999933", "#882255")
+DEFAULT_SPAN_S: Final = 1.5
+
+EPILOG = """
+\b
+Examples:
+  muri timeline out.json                      shares of time, in the terminal
+  muri timeline out.json -o out.png           the middle 1.5 seconds as a picture
+  muri timeline out.json -o out.png --from 12.5 --span 0.4
+  muri timeline out.json --json
+
+\b
+The trace comes from `muri run --trace out.json`, or from the runtime of a group (host.trace in
+muri.yaml). The same file opens in https://ui.perfetto.dev and chrome://tracing.
+"""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
+@click.argument("trace", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Picture to write: .png, .svg.")
+@click.option("--from", "from_s", type=click.FloatRange(0), help="Seconds after the first event. [default: middle]")
+@click.option(
+    "--span", type=click.FloatRange(0, min_open=True), default=DEFAULT_SPAN_S, show_default=True, help="Seconds."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the shares as JSON.")
+def timeline(trace: Path, output: Path | None, from_s: float | None, span: float, as_json: bool) -> None:
+    """Show what a TRACE says: each member's shares of time, and a picture of the interleaving."""
+    slices = read_slices(trace)
+    shares = shares_of(slices)
+    if as_json:
+        click.echo(json.dumps(shares, indent=1))
+    else:
+        _print_shares(shares)
+    if output is not None:
+        begin_s = busiest_moment_s(slices, span) if from_s is None else min(s.start_s for s in slices) + from_s
+        draw(slices, begin_s, span, output)
+        click.echo(f"wrote {output}", err=as_json)
+
+
+def members_of(slices: Sequence[Slice]) -> list[str]:
+    """The members, by job id."""
+    return sorted({piece.member for piece in slices}, key=lambda member: (len(member), member))
+
+
+def shares_of(slices: Sequence[Slice]) -> dict[str, dict[str, float]]:
+    """For each member the shares of its time, from its first event to its last, that stages and waits took."""
+    shares = {}
+    for member in members_of(slices):
+        own = [piece for piece in slices if piece.member == member]
+        total_s = max(piece.end_s for piece in own) - min(piece.start_s for piece in own)
+        shares[member] = {
+            what: sum(p.end_s - p.start_s for p in own if p.what == what) / total_s if total_s > 0 else 0.0
+            for what in (*STAGES, "wait")
+        }
+    return shares
+
+
+def busiest_moment_s(slices: Sequence[Slice], span_s: float) -> float:
+    """Start of a stretch in which all members were at work: the middle of their common time."""
+    firsts = [min(p.start_s for p in slices if p.member == member) for member in members_of(slices)]
+    lasts = [max(p.end_s for p in slices if p.member == member) for member in members_of(slices)]
+    begin_s, end_s = max(firsts), min(lasts)
+    return max(begin_s, (begin_s + end_s - span_s) / 2)
+
+
+def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, title: str = "") -> None:
+    """Draw members above, resources below.
+
+    Args:
+        slices: The trace.
+        begin_s: Where the picture begins, seconds since the epoch.
+        span_s: How long it is.
+        output: The file; its suffix chooses the format.
+        title: Heading.
+
+    Raises:
+        UsageError: matplotlib is missing, the file cannot be written, or nothing happened in that stretch.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 (heavy, and optional)
+    except ImportError as error:
+        raise UsageError("a picture needs matplotlib: pip install 'muri[report]'") from error
+    shown = [piece for piece in slices if piece.end_s > begin_s and piece.start_s < begin_s + span_s]
+    if not shown:
+        length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)
+        raise UsageError(f"nothing happened in that stretch; the trace is {length_s:.1f} s long: choose another --from")
+    members = members_of(slices)
+    figure = Figure(figsize=(11, 0.45 * (len(members) + len(RESOURCES)) + 2.2), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[len(members), len(RESOURCES)])
+    _draw_members(upper, shown, members, begin_s)
+    _draw_resources(lower, shown, members, begin_s)
+    lower.set_xlim(0, span_s)
+    lower.set_xlabel("seconds")
+    upper.set_title(title or "What each job does, and who holds each resource")
+    try:
+        figure.savefig(output, dpi=110)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write the picture {output}: {error}") from error
+
+
+def _draw_members(axes: "Axes", shown: Sequence[Slice], members: Sequence[str], begin_s: float) -> None:
+    for what, colour in COLOURS.items():
+        for row, member in enumerate(members):
+            spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, what)]
+            height = 0.3 if what == "wait" else 0.8
+            axes.broken_barh(spans, (row - height / 2, height), facecolors=colour, linewidth=0)
+    axes.set_yticks(range(len(members)), [f"job {member}" for member in members])
+    axes.invert_yaxis()
+    _legend(axes, COLOURS)
+
+
+def _draw_resources(axes: "Axes", shown: Sequence[Slice], members: Sequence[str], begin_s: float) -> None:
+    colours = {member: MEMBER_COLOURS[index % len(MEMBER_COLOURS)] for index, member in enumerate(members)}
+    for row, stage in enumerate(STAGES):
+        for member, colour in colours.items():
+            spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, stage)]
+            axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
+    axes.set_yticks(range(len(RESOURCES)), list(RESOURCES))
+    axes.invert_yaxis()
+    _legend(axes, {f"job {member}": colour for member, colour in colours.items()})
+
+
+def _legend(axes: "Axes", colours: dict[str, str]) -> None:
+    from matplotlib.patches import Patch  # noqa: PLC0415 (as above)
+
+    handles: list[Any] = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _print_shares(shares: dict[str, dict[str, float]]) -> None:
+    from rich.console import Console  # noqa: PLC0415 (only when printing)
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, title="Shares of each job's time", title_justify="left")
+    table.add_column("job")
+    for name in (*STAGES, "wait", "other"):
+        table.add_column(name, justify="right")
+    for member, parts in shares.items():
+        other = max(0.0, 1 - sum(parts.values()))
+        table.add_row(member, *(f"{share:.0%}" for share in (*parts.values(), other)))
+    Console(highlight=False).print(table)
