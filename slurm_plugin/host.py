@@ -57,6 +57,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--isolation", options["isolation"],
         "--ordering", options["ordering"],
         "--solo-iteration-s", options["solo_iteration_s"],
+        "--predicted-speed", options["predicted_speed"],
         "--status-file", str(status),
         *trace,
     ]  # fmt: skip
@@ -163,10 +164,11 @@ class Host:
 
 @click.command()
 @click.option("--members", required=True, help="Job ids of the members, separated by commas.")
-@click.option("--discipline", required=True, help="fair or lockstep.")
+@click.option("--discipline", required=True, help="auto, fair or lockstep.")
 @click.option("--isolation", default="thread", help="thread or process, for members that do not say it themselves.")
 @click.option("--ordering", required=True, help="Job ids in the planned ordering.")
 @click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
+@click.option("--predicted-speed", default="", help="JOB=SPEED pairs: planned speeds, 1 = as fast as alone.")
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
 @click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
 @click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")

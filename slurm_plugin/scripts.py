@@ -31,6 +31,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
     members = [member.job_id for member in action.members]
     ids = ",".join(map(str, members))
     solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
+    speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
     command = [
         config.node_python, "-m", "muri.slurm_plugin.host",
         "--members", ids,
@@ -38,6 +39,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         "--isolation", config.grouping.isolation,
         "--ordering", ids,
         "--solo-iteration-s", solo,
+        "--predicted-speed", speed,
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
         "--telemetry-s", f"{config.host.telemetry_s:g}",
         "--poll-s", f"{config.host.poll_s:g}",
