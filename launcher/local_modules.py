@@ -7,6 +7,7 @@ session imports it. Installed packages are shared.
 
 import builtins
 import importlib
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -29,14 +30,19 @@ class LocalModules:
 
     def __init__(self, shared: frozenset[str]) -> None:
         self._shared = shared | sys.stdlib_module_names
-        self._lock = threading.RLock()
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
         self._active: dict[str, SessionState] = {}
         self._local: dict[tuple[SessionState, str], bool] = {}
         self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
 
+    def _renew_lock(self) -> None:
+        """Also in a forked child: another member's thread, which the child has not, may have held it."""
+        self._lock = threading.RLock()
+
     def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
         """Import something of the top-level name for a session."""
-        if not self._is_local(session, top):
+        if not self.is_local(session, top):
             return load()
         with self._lock:
             before = self._active.get(top)
@@ -61,7 +67,8 @@ class LocalModules:
         sys.modules.update(self._kept.pop((session, top), {}))
         self._active[top] = session
 
-    def _is_local(self, session: SessionState, top: str) -> bool:
+    def is_local(self, session: SessionState, top: str) -> bool:
+        """Whether a session finds this top-level name in its own directories."""
         if not top or top in self._shared:
             return False
         known = self._local.get((session, top))

@@ -15,6 +15,7 @@ from muri.launcher.isolation import (
     import_hooks,
     interpreter,
     numpy_random,
+    process_group,
     python_random,
     signals,
     streams,
@@ -30,15 +31,18 @@ _forget: Final[list[Callable[[SessionState], None]]] = []
 
 
 def forget_modules(session: SessionState) -> None:
-    """Drop the modules that a session imported from its own directories."""
+    """Drop what a session that ended still has: process groups, modules from its own directories, and the rest."""
     for function in _forget:
         function(session)
+    session.belongings.clear()
 
 
 def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
-    for module in (import_hooks, streams, interpreter, environment, threads, signals, exits, subprocesses):
+    for module in (import_hooks, streams, interpreter, environment, threads, signals, subprocesses):
         module.install()
-    for library in (python_random, numpy_random, torch_random):
+    for library in (python_random, numpy_random, torch_random, process_group):
         library.install()
-    _forget.append(local_modules.install().forget)
+    modules = local_modules.install()
+    exits.install(modules)
+    _forget.extend((process_group.close, modules.forget))

@@ -1,25 +1,44 @@
-"""How a script ends itself: `atexit`, `os._exit`, and a sleep that a signal can end."""
+"""How a script ends itself: `atexit`, finalizers, `os._exit`, and a sleep that a signal can end."""
 
 import atexit
 import os
+import sys
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from muri.launcher.context import current_session
+from muri.launcher.context import PerSession, SessionState, current_session
+from muri.launcher.local_modules import LocalModules
+
+_finalizers: PerSession[list["weakref.ref[weakref.finalize[..., Any]]"]] = PerSession(list)
+
+_MANY: Final = 256
+"""After so many new finalizers the list is rid of those that have run."""
 
 
 class SessionExit(SystemExit):
     """A script asked to end at once, without clean-up: `os._exit`."""
 
 
-def _install_exits(runtime_pid: int) -> None:
+def _in_import_of_shared_module(session: SessionState, modules: LocalModules) -> bool:
+    """Whether the caller runs because an installed package is being imported, which outlives the session."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        module = frame.f_locals.get("module") if frame.f_code.co_name == "exec_module" else None
+        if module is not None:
+            return not modules.is_local(session, module.__name__.partition(".")[0])
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+def _install_exits(runtime_pid: int, modules: LocalModules) -> None:
     register, unregister, hard_exit = atexit.register, atexit.unregister, os._exit
 
     def session_register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         session = current_session()
-        if session is None:
+        if session is None or _in_import_of_shared_module(session, modules):
             return register(function, *args, **kwargs)
         session.exit_functions.append(partial(function, *args, **kwargs))
         return function
@@ -54,7 +73,39 @@ def _install_sleep() -> None:
     time.sleep = session_sleep  # type: ignore[assignment]
 
 
-def install() -> None:
-    """Patch `atexit`, `os._exit` and `time.sleep`."""
-    _install_exits(os.getpid())
+def _install_finalizers(modules: LocalModules) -> None:
+    weakref.finalize(_install_finalizers, int)  # the first one registers itself with atexit: not with a session's
+    make = weakref.finalize.__init__
+
+    def session_make(self: Any, obj: Any, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        make(self, obj, func, *args, **kwargs)
+        session = current_session()
+        if session is not None and not _in_import_of_shared_module(session, modules):
+            own = _finalizers.of(session)
+            if not own:
+                session.exit_functions.insert(0, partial(_run_finalizers, session))
+            if len(own) % _MANY == _MANY - 1:
+                own[1:] = [reference for reference in own[1:] if (other := reference()) is not None and other.alive]
+            own.append(weakref.ref(self))
+
+    weakref.finalize.__init__ = session_make  # type: ignore[method-assign]
+
+
+def _run_finalizers(session: SessionState) -> None:
+    """Call the `weakref.finalize` objects that a script left, newest first, as Python does at its exit."""
+    own = _finalizers.of(session)
+    while own:
+        finalizer = own.pop()()
+        if finalizer is not None and finalizer.alive and finalizer.atexit:
+            finalizer()
+
+
+def install(modules: LocalModules) -> None:
+    """Patch `atexit`, `weakref.finalize`, `os._exit` and `time.sleep`.
+
+    Args:
+        modules: Tells a script's own modules from installed ones.
+    """
+    _install_exits(os.getpid(), modules)
+    _install_finalizers(modules)
     _install_sleep()

@@ -1,0 +1,132 @@
+"""The default process group of `torch.distributed`: each session has its own, shared by the threads it starts.
+
+`torch.distributed` keeps its groups in one object per process, `distributed_c10d._world`. A stand-in leads to the
+session's. Names of groups also stand in a table in C++, so a session's names carry its member's id.
+"""
+
+import contextlib
+import logging
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.context import PerSession, SessionState, current_session
+from muri.launcher.isolation.import_hooks import after_import
+
+logger = logging.getLogger("muri.launcher")
+
+_TABLES: Final = (
+    "pg_map",
+    "pg_names",
+    "pg_group_ranks",
+    "pg_backend_config",
+    "tags_to_pg",
+    "pg_to_tag",
+    "pg_coalesce_state",
+)
+
+
+class World:
+    """The process groups of one session; its attributes are those of `distributed_c10d._World`."""
+
+    def __init__(self) -> None:
+        self.default_pg: Any = None
+        self.group_count = 0
+        self.comms: list[Any] = []
+        self.registered: list[str] = []
+        for name in _TABLES:
+            setattr(self, name, {})
+
+
+_worlds: PerSession[World] = PerSession(World)
+
+
+class WorldProxy:
+    """Stands for `distributed_c10d._world`."""
+
+    def __init__(self, plain: Any) -> None:
+        self.__dict__["_plain"] = plain
+
+    def _target(self) -> Any:
+        session = current_session()
+        return self._plain if session is None else _worlds.of(session)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read from the session's groups; what this PyTorch computes from them is computed as it does."""
+        target = self._target()
+        computed = getattr(type(self._plain), name, None)
+        if isinstance(target, World) and not hasattr(target, name) and isinstance(computed, property):
+            return computed.fget(target)  # type: ignore[misc]
+        return getattr(target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Write to the session's groups."""
+        setattr(self._target(), name, value)
+
+
+def _patch_names(c10d: ModuleType) -> None:
+    plain_name, register = c10d._process_group_name, c10d._register_process_group
+    unregister, unregister_all = c10d._unregister_process_group, c10d._unregister_all_process_groups
+
+    def process_group_name(*args: Any, **kwargs: Any) -> Any:
+        session = current_session()
+        name = plain_name(*args, **kwargs)
+        return name if session is None else f"{name}@{session.member}"
+
+    def register_process_group(name: str, group: Any) -> None:
+        register(name, group)
+        session = current_session()
+        if session is not None:
+            _worlds.of(session).registered.append(name)
+
+    def unregister_process_group(name: str) -> None:
+        session = current_session()
+        if session is not None and name in (own := _worlds.of(session).registered):
+            own.remove(name)
+        unregister(name)
+
+    def unregister_all_process_groups() -> None:
+        session = current_session()
+        if session is None:
+            unregister_all()
+            return
+        own = _worlds.of(session).registered
+        while own:
+            unregister(own.pop())
+
+    c10d._process_group_name = process_group_name
+    c10d._register_process_group = register_process_group
+    c10d._unregister_process_group = unregister_process_group
+    c10d._unregister_all_process_groups = unregister_all_process_groups
+
+
+def _patch(c10d: ModuleType) -> None:
+    if not hasattr(c10d, "_world") or not hasattr(c10d, "_WorldMeta"):
+        logger.warning("this PyTorch is too old: only one member of the group may call init_process_group")
+        return
+    c10d._world = WorldProxy(c10d._world)
+    _patch_names(c10d)
+
+
+def close(session: SessionState) -> None:
+    """Tear down the groups that a script left, as the end of a process would, so that its peers do not wait."""
+    world = session.belongings.pop(_worlds, None)
+    if world is None or world.default_pg is None:
+        return
+    for group in sorted(world.pg_names, key=world.pg_names.get, reverse=True):
+        with contextlib.suppress(Exception):  # a group may be broken already
+            getattr(group, "abort", group.shutdown)()
+    for name in list(world.registered):
+        with contextlib.suppress(Exception):
+            _unregister(name)
+    world.__dict__.clear()
+
+
+def _unregister(name: str) -> None:
+    from torch._C._distributed_c10d import _unregister_process_group  # noqa: PLC0415 (torch is there, see above)
+
+    _unregister_process_group(name)
+
+
+def install() -> None:
+    """Patch `torch.distributed` once it is imported."""
+    after_import("torch.distributed.distributed_c10d", _patch)

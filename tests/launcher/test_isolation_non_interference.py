@@ -1,0 +1,100 @@
+"""A member's losses in a group are those of its solo run, bit for bit, whatever the others do."""
+
+import json
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends
+
+pytest.importorskip("torch", reason="the members train with PyTorch")
+
+TRAIN = """
+    import argparse, random
+    import numpy as np
+    import torch
+    from torch import nn
+    import muri
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--recurrent", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.set_default_dtype(getattr(torch, options.dtype))
+    random.seed(options.seed); np.random.seed(options.seed); torch.manual_seed(options.seed)
+
+    class Samples(torch.utils.data.Dataset):
+        def __len__(self):
+            return 48
+        def __getitem__(self, index):
+            noise = np.random.rand(6).astype(np.float64) + random.random() + torch.rand(1).item()
+            return torch.full((6,), index / 48) + torch.from_numpy(noise).to(torch.get_default_dtype())
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cells, self.head = nn.LSTM(2, 16, num_layers=2, dropout=0.3, batch_first=True), nn.Linear(16, 1)
+        def forward(self, inputs):
+            return self.head(self.cells(inputs.view(-1, 3, 2))[0][:, -1])
+
+    model = Recurrent() if options.recurrent else nn.Sequential(
+        nn.Linear(6, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 1))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=6, shuffle=True, num_workers=options.workers)
+    for epoch in range(3):
+        for batch in muri.batches(loader):
+            with muri.stage("propagate"):
+                batch = batch + torch.randn_like(batch) * 0.1
+                loss = ((model(batch) - batch.mean(dim=1, keepdim=True)) ** 2).mean()
+                optimizer.zero_grad(); loss.backward(); optimizer.step()
+            print(loss.dtype, loss.item().hex(), random.random(), np.random.randint(1000), flush=True)
+    print("end", torch.rand(2).tolist(), torch.get_default_dtype())
+"""
+
+MEMBERS = {
+    "101": ("--seed=1",),
+    "102": ("--seed=2", "--recurrent", "--workers=2"),
+    "103": ("--seed=3", "--dtype=float64"),
+    "104": ("--seed=1", "--dtype=float64", "--recurrent"),
+}
+
+
+def _solo(launcher: Launcher, script: Path) -> dict[str, str]:
+    outputs = {}
+    for member, arguments in MEMBERS.items():
+        launcher.path(None, "out").unlink(missing_ok=True)
+        assert ends(launcher.member(None, script, *arguments)) == 0, launcher.err(None)
+        outputs[member] = launcher.out(None)
+    return outputs
+
+
+@pytest.mark.timeout(240)
+def test_losses_in_groups_of_two_and_four_are_those_of_the_solo_runs(launcher):
+    script = launcher.script(TRAIN)
+    solo = _solo(launcher, script)
+    assert len(set(solo.values())) == len(MEMBERS)
+    for group in (("101", "102"), tuple(MEMBERS)):
+        runtime = launcher.runtime(*group)
+        running = [launcher.member(member, script, *MEMBERS[member]) for member in group]
+        codes = [ends(process) for process in running]
+        assert codes == [0] * len(group), [launcher.err(member) for member in group]
+        for member in group:
+            assert launcher.out(member) == solo[member], f"member {member} in a group of {len(group)}"
+            launcher.path(member, "out").unlink()
+        runtime.terminate()
+        ends(runtime)
+
+
+def test_a_fresh_session_starts_with_seeds_of_its_own(launcher):
+    script = launcher.script("""
+        import json, random, numpy, torch
+        print(json.dumps([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()]))
+    """)
+    launcher.runtime("101", "102", "103")
+    for member in ("101", "102", "103"):
+        assert ends(launcher.member(member, script)) == 0, launcher.err(member)
+    drawn = [json.loads(launcher.out(member)) for member in ("101", "102", "103")]
+    for values in zip(*drawn, strict=True):
+        assert len(set(values)) == 3, "a later member went on with an earlier one's generator"
