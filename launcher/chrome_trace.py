@@ -27,6 +27,8 @@ SHORTEST_WAIT_S: Final = 20e-6
 RATE_INTERVAL_S: Final = 1.0
 _RESOURCE_TRACKS: Final = 1_000
 _LANES_PER_TRACK: Final = 100
+_RESOURCES_SORT: Final = 2**30
+"""Below all members, which are ordered by job id."""
 
 
 class _Lanes:
@@ -58,11 +60,15 @@ class ChromeTrace(Trace):
     Args:
         path: The file.
         group: Name of the row.
+        shared: Whether resources have their own tracks: in a group each has one holder at a time.
         largest_bytes: When the file is closed early.
     """
 
-    def __init__(self, path: Path, group: str, largest_bytes: int = LARGEST_TRACE_BYTES) -> None:
+    def __init__(
+        self, path: Path, group: str, *, shared: bool = True, largest_bytes: int = LARGEST_TRACE_BYTES
+    ) -> None:
         super().__init__(path, largest_bytes)
+        self._shared = shared
         self._pid = os.getpid()
         self._tracks: dict[tuple[str, str, int], int] = {}
         self._lanes: dict[tuple[str, str], _Lanes] = {}
@@ -86,7 +92,10 @@ class ChromeTrace(Trace):
             lines.append(self._slice(f"wait for {resource}", tid, (asked_us, start_us), WAIT_COLOUR, {}))
         wait_ms = {"wait_ms": round(event.wait_s * 1e3, 3)}
         lines.append(self._slice(event.stage, tid, (start_us, end_us), COLOURS[event.stage], wait_ms))
-        declared, holder_tid = self._thread(("resource", resource), 0, start_us, end_us)
+        if not self._shared:
+            return lines
+        # A stretch that ended at a yield point is told after that of the member that went first: one lane.
+        declared, holder_tid = self._thread(("resource", resource), -1, start_us, end_us)
         holder = {"stage": event.stage}
         held = self._slice(f"job {event.member}", holder_tid, (start_us, end_us), COLOURS[event.stage], holder)
         return [*lines, *declared, held]
@@ -117,7 +126,7 @@ class ChromeTrace(Trace):
         tid = self._tracks[(*track, lane)] = base * _LANES_PER_TRACK + lane
         title = f"{name}: held by" if kind == "resource" else f"job {name}"
         title += f", thread {lane + 1}" if lane else ""
-        order = {"sort_index": tid}
+        order = {"sort_index": _RESOURCES_SORT + tid if kind == "resource" else int(name) if name.isdecimal() else tid}
         return [
             self._metadata("thread_name", tid, {"name": title}),
             self._metadata("thread_sort_index", tid, order),

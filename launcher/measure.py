@@ -172,7 +172,7 @@ def _finish_in(pid: int, dry_run: DryRun) -> None:
 
 def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
     member = environment.get("SLURM_JOB_ID", "solo")
-    trace = open_trace(path, f"job {member}")
+    trace = open_trace(path, f"job {member}", shared=False)
     atexit.register(trace.close)
     pending = 0
 

@@ -146,12 +146,13 @@ class LinesTrace(Trace):
         return [json.dumps(fields) + "\n"]
 
 
-def open_trace(path: Path, group: str) -> Trace:
+def open_trace(path: Path, group: str, *, shared: bool = True) -> Trace:
     """Start a trace: JSON lines when the file's name ends with .jsonl, else Chrome trace events.
 
     Args:
         path: The file.
         group: What the row of the trace is called.
+        shared: Whether members share resources, so that it matters who holds them.
 
     Raises:
         UsageError: The file cannot be written.
@@ -160,4 +161,4 @@ def open_trace(path: Path, group: str) -> Trace:
         return LinesTrace(path)
     from muri.launcher.chrome_trace import ChromeTrace  # noqa: PLC0415 (it imports this module)
 
-    return ChromeTrace(path, group)
+    return ChromeTrace(path, group, shared=shared)
