@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError
+from muri.launcher.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError, give_way
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
@@ -112,6 +112,7 @@ class LockstepArbiter(Arbiter):
                 place.where = _Where.WAITING
                 self._grant_turns(place)
                 self._advance()
+        give_way()
 
     def holders(self) -> Sequence[str | None]:
         """Who holds the resource that is its turn in this step."""

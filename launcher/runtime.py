@@ -32,7 +32,7 @@ from muri.launcher.trace import Trace, open_trace
 logger = logging.getLogger("muri.launcher")
 
 STATUS_INTERVAL_S: Final = 1.0
-SWITCH_INTERVAL_S: Final = 0.001
+SWITCH_INTERVAL_S: Final = 0.0001
 """A member that wakes up for a short stage should not wait long for another one's bytecode."""
 
 
