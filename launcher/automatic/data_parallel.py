@@ -88,6 +88,9 @@ def send_gradients(sender: GradientSender, bucket: Any) -> Any:
     return sender(bucket)
 
 
+send_gradients.__annotations__.clear()  # DDP takes its own types or none
+
+
 def install() -> None:
     """Patch DDP."""
     if not distributed.is_available():

@@ -161,10 +161,8 @@ def _ask(iterator: Any) -> Watch | None:
         watch = watching(_HOOK)
         if watch is not None and not thread.depth and watch.is_trainer(trains=False):
             if id(iterator) not in watch.memory:
-                key = id(iterator)
-                forget = weakref.finalize(iterator, _forget, weakref.ref(watch), key)
-                forget.atexit = False
-                watch.memory[key] = True
+                forget = functools.partial(_forget, weakref.ref(watch), id(iterator))
+                watch.memory[id(iterator)] = weakref.ref(iterator, forget)
             watch.iterations.ask(iterator)
     except Exception as error:
         switch_off(_HOOK, error)
@@ -172,7 +170,7 @@ def _ask(iterator: Any) -> Watch | None:
     return watch
 
 
-def _forget(reference: "weakref.ref[Watch]", key: int) -> None:
+def _forget(reference: "weakref.ref[Watch]", key: int, _iterator: Any) -> None:
     watch = reference()
     if watch is not None:
         watch.memory.pop(key, None)

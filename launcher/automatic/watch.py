@@ -82,8 +82,8 @@ class Iterations:
         return False
 
     def close(self) -> None:
-        """The script is at its end."""
-        if self._open and self._trained:
+        """The script is at its end; the loop over a loader may have been left with `break`."""
+        if self._open and self._trained and self._opener != _BY_STEP:
             self._open = False
             self._clock.end_iteration()
 
