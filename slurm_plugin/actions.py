@@ -118,6 +118,61 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop a running job that has a checkpoint and put it back into the queue.
+
+    Attributes:
+        job_id: The job.
+        run: How often it was requeued before: the stop is for this run only.
+        reasons: Why, for people.
+        token: The intent that was begun for it, "" for a new one.
+    """
+
+    job_id: int
+    run: int
+    reasons: tuple[str, ...]
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToQueue:
+    """Make a job that was stopped a candidate again, with its original request.
+
+    Attributes:
+        job_id: The job.
+        token: The intent that stopped it, "" when it stopped by itself.
+        why: For people.
+    """
+
+    job_id: int
+    token: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Add a waiting job to a group that runs.
+
+    Attributes:
+        host: The group's host job.
+        node: Its node.
+        member: The job.
+        others: Members that it joins, with the time limits that they need beside it, 0 = unlimited.
+        host_limit_s: Time limit that the host needs, 0 = as it is.
+        reasons: Why, for people.
+        token: The intent that was begun for it, "" for a new one.
+    """
+
+    host: int
+    node: str
+    member: MemberPlan
+    others: tuple[tuple[int, int], ...]
+    host_limit_s: int
+    reasons: tuple[str, ...]
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class KeepProfile:
     """Store what a dry run measured.
 
@@ -145,7 +200,20 @@ class DryRunFailed:
     why: str
 
 
-Action = StartGroup | ReleaseSolo | StartDryRun | CarryOnGroup | Abandon | Restore | Cancel | KeepProfile | DryRunFailed
+Action = (
+    StartGroup
+    | ReleaseSolo
+    | StartDryRun
+    | CarryOnGroup
+    | Abandon
+    | Restore
+    | Cancel
+    | Preempt
+    | ReturnToQueue
+    | Join
+    | KeepProfile
+    | DryRunFailed
+)
 
 
 def render_action(action: Action) -> dict[str, Any]:

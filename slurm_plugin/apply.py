@@ -14,18 +14,25 @@ from muri.slurm_plugin.actions import (
     Cancel,
     CarryOnGroup,
     DryRunFailed,
+    Join,
     KeepProfile,
     MemberPlan,
+    Preempt,
     ReleaseSolo,
     Restore,
+    ReturnToQueue,
     StartDryRun,
     StartGroup,
 )
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.join_steps import prepare_group
+from muri.slurm_plugin.joins import INTENT_KIND as JOIN_KIND
+from muri.slurm_plugin.joins import payload_of
 from muri.slurm_plugin.journal import Intent, Journal
 from muri.slurm_plugin.model import Job, JobChange, JobState
 from muri.slurm_plugin.planning import member_mem_mib
+from muri.slurm_plugin.preemption_steps import original_request, preempt, return_to_queue
 from muri.slurm_plugin.reconcile import find_host
 from muri.slurm_plugin.scripts import dry_run_environment, dry_run_job, host_job
 from muri.slurm_plugin.view import View, profile_key
@@ -87,6 +94,8 @@ class Executor:
                 self._unless_gone(self._gateway.release, job_id)
             case StartDryRun(job_id):
                 self._start_dry_run(self._view.jobs[job_id])
+            case Preempt() | ReturnToQueue() | Join():
+                self._move(action)
             case Abandon(token, why):
                 log.info("start %s: taken back: %s", token, why)
                 self._journal.finish(token, "abandoned")
@@ -95,6 +104,20 @@ class Executor:
             case Cancel(job_id, why):
                 log.info("job %d: cancelled: %s", job_id, why)
                 self._gateway.cancel(job_id)
+            case KeepProfile() | DryRunFailed():
+                self._end_dry_run(action)
+
+    def _move(self, action: Preempt | ReturnToQueue | Join) -> None:
+        match action:
+            case Preempt():
+                preempt(self._gateway, self._journal, action, self._now_s)
+            case ReturnToQueue(job_id):
+                return_to_queue(self._gateway, self._journal, action, self._view.jobs[job_id])
+            case Join():
+                self._join(action)
+
+    def _end_dry_run(self, action: KeepProfile | DryRunFailed) -> None:
+        match action:
             case KeepProfile(token, profile):
                 log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
                 self._store.put(profile)
@@ -165,6 +188,16 @@ class Executor:
             self._journal.set_fact("bar", str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
 
+    def _join(self, action: Join) -> None:
+        log.info("job %d joins group of host job %d: %s", action.member.job_id, action.host, "; ".join(action.reasons))
+        token = action.token or secrets.token_hex(6)
+        if not action.token:
+            self._journal.begin(token, JOIN_KIND, payload_of(action), self._now_s)
+        self._journal.set_host(token, action.host)
+        prepare_group(self._gateway, self._view, action)
+        self._make_member(action.member, action.host, action.node, self._view.jobs[action.member.job_id])
+        self._journal.finish(token, "done")
+
     def _restore(self, job: Job, why: str) -> None:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", job.job_id, why)
@@ -207,21 +240,7 @@ def restore_request(gateway: Gateway, job: Job) -> None:
     try:
         gateway.hold(job.job_id)
         if state is not None:
-            original = state.original
-            gateway.modify(
-                job.job_id,
-                JobChange(
-                    gpu_request=original.gpu_request,
-                    required_nodes=original.required_nodes,
-                    cpu_count=original.cpu_count,
-                    cpus_per_task=original.cpus_per_task,
-                    dependency="",
-                    start_now=True,
-                    mem_per_node_mib=original.mem_per_node_mib or None,
-                    time_limit_s=original.time_limit_s or None,
-                    admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
-                ),
-            )
+            gateway.modify(job.job_id, original_request(job))
         gateway.release(job.job_id)
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

@@ -55,12 +55,23 @@ class Grouping(Section):
         "thread",
         description="thread: members share one process; process: each has its own, when scripts cannot share one.",
     )
+    join: bool = Field(
+        True, description="Whether waiting jobs may join a group that runs and has room (not with lockstep)."
+    )
     wait_for_profiles_s: float = Field(
         60.0, ge=0, description="How long after its submission a job's start may wait for others' dry runs."
     )
     max_wait_s: float = Field(
         86400.0, gt=0, description="A job held longer than this is released to Slurm's own queue, alone."
     )
+
+
+class Preemption(Section):
+    """Stopping running jobs for others; only jobs that have a checkpoint and say so."""
+
+    enabled: bool = Field(False, description="Whether running jobs compete with waiting ones.")
+    least_run_s: float = Field(600.0, ge=0, description="A job runs at least this long before it may be stopped.")
+    restart_s: float = Field(60.0, ge=0, description="What a stop and a new start are thought to cost a job.")
 
 
 class Tiresias(Section):
@@ -114,6 +125,7 @@ class Config(Section):
         sys.executable, description="The Python on the compute nodes that has muri and torch installed."
     )
     grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
+    preemption: Preemption = Field(default_factory=Preemption, description="Stopping running jobs for others.")
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
     host: Host = Field(default_factory=Host, description="The job that holds a group's GPUs.")

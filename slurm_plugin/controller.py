@@ -6,21 +6,25 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from muri.errors import MuriError
+from muri.policies.cycle.validation import RequestError
+from muri.policies.reason import sentences
 from muri.policies.types import Plan, Policy
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.actions import Action, ReleaseSolo
+from muri.slurm_plugin.actions import Action, Preempt, ReleaseSolo
 from muri.slurm_plugin.apply import Executor, ProfileSink
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway import Gateway
+from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
 from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.reconcile import reconcile
+from muri.slurm_plugin.running import Settled, running_units, settle
 from muri.slurm_plugin.status import Status, status_of, write_status
 from muri.slurm_plugin.view import Role, View, view_of
 
@@ -70,11 +74,34 @@ def decide(
     view = view_of(snapshot, config.partitions)
     repairs = reconcile(view, intents, config, snapshot.taken_s)
     preparation = prepare(view, know, config, snapshot.taken_s)
-    plan = policy.plan(preparation.request)
+    settled, preparation = ask(policy, preparation, view, know, config)
+    plan = settled.plan
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
-    actions = releases + preparation.dry_runs + actions_of(plan, view, know)
+    stops = tuple(
+        Preempt(item.job_id, view.jobs[item.job_id].restart_count, sentences(item.reasons)) for item in settled.stops
+    )
+    joins = find_joins(view, plan, know, config, snapshot.taken_s)
+    actions = stops + releases + preparation.dry_runs + actions_of(plan, view, know) + joins
     return Decision(view, repairs, preparation, plan, actions)
+
+
+def ask(
+    policy: Policy, preparation: Preparation, view: View, know: Knowledge, config: Config
+) -> tuple[Settled, Preparation]:
+    """Ask the policy, with what runs if it may stop running jobs."""
+    request = preparation.request
+    if config.preemption.enabled:
+        request = replace(request, running=running_units(view, know, config, request.now_s))
+        preparation = replace(preparation, request=request)
+    try:
+        return settle(policy.plan(request), request), preparation
+    except RequestError as error:
+        if not request.running:
+            raise
+        log.warning("running jobs are left alone in this cycle: %s", error)
+    request = replace(request, running=())
+    return settle(policy.plan(request), request), replace(preparation, request=request)
 
 
 def knowledge(journal: Journal | None, profiles: Sequence[StageProfile]) -> Knowledge:

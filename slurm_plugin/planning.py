@@ -108,7 +108,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
         else:
             ready.append((job, profile_key(job, view.snapshot.nodes)))
     version = view.snapshot.slurm_version
-    pending = [_pending(job, key, version, know, config) for job, key in ready]
+    pending = [plan_job(job, key, version, know, config) for job, key in ready]
     patient = _patient(pending, config, now_s)
     waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
     request = PlanRequest(
@@ -120,7 +120,8 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
     return Preparation(request, _dry_runs(view, ready, know, config), waiting)
 
 
-def _pending(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
+def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
+    """Describe a job to a policy."""
     request = tags.parse_request(job.admin_comment) or tags.Request()
     alone = alone_reason(job, slurm_version, know, config)
     profile = know.profiles.get(key)

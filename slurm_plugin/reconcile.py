@@ -1,16 +1,29 @@
 """Compare what the controller meant to do with what Slurm shows, and say what mends the difference. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from muri.profiler.records import ProfileError, ProfileKey, StageProfile
 from muri.slurm_plugin import tags
-from muri.slurm_plugin.actions import Abandon, Action, Cancel, CarryOnGroup, DryRunFailed, KeepProfile, Restore
+from muri.slurm_plugin.actions import (
+    Abandon,
+    Action,
+    Cancel,
+    CarryOnGroup,
+    DryRunFailed,
+    KeepProfile,
+    Preempt,
+    Restore,
+    ReturnToQueue,
+)
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.joins import begun_joins, resume_joins
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.preemption import resume_stops, under_way
 from muri.slurm_plugin.view import Role, View
 
 # A host ends itself a few seconds after its last member; only a host that did not is cancelled.
@@ -30,7 +43,13 @@ def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: fl
     groups = {intent.token: intent for intent in intents if intent.kind == "group"}
     begun = [intent for intent in groups.values() if intent.state == "begun"]
     actions += [_open_group(view, intent) for intent in begun]
-    actions += _members(view, config, now_s, {intent.host_job for intent in begun})
+    moves = (*resume_stops(view, intents), *resume_joins(view, intents))
+    actions += moves
+    settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | under_way(intents).keys()
+    joined = begun_joins(intents)
+    settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
+    since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
+    actions += _members(view, config, now_s, {intent.host_job for intent in begun}, settled, since_s)
     actions += _hosts(view, groups, config, now_s)
     for intent in intents:
         if intent.kind == "dry-run" and intent.state == "begun":
@@ -73,9 +92,26 @@ def _open_group(view: View, intent: Intent) -> Action:
     return CarryOnGroup(intent.token)
 
 
-def _members(view: View, config: Config, now_s: float, open_hosts: set[int | None]) -> Iterator[Action]:
+def _members(
+    view: View,
+    config: Config,
+    now_s: float,
+    open_hosts: set[int | None],
+    settled: AbstractSet[int],
+    since_s: Mapping[int, float],
+) -> Iterator[Action]:
+    """Give back to Slurm the members that cannot run in their group.
+
+    Args:
+        view: The snapshot by roles.
+        config: Time-outs.
+        now_s: The cycle's time.
+        open_hosts: Hosts of groups whose start is not finished.
+        settled: Jobs that other actions look after.
+        since_s: When jobs joined a group that ran already, by job id.
+    """
     for job in view.having(Role.MEMBER):
-        if job.state is not JobState.PENDING:
+        if job.state is not JobState.PENDING or job.job_id in settled:
             continue
         state = tags.parse_state(job.admin_comment)
         host = view.active(state.host) if state else None
@@ -87,8 +123,12 @@ def _members(view: View, config: Config, now_s: float, open_hosts: set[int | Non
             yield Restore(job.job_id, "it was taken out of its group")
         elif _overdue(host, config, now_s):
             yield Restore(job.job_id, f"host job {host.job_id} could not start in time")
-        elif host.state is JobState.RUNNING and now_s - host.start_s > config.host.attach_timeout_s:
+        elif host.state is JobState.RUNNING and _waited_s(job, host, since_s, now_s) > config.host.attach_timeout_s:
             yield Restore(job.job_id, "it could not start beside its group")
+
+
+def _waited_s(job: Job, host: Job, since_s: Mapping[int, float], now_s: float) -> float:
+    return now_s - max(host.start_s, since_s.get(job.job_id, 0.0))
 
 
 def _overdue(host: Job, config: Config, now_s: float) -> bool:

@@ -41,6 +41,7 @@ def policy_of(config: Config) -> Policy:
         "ordering": grouping.ordering,
         "matching": grouping.matching,
         "max_wait_s": grouping.max_wait_s,
+        "preemption": config.preemption.enabled,
         "min_speedup": grouping.min_speedup,
         **tiresias.model_dump(),
         **{option: value for option, value in choices.items() if value != "default"},
