@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muri.errors import UsageError
+from muri.profiler.records import STAGES
 from muri.slurm_plugin.cli import CONFIG_OPTION
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def _current(config: "Config") -> "Status":
 def queue(config_file: Path | None, as_json: bool) -> None:
     """Show each Muri job: state, group, partners, predicted and measured speed.
 
-    Speed 1.00 is as fast as alone. States: waiting (held until Muri starts it), grouped (about to start with
+    Speed 1.00 is as fast as alone; ! marks a measured speed that differs from the planned one by more than 20 %.
+    States: waiting (held until Muri starts it), grouped (about to start with
     its partners), interleaved (running with them), alone (Slurm decides, or running), user-held.
 
     \b
@@ -66,7 +68,7 @@ def _print_table(status: "Status") -> None:
     for job in status.jobs:
         partners = ",".join(map(str, job.partners)) or "-"
         group = "-" if job.group is None else str(job.group)
-        speeds = (_speed(job.predicted_speed), _speed(job.measured_speed))
+        speeds = (_speed(job.predicted_speed), _speed(job.measured_speed) + ("!" if job.off_plan else ""))
         table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds)
     Console(highlight=False).print(table)
     age_s = max(0.0, time.time() - status.cycle_s)
@@ -112,7 +114,24 @@ def explanation(job: "JobStatus") -> list[str]:
     if job.predicted_speed is not None:
         measured = _speed(job.measured_speed)
         lines.append(f"Speed against running alone: planned {job.predicted_speed:.2f}, measured {measured}.")
+    lines += measured_lines(job)
     lines += [f"- {reason}" for reason in job.reasons]
+    return lines
+
+
+def measured_lines(job: "JobStatus") -> list[str]:
+    """Return what the group's runtime has measured of a job, for `muri explain`."""
+    lines = []
+    if job.off_plan:
+        lines.append("That differs from the plan by more than 20 %: its profile may be out of date (muri profile).")
+    if job.iterations is not None:
+        lines.append(
+            f"{job.iterations} iterations done in this group, under {job.discipline or 'an unknown discipline'}."
+        )
+    if job.stage_s and job.wait_s:
+        parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
+        times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
+        lines.append(f"Milliseconds per iteration in each stage + waiting for its resource: {times}.")
     return lines
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from muri.slurm_plugin import tags
+from muri.slurm_plugin import telemetry
 from muri.slurm_plugin.gateway import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.logs import configure_logging
 from muri.slurm_plugin.node_commands import active_jobs, set_comment
@@ -47,7 +47,7 @@ def private_dir(path: Path) -> Path:
 
 def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
     """Return the step that runs the runtime, one task on the host's GPU."""
-    trace = ["--trace", str(status.with_suffix(".trace"))] if options["trace"] else []
+    trace = ["--trace", str(status.with_suffix(".trace.json"))] if options["trace"] else []
     return [
         "srun", "--ntasks=1", "--kill-on-bad-exit=1", "--unbuffered",
         sys.executable, "-m", "muri.launcher.runtime",
@@ -75,7 +75,7 @@ class Host:
         self._begun_s = time.monotonic()
         self._polled_s = time.monotonic()
         self._reported_s = time.monotonic()
-        self._report: dict[str, float] = {}
+        self._report: str | None = None
         self._eager_polls_left = _EAGER_POLLS
 
     def watch(self) -> int:
@@ -137,16 +137,12 @@ class Host:
         return float(self._options["poll_s"])
 
     def _report_speeds(self) -> None:
-        """Tell the controller each member's iteration time through the host job's comment."""
+        """Tell the controller each member's progress and times through the host job's comment."""
         self._reported_s = time.monotonic()
-        report = {
-            job_id: round(member["iteration_s"], 6)
-            for job_id, member in self._members_status().items()
-            if member.get("iteration_s")
-        }
-        if report and report != self._report:
+        report = telemetry.compact(self._runtime_status())
+        if report is not None and report != self._report:
             try:
-                set_comment(int(os.environ["SLURM_JOB_ID"]), tags.SPEED_PREFIX + tags.format_json(report))
+                set_comment(int(os.environ["SLURM_JOB_ID"]), report)
                 self._report = report
             except GatewayError as error:
                 log.warning("cannot report speeds: %s", error)

@@ -12,6 +12,7 @@ from muri.policies.types import Plan
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.telemetry import is_off_plan, member_report
 from muri.slurm_plugin.view import Role, View
 
 
@@ -35,7 +36,12 @@ class JobStatus:
         partners: Other members' job ids.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
+        off_plan: Whether measured and predicted speed differ by more than 20 %.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
+        iterations: Iterations done in the group; None while unknown, like the rest.
+        stage_s: Seconds of an iteration in each stage.
+        wait_s: Seconds of an iteration waiting for each stage's resource.
+        discipline: The discipline in force in the group.
         reasons: Sentences for people, the last decision first.
     """
 
@@ -49,7 +55,12 @@ class JobStatus:
     partners: tuple[int, ...] = ()
     predicted_speed: float | None = None
     measured_speed: float | None = None
+    off_plan: bool = False
     solo_iteration_s: float | None = None
+    iterations: int | None = None
+    stage_s: tuple[float, ...] = ()
+    wait_s: tuple[float, ...] = ()
+    discipline: str | None = None
     reasons: tuple[str, ...] = ()
 
 
@@ -72,14 +83,21 @@ class Status:
     errors: tuple[str, ...] = field(default=())
 
 
-def _measured_speed(view: View, host_id: int | None, job_id: int, solo_iteration_s: float | None) -> float | None:
-    """Return a member's speed against running alone, from what its host reports in its own comment."""
-    host = view.jobs.get(host_id) if host_id is not None else None
-    report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
-    iteration_s = (report or {}).get(str(job_id))
-    if solo_iteration_s is None or not isinstance(iteration_s, int | float) or iteration_s <= 0:
-        return None
-    return solo_iteration_s / iteration_s
+def _with_report(job: JobStatus, view: View) -> JobStatus:
+    """Add what the member's host reports in its own comment."""
+    report = member_report(view, job.group, job.job_id)
+    if report is None:
+        return replace(job, measured_speed=None, off_plan=False)
+    speed = report.speed(job.solo_iteration_s)
+    return replace(
+        job,
+        measured_speed=speed,
+        off_plan=is_off_plan(speed, job.predicted_speed),
+        iterations=report.iterations,
+        stage_s=report.stage_s,
+        wait_s=report.wait_s,
+        discipline=report.discipline,
+    )
 
 
 def status_of(
@@ -125,7 +143,7 @@ def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple
     own = next((member for member in members if member["job_id"] == job.job_id), None)
     host = state.host if state is not None else None
     solo_iteration_s = own["solo_iteration_s"] if own is not None else None
-    return JobStatus(
+    described = JobStatus(
         job_id=job.job_id,
         user=job.user,
         name=job.name,
@@ -135,10 +153,10 @@ def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple
         group=host,
         partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),
         predicted_speed=own["speed"] if own is not None else None,
-        measured_speed=_measured_speed(view, host, job.job_id, solo_iteration_s),
         solo_iteration_s=solo_iteration_s,
         reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
     )
+    return _with_report(described, view)
 
 
 def refresh(status: Status, view: View) -> Status:
@@ -153,9 +171,11 @@ def refresh(status: Status, view: View) -> Status:
         elif old.group != fresh.group:
             jobs.append(replace(fresh, reasons=old.reasons))
         else:
-            speed = _measured_speed(view, old.group, old.job_id, old.solo_iteration_s)
-            jobs.append(replace(old, state=fresh.state, slurm_state=fresh.slurm_state, measured_speed=speed))
+            jobs.append(_with_report(replace(old, state=fresh.state, slurm_state=fresh.slurm_state), view))
     return replace(status, jobs=tuple(jobs))
+
+
+_TUPLES = ("partners", "stage_s", "wait_s", "reasons")
 
 
 def write_status(path: Path, status: Status) -> None:
@@ -175,8 +195,7 @@ def read_status(path: Path) -> Status:
     try:
         fields = json.loads(path.read_text())
         jobs = tuple(
-            JobStatus(**{**job, "partners": tuple(job["partners"]), "reasons": tuple(job["reasons"])})
-            for job in fields.pop("jobs")
+            JobStatus(**{**job, **{name: tuple(job.get(name, ())) for name in _TUPLES}}) for job in fields.pop("jobs")
         )
         return Status(**{**fields, "jobs": jobs, "errors": tuple(fields["errors"])})
     except FileNotFoundError as error:
