@@ -1,7 +1,6 @@
 """Measures the stages of one training script and, inside a group, asks for their resources."""
 
 import contextlib
-import sys
 import threading
 import time
 from collections import deque
@@ -9,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from muri.launcher.gpu_pace import GpuPace, GpuTimes, HostPace
 from muri.profiler.records import STAGES
 
 STAGE_COUNT: Final = len(STAGES)
@@ -74,18 +74,6 @@ IntervalListener = Callable[[int, float, float, float], None]
 IterationListener = Callable[[IterationRecord], None]
 
 
-def wait_for_gpu() -> None:
-    """Wait until the GPU has done what this thread asked of it.
-
-    Kernels run asynchronously: without this a stage would seem to end when its kernels are
-    queued, and the GPU would be passed on while it is still busy.
-    """
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized() and not cuda.is_current_stream_capturing():
-        cuda.current_stream().synchronize()
-
-
 class _Lane:
     """The stages of one thread that waits for resources: innermost last, and since when that one runs."""
 
@@ -124,6 +112,7 @@ class StageClock:
             and with no resource held.
         stage_s: Total seconds per stage, in the order of `STAGES`.
         wait_s: Total seconds of waiting for each stage's resource.
+        gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
         recent: The last iterations' records.
     """
@@ -141,6 +130,8 @@ class StageClock:
         self.wait_s = [0.0] * STAGE_COUNT
         self.iterations = 0
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
+        self.gpu: GpuPace = HostPace()
+        self._alone = gate is None
         self._gate: Gate = gate or OpenGate()
         self._on_interval = on_interval
         self._on_iteration = on_iteration
@@ -268,6 +259,8 @@ class StageClock:
         start_s = self._iteration_start_s
         if start_s is None:
             return
+        if not self.gpu.counts_host_time:
+            self._add_gpu_times(self.gpu.iteration_ended())
         record = IterationRecord(self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         self.iterations += 1
@@ -319,27 +312,34 @@ class StageClock:
             self._begin_iteration()
 
     def _resume(self, lane: _Lane, stage: int) -> None:
+        if stage == PROPAGATE:
+            self.gpu.before()
         self._note_wait(lane, stage, self._gate.acquire(stage))
+        if stage == PROPAGATE:
+            self.gpu.taken()
         lane.since_s = self._now()
 
     def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
-            wait_for_gpu()
+            self.gpu.given()
         self._close_interval(lane, stage, self._now())
         self._gate.release(stage)
 
     def _yield(self, lane: _Lane, stage: int) -> None:
-        if stage == PROPAGATE:
-            wait_for_gpu()
+        if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
+            return
         before_s = self._now()
         waited_s = self._gate.yield_point(stage)
+        if stage == PROPAGATE:
+            self.gpu.taken()
         if waited_s > 0:
             self._close_interval(lane, stage, before_s)
             self._note_wait(lane, stage, waited_s)
             lane.since_s = self._now()
 
     def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
-        self._add_held(stage, end_s - lane.since_s)
+        if stage != PROPAGATE or self.gpu.counts_host_time:
+            self._add_held(stage, end_s - lane.since_s)
         if self._on_interval is not None:
             self._on_interval(stage, lane.since_s, end_s, lane.waited_s)
 
@@ -354,6 +354,10 @@ class StageClock:
             self.wait_s[stage] += waited_s
             if lane is self._own:  # the loop does not wait when a lane does
                 self._iteration_wait_s[stage] += waited_s
+
+    def _add_gpu_times(self, times: GpuTimes) -> None:
+        self._add_held(PROPAGATE, times.held_s)
+        self._note_wait(self._own, PROPAGATE, times.wait_s)
 
     def _leave_ungated(self) -> None:
         if self._thread.ungated:
