@@ -1,7 +1,8 @@
 """The command `muri timeline`: a trace as a picture of who held which resource when, and as shares."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,7 +83,24 @@ def busiest_moment_s(slices: Sequence[Slice], span_s: float) -> float:
     return max(begin_s, (begin_s + end_s - span_s) / 2)
 
 
-def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, title: str = "") -> None:
+@dataclass(frozen=True, slots=True)
+class Captions:
+    """What a picture calls things.
+
+    Attributes:
+        title: Heading.
+        names: Names of members by job id.
+    """
+
+    title: str = "What each job does, and who holds each resource"
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, member: str) -> str:
+        """What a member is called."""
+        return f"{self.names[member]} (job {member})" if member in self.names else f"job {member}"
+
+
+def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, captions: Captions = Captions()) -> None:
     """Draw members above, resources below.
 
     Args:
@@ -90,7 +108,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, t
         begin_s: Where the picture begins, seconds since the epoch.
         span_s: How long it is.
         output: The file; its suffix chooses the format.
-        title: Heading.
+        captions: Heading and names.
 
     Raises:
         UsageError: matplotlib is missing, the file cannot be written, or nothing happened in that stretch.
@@ -106,40 +124,41 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, t
     members = members_of(slices)
     figure = Figure(figsize=(11, 0.45 * (len(members) + len(RESOURCES)) + 2.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[len(members), len(RESOURCES)])
-    _draw_members(upper, shown, members, begin_s)
-    _draw_resources(lower, shown, members, begin_s)
+    names = {member: captions.of(member) for member in members}
+    _draw_members(upper, shown, names, begin_s)
+    _draw_resources(lower, shown, names, begin_s)
     lower.set_xlim(0, span_s)
     lower.set_xlabel("seconds")
-    upper.set_title(title or "What each job does, and who holds each resource")
+    upper.set_title(captions.title)
     try:
         figure.savefig(output, dpi=110)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot write the picture {output}: {error}") from error
 
 
-def _draw_members(axes: "Axes", shown: Sequence[Slice], members: Sequence[str], begin_s: float) -> None:
+def _draw_members(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, str], begin_s: float) -> None:
     for what, colour in COLOURS.items():
-        for row, member in enumerate(members):
+        for row, member in enumerate(names):
             spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, what)]
             height = 0.3 if what == "wait" else 0.8
             axes.broken_barh(spans, (row - height / 2, height), facecolors=colour, linewidth=0)
-    axes.set_yticks(range(len(members)), [f"job {member}" for member in members])
+    axes.set_yticks(range(len(names)), list(names.values()))
     axes.invert_yaxis()
     _legend(axes, COLOURS)
 
 
-def _draw_resources(axes: "Axes", shown: Sequence[Slice], members: Sequence[str], begin_s: float) -> None:
-    colours = {member: MEMBER_COLOURS[index % len(MEMBER_COLOURS)] for index, member in enumerate(members)}
+def _draw_resources(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, str], begin_s: float) -> None:
+    colours = {member: MEMBER_COLOURS[index % len(MEMBER_COLOURS)] for index, member in enumerate(names)}
     for row, stage in enumerate(STAGES):
         for member, colour in colours.items():
             spans = [(p.start_s - begin_s, p.end_s - p.start_s) for p in shown if (p.member, p.what) == (member, stage)]
             axes.broken_barh(spans, (row - 0.4, 0.8), facecolors=colour, linewidth=0)
     axes.set_yticks(range(len(RESOURCES)), list(RESOURCES))
     axes.invert_yaxis()
-    _legend(axes, {f"job {member}": colour for member, colour in colours.items()})
+    _legend(axes, {names[member]: colour for member, colour in colours.items()})
 
 
-def _legend(axes: "Axes", colours: dict[str, str]) -> None:
+def _legend(axes: "Axes", colours: Mapping[str, str]) -> None:
     from matplotlib.patches import Patch  # noqa: PLC0415 (as above)
 
     handles: list[Any] = [Patch(color=colour, label=name) for name, colour in colours.items()]

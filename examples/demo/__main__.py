@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from muri.launcher import timeline, trace_reader
 from sandbox.errors import SandboxError
 
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster
-from .report import Comparison, draw_timeline, print_table
+from .report import Comparison, print_table
 from .watch import wait_for
 
 LONG = 1.8
@@ -53,10 +54,13 @@ def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
     Raises:
         DemoError: No group left a trace, so nothing was interleaved.
     """
-    traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace").split()
-    trace = cluster.run("cat", traces[0])
-    path.with_name("trace.jsonl").write_text(trace)
-    draw_timeline(trace, names, path)
+    traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace.json").split()
+    trace = path.with_name("trace.json")
+    trace.write_text(cluster.run("cat", traces[0]))
+    slices = trace_reader.read_slices(trace)
+    title = "Four jobs on one GPU: each holds a resource while the others hold the other three"
+    start_s = timeline.busiest_moment_s(slices, timeline.DEFAULT_SPAN_S)
+    timeline.draw(slices, start_s, timeline.DEFAULT_SPAN_S, path, timeline.Captions(title, names))
 
 
 def demo(options: argparse.Namespace, console: Console) -> int:
