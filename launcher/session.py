@@ -21,8 +21,11 @@ from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.session_setup import build_state, own_working_directory
+from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
+
+PROPAGATE: Final = STAGES.index("propagate")
 
 HANDLER_PATIENCE_S: Final = 1.0
 """A script's signal handler runs at its next stage, or after that time beside the script."""
@@ -73,6 +76,8 @@ class SessionGate:
             raise SystemExit(128 + signal.SIGTERM) from None
         if self._session.ended.is_set():  # a helper thread of a script that is over
             self._arbiter.release(self._member, stage)
+        elif stage == PROPAGATE:
+            isolation.on_propagate(self._session._state)
         self._session.safe_point()
         return waited_s
 
@@ -269,7 +274,7 @@ class Session:
             handler(signum, sys._current_frames().get(self._thread.ident or 0))
 
     def _main(self) -> None:
-        enter_session(self._state)
+        isolation.begin(self._state)
         code = 1
         try:
             code = self._run_script()

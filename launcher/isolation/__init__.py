@@ -10,6 +10,7 @@ from typing import Final
 from muri.launcher import local_modules
 from muri.launcher.context import SessionState
 from muri.launcher.isolation import (
+    autograd_threads,
     environment,
     exits,
     import_hooks,
@@ -21,11 +22,16 @@ from muri.launcher.isolation import (
     streams,
     subprocesses,
     threads,
+    torch_dtype,
+    torch_flags,
     torch_random,
+    torch_threads,
 )
 from muri.launcher.isolation.exits import SessionExit
+from muri.launcher.isolation.threads import begin
+from muri.launcher.isolation.torch_flags import on_propagate
 
-__all__ = ["SessionExit", "forget_modules", "install"]
+__all__ = ["SessionExit", "begin", "forget_modules", "install", "on_propagate"]
 
 _forget: Final[list[Callable[[SessionState], None]]] = []
 
@@ -41,8 +47,9 @@ def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
     for module in (import_hooks, streams, interpreter, environment, threads, signals, subprocesses):
         module.install()
-    for library in (python_random, numpy_random, torch_random, process_group):
+    libraries = (python_random, numpy_random, torch_random, torch_dtype, torch_threads, torch_flags, autograd_threads)
+    for library in (*libraries, process_group):
         library.install()
     modules = local_modules.install()
     exits.install(modules)
-    _forget.extend((process_group.close, modules.forget))
+    _forget.extend((process_group.close, torch_flags.forget, modules.forget))

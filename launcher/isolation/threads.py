@@ -15,10 +15,15 @@ def at_thread_start(function: Callable[[SessionState], None]) -> None:
     _at_start.append(function)
 
 
-def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
+def begin(session: SessionState) -> None:
+    """Make the calling thread one of the session's."""
     enter_session(session)
     for function in _at_start:
         function(session)
+
+
+def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
+    begin(session)
     run()
 
 

@@ -1,0 +1,43 @@
+"""The session of threads that PyTorch starts in C++, such as autograd's one per GPU.
+
+PyTorch hands certain thread-local objects on to the threads that work on a backward pass. The session is put
+among them before each pass.
+"""
+
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.context import SessionState, current_session, look_up_foreign_threads
+from muri.launcher.isolation.import_hooks import after_import
+
+_KEY: Final = "muri.session"
+
+
+def _patch(torch: ModuleType) -> None:
+    core = torch._C
+    if not hasattr(core, "_stash_obj_in_tls"):
+        return  # hooks that print in such a thread print to the runtime's output
+    plain = torch.autograd.graph._engine_run_backward
+
+    def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        session = current_session()
+        if session is not None:
+            core._stash_obj_in_tls(_KEY, session)
+        return plain(*args, **kwargs)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        if getattr(module, "_engine_run_backward", None) is plain:
+            module._engine_run_backward = engine_run_backward
+
+    def look_up() -> SessionState | None:
+        if not core._is_key_in_tls(_KEY):
+            return None
+        session: SessionState = core._get_obj_in_tls(_KEY)
+        return session
+
+    look_up_foreign_threads(look_up)
+
+
+def install() -> None:
+    """Patch PyTorch once it is imported."""
+    after_import("torch", _patch)
