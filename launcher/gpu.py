@@ -9,6 +9,8 @@ Only `torch.cuda` (or what stands in for it) is used, and only once it is there:
 torch.
 """
 
+import ctypes
+import gc
 import logging
 import sys
 import threading
@@ -18,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from muri.launcher.clock import StageClock
 from muri.launcher.context import SessionState
 from muri.launcher.gpu_pace import GpuTimes
 from muri.launcher.isolation.threads import at_thread_start
@@ -260,3 +263,18 @@ def _enter_thread(session: SessionState) -> None:
 
 
 at_thread_start(_enter_thread)
+
+
+def give_memory_back(clock: StageClock) -> None:
+    """After a session, whatever way it ended: leave nothing of it in this process's memory."""
+    gc.collect()
+    device = preparation.device
+    if device is not None and isinstance(clock.gpu, StreamPace):
+        try:
+            clock.gpu.close()
+            device.cuda.empty_cache()
+        except RuntimeError as error:  # the context is beyond use, which others find out
+            logger.warning("GPU memory could not be given back: %s", error)
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)

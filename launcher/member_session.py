@@ -16,12 +16,16 @@ class MemberSession(Protocol):
         clock: Its stage times.
         exit_code: The script's exit code, None until it ended.
         ended: Set when the script ended and everything of it was cleared away.
+        fault: What the script raised if that ended the CUDA context of this process, else None.
+        condemned: Whether its exit code means nothing because the CUDA context has ended.
     """
 
     member: str
     clock: StageClock
     exit_code: int | None
     ended: threading.Event
+    fault: str | None
+    condemned: bool
 
     @property
     def isolation(self) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muri.launcher import telemetry
+from muri.launcher import gpu_faults, telemetry
 from muri.launcher.arbiter import Arbiter
 from muri.launcher.member_session import MemberSession
 from muri.launcher.telemetry import Expectation, SpeedMeter
@@ -66,6 +66,7 @@ class Member:
             "share": telemetry.shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
+            "gpu_mem_peak_gib": None if session is None else getattr(session.clock.gpu, "gpu_mem_peak_gib", None),
             "isolation": None if session is None else session.isolation,
             "checkpoint": bool(getattr(session, "checkpointed", False)),
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
@@ -135,7 +136,9 @@ class MemberTable:
         """Content of the status file."""
         with self._lock:
             members = {name: member.status() for name, member in self._members.items()}
-        group = {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
+        fault = gpu_faults.watch.fault
+        group: dict[str, object] = {} if fault is None else {"fault": fault.status()}
+        group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
         return group | telemetry.group_status(self._arbiter, self._discipline, members)
 
     def write_status(self, path: Path) -> None:

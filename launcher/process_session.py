@@ -59,7 +59,9 @@ class ProcessSession:
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.exit_code: int | None = None
         self.ended = threading.Event()
-        self.lost = False
+        self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
+        self.condemned = False
+        self._cut_short = False
         self._request = request
         self._files = files
         self._arbiter = arbiter
@@ -80,6 +82,11 @@ class ProcessSession:
         self._arbiter.join(self.member, self._solo_iteration_s)
         # The process is told of the death of the thread that started it: this one lives as long as it does.
         threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+        return self.condemned or self._cut_short
 
     def deliver(self, signum: int) -> None:
         """Pass the signal on; the process does with it what it would do alone."""
@@ -190,7 +197,7 @@ class ProcessSession:
                 os.close(file)
         with self._lock:
             self.exit_code = code
-        self.lost = self._told_to_end and (self._handles_end or code in _KILLED)
+        self._cut_short = self._told_to_end and (self._handles_end or code in _KILLED)
         self.ended.set()
         self._on_end(self)
 

@@ -16,7 +16,7 @@ import click
 
 from muri.cli import run_command
 from muri.errors import UsageError
-from muri.launcher import automatic, isolation, rendezvous
+from muri.launcher import automatic, gpu, gpu_faults, isolation, rendezvous
 from muri.launcher.arbiter import Arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
@@ -74,6 +74,8 @@ class Runtime:
         door = Door(host_job, self._table, options.discipline)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door)
         self._stopped = threading.Event()
+        gpu.preparation.expect(options.preload)
+        gpu_faults.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
@@ -97,7 +99,7 @@ class Runtime:
         reporter.join()
         if self._trace is not None:
             self._trace.close()
-        return int(self._ranks is not None and self._ranks.lost)
+        return int((self._ranks is not None and self._ranks.lost) or gpu_faults.watch.fault is not None)
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
@@ -120,6 +122,7 @@ class Runtime:
                 importlib.import_module(name)
             except ImportError as error:
                 logger.info("not loaded ahead: %s", error)
+        gpu.preparation.prepare()
 
     def _report(self) -> None:
         while True:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from muri.launcher import joining, protocol, rendezvous
+from muri.launcher import gpu_faults, joining, protocol, rendezvous
 from muri.launcher.arbiter import Arbiter
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
@@ -221,6 +221,7 @@ class Server:
 
     def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
+            gpu_faults.watch.session_ended(session)
             self._table.finish(session)
             if self._ranks is not None:
                 self._ranks.ended(session)

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import gc
 import logging
 import os
 import signal
@@ -12,7 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import automatic, checkpoint_registry, isolation, script, stopping
+from muri.launcher import automatic, checkpoint_registry, gpu, gpu_faults, isolation, script, stopping
 from muri.launcher.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
@@ -110,6 +109,8 @@ class Session:
         self.exit_code: int | None = None
         self.ended = threading.Event()
         self.told_to_end = False
+        self.fault: str | None = None
+        self.condemned = False
         self._lost_whatever_code = False
         self.clock = StageClock(SessionGate(self, arbiter), on_interval)
         self.clock.explicit = not automatic.wanted(request.environment)
@@ -192,7 +193,8 @@ class Session:
     @property
     def lost(self) -> bool:
         """Whether the runtime's end cut the script short, so that its exit code means nothing."""
-        return self.told_to_end and (self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM)
+        cut_short = self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM
+        return self.condemned or (self.told_to_end and cut_short)
 
     def detach_output(self) -> None:
         """The member's process is gone: what the script still writes goes nowhere."""
@@ -286,6 +288,7 @@ class Session:
     def _run_script(self) -> int:
         try:
             own_working_directory(self._request, self._state)
+            gpu.enter_session(self._state)
             loaded = script.load(self._request.target, self._request.module)
             self._state.main = loaded.module
             self._state.argv[0] = loaded.argv0
@@ -303,6 +306,7 @@ class Session:
         return code
 
     def _code_of(self, error: BaseException) -> int:
+        self.fault = gpu_faults.sticky_text(error, gpu.preparation.device)
         if isinstance(error, SystemExit):
             return exit_code(error, self._state)
         if isinstance(error, script.ScriptError):
@@ -341,7 +345,7 @@ class Session:
             with contextlib.suppress(OSError):
                 os.close(file)
         enter_session(None)
-        gc.collect()
+        gpu.give_memory_back(self.clock)
 
     def _conclude(self, code: int) -> None:
         """Report the end, once."""
