@@ -11,8 +11,10 @@ from muri.launcher import local_modules
 from muri.launcher.context import SessionState
 from muri.launcher.isolation import (
     autograd_threads,
+    c_output,
     environment,
     exits,
+    file_numbers,
     import_hooks,
     interpreter,
     numpy_random,
@@ -50,6 +52,8 @@ def install() -> None:
     libraries = (python_random, numpy_random, torch_random, torch_dtype, torch_threads, torch_flags, autograd_threads)
     for library in (*libraries, process_group):
         library.install()
+    file_numbers.install()
+    threads.at_session_start(c_output.install().begin)
     modules = local_modules.install()
     exits.install(modules)
     _forget.extend((process_group.close, torch_flags.forget, modules.forget))

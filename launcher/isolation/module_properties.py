@@ -12,7 +12,12 @@ def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
     The module's own functions, and C code that looks into its dictionary, go on reading the dictionary.
     """
     plain = type(module)
-    module.__class__ = type(plain.__name__, (plain,), {"__slots__": (), **properties})
+
+    def new(_class: type, *arguments: Any, **keywords: Any) -> ModuleType:
+        """An ordinary module: Python makes every imported module as `type(sys)(name)`."""
+        return ModuleType(*arguments, **keywords)
+
+    module.__class__ = type(plain.__name__, (plain,), {"__slots__": (), "__new__": new, **properties})
 
 
 def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:

@@ -8,6 +8,7 @@ from typing import Final
 from muri.launcher.context import SessionState, current_session, enter_session
 
 _at_start: Final[list[Callable[[SessionState], None]]] = []
+_at_session_start: Final[list[Callable[[SessionState], None]]] = []
 
 
 def at_thread_start(function: Callable[[SessionState], None]) -> None:
@@ -15,15 +16,22 @@ def at_thread_start(function: Callable[[SessionState], None]) -> None:
     _at_start.append(function)
 
 
+def at_session_start(function: Callable[[SessionState], None]) -> None:
+    """Call a function in a session's first thread only."""
+    _at_session_start.append(function)
+
+
 def begin(session: SessionState) -> None:
-    """Make the calling thread one of the session's."""
+    """Make the calling thread the session's first one."""
     enter_session(session)
-    for function in _at_start:
+    for function in (*_at_session_start, *_at_start):
         function(session)
 
 
 def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
-    begin(session)
+    enter_session(session)
+    for function in _at_start:
+        function(session)
     run()
 
 
