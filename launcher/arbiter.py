@@ -37,9 +37,10 @@ class WaitInterruptedError(Exception):
 class Waiter:
     """One thread's wait for one resource on behalf of its member; woken by the thread that grants it."""
 
-    __slots__ = ("_lock", "granted", "interrupted", "member", "resource")
+    __slots__ = ("_lock", "granted", "interrupted", "member", "resource", "since_s")
 
-    def __init__(self, member: str, resource: int) -> None:
+    def __init__(self, member: str, resource: int, since_s: float = 0.0) -> None:
+        self.since_s: Final = since_s
         self.member: Final = member
         self.resource: Final = resource
         self.granted = False
@@ -198,7 +199,7 @@ class FairArbiter(Arbiter):
             if self._holder[resource] != member or not others or resource in self._orders:
                 return 0.0
             self._count_service(resource)
-            if self._queue.first([member, *others], resource) == member:
+            if self._queue.first([member, *others], resource, self._ages(resource)) == member:
                 return 0.0
             self._pass_on(resource)
             waiter = self._enqueue(member, resource)
@@ -214,7 +215,7 @@ class FairArbiter(Arbiter):
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
 
     def _enqueue(self, member: str, resource: int) -> Waiter:
-        waiter = Waiter(member, resource)
+        waiter = Waiter(member, resource, self._now())
         self._waiting[resource].append(waiter)
         self.waiting_hint[resource] = 1
         return waiter
@@ -247,12 +248,16 @@ class FairArbiter(Arbiter):
         if not waiting or self._holder[resource] is not None:
             return False
         order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
-        member = self._queue.first(members, resource) if order is None else order(members)
+        member = self._queue.first(members, resource, self._ages(resource)) if order is None else order(members)
         if member is not None:
             self._grant(member, resource)
             waiting.pop(members.index(member)).wake(granted=True)
             self.waiting_hint[resource] = bool(waiting)
         return member is not None
+
+    def _ages(self, resource: int) -> dict[str, float]:
+        now_s = self._now()
+        return {waiter.member: now_s - waiter.since_s for waiter in reversed(self._waiting[resource])}
 
     def _interrupt(self, member: str) -> None:
         for resource, waiting in enumerate(self._waiting):

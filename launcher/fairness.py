@@ -6,7 +6,7 @@ advance alike, whatever the length of their iterations. After Goyal, Vin and Che
 queuing" (1996); a newcomer starts at the smallest virtual time and so gets no arrears.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,12 +19,19 @@ Without the bound a member that ran ahead on free resources would later wait for
 first contested one.
 """
 
-DEFAULT_FINISH_WEIGHT: Final = 3.0
+DEFAULT_FINISH_WEIGHT: Final = 10.0
 """How much the rest of a stage counts against virtual time when choosing who goes first.
 
 With 0 the queue is pure start-time fair queueing, in which a 20 ms stage waits behind a 500 ms one
 as often as not. Weighed in, short stages overtake, and a long one that is under way is not sliced
 among members that are equally far behind.
+"""
+
+DEFAULT_AGE_WEIGHT: Final = 3.0
+"""How much the seconds a member has waited count for it.
+
+As arrears are bounded, a long stage could otherwise wait for ever behind short ones that saturate its
+resource: three members with 20 ms stages would leave a fourth with one of 700 ms a fiftieth of it.
 """
 
 _NEW_SAMPLE_WEIGHT: Final = 0.2
@@ -62,11 +69,18 @@ class FairQueue:
     Args:
         window_s: Bound of the arrears, see `DEFAULT_WINDOW_S`.
         finish_weight: See `DEFAULT_FINISH_WEIGHT`.
+        age_weight: See `DEFAULT_AGE_WEIGHT`.
     """
 
-    def __init__(self, window_s: float = DEFAULT_WINDOW_S, finish_weight: float = DEFAULT_FINISH_WEIGHT) -> None:
+    def __init__(
+        self,
+        window_s: float = DEFAULT_WINDOW_S,
+        finish_weight: float = DEFAULT_FINISH_WEIGHT,
+        age_weight: float = DEFAULT_AGE_WEIGHT,
+    ) -> None:
         self._window_s = window_s
         self._finish_weight = finish_weight
+        self._age_weight = age_weight
         self._members: dict[str, _Progress] = {}
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
@@ -124,13 +138,21 @@ class FairQueue:
         progress = self._members.get(member)
         return 0.0 if progress is None else progress.virtual_s
 
-    def first(self, waiting: Iterable[str], resource: int) -> str:
-        """Who of those waiting for the resource goes first; the smaller id on a tie."""
+    def first(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> str:
+        """Who of those waiting for the resource goes first; the smaller id on a tie.
+
+        Args:
+            waiting: The members.
+            resource: Index of the resource.
+            waited_s: How long each has waited; those not in it have not.
+        """
+        ages = waited_s or {}
 
         def key(member: str) -> tuple[float, tuple[int, str]]:
             progress = self._members.get(member)
             rest_s = 0.0 if progress is None else progress.remaining_s(resource)
-            return (self.virtual_s(member) + self._finish_weight * rest_s, member_order(member))
+            lag_s = self.virtual_s(member) + self._finish_weight * rest_s - self._age_weight * ages.get(member, 0.0)
+            return (lag_s, member_order(member))
 
         return min(waiting, key=key)
 

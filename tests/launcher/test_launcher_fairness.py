@@ -97,6 +97,25 @@ def test_solo_time_is_learnt_from_busy_times_unless_planned() -> None:
     assert queue.virtual_s("2") == 0.25
 
 
+def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource() -> None:
+    queue = FairQueue()
+    stage_s = {"1": 0.02, "2": 0.02, "3": 0.02, "4": 0.7}
+    for name, seconds in stage_s.items():
+        queue.join(name, seconds)
+        queue.iteration_done(name, seconds, (0.0, 0.0, seconds, 0.0))
+    since_s, served_s = dict.fromkeys(stage_s, 0.0), dict.fromkeys(stage_s, 0.0)
+    now_s = 0.0
+    while now_s < 60.0:
+        for name in stage_s:
+            queue.catch_up(name)
+        name = queue.first(stage_s, 2, {other: now_s - since_s[other] for other in stage_s})
+        now_s += stage_s[name]
+        since_s[name] = now_s
+        served_s[name] += stage_s[name]
+        queue.iteration_done(name, stage_s[name], (0.0, 0.0, stage_s[name], 0.0))
+    assert min(served_s.values()) > 0.15 * now_s
+
+
 @pytest.mark.parametrize("slow_factor", [1, 10])
 def test_four_bottlenecks_share_four_resources_well(slow_factor: int) -> None:
     """Non-preemptive stages of 10 ms pieces: far more total progress than one after the other."""
