@@ -12,7 +12,7 @@ from typing import Any, Final
 from muri.launcher.context import PerSession, SessionState, current_session
 from muri.launcher.local_modules import LocalModules
 
-_finalizers: PerSession[list["weakref.ref[weakref.finalize[..., Any]]"]] = PerSession(list)
+_finalizers: PerSession[list["weakref.finalize[..., Any]"]] = PerSession(list)
 
 _MANY: Final = 256
 """After so many new finalizers the list is rid of those that have run."""
@@ -85,8 +85,8 @@ def _install_finalizers(modules: LocalModules) -> None:
             if not own:
                 session.exit_functions.insert(0, partial(_run_finalizers, session))
             if len(own) % _MANY == _MANY - 1:
-                own[1:] = [reference for reference in own[1:] if (other := reference()) is not None and other.alive]
-            own.append(weakref.ref(self))
+                own[1:] = [finalizer for finalizer in own[1:] if finalizer.alive]
+            own.append(self)
 
     weakref.finalize.__init__ = session_make  # type: ignore[method-assign]
 
@@ -95,8 +95,8 @@ def _run_finalizers(session: SessionState) -> None:
     """Call the `weakref.finalize` objects that a script left, newest first, as Python does at its exit."""
     own = _finalizers.of(session)
     while own:
-        finalizer = own.pop()()
-        if finalizer is not None and finalizer.alive and finalizer.atexit:
+        finalizer = own.pop()
+        if finalizer.alive and finalizer.atexit:
             finalizer()
 
 
