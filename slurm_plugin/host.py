@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from muri.slurm_plugin import tags, telemetry
+from muri.slurm_plugin.faults import fault_token
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.logs import configure_logging
 from muri.slurm_plugin.node_commands import active_jobs, job_field, set_comment
@@ -84,6 +85,7 @@ class Host:
             code = self._runtime.poll()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
+                self._tell_fault()
                 return code or 1
             if self._finished():
                 self._report_speeds()
@@ -155,6 +157,15 @@ class Host:
                 self._report = report
             except GatewayError as error:
                 log.warning("cannot report speeds: %s", error)
+
+    def _tell_fault(self) -> None:
+        """Tell the controller, through the host job's comment, who may have broken the GPU's context."""
+        token = fault_token(self._runtime_status())
+        if token is not None:
+            try:
+                set_comment(int(os.environ["SLURM_JOB_ID"]), token)
+            except GatewayError as error:
+                log.warning("cannot tell of the fault; every member runs alone: %s", error)
 
     def _end_runtime(self) -> int:
         """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""

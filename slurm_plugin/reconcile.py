@@ -20,6 +20,7 @@ from muri.slurm_plugin.actions import (
     ReturnToQueue,
 )
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.faults import after_the_host
 from muri.slurm_plugin.joins import begun_joins, resume_joins
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
@@ -116,7 +117,7 @@ def _members(
         state = tags.parse_state(job.admin_comment)
         host = view.active(state.host) if state else None
         if host is None:
-            yield Restore(job.job_id, "its group's host job has ended")
+            yield after_the_host(view, job, state.host if state else 0)
         elif host.job_id in open_hosts:
             continue
         elif job.held:
