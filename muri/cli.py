@@ -26,6 +26,7 @@ COMMANDS = {
     "explain": LazyCommand("muri.slurm_plugin.cli_queue:explain", "Say why a job waits or whom it runs with."),
     "plan": LazyCommand("muri.slurm_plugin.cli_queue:plan", "Print the plan for a snapshot without acting on it."),
     "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
+    "preempt": LazyCommand("muri.slurm_plugin.cli_preempt:preempt", "Stop a running job that has a checkpoint."),
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
     "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
