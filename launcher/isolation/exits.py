@@ -67,8 +67,12 @@ def _install_sleep() -> None:
         session = current_session()
         if session is None or seconds <= 0 or session.interrupted.is_set():
             sleep(seconds)
-        else:
-            session.interrupted.wait(seconds)
+            return
+        end_s = time.monotonic() + seconds
+        session.interrupted.wait(seconds)
+        # Woken by a signal: its exception is on the way and must find the script still asleep.
+        while (left_s := end_s - time.monotonic()) > 0:
+            sleep(min(left_s, 0.05))
 
     time.sleep = session_sleep  # type: ignore[assignment]
 
