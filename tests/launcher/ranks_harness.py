@@ -1,0 +1,134 @@
+"""Runtimes of several ranks and DDP members on this machine, with gloo."""
+
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from launcher_harness import Launcher, until
+
+TRAIN_DDP = """\
+import datetime, os, random, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import muri
+
+seed, iterations, fail_rank, explicit = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "explicit"
+rank = int(os.environ["SLURM_PROCID"])
+torch.set_num_threads(1)
+dist.init_process_group("gloo", rank=rank, world_size=int(os.environ["SLURM_STEP_NUM_TASKS"]))
+delays = random.Random(seed * 100 + rank)
+data = torch.Generator().manual_seed(seed * 100 + rank)
+torch.manual_seed(seed)
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+samples = [(torch.randn(8, 16, generator=data), torch.randn(8, 1, generator=data)) for _ in range(iterations)]
+
+def pause():
+    time.sleep(delays.uniform(0, 0.003))
+
+def train(inputs, targets):
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+print("started", flush=True)
+for step, (inputs, targets) in enumerate(muri.batches(samples) if explicit else samples):
+    if rank == fail_rank and step == iterations // 2:
+        raise RuntimeError("this rank fails")
+    if explicit:
+        with muri.stage("preprocess"):
+            pause()
+        with muri.stage("propagate"):
+            pause()
+            loss = train(inputs, targets)
+            pause()
+    else:
+        pause()
+        loss = train(inputs, targets)
+    dist.all_reduce(loss)
+    if step % 20 == 19 or iterations > 1000:
+        print(f"{step} {loss.item():.17g}", flush=True)
+weights = sum(float(p.double().sum()) for p in model.parameters())
+print(f"weights {weights:.17g}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+class RankedLauncher:
+    """One runtime per rank, and members with one process per rank."""
+
+    def __init__(self, launcher: Launcher, world_size: int) -> None:
+        self.launcher = launcher
+        self.world_size = world_size
+        self.runtimes: list[subprocess.Popen[bytes]] = []
+        self.script = launcher.script(TRAIN_DDP, "train_ddp.py")
+        self._key = secrets.token_hex(32)
+
+    def start(self, *members: str, options: tuple[str, ...] = ()) -> None:
+        """Start all runtimes and wait until they take members."""
+        port = free_port()
+        for rank in range(self.world_size):
+            command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+            command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
+            command += ["--order-port", str(port), "--status-file", str(self.path(f"status.r{rank}.json")), *options]
+            environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key}
+            log = self.log_path(rank).open("ab")
+            self.runtimes.append(self.launcher._spawn(command, environment, stderr=log))
+        for rank in range(self.world_size):
+            serves = self.path(f"status.r{rank}.json").exists
+            until(lambda serves=serves: serves() or any(p.poll() is not None for p in self.runtimes), f"rank {rank}")
+            assert serves(), self.log(rank)
+
+    def path(self, name: str) -> Path:
+        """A file of the test."""
+        return self.launcher.folder / name
+
+    def log_path(self, rank: int) -> Path:
+        """The log of one rank's runtime."""
+        return self.path(f"runtime.r{rank}.log")
+
+    def log(self, rank: int) -> str:
+        """What one rank's runtime has logged."""
+        return self.log_path(rank).read_text()
+
+    def member(
+        self, job_id: str, *arguments: object, alone: bool = False, **environment: str
+    ) -> list[subprocess.Popen[bytes]]:
+        """Start all tasks of a member as `srun muri run train_ddp.py …` would."""
+        port = str(free_port())
+        processes = []
+        for rank in range(self.world_size):
+            variables = self.launcher.environment | environment
+            variables |= {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
+            variables |= {"SLURM_STEP_NUM_TASKS": str(self.world_size), "SLURM_STEP_NODELIST": "localhost"}
+            variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_LOCALID": str(rank)}
+            options = ["--no-attach"] if alone else []
+            command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options, str(self.script)]
+            command += map(str, arguments)
+            out, err = self.out_path(job_id, rank).open("ab"), self.out_path(job_id, rank, "err").open("ab")
+            processes.append(self.launcher._spawn(command, variables, stdout=out, stderr=err))
+        return processes
+
+    def out_path(self, job_id: str, rank: int, kind: str = "out") -> Path:
+        """Where one task writes."""
+        return self.path(f"{job_id}.r{rank}.{kind}")
+
+    def out(self, job_id: str, rank: int, kind: str = "out") -> str:
+        """What one task has written."""
+        return self.out_path(job_id, rank, kind).read_text()
+
+    def end(self) -> None:
+        """End the group as its host does: rank 0 is told, and tells the others."""
+        self.runtimes[0].send_signal(signal.SIGTERM)
