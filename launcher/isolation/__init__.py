@@ -17,8 +17,10 @@ from muri.launcher.isolation import (
     file_numbers,
     import_hooks,
     interpreter,
+    log_configuration,
     numpy_random,
     process_group,
+    process_settings,
     python_random,
     signals,
     streams,
@@ -28,6 +30,7 @@ from muri.launcher.isolation import (
     torch_flags,
     torch_random,
     torch_threads,
+    warning_filters,
 )
 from muri.launcher.isolation.exits import SessionExit
 from muri.launcher.isolation.threads import begin
@@ -56,4 +59,7 @@ def install() -> None:
     threads.at_session_start(c_output.install().begin)
     modules = local_modules.install()
     exits.install(modules)
+    log_configuration.install(modules)
+    warning_filters.install()
+    process_settings.install()
     _forget.extend((process_group.close, torch_flags.forget, modules.forget))
