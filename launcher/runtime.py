@@ -21,6 +21,7 @@ from muri.launcher.arbiter import Arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
 from muri.launcher.disciplines import DISCIPLINES, make_arbiter
+from muri.launcher.gpu_admission import MemoryAdmission
 from muri.launcher.joining import Door
 from muri.launcher.members import MemberTable
 from muri.launcher.rank_group import RankGroup, rank_options, take_place
@@ -52,6 +53,8 @@ class RuntimeOptions:
     isolation: str = "thread"
     place: Place | None = None
     predicted_speed: dict[str, float] = field(default_factory=dict)
+    gpu_mem_gib: dict[str, float] = field(default_factory=dict)
+    device_mem_gib: float | None = None
 
 
 class Runtime:
@@ -72,7 +75,8 @@ class Runtime:
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         host_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         door = Door(host_job, self._table, options.discipline)
-        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door)
+        memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
+        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door, memory)
         self._stopped = threading.Event()
         gpu.preparation.expect(options.preload)
         gpu_faults.watch.start(self._table.running, self._tell_end)
@@ -247,6 +251,10 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
 @click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
 @click.option("--predicted-speed", help="Planned speeds, 1 = as alone: 101=0.9,102=0.8 (else auto measures both).")
+@click.option("--gpu-mem-gib", help="Peak GPU memory of members alone: 101=3.5,102=8 (else they are let in).")
+@click.option(
+    "--device-mem-gib", type=click.FloatRange(min=0, min_open=True), help="Memory of the GPU, if not its own."
+)
 @click.option("--status-file", type=_PATH, help="JSON status, written every second.")
 @click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
 @click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated.")
@@ -265,6 +273,7 @@ def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> Non
     values["ordering"] = parse_ordering(values["ordering"], ids)
     values["solo_iteration_s"] = parse_solo_iterations(values["solo_iteration_s"], ids)
     values["predicted_speed"] = parse_predicted_speeds(values["predicted_speed"], ids)
+    values["gpu_mem_gib"] = _parse_table("--gpu-mem-gib", values["gpu_mem_gib"], ids, "GiB > 0")
     run_dir = (run_dir or rendezvous.default_run_dir(os.environ)).absolute()
     place = take_place(values, os.environ)
     modules = [name for name in preload.split(",") if name]

@@ -13,6 +13,7 @@ from typing import Final
 
 from muri.launcher import gpu_faults, joining, protocol, rendezvous
 from muri.launcher.arbiter import Arbiter
+from muri.launcher.gpu_admission import MemoryAdmission
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
 from muri.launcher.process_session import ProcessSession, chosen_isolation, share_waiting_hint
@@ -107,7 +108,9 @@ class Server:
         factory: SessionFactory,
         ranks: RankGroup | None = None,
         door: joining.Door | None = None,
+        memory: MemoryAdmission | None = None,
     ) -> None:
+        self._memory = memory or MemoryAdmission({}, table.running)
         self._door = door or joining.Door(None, table, "")
         self._run_dir = run_dir
         self._ranks = ranks
@@ -217,6 +220,8 @@ class Server:
                 "reason": f"its Python is {request.prefix} ({request.python.split()[0]}), the group's is "
                 f"{sys.prefix} ({sys.version.split()[0]})",
             }
+        if (refusal := self._memory.refusal(request.job_id)) is not None:
+            return refusal
         return None if self._ranks is None else self._ranks.refusal(request)
 
     def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:

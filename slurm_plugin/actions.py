@@ -17,6 +17,8 @@ class MemberPlan:
         solo_iteration_s: Iteration time alone, from its profile.
         speed: Predicted speed in the group, 1 = as fast as alone.
         time_limit_s: Its time limit inside the group, 0 = unlimited.
+        cpu_count: CPUs that its own processes keep, one for each task.
+        gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
     """
 
     job_id: int
@@ -24,6 +26,8 @@ class MemberPlan:
     solo_iteration_s: float
     speed: float
     time_limit_s: int
+    cpu_count: int = 1
+    gpu_mem_gib: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class StartGroup:
 
     Attributes:
         members: In the planned ordering.
-        node: Where.
+        node: Where: a node, or a folded list of them.
         uid: Owner of all members.
         gid: The owner's group.
         user: The owner's name.
@@ -40,12 +44,14 @@ class StartGroup:
         account: Account of the first member.
         qos: QOS of the first member.
         gpu_request: GRES per node of the host.
-        cpu_count: CPUs of the host.
+        cpu_count: CPUs of each of the host's tasks.
         mem_per_node_mib: Memory of the host; 0 = default.
         time_limit_s: Time limit of the host; 0 = default.
         efficiency: Predicted γ.
         period_s: Predicted T.
         reasons: Why, for people.
+        node_count: Nodes of the host.
+        gpus_per_node: GPUs on each; each gets a runtime of its own.
     """
 
     members: tuple[MemberPlan, ...]
@@ -63,6 +69,8 @@ class StartGroup:
     efficiency: float
     period_s: float
     reasons: tuple[str, ...]
+    node_count: int = 1
+    gpus_per_node: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
 
 from muri.errors import UsageError
 
@@ -29,7 +29,7 @@ class Grouping(Section):
 
     max_group_size: int = Field(4, ge=1, le=4, description="Most jobs that share the same GPUs; 1 turns sharing off.")
     max_gpus_per_job: int = Field(
-        1, ge=1, description="Jobs that ask for more GPUs than this run alone (the runtime serves one GPU per job)."
+        4, ge=1, description="Jobs that ask for more GPUs than this, on one node or several, run alone."
     )
     ordering: Literal["best", "worst"] = Field("best", description="Stage ordering within a group (Eq. 3).")
     method: Literal["default", "rounds", "optimal"] = Field(
@@ -123,6 +123,10 @@ class Config(Section):
     partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
     node_python: str = Field(
         sys.executable, description="The Python on the compute nodes that has muri and torch installed."
+    )
+    gpu_mem_gib: dict[str, PositiveFloat] = Field(
+        {},
+        description="Memory of one GPU by GRES type, as {a100: 80, gpu: 24}; a type that is missing admits any group.",
     )
     grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
     preemption: Preemption = Field(default_factory=Preemption, description="Stopping running jobs for others.")

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from muri.slurm_plugin import tags, telemetry
+from muri.slurm_plugin import host_ranks, tags, telemetry
 from muri.slurm_plugin.faults import fault_token
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.logs import configure_logging
@@ -47,10 +47,11 @@ def private_dir(path: Path) -> Path:
 
 
 def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
-    """Return the step that runs the runtime, one task on the host's GPU."""
+    """Return the step that runs the runtime, one task for each of the host's GPUs."""
+    step, ranks = host_ranks.step_options(options)
     trace = ["--trace", str(status.with_suffix(".trace.json"))] if options["trace"] else []
     return [
-        "srun", "--ntasks=1", "--kill-on-bad-exit=1", "--unbuffered",
+        "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
         sys.executable, "-m", "muri.launcher.runtime",
         "--members", options["members"],
         "--run-dir", str(run_dir),
@@ -59,7 +60,9 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--ordering", options["ordering"],
         "--solo-iteration-s", options["solo_iteration_s"],
         "--predicted-speed", options["predicted_speed"],
+        *(["--gpu-mem-gib", options["gpu_mem_gib"]] if options["gpu_mem_gib"] else []),
         "--status-file", str(status),
+        *ranks,
         *trace,
     ]  # fmt: skip
 
@@ -185,6 +188,9 @@ class Host:
 @click.option("--ordering", required=True, help="Job ids in the planned ordering.")
 @click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
 @click.option("--predicted-speed", default="", help="JOB=SPEED pairs: planned speeds, 1 = as fast as alone.")
+@click.option("--gpu-mem-gib", default="", help="JOB=GIB pairs: peak GPU memory alone, where it is known.")
+@click.option("--node-count", type=int, default=1, help="Nodes of the group.")
+@click.option("--gpus-per-node", type=int, default=1, help="GPUs on each node; each gets a runtime, a rank.")
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
 @click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
 @click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
@@ -202,7 +208,7 @@ def main(**options: Any) -> None:
     configure_logging(verbose=False)
     log.info("host job %s for members %s", job_id, options["members"])
     command = runtime_command(options, run_dir, status)
-    runtime = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    runtime = host_ranks.start(command)
     # scancel and the time limit end the host: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
     code = Host(options, status, runtime).watch()

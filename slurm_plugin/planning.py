@@ -13,6 +13,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState
+from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
 
 # What a member's own batch script needs while the runtime does its work.
@@ -68,7 +69,7 @@ def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) 
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
-        (job.node_count > 1, f"it asks for {job.node_count} nodes"),
+        (bool(reason := ranks_reason(job)), reason),
         (bool(job.required_nodes), f"it asks for the nodes {job.required_nodes} by name"),
         (
             job.gpu_count > config.grouping.max_gpus_per_job,
@@ -141,6 +142,7 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
         remaining_s=None if request.duration_s is None else float(request.duration_s),
         groupable=not alone,
         alone_reason=alone,
+        node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
     )
 
 
@@ -157,8 +159,8 @@ def _patient(pending: list[PlanJob], config: Config, now_s: float) -> set[int]:
     }
 
 
-def _bucket(job: PlanJob) -> tuple[str, str, int]:
-    return (job.user, job.partition, job.gpu_count)
+def _bucket(job: PlanJob) -> tuple[str, str, int, int]:
+    return (job.user, job.partition, job.gpu_count, job.node_count)
 
 
 def _dry_runs(
@@ -167,7 +169,7 @@ def _dry_runs(
     room = config.profiling.at_once - len(view.having(Role.DRY_RUN))
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
-        measurable = not (job.array or job.het or job.node_count > 1 or know.failed(key, config))
+        measurable = not (job.array or job.het or know.failed(key, config))
         if measurable and key not in know.profiles and key not in know.profiling:
             wanted.setdefault(key, job.job_id)
     return tuple(StartDryRun(job_id, str(key)) for key, job_id in list(wanted.items())[: max(room, 0)])
@@ -187,7 +189,14 @@ def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:
         if job.state is JobState.PENDING and not job.held and view.roles[job.job_id] in _PROMISED:
             _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
     return tuple(
-        FreeNode(node.name, node.partitions, max(free[node.name], 0), gpu_count=node.gpu_count) for node in nodes
+        FreeNode(
+            node.name,
+            node.partitions,
+            max(free[node.name], 0),
+            gpu_mem_gib=config.gpu_mem_gib.get(node.gpu_type, 0.0),
+            gpu_count=node.gpu_count,
+        )
+        for node in nodes
     )
 
 
@@ -212,16 +221,16 @@ def actions_of(plan: Plan, view: View, know: Knowledge) -> tuple[Action, ...]:
 
 def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
     jobs = [view.jobs[job_id] for job_id in group.members]
-    node = next(node for node in view.snapshot.nodes if node.name == group.node)
+    names = {share.node for share in group.gpus}
+    nodes = [node for node in view.snapshot.nodes if node.name in names]
     profiles = [know.profiles[profile_key(job, view.snapshot.nodes)] for job in jobs]
     members = tuple(_member(job, group, profile) for job, profile in zip(jobs, profiles, strict=True))
-    # Each member's batch script needs a CPU beside the host.
-    spare_cpus = node.cpu_count - node.cpus_allocated - len(jobs)
+    gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
     return StartGroup(
         members=members,
-        node=group.node,
+        node=str(NodeSet.fromlist(sorted(names))),
         uid=first.uid,
         gid=first.gid,
         user=first.user,
@@ -229,12 +238,14 @@ def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
         account=first.account,
         qos=first.qos,
         gpu_request=first.gpu_request,
-        cpu_count=max(1, min(max(job.cpu_count for job in jobs), spare_cpus)),
+        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node),
         mem_per_node_mib=sum(job.mem_per_node_mib for job in jobs),
         time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
         reasons=sentences(group.reasons),
+        node_count=len(nodes),
+        gpus_per_node=gpus_per_node,
     )
 
 
@@ -253,6 +264,8 @@ def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
         speed=group.speed[job.job_id],
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
         time_limit_s=job.time_limit_s * len(group.members),
+        cpu_count=job.task_count if job.gpu_count > 1 else 1,
+        gpu_mem_gib=profile.gpu_mem_gib,
     )
 
 

@@ -31,6 +31,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
     members = [member.job_id for member in action.members]
     ids = ",".join(map(str, members))
     solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
+    memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.3f}" for member in action.members if member.gpu_mem_gib)
     speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
     command = [
         config.node_python, "-m", "muri.slurm_plugin.host",
@@ -40,6 +41,8 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         "--ordering", ids,
         "--solo-iteration-s", solo,
         "--predicted-speed", speed,
+        *_rank_options(action),
+        *(["--gpu-mem-gib", memory] if memory else []),
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
         "--telemetry-s", f"{config.host.telemetry_s:g}",
         "--poll-s", f"{config.host.poll_s:g}",
@@ -55,12 +58,21 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         account=action.account,
         qos=action.qos,
         gpu_request=action.gpu_request,
+        node_count=action.node_count,
+        tasks_per_node=action.gpus_per_node,
         cpu_count=action.cpu_count,
         mem_per_node_mib=action.mem_per_node_mib,
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         admin_comment=tags.HOST_PREFIX + tags.format_host(token, tuple(members)),
     )
+
+
+def _rank_options(action: StartGroup) -> list[str]:
+    """A group on one GPU has one runtime and needs none."""
+    if action.node_count * action.gpus_per_node == 1:
+        return []
+    return ["--node-count", str(action.node_count), "--gpus-per-node", str(action.gpus_per_node)]
 
 
 def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str, str]:
@@ -118,7 +130,9 @@ def dry_run_job(
         qos=job.qos,
         work_dir=job.work_dir,
         gpu_request=job.gpu_request,
-        cpu_count=job.cpu_count,
+        node_count=job.node_count,
+        tasks_per_node=max(1, job.task_count // max(1, job.node_count)) if job.gpu_count > 1 else 1,
+        cpu_count=job.cpus_per_task if job.gpu_count > 1 else job.cpu_count,
         mem_per_node_mib=job.mem_per_node_mib,
         time_limit_s=config.profiling.time_limit_s + 60,
         admin_comment=tags.DRY_RUN_PREFIX + token,
