@@ -54,7 +54,7 @@ class Case:
 
     @property
     def lp_bound(self) -> float:
-        """max Σ s_i with Σ_i s_i·u_i^j ≤ 1 for each resource j and s_i ≤ 1, with shares measured alone."""
+        """The largest Σ s_i with Σ_i s_i·u_i^j ≤ 1 for each resource j and s_i ≤ 1; shares as measured alone."""
         rows = list(self.shares.values())
         by_resource = [list(column) for column in zip(*rows, strict=True)]
         solution = linprog([-1.0] * len(rows), A_ub=by_resource, b_ub=[1.0] * len(by_resource), bounds=(0, 1))

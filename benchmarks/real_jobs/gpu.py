@@ -1,4 +1,4 @@
-"""Trains a transformer: bound by forward and backward, which PyTorch spreads over all cores (the stand-in for a GPU)."""
+"""Trains a transformer: bound by forward and backward, on all cores: the stand-in for a GPU."""
 
 import torch
 from common import job_options, train

@@ -12,7 +12,7 @@ from torch import nn
 
 import muri
 
-INPUTS, WIDTH, BATCH = 256, 896, 64
+INPUTS, WIDTH, BATCH = 256, 896, 16
 PEER = Path(__file__).with_name("network_peer.py")
 
 
