@@ -35,7 +35,13 @@ class WaitInterruptedError(Exception):
 
 
 class Waiter:
-    """One thread's wait for one resource on behalf of its member; woken by the thread that grants it."""
+    """One thread's wait for one resource on behalf of its member; woken by the thread that grants it.
+
+    Attributes:
+        since_s: When it began, earlier waits within the same stage included.
+        granted: The resource is the member's.
+        interrupted: The wait ended without it.
+    """
 
     __slots__ = ("_lock", "granted", "interrupted", "member", "resource", "since_s")
 
@@ -142,6 +148,7 @@ class FairArbiter(Arbiter):
         self._members: set[str] = set()
         self._holder: list[str | None] = [None] * STAGE_COUNT
         self._since_s = [0.0] * STAGE_COUNT
+        self._waited_s = [0.0] * STAGE_COUNT
         self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
@@ -199,10 +206,12 @@ class FairArbiter(Arbiter):
             if self._holder[resource] != member or not others or resource in self._orders:
                 return 0.0
             self._count_service(resource)
-            if self._queue.first([member, *others], resource, self._ages(resource)) == member:
+            waited_s = self._waited_s[resource]
+            ages = self._ages(resource) | {member: waited_s}
+            if self._queue.first([member, *others], resource, ages) == member:
                 return 0.0
             self._pass_on(resource)
-            waiter = self._enqueue(member, resource)
+            waiter = self._enqueue(member, resource, waited_s)
         return self._await(waiter)
 
     def holders(self) -> Sequence[str | None]:
@@ -214,8 +223,8 @@ class FairArbiter(Arbiter):
         with self._mutex:
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
 
-    def _enqueue(self, member: str, resource: int) -> Waiter:
-        waiter = Waiter(member, resource, self._now())
+    def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
+        waiter = Waiter(member, resource, self._now() - waited_s)
         self._waiting[resource].append(waiter)
         self.waiting_hint[resource] = 1
         return waiter
@@ -227,8 +236,9 @@ class FairArbiter(Arbiter):
             raise WaitInterruptedError(waiter.member)
         return self._now() - start_s
 
-    def _grant(self, member: str, resource: int) -> None:
+    def _grant(self, member: str, resource: int, waited_s: float = 0.0) -> None:
         self._holder[resource] = member
+        self._waited_s[resource] = waited_s
         self._since_s[resource] = self._now()
 
     def _count_service(self, resource: int) -> None:
@@ -250,8 +260,9 @@ class FairArbiter(Arbiter):
         order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
         member = self._queue.first(members, resource, self._ages(resource)) if order is None else order(members)
         if member is not None:
-            self._grant(member, resource)
-            waiting.pop(members.index(member)).wake(granted=True)
+            waiter = waiting.pop(members.index(member))
+            self._grant(member, resource, self._now() - waiter.since_s)
+            waiter.wake(granted=True)
             self.waiting_hint[resource] = bool(waiting)
         return member is not None
 

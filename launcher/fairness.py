@@ -12,7 +12,7 @@ from typing import Final
 
 from muri.profiler.records import RESOURCES
 
-DEFAULT_WINDOW_S: Final = 1.0
+DEFAULT_WINDOW_S: Final = 0.2
 """How far behind the furthest member one may be counted, in seconds of solo running time.
 
 Without the bound a member that ran ahead on free resources would later wait for as long for its
@@ -27,11 +27,11 @@ as often as not. Weighed in, short stages overtake, and a long one that is under
 among members that are equally far behind.
 """
 
-DEFAULT_AGE_WEIGHT: Final = 3.0
-"""How much the seconds a member has waited count for it.
+DEFAULT_AGE_WEIGHT: Final = 1.0
+"""How much the seconds that a member has waited within its stage count for it.
 
 As arrears are bounded, a long stage could otherwise wait for ever behind short ones that saturate its
-resource: three members with 20 ms stages would leave a fourth with one of 700 ms a fiftieth of it.
+resource: three members with 20 ms stages would leave a fourth with one of 700 ms a fiftieth of it, instead of a sixth.
 """
 
 _NEW_SAMPLE_WEIGHT: Final = 0.2
