@@ -30,6 +30,7 @@ class PlanJob:
         restart_s: Seconds that stopping it and starting it again would cost.
         preemptible: Whether it may be stopped once it runs, because it can go on from a checkpoint.
         opportunistic: Whether it only asks for what others leave over (AntMan's second class of jobs).
+        node_count: Nodes that it must have, each with the same share of its GPUs; 1 leaves them to placement.
     """
 
     job_id: int
@@ -46,6 +47,7 @@ class PlanJob:
     restart_s: float = 0.0
     preemptible: bool = False
     opportunistic: bool = False
+    node_count: int = 1
 
     @property
     def attained_s(self) -> float:

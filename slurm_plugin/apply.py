@@ -169,7 +169,7 @@ class Executor:
         change = JobChange(
             gpu_request="gres/gpu:0",
             required_nodes=node,
-            cpu_count=1,
+            cpu_count=member.cpu_count,
             cpus_per_task=1,
             dependency=f"after:{host}",
             mem_per_node_mib=member_mem_mib(member.original),

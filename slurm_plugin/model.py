@@ -116,6 +116,16 @@ class Job:
     admin_comment: str
     comment: str
 
+    @property
+    def task_count(self) -> int:
+        """Tasks that Slurm counts CPUs for."""
+        return max(1, self.cpu_count // max(1, self.cpus_per_task))
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs on each of its nodes."""
+        return self.gpu_count // max(1, self.node_count)
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -206,13 +216,14 @@ class NewJob:
         work_dir: Working directory.
         gpu_request: GRES per node ("gres/gpu:1"), "" for none.
         node_count: Nodes.
-        cpu_count: CPUs for its single task.
+        cpu_count: CPUs for each task.
         mem_per_node_mib: Memory per node; 0 for the partition's default.
         time_limit_s: Time limit; 0 for the partition's default.
         required_nodes: Folded host list, "" for any.
         output: Path of stdout and stderr.
         admin_comment: AdminComment.
         requeue: Whether Slurm may requeue it.
+        tasks_per_node: Tasks on each node.
     """
 
     name: str
@@ -233,3 +244,4 @@ class NewJob:
     output: str = "/dev/null"
     admin_comment: str = ""
     requeue: bool = False
+    tasks_per_node: int = 1

@@ -21,6 +21,7 @@ class Bucket(NamedTuple):
     user: str
     partition: str
     gpu_count: int
+    node_count: int = 1
 
 
 class ShapeTable:

@@ -106,7 +106,7 @@ class FreeGpus:
         twin._shelves = [shelf.copy() for shelf in self._shelves]
         return twin
 
-    def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0) -> Shares | None:
+    def take(self, partition: str, gpu_count: int, gpu_mem_gib: float = 0.0, node_count: int = 1) -> Shares | None:
         """Take GPUs of the node that is left with the fewest.
 
         On a tie it is the one with less memory (unknown counts as unlimited), so that groups find the larger; then
@@ -117,10 +117,13 @@ class FreeGpus:
             partition: The nodes must belong to it.
             gpu_count: How many GPUs.
             gpu_mem_gib: Memory that one GPU must have; nodes of unknown memory qualify.
+            node_count: Above 1: so many nodes, an equal share of the GPUs on each.
 
         Returns:
             What was taken, or None when there is no such place.
         """
+        if node_count > 1:
+            return self._take_spread(partition, gpu_count, gpu_mem_gib, node_count)
         if self._whole_nodes:
             largest = self.largest_node(partition)
             if largest is not None and gpu_count > largest:
@@ -230,6 +233,19 @@ class FreeGpus:
                         best = found if best is None or found < best else best
                         break
         return None if best is None else best[2]
+
+    def _take_spread(self, partition: str, gpu_count: int, gpu_mem_gib: float, node_count: int) -> Shares | None:
+        """Equal shares of several nodes, of those that are left with the fewest."""
+        share, rest = divmod(gpu_count, node_count)
+        fitting = [
+            index
+            for index, node in enumerate(self._nodes)
+            if self._free[index] >= share and self.suits(node.name, partition, gpu_mem_gib)
+        ]
+        if rest or len(fitting) < node_count:
+            return None
+        fitting.sort(key=lambda index: (self._free[index], index))
+        return tuple(self._take_from(index, share) for index in sorted(fitting[:node_count]))
 
     def _take_whole_nodes(self, partition: str, gpu_count: int, gpu_mem_gib: float) -> Shares | None:
         """The fewest idle nodes: the largest first, for the rest the smallest that is large enough."""

@@ -58,9 +58,9 @@ def _admit(units: Sequence[Unit], free: FreeGpus) -> tuple[list[Unit], list[Unit
     order: list[Unit] = []
     refused: list[Unit] = []
     trial = free.copy()
-    hopeless: set[tuple[str, int, float]] = set()
+    hopeless: set[tuple[str, int, float, int]] = set()
     for unit in sorted(units, key=_rank):
-        needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib)
+        needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
         if needs not in hopeless and trial.take(*needs) is not None:
             order.append(unit)
             continue
@@ -83,7 +83,7 @@ def _by_size(units: Iterable[Unit]) -> list[Unit]:
 def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
     placements = []
     for unit in units:
-        gpus = free.take(unit.partition, unit.gpu_count, unit.gpu_mem_gib)
+        gpus = free.take(unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
         if gpus is not None:
             placements.append(Placement(unit, gpus))
     return placements
@@ -104,12 +104,20 @@ def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeG
 
 def _help_one(waiting: dict[int, Unit], settled: dict[int, Placement], free: FreeGpus) -> bool:
     """Place the most urgent unit that can be; the result says whether there was one."""
-    hopeless: list[tuple[str, int, float]] = []
+    hopeless: list[tuple[str, int, float, int]] = []
     last = max(settled, default=-1)
     for rank in sorted(waiting):
         unit = waiting[rank]
-        partition, gpu_count, memory = needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib)
-        if any(partition == where and gpu_count >= count and memory >= least for where, count, least in hopeless):
+        partition, gpu_count, memory, nodes = needs = (
+            unit.partition,
+            unit.gpu_count,
+            unit.gpu_mem_gib,
+            unit.node_count,
+        )
+        if any(
+            (partition, nodes) == (where, apart) and gpu_count >= count and memory >= least
+            for where, count, least, apart in hopeless
+        ):
             continue
         gpus = free.take(*needs)
         if gpus is None and rank < last:
@@ -138,6 +146,8 @@ def _moved_for(unit: Unit, placement: Placement) -> Unit:
 
 def _who_leaves(unit: Unit, settled: Iterable[Placement], free: FreeGpus) -> list[Placement]:
     """The least urgent units of the node on which leaving costs the least; none if that doesn't help."""
+    if unit.node_count > 1:
+        return []
     on_node: dict[str, list[Placement]] = {}
     for placement in settled:
         if placement.unit.rank > unit.rank and len(placement.gpus) == 1:

@@ -155,7 +155,8 @@ class _PoolPlanner:
         for contender in self.contenders:
             job = contender.job
             limit = largest[job.partition]
-            if self._to_slurm and contender.unit is None and limit is not None and job.gpu_count > limit:
+            on_one_node = job.gpu_count // job.node_count
+            if self._to_slurm and contender.unit is None and limit is not None and on_one_node > limit:
                 self._free.take_spanning(job.partition, job.gpu_count)
                 why = (reasons.larger_than_a_node(job, limit), reasons.QUEUES_IN_SLURM)
                 self._clerk.decisions.solo.append(Solo(job.job_id, why))
@@ -168,14 +169,14 @@ class _PoolPlanner:
     def _backfill(self, started: set[int]) -> None:
         """Start alone whatever still fits, members of groups that did not fit among them."""
         running = self._running_units()
-        full: set[tuple[str, int]] = set()
+        full: set[tuple[str, int, int]] = set()
         for contender in self.contenders:
             rank, bucket = contender.rank, contender.bucket
             if rank in started or rank in self._held:
                 continue
             if contender.unit is not None and self._stay(running[id(contender.unit)], started):
                 continue
-            size = (bucket.partition, bucket.gpu_count)
+            size = (bucket.partition, bucket.gpu_count, bucket.node_count)
             gpus = None if size in full else self._take_alone(contender)
             if gpus is None:
                 full.add(size)
@@ -205,7 +206,7 @@ class _PoolPlanner:
 
     def _take_alone(self, contender: Contender) -> Shares | None:
         job = contender.job
-        gpus = self._free.take(job.partition, job.gpu_count)
+        gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
         if gpus is None and self._to_slurm and not job.groupable and self._free.largest_node(job.partition) is None:
             # Nobody said how large the nodes are: the job may be one for several of them.
             return () if self._free.take_spanning(job.partition, job.gpu_count) else None

@@ -85,10 +85,10 @@ class _Buckets:
 
     def __init__(self, *, same_user: bool) -> None:
         self._same_user = same_user
-        self._known: dict[tuple[str, str, int], Bucket] = {}
+        self._known: dict[tuple[str, str, int, int], Bucket] = {}
 
     def of(self, job: PlanJob) -> Bucket:
-        name = (job.user if self._same_user else "", job.partition, job.gpu_count)
+        name = (job.user if self._same_user else "", job.partition, job.gpu_count, job.node_count)
         bucket = self._known.get(name)
         if bucket is None:
             bucket = self._known[name] = Bucket(*name)

@@ -164,7 +164,7 @@ class WaitingReasons:
     def __init__(self, free: FreeGpus, *, whole_nodes: bool) -> None:
         self._free = free
         self._whole_nodes = whole_nodes
-        self._ends: dict[tuple[str, int], tuple[str, tuple[object, ...]]] = {}
+        self._ends: dict[tuple[str, int, int], tuple[str, tuple[object, ...]]] = {}
 
     def of(self, job: PlanJob, ahead: int) -> Reason:
         """Why a job waits.
@@ -173,7 +173,7 @@ class WaitingReasons:
             job: The job.
             ahead: Waiting jobs of its partition with a higher priority.
         """
-        place = (job.partition, job.gpu_count)
+        place = (job.partition, job.gpu_count, job.node_count)
         end = self._ends.get(place)
         if end is None:
             end = self._ends[place] = self._end(*place)
@@ -184,13 +184,16 @@ class WaitingReasons:
             return Reason("1 job is ahead of it" + template, values)
         return Reason("{} jobs are ahead of it" + template, (ahead, *values))
 
-    def _end(self, partition: str, gpu_count: int) -> tuple[str, tuple[object, ...]]:
+    def _end(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]]:
         if not self._free.has_nodes(partition):
             return " and no node of partition {} can be used now", (partition,)
         most = self._free.most_on_one_node(partition)
         if most == 0:
             return " and no GPU is free in partition {}", (partition,)
         needed = plural(gpu_count, "GPU")
+        if node_count > 1:
+            share = plural(gpu_count // node_count, "GPU")
+            return "; it needs {} on each of {} nodes of partition {}", (share, node_count, partition)
         largest = self._free.largest_node(partition)
         if self._whole_nodes and largest is not None and gpu_count > largest:
             idle = plural(self._free.idle_gpus(partition), "GPU")

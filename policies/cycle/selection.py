@@ -47,13 +47,13 @@ class _Trial:
 
     def __init__(self, free: FreeGpus) -> None:
         self._free = free.copy()
-        self._full: set[tuple[str, int]] = set()
+        self._full: set[tuple[str, int, int]] = set()
 
-    def reserve(self, partition: str, gpu_count: int) -> bool:
-        place = (partition, gpu_count)
+    def reserve(self, bucket: Bucket) -> bool:
+        place = (bucket.partition, bucket.gpu_count, bucket.node_count)
         if place in self._full:
             return False
-        if self._free.take(partition, gpu_count) is None:
+        if self._free.take(bucket.partition, bucket.gpu_count, node_count=bucket.node_count) is None:
             self._full.add(place)
             return False
         return True
@@ -81,7 +81,7 @@ def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> 
     for contender in contenders:
         bucket = contender.bucket
         if contender.shape is None:
-            if trial.reserve(bucket.partition, bucket.gpu_count):
+            if trial.reserve(bucket):
                 alone.append(contender)
             else:
                 complete = False
@@ -91,14 +91,14 @@ def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> 
             choice = buckets[bucket] = Choice()
         if len(choice.members) < choice.slots * group_size:
             seated.append((bucket, choice))
-        elif trial.reserve(bucket.partition, bucket.gpu_count):
+        elif trial.reserve(bucket):
             choice.slots += 1
         else:
             complete = False
             continue
         choice.members.append(contender)
     for bucket, choice in seated:
-        if trial.reserve(bucket.partition, bucket.gpu_count):
+        if trial.reserve(bucket):
             choice.slots += 1
     return Selection(tuple(alone), {bucket: choice for bucket, choice in buckets.items() if choice.slots}, complete)
 

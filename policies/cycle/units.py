@@ -35,6 +35,11 @@ class Unit:
         return self.members[0].bucket.gpu_count
 
     @property
+    def node_count(self) -> int:
+        """Nodes that it must have."""
+        return self.members[0].bucket.node_count
+
+    @property
     def partition(self) -> str:
         """Partition of its members."""
         return self.members[0].bucket.partition

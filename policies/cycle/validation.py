@@ -63,6 +63,10 @@ def _check_unique(what: str, names: Iterable[int | str]) -> None:
 def _check_job(job: PlanJob) -> None:
     if job.gpu_count < 1:
         raise RequestError(f"job {job.job_id}: gpu_count is {job.gpu_count}; it must be ≥ 1")
+    if job.node_count < 1 or job.gpu_count % job.node_count:
+        raise RequestError(
+            f"job {job.job_id}: node_count is {job.node_count}; it must be ≥ 1 and divide its {job.gpu_count} GPUs"
+        )
     remaining_s = 0.0 if job.remaining_s is None else job.remaining_s
     waiting_since_s = 0.0 if job.waiting_since_s is None else job.waiting_since_s
     # Written out, for a long queue passes through here; NaN fails every comparison.

@@ -84,7 +84,7 @@ class OpenSeats:
         return self._leftover[pair]
 
     def _bucket(self, job: PlanJob) -> Bucket:
-        return Bucket(job.user if self.same_user else "", job.partition, job.gpu_count)
+        return Bucket(job.user if self.same_user else "", job.partition, job.gpu_count, job.node_count)
 
     def _has_memory(self, seat: Seat, needed_gib: float) -> bool:
         known = [self.gpu_mem_gib[share.node] for share in seat.gpus if self.gpu_mem_gib[share.node]]
