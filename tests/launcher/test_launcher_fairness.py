@@ -113,7 +113,7 @@ def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource() -> No
         since_s[name] = now_s
         served_s[name] += stage_s[name]
         queue.iteration_done(name, stage_s[name], (0.0, 0.0, stage_s[name], 0.0))
-    assert min(served_s.values()) > 0.15 * now_s
+    assert min(served_s.values()) > 0.08 * now_s
 
 
 @pytest.mark.parametrize("slow_factor", [1, 10])
