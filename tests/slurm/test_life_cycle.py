@@ -1,0 +1,201 @@
+"""Stopping, resuming and joining on a real Slurm: a job is never lost, never run twice, and its loss is the same."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import start
+from muri_cluster import MuriCluster
+
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+
+ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"),))
+
+CURVE_PY = """\
+import random, sys, time
+import torch, muri
+
+torch.set_num_threads(1)
+torch.manual_seed(1)
+random.seed(2)
+iterations, curve, pause_s, registered = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "checkpoint"
+data = torch.utils.data.TensorDataset(torch.randn(48, 4))
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+parts = [model, optimizer]
+
+def load(path):
+    for part, state in zip(parts, torch.load(path)):
+        part.load_state_dict(state)
+
+begun = muri.checkpoint(lambda path: torch.save([p.state_dict() for p in parts], path), load) if registered else None
+done = begun.iteration if begun else 0
+print("started at", done, flush=True)
+for epoch in range(begun.epoch if begun else 0, 1000):
+    for (batch,) in muri.batches(loader):
+        with muri.stage("propagate"):
+            loss = (model(batch) * (1 + random.random())).square().mean()
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+            time.sleep(pause_s)
+        done += 1
+        with open(curve, "a") as file:
+            print(done, loss.item().hex(), file=file)
+        if done == iterations:
+            print("finished", flush=True)
+            sys.exit(0)
+"""
+
+CURVE_SH = '#!/bin/sh\nmuri run /home/alice/curve.py "$@"\n'
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> Iterator[Driver]:
+    yield from start("forky", ONE_GPU, "life")
+
+
+@pytest.fixture
+def muri(one_gpu: Driver) -> Iterator[MuriCluster]:
+    one_gpu.cancel_all()
+    cluster = MuriCluster(one_gpu, f"/var/lib/muri-{time.monotonic_ns()}")
+    cluster.know_profiles()
+    one_gpu.write("curve.py", CURVE_PY)
+    one_gpu.write("curve.sh", CURVE_SH)
+    one_gpu.run("sh", "-c", "rm -rf .muri *.curve")
+    yield cluster
+    one_gpu.cancel_all()
+
+
+def submit(muri: MuriCluster, curve: str, *options: str, iterations: int = 60, kind: str = "propagate",
+           pause_s: float = 0.1, checkpoint: bool = True) -> int:  # fmt: skip
+    """Submit the training script whose loss curve is looked at."""
+    mark = f"--muri=model={kind},batch-size=8,duration=60s" + (",checkpoint=1" if checkpoint else "")
+    arguments = (str(iterations), curve, str(pause_s), "checkpoint" if checkpoint else "none")
+    append = "--open-mode=append"
+    return muri.driver.submit("-p", "train", "--gres=gpu:1", mark, append, *options, "/home/alice/curve.sh", *arguments)
+
+
+def curve(muri: MuriCluster, name: str) -> list[str]:
+    done = muri.driver.run("cat", name, check=False)
+    return done.stdout.splitlines()
+
+
+def whole_curve(muri: MuriCluster, iterations: int = 60) -> list[str]:
+    """The curve of the same script, run without Slurm and without a stop."""
+    muri.driver.run("python", "curve.py", str(iterations), "whole.curve", "0", "none")
+    return curve(muri, "whole.curve")
+
+
+def wait_for(muri: MuriCluster, name: str, lines: int) -> None:
+    muri.driver.wait_until(lambda: len(curve(muri, name)) >= lines, f"{lines} iterations of {name}", 60)
+
+
+def declared(muri: MuriCluster, job: int) -> None:
+    """Wait until Slurm knows that the job has a checkpoint."""
+    muri.driver.wait_until(lambda: "muri-checkpoint:" in muri.driver.job(job).get("Comment", ""), "the comment")
+
+
+def assert_resumed_once(muri: MuriCluster, job: int, name: str, iterations: int = 60) -> None:
+    assert curve(muri, name) == whole_curve(muri, iterations)
+    output = muri.output(job)
+    assert output.count("finished") == 1
+    assert output.count("started at") == 2
+    assert "resumed at iteration" in output
+
+
+def test_a_preempted_member_resumes_where_it_was(muri):
+    job, partner = submit(muri, "a.curve"), muri.submit("load", iterations=150)
+    muri.cycle()
+    muri.wait_grouped(job, partner)
+    wait_for(muri, "a.curve", 5)
+    declared(muri, job)
+    muri.driver.run("muri", "preempt", str(job), "--yes", user="root")
+    muri.driver.wait_state(job, "PENDING")
+    assert 5 <= len(curve(muri, "a.curve")) < 60
+    assert muri.driver.job(partner)["JobState"] == "RUNNING"
+    fields = muri.cycles_until_ended(job, partner)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+    assert fields[job]["Restarts"] == "1"
+    assert_resumed_once(muri, job, "a.curve")
+
+
+def test_the_controller_stops_a_long_job_for_a_short_one(muri):
+    muri.configure(policy="srtf", preemption={"enabled": True, "least_run_s": 0, "restart_s": 0},
+                   grouping={"max_group_size": 1})  # fmt: skip
+    long = submit(muri, "long.curve", iterations=80)
+    muri.cycle()
+    wait_for(muri, "long.curve", 5)
+    declared(muri, long)
+    short = muri.submit("load", iterations=5)
+    fields = muri.cycles_until_ended(long, short)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+    assert fields[long]["Restarts"] == "1"
+    assert fields[short]["EndTime"] < fields[long]["EndTime"]
+    assert_resumed_once(muri, long, "long.curve", 80)
+
+
+def test_a_job_without_a_checkpoint_is_never_stopped(muri):
+    muri.configure(policy="srtf", preemption={"enabled": True, "least_run_s": 0, "restart_s": 0},
+                   grouping={"max_group_size": 1})  # fmt: skip
+    long = submit(muri, "long.curve", checkpoint=False, iterations=60)
+    muri.cycle()
+    wait_for(muri, "long.curve", 5)
+    refused = muri.driver.run("muri", "preempt", str(long), "--yes", user="root", check=False)
+    assert refused.returncode == 2
+    assert "--muri=checkpoint=1" in refused.stderr
+    short = muri.submit("load", iterations=5)
+    fields = muri.cycles_until_ended(long, short)
+    assert fields[long]["Restarts"] == "0"
+    assert fields[long]["JobState"] == "COMPLETED"
+
+
+def test_a_waiting_job_joins_a_group_at_work(muri):
+    muri.configure(grouping={"max_group_size": 4})
+    first = [muri.submit("load", iterations=150), muri.submit("propagate", iterations=150)]
+    muri.cycle()
+    muri.wait_grouped(*first)
+    (host,) = muri.hosts()
+    third = muri.submit("preprocess", iterations=20)
+    muri.cycle()
+    muri.driver.wait_until(lambda: "finished" in muri.output(third), "the new member's end", 60)
+    assert muri.driver.wait_state(third)["JobState"] == "COMPLETED"
+    assert muri.hosts() == [host]
+    assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in first)
+    fields = muri.cycles_until_ended(*first, third)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+    assert f"{third}" in muri.driver.job(host)["AdminComment"]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_warning_before_the_time_limit_saves_and_requeues(muri, grouped):
+    """`#SBATCH --signal`: the script is saved and goes back to the queue before Slurm ends it."""
+    job = submit(muri, "b.curve", "--time=1", "--signal=B:USR1@55", iterations=70)
+    script = CURVE_SH.replace("muri run", "exec muri run")
+    muri.driver.write("curve.sh", script)
+    jobs = [job, muri.submit("load", iterations=150)] if grouped else [job]
+    fields = muri.cycles_until_ended(*jobs, deadline_s=150)
+    assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
+    assert int(fields[job]["Restarts"]) >= 1
+    assert curve(muri, "b.curve") == whole_curve(muri, 70)
+
+
+def test_scancel_saves_and_ends_without_a_requeue(muri):
+    job = submit(muri, "c.curve")
+    muri.cycle()
+    wait_for(muri, "c.curve", 5)
+    muri.driver.run("scancel", str(job))
+    fields = muri.driver.wait_state(job)
+    assert fields["JobState"] == "CANCELLED"
+    assert fields["Restarts"] == "0"
+    saved = muri.driver.run("ls", f".muri/checkpoints/{job}").stdout
+    assert f"iteration-{len(curve(muri, 'c.curve')):010d}" in saved
+
+
+def test_slurms_own_requeue_resumes(muri):
+    job = submit(muri, "d.curve")
+    muri.cycle()
+    wait_for(muri, "d.curve", 5)
+    muri.driver.run("scontrol", "requeue", str(job), user="root")
+    assert muri.driver.wait_state(job, deadline_s=90)["JobState"] == "COMPLETED"
+    assert_resumed_once(muri, job, "d.curve")
