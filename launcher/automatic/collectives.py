@@ -7,7 +7,7 @@ from typing import Any, Final
 from torch import distributed
 
 from muri.launcher.automatic.communication import drain
-from muri.launcher.automatic.watch import SYNCHRONIZE, Watch, switch_off, thread, watching
+from muri.launcher.automatic.watch import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
 
 _HOOK: Final = "torch.distributed"
 COLLECTIVES: Final = (
@@ -56,8 +56,8 @@ def install() -> None:
         hooked = synchronizing(plain, asynchronous=name in _ALWAYS_ASYNCHRONOUS)
         for place in (c10d, distributed):
             if getattr(place, name, None) is plain:
-                setattr(place, name, hooked)
-    c10d.Work.wait = synchronizing(c10d.Work.wait, asynchronous=False)  # type: ignore[method-assign]
+                replace(place, name, hooked)
+    replace(c10d.Work, "wait", synchronizing(c10d.Work.wait, asynchronous=False))
 
 
 def synchronizing(plain: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from muri.launcher.automatic.watch import (
     begin_propagate,
     end_propagate,
     offer_to_yield,
+    replace,
     switch_off,
     thread,
     watching,
@@ -51,7 +52,7 @@ def _install_forward() -> None:
         finally:
             end_propagate("forward", watch)
 
-    torch.nn.Module.__call__ = functools.wraps(plain)(call)  # type: ignore[method-assign]
+    replace(torch.nn.Module, "__call__", functools.wraps(plain)(call))
 
 
 def _install_backward() -> None:
@@ -65,8 +66,8 @@ def _install_backward() -> None:
     def grad(*args: Any, **kwargs: Any) -> Any:
         return _propagate("backward", plain_grad, args, kwargs, trains=False)
 
-    torch.autograd.backward = backward  # Tensor.backward looks it up here
-    torch.autograd.grad = grad
+    replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
+    replace(torch.autograd, "grad", grad)
 
 
 def _propagate(
@@ -94,7 +95,7 @@ def _install_step() -> None:
         return plain(_step_in_stage(step))
 
     # Every optimizer class has its `step` wrapped with this when its first object is made.
-    Optimizer.profile_hook_step = staticmethod(profile_hook_step)  # type: ignore[assignment,method-assign]
+    replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
 
 
 def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:

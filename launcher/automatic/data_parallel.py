@@ -16,7 +16,7 @@ from torch import distributed
 
 from muri.launcher.automatic.collectives import synchronizing
 from muri.launcher.automatic.communication import communication_of
-from muri.launcher.automatic.watch import Watch, switch_off, watching
+from muri.launcher.automatic.watch import Watch, replace, switch_off, watching
 
 _HOOK: Final = "DistributedDataParallel"
 _REBUILDING_FORWARDS: Final = 3
@@ -76,7 +76,8 @@ class GradientSender:
         else:
             tensor.mul_(1.0 / size)  # bit for bit what DDP does without a hook
         work = distributed.all_reduce(tensor, group=self._group, async_op=True)
-        return work.get_future().then(lambda done: done.value()[0])
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return future
 
 
 def _waits_elsewhere(watch: Watch) -> bool:
@@ -113,8 +114,8 @@ def install() -> None:
             module.logger._set_comm_hook_name(hook.__qualname__)
             sender.inner = (hook, state)
 
-    ddp.__init__ = construct  # type: ignore[method-assign]
-    ddp.register_comm_hook = register_comm_hook  # type: ignore[method-assign]
+    replace(ddp, "__init__", construct)
+    replace(ddp, "register_comm_hook", register_comm_hook)
     _install_builtin_hooks(ddp)
     _install_forward(ddp)
 
@@ -133,6 +134,7 @@ def _lend_sender(module: Any, register: Callable[..., None]) -> None:
 def _install_builtin_hooks(ddp: Any) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 (not in every build)
 
+    fp16 = distributed.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
     plain = ddp._register_builtin_comm_hook
 
     @functools.wraps(plain)
@@ -140,7 +142,7 @@ def _install_builtin_hooks(ddp: Any) -> None:
         sender = _senders.get(module)
         if sender is None:
             plain(module, kind)
-        elif kind == distributed.BuiltinCommHookType.FP16_COMPRESS:
+        elif kind == fp16:
             sender.inner = (default_hooks.fp16_compress_hook, module.process_group)
 
     ddp._register_builtin_comm_hook = register_builtin

@@ -17,7 +17,7 @@ from torch.utils.data import dataloader
 
 from muri.launcher.automatic import workers
 from muri.launcher.automatic.transforms import Meter, metered
-from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, offer_to_yield, switch_off, thread, watching
+from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, offer_to_yield, replace, switch_off, thread, watching
 
 RECENT_FETCHES: Final = 16
 COMPUTES_FROM: Final = 0.5
@@ -152,7 +152,7 @@ def install() -> None:
             _end(watch, iterator, fetch, complete=complete)
         return batch
 
-    dataloader._BaseDataLoaderIter.__next__ = next_batch  # type: ignore[method-assign]
+    replace(dataloader._BaseDataLoaderIter, "__next__", next_batch)
 
 
 def _ask(iterator: Any) -> Watch | None:

@@ -238,6 +238,11 @@ def _raised_by_the_script(error: BaseException) -> bool:
     return False
 
 
+def replace(place: Any, name: str, function: Any) -> None:
+    """Put a hooked function in the place of PyTorch's own."""
+    setattr(place, name, function)
+
+
 def guarded_installation(hook: str, install: Callable[[], None]) -> None:
     """Install hooks; what this version of PyTorch does not have is reported and left out."""
     try:

@@ -9,13 +9,14 @@ import mmap
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, Final
 
 from torch.utils.data import _utils, dataloader
 
 from muri.launcher.automatic.transforms import Meter, metered
-from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, switch_off, watching
+from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, replace, switch_off, watching
 
 _HOOK: Final = "DataLoader workers"
 _CELL: Final = struct.Struct("dd")
@@ -86,8 +87,8 @@ def install() -> None:
             _measure_fetches(board, int(args[_FIRST_EXTRA]))
         plain_loop(*args)
 
-    dataloader._MultiProcessingDataLoaderIter.__init__ = make_iterator  # type: ignore[method-assign]
-    _utils.worker._worker_loop = loop
+    replace(dataloader._MultiProcessingDataLoaderIter, "__init__", make_iterator)
+    replace(_utils.worker, "_worker_loop", loop)
 
 
 def _make_board(loader: Any) -> Board | None:
@@ -100,7 +101,7 @@ def _make_board(loader: Any) -> Board | None:
 
 def _measure_fetches(board: Board, worker: int) -> None:
     """In a worker: let every fetcher add its times to the board."""
-    plain = dataloader._DatasetKind.create_fetcher
+    plain: Callable[..., Any] = dataloader._DatasetKind.create_fetcher
 
     def create_fetcher(kind: Any, dataset: Any, *rest: Any) -> Any:
         fetcher = plain(kind, dataset, *rest)
@@ -116,7 +117,7 @@ def _measure_fetches(board: Board, worker: int) -> None:
             fetcher.collate_fn = lambda samples: meter.run(collate, (samples,), {}, gated=False)
         return fetcher
 
-    dataloader._DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[assignment,method-assign]
+    replace(dataloader._DatasetKind, "create_fetcher", staticmethod(create_fetcher))
 
 
 @contextmanager
