@@ -1,0 +1,171 @@
+"""Interleaving measured: throughput of four members with different bottlenecks, cost of a switch, and a soak."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import interleaving_overhead
+import interleaving_soak
+import interleaving_synthetic as synthetic
+from machine import describe_machine
+
+ROOT = Path(__file__).parent.parent
+RESULT = Path(__file__).parent / "results" / "interleaving.json"
+UNEQUAL_SEEDS = (1, 2, 3)
+SOAK_STARTS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One figure that has to reach something."""
+
+    case: str
+    what: str
+    measured: float
+    needed: str
+    passed: bool
+
+
+def tell(text: str) -> None:
+    """Progress, for people."""
+    click.echo(text, err=True)
+
+
+def equal() -> dict[str, Any]:
+    """Synthetic stages, equal iterations."""
+    return {"set": synthetic.measure(synthetic.equal_iterations(), synthetic.WAYS, tell)}
+
+
+def unequal() -> dict[str, Any]:
+    """Synthetic stages, iterations of 20 to 1,000 ms."""
+    return {
+        f"seed {seed}": synthetic.measure(synthetic.unequal_iterations(seed), synthetic.WAYS, tell)
+        for seed in UNEQUAL_SEEDS
+    }
+
+
+def overhead() -> dict[str, Any]:
+    """What a switch costs."""
+    tell("overhead")
+    return interleaving_overhead.measure()
+
+
+def soak() -> dict[str, Any]:
+    """Thousands of scripts in one runtime."""
+    return interleaving_soak.measure(SOAK_STARTS, tell)
+
+
+def real() -> dict[str, Any]:
+    """Real PyTorch jobs on the CPU: benchmarks/interleaving_real.py."""
+    tell("real PyTorch jobs: about four minutes")
+    command = [sys.executable, "-m", "benchmarks.interleaving_real", "--json"]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)["real_pytorch_cpu"]
+    return found
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "equal": equal,
+    "unequal": unequal,
+    "overhead": overhead,
+    "soak": soak,
+    "real": real,
+}
+
+
+def bars(cases: Mapping[str, dict[str, Any]]) -> list[Bar]:
+    """What the measured cases have to reach."""
+    found = []
+    if "equal" in cases:
+        total = max(cases["equal"]["set"][way]["total"] for way in ("fair", "auto"))
+        found.append(Bar("equal", "total of 4 (fair or auto)", total, "≥ 3.8", total >= 3.8))
+    if "unequal" in cases:
+        found += _unequal_bars(cases["unequal"])
+    if "overhead" in cases:
+        found += _overhead_bars(cases["overhead"])
+    if "soak" in cases:
+        soaked = cases["soak"]
+        for what in ("threads", "files"):
+            grown = soaked[what][1] - soaked[what][0]
+            found.append(Bar("soak", f"more {what}", grown, "≤ 0", grown <= 0))
+        found.append(Bar("soak", "memory growth", soaked["memory_growth"], "≤ 0.05", soaked["memory_growth"] <= 0.05))
+    return found + _real_bars(cases.get("real", {}))
+
+
+def _unequal_bars(sets: Mapping[str, dict[str, Any]]) -> list[Bar]:
+    found = []
+    for way in ("fair", "auto"):
+        ratio = round(sum(figures[way]["ratio"] for figures in sets.values()) / len(sets), 3)
+        found.append(Bar("unequal", f"{way} / LP bound, mean of {len(sets)} sets", ratio, "≥ 0.85", ratio >= 0.85))
+    for name, figures in sets.items():
+        gain = round(figures["fair"]["total"] - figures["lockstep"]["total"], 3)
+        found.append(Bar("unequal", f"{name}: fair − lockstep", gain, "> 0", gain > 0))
+    return found
+
+
+def _overhead_bars(figures: Mapping[str, dict[str, float]]) -> list[Bar]:
+    one, between = figures["hand-over in one process"], figures["hand-over between processes"]
+    return [
+        Bar("overhead", "in one process, p50 µs", one["p50_us"], "< 50", one["p50_us"] < 50),
+        Bar("overhead", "in one process, p99 µs", one["p99_us"], "< 500", one["p99_us"] < 500),
+        Bar("overhead", "between processes, p50 µs", between["p50_us"], "< 200", between["p50_us"] < 200),
+    ]
+
+
+def _real_bars(figures: Mapping[str, Any]) -> list[Bar]:
+    if not figures:
+        return []
+    total = max(way["total"] for name, way in figures["ways"].items() if name != "plain")
+    ratio, bar = figures["ratio_to_plain"], figures["bars"]
+    return [
+        Bar("real", "best total", total, f"≥ {bar['total']}", total >= bar["total"]),
+        Bar("real", "best / plain processes", ratio, f"≥ {bar['ratio_to_plain']}", ratio >= bar["ratio_to_plain"]),
+    ]
+
+
+def write(cases: Mapping[str, dict[str, Any]], found: list[Bar]) -> None:
+    """Replace the measured cases in the results, and keep the others with the machine they were measured on."""
+    stored = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    load = round(os.getloadavg()[0], 1)
+    for name, figures in cases.items():
+        own = [asdict(bar) for bar in found if bar.case == name]
+        stored[name] = {"machine": describe_machine() | {"load_1min": load}, "figures": figures, "bars": own}
+    RESULT.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--case", "chosen", multiple=True, type=click.Choice(list(CASES)), help="Only this one; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@click.option("--write/--no-write", "stored", default=True, help="Keep it in benchmarks/results/interleaving.json.")
+def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
+    """Measure how well members share a node; exit with 1 if a figure misses its bar.
+
+    \b
+    Examples:
+      python benchmarks/interleaving.py                    all cases: about 20 minutes
+      python benchmarks/interleaving.py --case overhead    seconds
+      python benchmarks/interleaving.py --case equal --case unequal --json
+
+    Leave the machine alone meanwhile: hand-overs take microseconds.
+    """
+    cases = {name: CASES[name]() for name in chosen or CASES}
+    found = bars(cases)
+    if stored:
+        write(cases, found)
+    if as_json:
+        click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in found]}, indent=1, ensure_ascii=False))
+    for bar in found:
+        click.echo(
+            f"{'pass' if bar.passed else 'FAIL'}  {bar.case:9} {bar.what}: {bar.measured:g} ({bar.needed})", err=True
+        )
+    sys.exit(0 if all(bar.passed for bar in found) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Members with stages of exact durations, in real runtimes: normalized throughput of each way to run them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.optimize import linprog
+
+SCRIPT = Path(__file__).with_name("synthetic_job.py")
+START_LIMIT_S = 60.0
+PIECE_S = 0.01
+"""Between two yield points, and between two grants of a plain process's lock."""
+
+WAYS = ("plain", "lockstep", "fair", "auto")
+AUTO_SETTLES_S = 45.0
+"""Auto without predictions first tries both disciplines for a window each."""
+
+
+class BenchmarkError(Exception):
+    """A job failed; the text says which and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileSet:
+    """Members that run together.
+
+    Attributes:
+        name: For people.
+        stages_s: For each member its seconds of storage, CPU, GPU, network per iteration.
+        window_s: How long iterations are counted.
+        warmup_s: How long the members run before that.
+    """
+
+    name: str
+    stages_s: tuple[tuple[float, ...], ...]
+    window_s: float
+    warmup_s: float
+
+    @property
+    def lp_bound(self) -> float:
+        """LP: max Σ s_i with Σ_i s_i·u_i^j ≤ 1 for every resource j and 0 ≤ s_i ≤ 1; u: shares of the time alone."""
+        shares = np.array([np.array(stages) / sum(stages) for stages in self.stages_s])
+        solution = linprog(-np.ones(len(shares)), A_ub=shares.T, b_ub=np.ones(shares.shape[1]), bounds=(0, 1))
+        return float(-solution.fun)
+
+
+def equal_iterations() -> ProfileSet:
+    """Four bottlenecks of 70 %, iterations of 500 ms: each resource is wanted all of the time."""
+    stages = tuple(tuple(float(s) for s in np.roll([0.35, 0.05, 0.05, 0.05], member)) for member in range(4))
+    return ProfileSet("equal iterations", stages, window_s=15.0, warmup_s=5.0)
+
+
+def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 1.0)) -> ProfileSet:
+    """Four bottlenecks of 40 to 70 % drawn with the seed, iterations of 20 to 1,000 ms."""
+    generator = np.random.default_rng(seed)
+    bottlenecks, lengths_s = generator.permutation(4), generator.permutation(lengths_s)
+    members = []
+    for bottleneck, length_s in zip(bottlenecks, lengths_s, strict=True):
+        largest = generator.uniform(0.4, 0.7)
+        shares = np.insert(generator.dirichlet([2.0] * 3) * (1 - largest), bottleneck, largest)
+        members.append(tuple(float(share) for share in shares * length_s))
+    return ProfileSet(f"20 to 1,000 ms, seed {seed}", tuple(members), window_s=20.0, warmup_s=5.0)
+
+
+def measure(profiles: ProfileSet, ways: Sequence[str], tell: Callable[[str], None]) -> dict[str, object]:
+    """All figures of one set of members.
+
+    Speeds are normalized by the iteration time measured alone, without prefetching. One after the other
+    the members get on with a total of 1, by definition.
+    """
+    bound = profiles.lp_bound
+    tell(f"{profiles.name}: alone")
+    alone = run(profiles, "alone", prefetch=0)
+    result: dict[str, object] = {
+        "stages_s": [list(stages) for stages in profiles.stages_s],
+        "lp_bound": round(bound, 3),
+        "alone_over_nominal": [round(speed, 3) for speed in alone],
+        "sequential": {"total": 1.0},
+    }
+    for way in ways:
+        tell(f"{profiles.name}: {way}")
+        # The paper's rotation has a turn for loading; elsewhere the next batch is fetched meanwhile.
+        raw = run(profiles, way, prefetch=0 if way == "lockstep" else 1)
+        speeds = [speed / solo for speed, solo in zip(raw, alone, strict=True)]
+        total = sum(speeds)
+        result[way] = {
+            "members": [round(speed, 3) for speed in speeds],
+            "total": round(total, 3),
+            "ratio": round(total / bound, 3),
+        }
+    return result
+
+
+def run(profiles: ProfileSet, way: str, prefetch: int) -> list[float]:
+    """Normalized speeds of the members in one way of running them."""
+    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name:
+        folder = Path(name)
+        runtime = _start_runtime(folder, way, profiles) if way in {"lockstep", "fair", "auto"} else None
+        jobs: list[subprocess.Popen[bytes]] = []
+        try:
+            warmup_s = AUTO_SETTLES_S if way == "auto" else profiles.warmup_s
+            window_s = 5.0 if way == "alone" else profiles.window_s
+            begin_s = time.time() + 4.0 + warmup_s
+            for member, stages in enumerate(profiles.stages_s):
+                job = _profile(folder, member, stages, begin_s + window_s)
+                job |= {"prefetch": prefetch, "locks": name if way == "plain" else None}
+                jobs.append(_start_job(folder, member, job, attach=runtime is not None))
+            _await(folder, jobs, begin_s + window_s + START_LIMIT_S)
+            return [
+                _speed(json.loads((folder / f"{member}.result").read_text()), sum(stages), begin_s)
+                for member, stages in enumerate(profiles.stages_s)
+            ]
+        finally:
+            for process in [*jobs, *([runtime] if runtime else [])]:
+                process.send_signal(signal.SIGTERM)
+                process.wait(timeout=30)
+
+
+def _profile(folder: Path, member: int, stages: Sequence[float], end_s: float) -> dict[str, object]:
+    return {
+        "stages_s": list(stages),
+        "piece_s": PIECE_S,
+        "end_s": end_s,
+        "ready": str(folder / f"{member}.ready"),
+        "result": str(folder / f"{member}.result"),
+    }
+
+
+def _environment(folder: Path, member: int | None) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "MURI_"))}
+    own = {} if member is None else {"SLURM_JOB_ID": str(101 + member)}
+    return kept | {"MURI_RUN_DIR": str(folder)} | own
+
+
+def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":
+    members = [str(101 + member) for member in range(len(profiles.stages_s))]
+    solo = ",".join(f"{m}={sum(stages):.9g}" for m, stages in zip(members, profiles.stages_s, strict=True))
+    command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+    command += ["--discipline", way, "--ordering", ",".join(_ordering(profiles)), "--solo-iteration-s", solo]
+    status = folder / "status.json"
+    command += ["--status-file", str(status), "--run-dir", str(folder)]
+    runtime = subprocess.Popen(command, env=_environment(folder, None), stderr=(folder / "log").open("wb"))
+    end_s = time.monotonic() + START_LIMIT_S
+    while not status.exists():
+        if runtime.poll() is not None or time.monotonic() > end_s:
+            raise BenchmarkError(f"the runtime did not start: {(folder / 'log').read_text()}")
+        time.sleep(0.05)
+    return runtime
+
+
+def _ordering(profiles: ProfileSet) -> list[str]:
+    """Members by position such that they are at their bottlenecks in the same step."""
+    bottlenecks = [int(np.argmax(stages)) for stages in profiles.stages_s]
+    return [str(101 + member) for member in np.argsort(bottlenecks)]
+
+
+def _start_job(folder: Path, member: int, job: dict[str, object], *, attach: bool) -> "subprocess.Popen[bytes]":
+    launcher = ["-c", "from muri.cli import main; main()", "run"] if attach else []
+    command = [sys.executable, *launcher, str(SCRIPT), json.dumps(job)]
+    errors = (folder / f"{member}.err").open("wb")
+    environment = _environment(folder, member if attach else None)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)
+
+
+def _await(folder: Path, jobs: "Sequence[subprocess.Popen[bytes]]", end_s: float) -> None:
+    for member, job in enumerate(jobs):
+        try:
+            code = job.wait(timeout=max(1.0, end_s - time.time()))
+        except subprocess.TimeoutExpired as error:
+            raise BenchmarkError(f"member {member} did not end in time") from error
+        if code:
+            raise BenchmarkError(f"member {member} failed ({code}): {(folder / f'{member}.err').read_text()}")
+
+
+def _speed(ends_s: Sequence[float], solo_s: float, begin_s: float) -> float:
+    """Iterations × their length alone / seconds from the first to the last end of one within the window."""
+    counted = [end_s for end_s in ends_s if end_s >= begin_s]
+    if len(counted) < 3:
+        raise BenchmarkError(f"only {len(counted)} iterations of {solo_s:g} s ended in the window")
+    return (len(counted) - 1) * solo_s / (counted[-1] - counted[0])
