@@ -81,6 +81,8 @@ def _headline(group: GroupView) -> Text:
     changes = status.get("disciplines") or []
     if len(changes) > 1:
         text.append(f" ({len(changes) - 1} changes: {changes[-1].get('reason', '')})", "not bold")
+    if isinstance(fault := status.get("fault"), dict):
+        text.append(f"\nError of the GPU: {fault.get('cause')}", "red")
     if group.stale:
         text.append(f"\nThe runtime has not written for {group.age_s:.0f} s: it has died or hangs.", "red")
     return text

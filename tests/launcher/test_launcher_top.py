@@ -85,6 +85,8 @@ def test_states_are_told() -> None:
     assert "waiting" in lines["3"]
     assert "faulty" in lines["4"]
     assert "~0.61" in lines["5"]
+    fault = {"fault": {"cause": "CUDA error: launch failed", "culprits": ["4"]}}
+    assert "Error of the GPU: CUDA error" in shown(GroupView(Path("s"), status(**members) | fault, 0))
     assert "has not written for 99 s" in shown(GroupView(Path("s"), status(**members), 99))
 
 

@@ -1,0 +1,57 @@
+"""A group on a real Slurm is watched from outside: `muri top` through srun, measured speeds, a trace."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import start
+from muri_cluster import MuriCluster
+
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> Iterator[Driver]:
+    """A sandbox with one GPU to train on."""
+    partitions = (Partition("train", "n1"), Partition("profile", "n[2-3]"))
+    yield from start("forky", Shape(nodes=3, gpus_per_node=1, extra_partitions=partitions), "watch")
+
+
+def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu, f"/var/lib/muri-{time.monotonic_ns()}")
+    muri.configure(host={"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 60, "trace": True})
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=400) for kind in ("load", "propagate")]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
+    (host,) = muri.hosts()
+    names = {str(job) for job in jobs}
+
+    def measured() -> bool:
+        shown = muri.queue()
+        return all(shown[job]["measured_speed"] and shown[job]["iterations"] for job in jobs)
+
+    muri.driver.wait_until(measured, "measured speeds in the queue", 60)
+    top = ("srun", "--overlap", f"--jobid={host}", "muri", "top")
+    (group,) = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
+    assert (group["host_job"], set(group["members"])) == (str(host), names)
+    assert all(0 < member["speed"] <= 1.2 for member in group["members"].values())
+    assert all(member["predicted_speed"] for member in group["members"].values())
+    plain = muri.driver.run(*top, user="alice").stdout
+    assert f"Group of host job {host}" in plain
+    assert max(map(len, plain.splitlines())) <= 80
+    assert f"Group of host job {host}" in muri.driver.run("muri", "top", user="root").stdout
+    nobody = muri.driver.run("muri", "top", user="bob", check=False)
+    assert nobody.returncode == 1
+    assert "srun --overlap" in nobody.stderr
+    said = muri.driver.run("muri", "explain", str(jobs[0]), user="alice").stdout
+    assert "iterations done in this group" in said
+    assert "Milliseconds per iteration" in said
+    muri.driver.run("scancel", *names, user="alice")
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host", 60)
+    traces = muri.driver.run("sh", "-c", f"ls /tmp/muri-*/host-{host}.trace.json", user="root").stdout.split()
+    assert len(traces) == 1
+    events = json.loads(muri.driver.run("cat", traces[0], user="root").stdout)
+    assert {f"job {job}" for job in jobs} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}
