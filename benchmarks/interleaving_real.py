@@ -1,6 +1,6 @@
 """Four real PyTorch jobs on the CPU: alone, as plain processes at once, and interleaved by the runtime.
 
-    python -m benchmarks.interleaving_real                    # about four minutes; leave the machine alone
+    python -m benchmarks.interleaving_real                    # about five minutes; leave the machine alone
     python -m benchmarks.interleaving_real --seconds 6 --rounds 1 --json
 
 The jobs are the scripts in real_jobs/, the same for every way of running them, with PyTorch's defaults.
@@ -24,8 +24,11 @@ from benchmarks.real_link import Link, slow_link
 from benchmarks.real_report import Case, Throughput, print_report
 
 JOBS = ("storage", "cpu", "gpu", "network")
-WAYS = ("plain", "lockstep", "fair", "auto")
+WAYS = ("plain", "plain-passive", "lockstep", "fair", "auto")
+# What a user could set who knows that OpenMP's threads spin while they wait: it matters when processes share cores.
+PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 SCRIPTS = Path(__file__).parent / "real_jobs"
+MURI = Path(sys.executable).with_name("muri")
 DATA_MIB = 256
 RATE_MBIT = 400
 START_LIMIT_S = 90.0
@@ -149,9 +152,9 @@ def run_together(setting: Setting, way: str, solo_s: dict[str, float]) -> dict[s
     with tempfile.TemporaryDirectory(prefix="muri-real-") as name:
         run = Run(setting, Path(name))
         try:
-            if way == "plain":
+            if way in {"plain", "plain-passive"}:
                 for job in JOBS:
-                    run.start_job(job, [sys.executable])
+                    run.start_job(job, [sys.executable], **(PASSIVE if way == "plain-passive" else {}))
             else:
                 _start_interleaved(run, Path(name), way, solo_s)
             return {job: rate * solo_s[job] for job, rate in run.measure().items()}
@@ -174,7 +177,7 @@ def _start_interleaved(run: Run, folder: Path, discipline: str, solo_s: dict[str
             raise BenchmarkError(f"the runtime did not start: {(folder / 'runtime.out').read_text()}")
         time.sleep(0.1)
     for job, job_id in ids.items():
-        run.start_job(job, ["muri", "run"], SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(sockets))
+        run.start_job(job, [str(MURI), "run"], SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(sockets))
 
 
 def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path | None = None) -> Case:
