@@ -146,6 +146,10 @@ def take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place 
     rank, size, host, port = (values.pop(name) for name in ("rank", "world_size", "order_host", "order_port"))
     place = parse_place(rank, size, host, port, environment)
     os.environ.pop(KEY_VARIABLE, None)
+    if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
+        for name in ("status_file", "trace"):
+            if values[name] is not None:
+                values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
     return place
 
 

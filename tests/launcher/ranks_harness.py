@@ -82,12 +82,12 @@ class RankedLauncher:
         for rank in range(self.world_size):
             command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
-            command += ["--order-port", str(port), "--status-file", str(self.path(f"status.r{rank}.json")), *options]
+            command += ["--order-port", str(port), "--status-file", str(self.path("status.json")), *options]
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key}
             log = self.log_path(rank).open("ab")
             self.runtimes.append(self.launcher._spawn(command, environment, stderr=log))
         for rank in range(self.world_size):
-            serves = self.path(f"status.r{rank}.json").exists
+            serves = self.path(f"r{rank}-status.json" if rank else "status.json").exists
             until(lambda serves=serves: serves() or any(p.poll() is not None for p in self.runtimes), f"rank {rank}")
             assert serves(), self.log(rank)
 

@@ -1,0 +1,144 @@
+"""Groups of DDP jobs on several GPUs of a real Slurm: planned, run by srun steps, cancelled and killed."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, start
+from muri_cluster import MuriCluster
+
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+
+TWO_NODES = Shape(nodes=2, gpus_per_node=2, extra_partitions=(Partition("train", "n[1-2]"),))
+
+TRAIN_DDP_SH = """\
+#!/bin/sh
+epochs=$1
+# A job that was requeued shall end soon.
+[ -n "$SLURM_RESTART_COUNT" ] && epochs=1
+srun --unbuffered muri run /home/alice/train_ddp.py --epochs $epochs --samples 512 --seed $2
+code=$?
+echo "script ends with $code"
+exit $code
+"""
+
+
+class DdpCluster(MuriCluster):
+    """Two nodes with two GPUs each."""
+
+    def __init__(self, driver: Driver, state_dir: str) -> None:
+        super().__init__(driver, state_dir)
+        driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
+        driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
+        for model, stages in (("computes", (1, 1, 7, 1)), ("talks", (1, 1, 1, 7))):
+            for gpu_count in (2, 4):
+                self.know_profile(model, gpu_count, stages)
+
+    def know_profile(self, model: str, gpu_count: int, stages: tuple[int, ...]) -> None:
+        """Import a profile, stages in hundredths of a second."""
+        key = {"model": model, "batch_size": 32, "gpu_count": gpu_count, "gpu_type": "gpu"}
+        names = ("load_s", "preprocess_s", "propagate_s", "synchronize_s")
+        figures = {name: stage / 100 for name, stage in zip(names, stages, strict=True)}
+        self.python(
+            "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
+            "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
+            f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
+            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
+            json.dumps(key),
+            json.dumps(figures),
+        )
+
+    def submit_ddp(self, model: str, nodes: int, epochs: int, seed: int, *options: str) -> int:
+        """Submit a DDP job, two GPUs on each of its nodes."""
+        shape = (f"--nodes={nodes}", "--ntasks-per-node=2", "--gres=gpu:2", *options)
+        mark = f"--muri=model={model},batch-size=32,duration=60s"
+        script = ("/home/alice/train_ddp.sh", str(epochs), str(seed))
+        return self.driver.submit("-p", "train", *shape, mark, *script, user="alice")
+
+    def start_pair(self, nodes: int, epochs: int) -> list[int]:
+        """Start a group of two and wait until both train on all their ranks."""
+        jobs = [self.submit_ddp(model, nodes, epochs, seed) for seed, model in enumerate(("computes", "talks"))]
+        self.cycle()
+        for job in jobs:
+            self.driver.wait_state(job, "RUNNING", deadline_s=60.0)
+        assert len(self.hosts()) == 1, "the jobs were not grouped"
+        ranks = 2 * nodes
+        self.driver.wait_until(
+            lambda: all(self.output(job).count("epoch 0 loss") == ranks for job in jobs), "both to train", 120.0
+        )
+        return jobs
+
+    def losses(self, job: int) -> list[set[str]]:
+        """The loss of every epoch as each rank printed it."""
+        epochs: dict[str, set[str]] = {}
+        for line in self.output(job).splitlines():
+            words = line.split()
+            if words[:1] == ["rank"]:
+                epochs.setdefault(words[3], set()).add(words[5])
+        return list(epochs.values())
+
+    def runtimes(self) -> list[int]:
+        """Process ids of the runtimes, as this machine sees them."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                words = path.read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"muri.launcher.runtime" in words and b"srun" not in words and b"--world-size" in words:
+                found.append(int(path.parent.name))
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Driver]:
+    yield from start("forky", TWO_NODES, "ddp")
+
+
+@pytest.fixture
+def ddp(two_nodes: Driver) -> Iterator[DdpCluster]:
+    two_nodes.cancel_all()
+    cluster = DdpCluster(two_nodes, f"/var/lib/muri-{time.monotonic_ns()}")
+    yield cluster
+    two_nodes.cancel_all()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_group_of_ddp_jobs_shares_its_gpus(ddp: DdpCluster, nodes: int) -> None:
+    jobs = ddp.start_pair(nodes, epochs=3)
+    ended = ddp.cycles_until_ended(*jobs)
+    for job in jobs:
+        assert ended[job]["JobState"] == "COMPLETED", ddp.output(job)
+        assert ended[job]["ExitCode"] == "0:0"
+        assert ended[job]["Restarts"] == "0"
+        assert ended[job]["NumNodes"] == str(nodes)
+        assert [len(losses) for losses in ddp.losses(job)] == [1, 1, 1], ddp.output(job)
+    assert ddp.losses(jobs[0]) != ddp.losses(jobs[1])
+
+
+def test_a_cancelled_member_leaves_on_all_ranks_and_the_other_goes_on(ddp: DdpCluster) -> None:
+    first, second = ddp.start_pair(2, epochs=20)
+    ddp.driver.run("scancel", str(first), user="alice")
+    ended = ddp.cycles_until_ended(first, second)
+    assert ended[first]["JobState"] == "CANCELLED"
+    assert ended[second]["JobState"] == "COMPLETED", ddp.output(second)
+    assert ended[second]["Restarts"] == "0"
+    assert len(ddp.losses(second)) == 20
+
+
+def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
+    jobs = ddp.start_pair(2, epochs=100000)
+    runtimes = ddp.runtimes()
+    assert len(runtimes) == 4
+    os.kill(runtimes[-1], signal.SIGKILL)
+    ended = ddp.cycles_until_ended(*jobs, deadline_s=180.0)
+    for job in jobs:
+        assert ended[job]["JobState"] == "COMPLETED", ddp.output(job)
+        assert ended[job]["Restarts"] == "1"
+        assert ended[job]["NumNodes"] == "2"
+    assert not ddp.runtimes()
