@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launcher_harness import until
+from launcher_harness import Launcher, ends, until
 
 from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError
 from muri.launcher.clock import IterationRecord
@@ -230,3 +230,27 @@ def test_holder_makes_way_for_a_change_at_its_yield_point() -> None:
     assert arbiter.discipline == "lockstep"
     arbiter.release("1", 2)
     assert arbiter.acquire("1", 2) >= 0.0
+
+
+def test_auto_tries_both_disciplines_while_members_run(launcher: Launcher) -> None:
+    launcher.runtime("101", "102", options=("--solo-iteration-s", "101=0.02,102=0.02"))
+    script = launcher.script("""
+        import os, time, muri
+        count = 0
+        for _ in muri.batches(iter(int, 1)):
+            for stage in ("preprocess", "propagate"):
+                with muri.stage(stage):
+                    time.sleep(0.01)
+            count += 1
+            if os.path.exists("stop"):
+                break
+        print("iterations", count)
+    """)
+    members = [launcher.member(name, script) for name in ("101", "102")]
+    try:
+        until(lambda: len(launcher.status().get("disciplines", [])) >= 3, "two decisions", 60)
+    finally:
+        (launcher.folder / "stop").touch()
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    log = (launcher.folder / "runtime.log").read_text()
+    assert "discipline lockstep: fair reaches" in log
