@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import muri
-from muri.launcher.stages import yield_point
 
 STAGES = ("load", "preprocess", "propagate", "synchronize")
 
@@ -61,7 +60,7 @@ class Work:
                 self._debt_s[stage] += time.perf_counter() - begin_s - piece_s
             left_s -= piece_s
             if left_s > 1e-9:
-                yield_point()
+                muri.yield_point()
 
 
 class Loader:

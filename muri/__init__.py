@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from muri.launcher.checkpoint import should_stop as should_stop
     from muri.launcher.stages import batches as batches
     from muri.launcher.stages import stage as stage
+    from muri.launcher.stages import yield_point as yield_point
 
 __version__ = "0.1.0"
-__all__ = ["Resumed", "__version__", "batches", "checkpoint", "should_stop", "stage"]
+__all__ = ["Resumed", "__version__", "batches", "checkpoint", "should_stop", "stage", "yield_point"]
 
 _LAZY = {
     "Resumed": "muri.launcher.checkpoint",
@@ -32,6 +33,7 @@ _LAZY = {
     "checkpoint": "muri.launcher.checkpoint",
     "should_stop": "muri.launcher.checkpoint",
     "stage": "muri.launcher.stages",
+    "yield_point": "muri.launcher.stages",
 }
 
 
