@@ -18,9 +18,10 @@ import click
 
 from muri.slurm_plugin import host_ranks, tags, telemetry
 from muri.slurm_plugin.faults import fault_token
-from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.gateway import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.host_members import present_members
 from muri.slurm_plugin.logs import configure_logging
-from muri.slurm_plugin.node_commands import active_jobs, job_field, set_comment
+from muri.slurm_plugin.node_commands import set_comment
 
 log = logging.getLogger("muri.host")
 
@@ -120,27 +121,18 @@ class Host:
         if member_states == {"ended"}:
             self._eager_polls_left = max(0, self._eager_polls_left - 1)
         try:
-            self._members = self._known_members()
-            states = active_jobs(self._members)
+            late = now_s - self._begun_s > self._options["attach_timeout_s"]
+            states = present_members(self._members, self._members_status(), late=late)
         except SlurmUnreachableError as error:
             log.warning("cannot ask for the members' states, going on: %s", error)
             return False
         if not states:
             log.info("every member has ended")
             return True
-        late = now_s - self._begun_s > self._options["attach_timeout_s"]
         if late and not busy and all(state == "PENDING" for state in states.values()):
             log.warning("members %s could not start beside the host; giving the GPUs back", sorted(states))
             return True
         return False
-
-    def _known_members(self) -> list[int]:
-        """The members that it started with, and those that the controller added since."""
-        known = dict.fromkeys(self._members)
-        with contextlib.suppress(NoSuchJobError, KeyError):
-            comment = job_field(int(os.environ["SLURM_JOB_ID"]), "admin_comment")
-            known |= dict.fromkeys((tags.parse_host(comment) or ("", ()))[1])
-        return list(known)
 
     def _poll_interval_s(self, member_states: set[str | None]) -> float:
         if "running" in member_states:

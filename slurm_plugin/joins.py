@@ -8,7 +8,7 @@ import numpy as np
 from muri.policies.speed.model import SpeedModel, shape_of
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Plan
-from muri.profiler.records import StageProfile
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Abandon, Action, Join, MemberPlan
 from muri.slurm_plugin.config import Config
@@ -100,7 +100,7 @@ def _gain(
     return float(after.sum()) - before, float(after[-1])
 
 
-def _profile(member: Job, host: Job, view: View, profiles: "Mapping[object, StageProfile]") -> StageProfile | None:
+def _profile(member: Job, host: Job, view: View, profiles: Mapping[ProfileKey, StageProfile]) -> StageProfile | None:
     return profiles.get(profile_key(as_submitted(member, host), view.snapshot.nodes))
 
 
