@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from muri.slurm_plugin import host_ranks, tags, telemetry
+from muri.slurm_plugin import host_ranks, telemetry
 from muri.slurm_plugin.faults import fault_token
 from muri.slurm_plugin.gateway import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.host_members import present_members
