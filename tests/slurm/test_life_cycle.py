@@ -118,6 +118,7 @@ def test_a_preempted_member_resumes_where_it_was(muri):
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
     assert fields[job]["Restarts"] == "1"
     assert_resumed_once(muri, job, "a.curve")
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host, which serves nobody any more", 30)
 
 
 def test_the_controller_stops_a_long_job_for_a_short_one(muri):
@@ -152,9 +153,12 @@ def test_a_job_without_a_checkpoint_is_never_stopped(muri):
 
 def test_a_waiting_job_joins_a_group_at_work(muri):
     muri.configure(grouping={"max_group_size": 4})
-    first = [muri.submit("load", iterations=150), muri.submit("propagate", iterations=150)]
+    first = [muri.submit("load", iterations=200), muri.submit("propagate", iterations=200)]
+    leaver = muri.submit("synchronize", iterations=5)
     muri.cycle()
     muri.wait_grouped(*first)
+    # It leaves its share of the host's memory to the one that joins.
+    muri.driver.wait_state(leaver, "COMPLETED", deadline_s=60)
     (host,) = muri.hosts()
     third = muri.submit("preprocess", iterations=20)
     muri.cycle()
