@@ -99,7 +99,9 @@ class FakeSlurm:
         self._called("modify", lambda: self._modify(job_id, change))
 
     def _modify(self, job_id: int, change: JobChange) -> None:
-        job = self._pending(job_id)
+        # What Slurm lets an administrator change in a job that runs.
+        harmless = replace(change, admin_comment=None, time_limit_s=None) == JobChange()
+        job = self.jobs[job_id] if harmless and self.jobs[job_id].state.is_active else self._pending(job_id)
         fields: dict[str, Any] = {}
         for name in ("required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment"):
             if getattr(change, name) is not None:
@@ -115,7 +117,14 @@ class FakeSlurm:
         self._called("release", lambda: (self._pending(job_id), self._update(job_id, held=False, reason="")))
 
     def requeue_hold(self, job_id: int) -> None:
-        self._called("requeue_hold", lambda: self._update(job_id, state=JobState.PENDING, held=True, nodes=""))
+        self._called("requeue_hold", lambda: self._requeue(job_id))
+
+    def _requeue(self, job_id: int) -> None:
+        job = self.jobs[job_id]
+        if not job.state.is_active:
+            raise NoSuchJobError(f"job {job_id}: Job/step already completing or completed")
+        runs = job.restart_count + (job.state is JobState.RUNNING)
+        self._update(job_id, state=JobState.PENDING, held=True, nodes="", start_s=0.0, restart_count=runs)
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
