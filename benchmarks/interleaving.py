@@ -154,7 +154,10 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
 
     Leave the machine alone meanwhile: hand-overs take microseconds.
     """
-    cases = {name: CASES[name]() for name in chosen or CASES}
+    try:
+        cases = {name: CASES[name]() for name in chosen or CASES}
+    except synthetic.BenchmarkError as error:
+        raise click.ClickException(str(error)) from error
     found = bars(cases)
     if stored:
         write(cases, found)

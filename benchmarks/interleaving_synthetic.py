@@ -19,6 +19,9 @@ START_LIMIT_S = 60.0
 PIECE_S = 0.01
 """Between two yield points, and between two grants of a plain process's lock."""
 
+LEAST_ALONE = 0.97
+"""Below that the machine itself slows the members down, and figures would say nothing of the runtime."""
+
 WAYS = ("plain", "lockstep", "fair", "auto")
 AUTO_SETTLES_S = 45.0
 """Auto without predictions first tries both disciplines for a window each."""
@@ -73,12 +76,20 @@ def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 
 def measure(profiles: ProfileSet, ways: Sequence[str], tell: Callable[[str], None]) -> dict[str, object]:
     """All figures of one set of members.
 
-    Speeds are normalized by the iteration time measured alone, without prefetching. One after the other
-    the members get on with a total of 1, by definition.
+    Speeds are normalized by the stages' durations. One after the other the members get on with a total
+    of 1, by definition.
+
+    Raises:
+        BenchmarkError: A job failed, or the machine does not let even a job that runs alone keep its durations.
     """
     bound = profiles.lp_bound
     tell(f"{profiles.name}: alone")
     alone = run(profiles, "alone", prefetch=0)
+    if min(alone) < LEAST_ALONE:
+        raise BenchmarkError(
+            f"the machine is too busy for exact durations: alone, on free resources, a member has {min(alone):.2f} of "
+            f"its speed ({LEAST_ALONE} at least is needed); leave the machine alone and measure again"
+        )
     result: dict[str, object] = {
         "stages_s": [list(stages) for stages in profiles.stages_s],
         "lp_bound": round(bound, 3),
@@ -88,8 +99,7 @@ def measure(profiles: ProfileSet, ways: Sequence[str], tell: Callable[[str], Non
     for way in ways:
         tell(f"{profiles.name}: {way}")
         # The paper's rotation has a turn for loading; elsewhere the next batch is fetched meanwhile.
-        raw = run(profiles, way, prefetch=0 if way == "lockstep" else 1)
-        speeds = [speed / solo for speed, solo in zip(raw, alone, strict=True)]
+        speeds = run(profiles, way, prefetch=0 if way == "lockstep" else 1)
         total = sum(speeds)
         result[way] = {
             "members": [round(speed, 3) for speed in speeds],

@@ -93,7 +93,7 @@ class SwitchingArbiter(Arbiter):
         return tuple(self._history)
 
     @property
-    def waiting_hint(self) -> MutableSequence[int] | mmap.mmap:  # type: ignore[override]
+    def waiting_hint(self) -> MutableSequence[int] | mmap.mmap:
         """The hint of the discipline in force; set for all resources while it is being changed."""
         return self._inner.waiting_hint
 
