@@ -1,6 +1,9 @@
 """What the four jobs share: options, a log of iteration ends, and running until told to stop."""
 
 import argparse
+import mmap
+import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +14,26 @@ from torch import nn
 import muri
 
 CLASSES = 10
+BLOCK_BYTES = 4096
+
+
+class DirectFile:
+    """A file that is read from the disk itself, past the page cache (O_DIRECT)."""
+
+    def __init__(self, path: Path, read_bytes: int = BLOCK_BYTES) -> None:
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self._read_bytes = read_bytes
+        self._count = os.fstat(self._file).st_size // read_bytes
+        self._buffer = mmap.mmap(-1, read_bytes)  # aligned, as O_DIRECT asks for
+
+    def read(self, place: int) -> bytes:
+        """The bytes at a place, counted in reads."""
+        os.preadv(self._file, [self._buffer], place % self._count * self._read_bytes)
+        return self._buffer[:]
+
+    def read_blocks(self, count: int, generator: random.Random) -> bytes:
+        """Bytes from that many random places."""
+        return b"".join(self.read(generator.randrange(self._count)) for _ in range(count))
 
 
 def job_options(description: str | None, **extra: str) -> argparse.Namespace:

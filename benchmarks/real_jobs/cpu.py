@@ -1,16 +1,19 @@
 """Decodes JPEGs and augments them, in one thread as a data loader's worker would: bound by the CPU."""
 
 import io
+import os
 import random
+from pathlib import Path
 
 import numpy as np
 import torch
-from common import CLASSES, job_options, optimize, small_convnet, train
+from common import CLASSES, DirectFile, job_options, optimize, small_convnet, train
 from PIL import Image
 
 import muri
 
 BATCH, SIDE, PICTURE_SIDE, PICTURES = 32, 96, 320, 64
+PICTURE_BYTES = 32 * 1024
 
 
 def make_pictures(generator: np.random.Generator) -> list[bytes]:
@@ -22,6 +25,14 @@ def make_pictures(generator: np.random.Generator) -> list[bytes]:
         coarse.resize((PICTURE_SIDE, PICTURE_SIDE), Image.Resampling.BICUBIC).save(file, "JPEG", quality=92)
         pictures.append(file.getvalue())
     return pictures
+
+
+def write_pictures(path: Path, generator: np.random.Generator) -> DirectFile:
+    """Put the pictures on the disk, each in a place of its own; JPEG decoders stop at the picture's end."""
+    path.write_bytes(b"".join(picture.ljust(PICTURE_BYTES, b"\0") for picture in make_pictures(generator)))
+    file = DirectFile(path, PICTURE_BYTES)
+    path.unlink()
+    return file
 
 
 def augment(picture: bytes, generator: random.Random) -> np.ndarray:
@@ -39,12 +50,12 @@ def main() -> None:
     """Train until told to stop."""
     options = job_options(__doc__)
     generator = random.Random(options.seed)  # noqa: S311 (augmentation, no secret)
-    pictures = make_pictures(np.random.default_rng(options.seed))
+    pictures = write_pictures(options.data / f"pictures-{os.getpid()}.bin", np.random.default_rng(options.seed))
     model = small_convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def fetch() -> list[bytes]:
-        return generator.sample(pictures, BATCH)
+        return [pictures.read(place) for place in generator.sample(range(PICTURES), BATCH)]
 
     def step(batch: object) -> None:
         images = []

@@ -1,36 +1,16 @@
 """Reads its samples from disk, past the page cache (O_DIRECT), at random places: bound by storage."""
 
-import mmap
-import os
 import random
 
 import torch
-from common import CLASSES, job_options, optimize, small_convnet, train
+from common import CLASSES, DirectFile, job_options, optimize, small_convnet, train
 
 import muri
 
 IMAGE = (3, 64, 64)
 SAMPLE_BYTES = 3 * 64 * 64
 BATCH = 192
-READ_BYTES = 4096
 READS_PER_STAGE = 64
-
-
-class DirectFile:
-    """A file that is read in blocks from the disk itself."""
-
-    def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        self._blocks = os.fstat(self._file).st_size // READ_BYTES
-        self._buffer = mmap.mmap(-1, READ_BYTES)
-
-    def read_blocks(self, count: int, generator: random.Random) -> bytes:
-        """Read blocks from random places."""
-        parts = []
-        for _ in range(count):
-            os.preadv(self._file, [self._buffer], generator.randrange(self._blocks) * READ_BYTES)
-            parts.append(self._buffer[:])
-        return b"".join(parts)
 
 
 def main() -> None:
