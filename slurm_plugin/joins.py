@@ -1,7 +1,7 @@
 """Waiting jobs that join a group at work instead of waiting for GPUs of their own. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -30,6 +30,17 @@ _HOST_EXTRA_S = 600
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     """Return the newest join of each job, closed ones included, by job id."""
     return {int(intent.payload["member"]["job_id"]): intent for intent in intents if intent.kind == INTENT_KIND}
+
+
+def groups_by_host(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the group starts by host job, their members and those that joined later together."""
+    groups = {intent.host_job: intent for intent in intents if intent.kind == "group" and intent.host_job}
+    for intent in begun_joins(intents).values():
+        group = groups.get(int(intent.payload["host"]))
+        if group is not None and group.host_job is not None and intent.state == "done":
+            members = [*group.payload["members"], intent.payload["member"]]
+            groups[group.host_job] = replace(group, payload={**group.payload, "members": members})
+    return groups
 
 
 def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:

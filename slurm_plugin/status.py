@@ -10,6 +10,7 @@ from muri.errors import MuriError
 from muri.policies.reason import sentences
 from muri.policies.types import Plan
 from muri.slurm_plugin import tags
+from muri.slurm_plugin.joins import groups_by_host
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.telemetry import is_off_plan, member_report
@@ -119,7 +120,7 @@ def status_of(
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
         reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
-    groups = {intent.host_job: intent for intent in intents if intent.kind == "group" and intent.host_job}
+    groups = groups_by_host(intents)
     return tuple(
         _describe(job, view, groups, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.snapshot.jobs

@@ -150,7 +150,10 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        controller.cycle()
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    assert set(status[1].partners) == {2, 3}
+    assert set(status[3].partners) == {1, 2}
+    assert 0 < status[3].predicted_speed <= 1
     joined = slurm.jobs[3]
     assert joined.state is JobState.RUNNING
     assert tags.parse_state(joined.admin_comment).host == host.job_id
