@@ -5,18 +5,10 @@ the DataLoader, `compute` forward, backward and optimizer steps, `collectives` a
 network. Nothing here imports torch before the script does. See docs/automatic-stages.md.
 """
 
-from collections.abc import Mapping
-from typing import Final
-
 from muri.launcher.automatic.imports import after_import
-from muri.launcher.automatic.watch import guarded_installation
+from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE, guarded_installation, wanted
 
-AUTOMATIC_VARIABLE: Final = "MURI_AUTOMATIC"
-
-
-def wanted(environment: Mapping[str, str]) -> bool:
-    """Whether hooks may be installed: not with MURI_AUTOMATIC=0."""
-    return environment.get(AUTOMATIC_VARIABLE, "1") != "0"
+__all__ = ["AUTOMATIC_VARIABLE", "install", "wanted"]
 
 
 def install() -> None:

@@ -3,7 +3,8 @@
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
 
@@ -76,16 +77,27 @@ def _propagate(
     if thread.busy:
         return plain(*args, **kwargs)
     watch = begin_propagate(hook, trained=trains)
-    if watch is None:
-        return plain(*args, **kwargs)
-    outer, watch.backward_thread = watch.backward_thread, threading.get_ident()
     try:
-        return plain(*args, **kwargs)
+        with _waiting_for_autograd():
+            return plain(*args, **kwargs)
     finally:
-        watch.backward_thread = outer
-        if outer is None:
-            watch.after_backward.close()
-        end_propagate(hook, watch)
+        if watch is not None:
+            end_propagate(hook, watch)
+
+
+@contextmanager
+def _waiting_for_autograd() -> Iterator[None]:
+    """Tell the hooks that autograd calls, maybe in its own threads, who waits for it."""
+    watch = watching("DistributedDataParallel")
+    if watch is None or watch.backward_thread is not None:
+        yield
+        return
+    watch.backward_thread = threading.get_ident()
+    try:
+        yield
+    finally:
+        watch.backward_thread = None
+        watch.after_backward.close()
 
 
 def _install_step() -> None:

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from time import perf_counter
 from typing import Any, Final
@@ -18,6 +18,8 @@ LOAD: Final = STAGES.index("load")
 PREPROCESS: Final = STAGES.index("preprocess")
 SYNCHRONIZE: Final = STAGES.index("synchronize")
 
+AUTOMATIC_VARIABLE: Final = "MURI_AUTOMATIC"
+
 YIELD_INTERVAL_S: Final = 0.005
 """Layers, gradients and samples offer to yield at most this often: the offer itself waits for the GPU."""
 
@@ -25,6 +27,11 @@ NETWORK_HOOKS: Final = frozenset({"torch.distributed", "DistributedDataParallel"
 
 _BY_STEP: Final = -1
 _NOBODY: Final = 0
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether hooks may be installed: not with MURI_AUTOMATIC=0."""
+    return environment.get(AUTOMATIC_VARIABLE, "1") != "0"
 
 
 class Iterations:
@@ -105,6 +112,7 @@ class Watch:
         backward_thread: The thread that waits for autograd, None outside of backward.
         after_backward: Closed when backward is done.
         memory: What single hooks keep between calls.
+        wanted: Whether the script's environment lets hooks work at all.
     """
 
     def __init__(self, clock: StageClock) -> None:
@@ -114,6 +122,7 @@ class Watch:
         self.backward_thread: int | None = None
         self.after_backward = ExitStack()
         self.memory: dict[Any, Any] = {}
+        self.wanted = wanted(os.environ)
 
     def is_trainer(self, *, trains: bool) -> bool:
         """Whether the calling thread is the one that trains; training makes it that."""
@@ -166,7 +175,7 @@ def watching(hook: str) -> Watch | None:
             if watch is None:
                 watch = _watches[clock] = Watch(clock)
         thread.watch = watch
-    return watch
+    return watch if watch.wanted else None
 
 
 def begin_propagate(hook: str, *, trained: bool = False, evaluated: bool = False) -> Watch | None:
