@@ -68,7 +68,10 @@ def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 
     members = []
     for bottleneck, length_s in zip(bottlenecks, lengths_s, strict=True):
         largest = generator.uniform(0.4, 0.7)
-        shares = np.insert(generator.dirichlet([2.0] * 3) * (1 - largest), bottleneck, largest)
+        others = generator.dirichlet([2.0] * 3) * (1 - largest)
+        while others.max() >= largest:
+            others = generator.dirichlet([2.0] * 3) * (1 - largest)
+        shares = np.insert(others, bottleneck, largest)
         members.append(tuple(float(share) for share in shares * length_s))
     return ProfileSet(f"20 to 1,000 ms, seed {seed}", tuple(members), window_s=20.0, warmup_s=5.0)
 
