@@ -6,6 +6,7 @@ import traceback
 
 from muri.launcher import local_modules, script
 from muri.launcher.context import SessionState
+from muri.launcher.isolation.process_settings import own_excepthook
 
 
 class SessionSignalError(SystemExit):
@@ -35,7 +36,16 @@ def exit_code(error: SystemExit, state: SessionState) -> int:
 
 
 def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:
-    """Print a traceback without frames of the launcher, as Python's own would be."""
+    """Print a traceback without frames of the launcher, as Python's own would be, or call the script's hook."""
+    hook = own_excepthook()
+    if hook is not None:
+        try:
+            hook(type(error), error, error.__traceback__)
+        except Exception as failure:
+            print("Error in sys.excepthook:", file=state.streams["stderr"])
+            traceback.print_exception(failure, file=state.streams["stderr"])
+        else:
+            return
     report: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
     text = report
     while report is not None:

@@ -6,13 +6,20 @@ session's. Names of groups also stand in a table in C++, so a session's names ca
 
 import contextlib
 import logging
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, Final
 
 from muri.launcher.context import PerSession, SessionState, current_session
 from muri.launcher.isolation.import_hooks import after_import
 
 logger = logging.getLogger("muri.launcher")
+
+_WITH_DEFAULT_GROUP: Final = (
+    "torch.distributed.nn.functional",
+    "torch.distributed.optim.zero_redundancy_optimizer",
+    "torch.distributed.fsdp.sharded_grad_scaler",
+)
+"""Modules that are imported late and have functions with `group=group.WORLD`."""
 
 _TABLES: Final = (
     "pg_map",
@@ -107,6 +114,25 @@ def _patch(c10d: ModuleType) -> None:
     _patch_names(c10d)
 
 
+def _forget_default_arguments(module: ModuleType) -> None:
+    """A function defined while a session has a group keeps it as default argument: for all sessions, and for good.
+
+    None means the default group, too.
+    """
+    classes = [
+        value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
+    ]
+    for holder in (module, *classes):
+        for function in vars(holder).values():
+            defaults = getattr(function, "__defaults__", None)
+            if isinstance(function, FunctionType) and defaults:
+                function.__defaults__ = tuple(None if _is_group(value) else value for value in defaults)
+
+
+def _is_group(value: Any) -> bool:
+    return type(value).__name__.startswith("ProcessGroup")
+
+
 def close(session: SessionState) -> None:
     """Tear down the groups that a script left, as the end of a process would, so that its peers do not wait."""
     world = session.belongings.pop(_worlds, None)
@@ -130,3 +156,5 @@ def _unregister(name: str) -> None:
 def install() -> None:
     """Patch `torch.distributed` once it is imported."""
     after_import("torch.distributed.distributed_c10d", _patch)
+    for name in _WITH_DEFAULT_GROUP:
+        after_import(name, _forget_default_arguments)
