@@ -134,12 +134,14 @@ class Preempt:
         run: How often it was requeued before: the stop is for this run only.
         reasons: Why, for people.
         token: The intent that was begun for it, "" for a new one.
+        served_gpu_s: GPU-seconds that this run of the job has had.
     """
 
     job_id: int
     run: int
     reasons: tuple[str, ...]
     token: str = ""
+    served_gpu_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

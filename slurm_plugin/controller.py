@@ -12,10 +12,9 @@ from typing import Protocol
 
 from muri.errors import MuriError
 from muri.policies.cycle.validation import RequestError
-from muri.policies.reason import sentences
 from muri.policies.types import Plan, Policy
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.actions import Action, Preempt, ReleaseSolo
+from muri.slurm_plugin.actions import Action, ReleaseSolo
 from muri.slurm_plugin.apply import Executor, ProfileSink
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway import Gateway
@@ -23,8 +22,9 @@ from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
 from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
+from muri.slurm_plugin.preemption import served_gpu_s
 from muri.slurm_plugin.reconcile import reconcile
-from muri.slurm_plugin.running import Settled, running_units, settle
+from muri.slurm_plugin.running import Settled, running_units, settle, stop_actions
 from muri.slurm_plugin.status import Status, status_of, write_status
 from muri.slurm_plugin.view import Role, View, view_of
 
@@ -78,9 +78,7 @@ def decide(
     plan = settled.plan
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
-    stops = tuple(
-        Preempt(item.job_id, view.jobs[item.job_id].restart_count, sentences(item.reasons)) for item in settled.stops
-    )
+    stops = stop_actions(settled.stops, preparation.request, view)
     joins = find_joins(view, plan, know, config, snapshot.taken_s)
     actions = stops + releases + preparation.dry_runs + actions_of(plan, view, know) + joins
     return Decision(view, repairs, preparation, plan, actions)
@@ -115,6 +113,7 @@ def knowledge(journal: Journal | None, profiles: Sequence[StageProfile]) -> Know
         profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
         failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
         bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
+        served_gpu_s=served_gpu_s(journal.intents()),
     )
 
 

@@ -31,12 +31,14 @@ class Knowledge:
         profiling: Keys that a dry run is measuring now.
         failures: Failed dry runs by key text: how many, and the last cause.
         bars: Why a job must not be grouped again, by job id.
+        served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
     """
 
     profiles: Mapping[ProfileKey, StageProfile]
     profiling: frozenset[ProfileKey] = frozenset()
     failures: Mapping[str, tuple[int, str]] | None = None
     bars: Mapping[int, str] | None = None
+    served_gpu_s: Mapping[int, float] | None = None
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
@@ -132,6 +134,8 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
             alone = f"its dry run failed: {failed}"
         elif config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    served_gpu_s = (know.served_gpu_s or {}).get(job.job_id, 0.0)
+    served_s = served_gpu_s / max(1, job.gpu_count)
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
@@ -139,7 +143,8 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
         gpu_count=job.gpu_count,
         submit_s=job.submit_s,
         profile=profile,
-        remaining_s=None if request.duration_s is None else float(request.duration_s),
+        remaining_s=None if request.duration_s is None else max(1.0, request.duration_s - served_s),
+        attained_gpu_s=served_gpu_s,
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),

@@ -46,6 +46,16 @@ def under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     }
 
 
+def served_gpu_s(intents: tuple[Intent, ...]) -> dict[int, float]:
+    """Return the GPU-seconds that jobs had before the controller stopped them, by job id."""
+    served: dict[int, float] = {}
+    for intent in intents:
+        if intent.kind == INTENT_KIND and intent.state != "abandoned":
+            job_id = int(intent.payload["job_id"])
+            served[job_id] = served.get(job_id, 0.0) + float(intent.payload["served_gpu_s"])
+    return served
+
+
 def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
     """Carry on with stops that were begun, and take back into the queue what has stopped."""
     begun = under_way(intents)

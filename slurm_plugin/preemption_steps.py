@@ -42,7 +42,8 @@ def preempt(gateway: Gateway, journal: Journal, action: Preempt, now_s: float) -
     log.info("job %d: stopped, to go on later: %s", action.job_id, why)
     token = action.token or secrets.token_hex(6)
     if not action.token:
-        journal.begin(token, INTENT_KIND, {"job_id": action.job_id, "run": action.run, "why": why}, now_s)
+        intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
+        journal.begin(token, INTENT_KIND, intent, now_s)
     try:
         gateway.requeue_hold(action.job_id)
     except NoSuchJobError:

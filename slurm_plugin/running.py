@@ -5,8 +5,10 @@ from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
+from muri.policies.reason import sentences
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
 from muri.slurm_plugin import tags
+from muri.slurm_plugin.actions import Preempt
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.planning import Knowledge, plan_job
@@ -85,9 +87,24 @@ def _plan_job(job: Job, view: View, know: Knowledge, config: Config, now_s: floa
     return replace(
         planned,
         remaining_s=left_s,
-        attained_gpu_s=ran_s * job.gpu_count,
+        attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
         restart_s=config.preemption.restart_s,
         preemptible=settled and not why_not_preemptible(job, view.roles[job.job_id]),
+    )
+
+
+def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:
+    """Return the actions that stop running jobs, each with the service that the job has had in this run."""
+    ran_s = {job_id: request.now_s - view.jobs[job_id].start_s for job_id in (item.job_id for item in stops)}
+    gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
+    return tuple(
+        Preempt(
+            item.job_id,
+            view.jobs[item.job_id].restart_count,
+            sentences(item.reasons),
+            served_gpu_s=max(0.0, ran_s[item.job_id]) * gpus[item.job_id],
+        )
+        for item in stops
     )
 
 

@@ -63,6 +63,15 @@ def test_a_long_job_stops_for_a_short_one_and_runs_again(make_controller):
     assert slurm.jobs[1].gpu_count == 1
 
 
+def test_a_job_that_was_stopped_keeps_the_service_that_it_had(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    slurm.now_s = slurm.jobs[1].start_s + 500.0
+    with make_controller(slurm, **SHORTEST) as controller:
+        controller.cycle()
+        (waiting,) = (each for each in controller.decide().preparation.request.jobs if each.job_id == 1)
+    assert (waiting.attained_gpu_s, waiting.remaining_s) == (500.0, 99_500.0)
+
+
 @pytest.mark.parametrize(("checkpoint", "registered"), [(False, True), (True, False)])
 def test_without_word_and_checkpoint_nobody_is_stopped(make_controller, checkpoint, registered):
     slurm = run_long_then_submit_short(make_controller, checkpoint=checkpoint, registered=registered)
