@@ -171,17 +171,28 @@ def test_a_waiting_job_joins_a_group_at_work(muri):
     assert f"{third}" in muri.driver.job(host)["AdminComment"]
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_a_warning_before_the_time_limit_saves_and_requeues(muri, grouped):
+def test_a_warning_before_the_time_limit_saves_and_requeues(muri):
     """`#SBATCH --signal`: the script is saved and goes back to the queue before Slurm ends it."""
-    job = submit(muri, "b.curve", "--time=1", "--signal=B:USR1@55", iterations=70)
-    script = CURVE_SH.replace("muri run", "exec muri run")
-    muri.driver.write("curve.sh", script)
-    jobs = [job, muri.submit("load", iterations=150)] if grouped else [job]
-    fields = muri.cycles_until_ended(*jobs, deadline_s=150)
+    muri.driver.write("curve.sh", CURVE_SH.replace("muri run", "exec muri run"))
+    job = submit(muri, "b.curve", "--time=1", "--signal=B:USR1@20", iterations=130, pause_s=0.5)
+    muri.cycle()
+    fields = muri.driver.wait_state(job, deadline_s=200)
+    assert fields["JobState"] == "COMPLETED"
+    assert_resumed_once(muri, job, "b.curve", 130)
+
+
+def test_a_warned_member_saves_and_is_planned_anew(muri):
+    """What `--signal` does at a member's time limit, sent by hand: it is longer in a group."""
+    muri.driver.write("curve.sh", CURVE_SH.replace("muri run", "exec muri run"))
+    job, partner = submit(muri, "e.curve"), muri.submit("load", iterations=200)
+    muri.cycle()
+    wait_for(muri, "e.curve", 5)
+    muri.driver.run("scancel", "--batch", "--signal=USR1", str(job))
+    muri.driver.wait_state(job, "PENDING")
+    fields = muri.cycles_until_ended(job, partner)
     assert {field["JobState"] for field in fields.values()} == {"COMPLETED"}
-    assert int(fields[job]["Restarts"]) >= 1
-    assert curve(muri, "b.curve") == whole_curve(muri, 70)
+    assert (fields[job]["Restarts"], fields[partner]["Restarts"]) == ("1", "0")
+    assert_resumed_once(muri, job, "e.curve")
 
 
 def test_scancel_saves_and_ends_without_a_requeue(muri):
