@@ -74,6 +74,17 @@ class HostPace:
         return _NO_TIMES
 
 
+class FreePace(HostPace):
+    """Nobody waits for anything: for scripts that are alone and not measured."""
+
+    def given(self) -> None:
+        """Nobody is there to pass it on to."""
+
+    def at_yield_point(self) -> bool:
+        """Nobody is there to pass it on to."""
+        return False
+
+
 def wait_for_gpu() -> None:
     """Wait until the GPU has done what this thread asked of it.
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.clock import IntervalListener, IterationListener, IterationRecord, StageClock
+from muri.launcher.gpu_pace import FreePace
 from muri.launcher.process_gate import gate_from_environment
 from muri.launcher.trace import open_trace
 from muri.profiler.records import STAGES
@@ -148,6 +149,8 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         on_iteration = dry_run.add
         atexit.register(_finish_in, os.getpid(), dry_run)
     clock = StageClock(gate, on_interval=on_interval, on_iteration=on_iteration)
+    if gate is None and not wanted(environment):
+        clock.gpu = FreePace()
     if environment.get(TIMING_VARIABLE) == "1":
         atexit.register(lambda: print(summary(clock), file=sys.stderr))
     return clock
