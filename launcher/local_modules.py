@@ -6,11 +6,13 @@ session imports it. Installed packages are shared.
 """
 
 import builtins
+import contextlib
 import importlib
 import os
+import pickle
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -49,6 +51,18 @@ class LocalModules:
             if before is not session:
                 self._exchange(before, session, top)
             return load()
+
+    @contextlib.contextmanager
+    def all_of(self, session: SessionState | None) -> Iterator[None]:
+        """Within it `sys.modules` holds every local module of the session, for code that looks there itself."""
+        if session is None:
+            yield
+            return
+        with self._lock:
+            for owner, top in list(self._kept):
+                if owner is session:
+                    self._exchange(self._active.get(top), session, top)
+            yield
 
     def forget(self, session: SessionState) -> None:
         """Drop the modules of a session that ended."""
@@ -120,6 +134,37 @@ def install() -> LocalModules:
         module: ModuleType = modules.run(session, top, lambda: plain_import_module(name, package))
         return module
 
+    plain_reload = importlib.reload
+
+    def session_reload(module: ModuleType) -> ModuleType:
+        with modules.all_of(current_session()):
+            return plain_reload(module)
+
+    importlib.reload = session_reload
+    _install_pickling(modules)
     builtins.__import__ = session_import
     importlib.import_module = session_import_module
     return modules
+
+
+def _install_pickling(modules: LocalModules) -> None:
+    """Pickling looks a class up in `sys.modules`, past the import statement."""
+    plain_dump, plain_dumps, plain_class = pickle.dump, pickle.dumps, pickle.Pickler
+
+    class Pickler(plain_class):  # type: ignore[misc, valid-type]
+        """The plain one, with the session's modules in place."""
+
+        def dump(self, obj: Any, /) -> None:
+            """See pickle.Pickler.dump."""
+            with modules.all_of(current_session()):
+                super().dump(obj)
+
+    def dump(*args: Any, **kwargs: Any) -> None:
+        with modules.all_of(current_session()):
+            plain_dump(*args, **kwargs)
+
+    def dumps(*args: Any, **kwargs: Any) -> bytes:
+        with modules.all_of(current_session()):
+            return plain_dumps(*args, **kwargs)
+
+    pickle.Pickler, pickle.dump, pickle.dumps = Pickler, dump, dumps  # type: ignore[misc]

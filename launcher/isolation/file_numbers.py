@@ -52,7 +52,7 @@ def _patch_os() -> None:
         plain_dup2(null, target, False)
         plain_close(null)
 
-    os.dup2, os.close = dup2, close
+    os.dup2, os.close = dup2, close  # type: ignore[assignment]
 
 
 def _patch_open() -> None:

@@ -82,8 +82,8 @@ def _patch_loggers(modules: LocalModules) -> None:
     def is_enabled_for(logger: logging.Logger, level: int) -> bool:
         return (plain_enabled if current_session() is None else _is_enabled_for)(logger, level)
 
-    logging.Manager.getLogger = get_logger  # type: ignore[method-assign]
-    logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign]
+    logging.Manager.getLogger = get_logger  # type: ignore[method-assign, assignment]
+    logging.Logger.isEnabledFor = is_enabled_for  # type: ignore[method-assign, assignment]
     logging.Manager.disable = _disable_property()  # type: ignore[assignment]
 
 

@@ -38,7 +38,7 @@ def _patch(numpy_random: ModuleType) -> None:
         else:
             generators.put(session, type(plain)(bitgen))
 
-    plain_set = getattr(mtrand, "set_bit_generator", None)
+    plain_set: Any = getattr(mtrand, "set_bit_generator", None)
     replaced = {"seed": seed, "get_bit_generator": get_bit_generator, "set_bit_generator": set_bit_generator}
     for module in (mtrand, numpy_random):
         for name, function in list(vars(module).items()):

@@ -105,7 +105,7 @@ def _install_socket_timeout() -> None:
             own.settimeout(timeout)
 
     socket.getdefaulttimeout, socket.setdefaulttimeout = getdefaulttimeout, setdefaulttimeout
-    socket.socket.__init__ = session_make  # type: ignore[method-assign]
+    socket.socket.__init__ = session_make  # type: ignore[method-assign, assignment]
 
 
 def _install_collector() -> None:

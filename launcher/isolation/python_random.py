@@ -19,7 +19,7 @@ class SessionRandom(random.Random):
         return getattr(_PLAIN if session is None else _generators.of(session), name)
 
 
-_PLAIN: random.Random = random._inst  # type: ignore[attr-defined]
+_PLAIN: random.Random = random._inst
 
 
 def _reseed_in_child() -> None:
@@ -34,5 +34,5 @@ def install() -> None:
     for name, function in list(vars(random).items()):
         if getattr(function, "__self__", None) is _PLAIN:
             setattr(random, name, by_session(function, _generators))
-    random._inst = SessionRandom()  # type: ignore[attr-defined]
+    random._inst = SessionRandom()
     os.register_at_fork(after_in_child=_reseed_in_child)

@@ -88,8 +88,8 @@ def _install_exec(runtime_pid: int) -> None:
 
         return execute
 
-    os.execv = running(os.execv, with_environment=False)  # type: ignore[assignment]
-    os.execve = running(os.execve, with_environment=True)  # type: ignore[assignment]
+    os.execv = running(os.execv, with_environment=False)
+    os.execve = running(os.execve, with_environment=True)
 
 
 def _install_posix_spawn() -> None:

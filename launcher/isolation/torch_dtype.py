@@ -6,7 +6,6 @@ of its threads that adds the dtype to the functions that make tensors. Not reach
 """
 
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.context import PerSession, SessionState, current_session
@@ -30,7 +29,7 @@ _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 class _Patch:
     """The functions that replace PyTorch's, and the mode."""
 
-    def __init__(self, torch: ModuleType) -> None:
+    def __init__(self, torch: Any) -> None:
         self.torch = torch
         self._plain_set, self._plain_get = torch.set_default_dtype, torch.get_default_dtype
         self._plain_type = torch.set_default_tensor_type
@@ -83,7 +82,7 @@ class _Patch:
             overrides._push_mode(mode)
 
 
-def _make_mode(torch: ModuleType, always: set[Any], from_values: set[Any]) -> type:
+def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
     base: type = torch.overrides.TorchFunctionMode
 
     def handle(_self: Any, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,14 +105,14 @@ def _make_mode(torch: ModuleType, always: set[Any], from_values: set[Any]) -> ty
     return type("DefaultDtypeMode", (base,), {"__torch_function__": handle})
 
 
-def _has_tensor(torch: ModuleType, args: tuple[Any, ...]) -> bool:
+def _has_tensor(torch: Any, args: tuple[Any, ...]) -> bool:
     return any(isinstance(argument, torch.Tensor) for argument in args)
 
 
 _patches: Final[list[_Patch]] = []
 
 
-def _patch(torch: ModuleType) -> None:
+def _patch(torch: Any) -> None:
     patch = _Patch(torch)
     _patches.append(patch)
     torch.set_default_dtype = patch.set_default_dtype

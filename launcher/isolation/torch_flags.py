@@ -105,8 +105,8 @@ def on_propagate(session: SessionState) -> None:
         _flags.put_in_place(session)
 
 
-def _patch(torch: ModuleType) -> None:
-    core, replaced = torch._C, {}
+def _patch(torch: Any) -> None:
+    core, replaced = torch._C, dict[Any, Any]()
     for getter, setter in _BY_NAME:
         plain_get, plain_set = getattr(core, getter, None), getattr(core, setter, None)
         if plain_get is not None and plain_set is not None:
@@ -142,7 +142,7 @@ def _patch_deterministic(core: Any) -> None:
     core._get_deterministic_algorithms_warn_only = lambda: get()[1]
 
 
-def _patch_anomaly(torch: ModuleType) -> None:
+def _patch_anomaly(torch: Any) -> None:
     put_plain = torch.set_anomaly_enabled
     enabled, check_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
     get, put = _flags.add("anomaly", lambda: (enabled(), check_nan()), lambda mode: put_plain(*mode))

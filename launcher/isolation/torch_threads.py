@@ -6,7 +6,6 @@ OpenMP keeps the number per thread and MKL can; PyTorch's own variable serves th
 import ctypes
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final
 
 from muri.launcher.context import PerSession, SessionState, current_session
@@ -17,7 +16,7 @@ _counts: PerSession[dict[str, int]] = PerSession(dict)
 _apply: Final[list[Callable[[SessionState], None]]] = []
 
 
-def _mkl_local_setter(torch: ModuleType) -> Callable[[int], Any]:
+def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
     """MKL's number for the calling thread only; without MKL nothing."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
@@ -35,7 +34,7 @@ def _count_of_environment(session: SessionState, default: int) -> int:
     return default
 
 
-def _patch(torch: ModuleType) -> None:
+def _patch(torch: Any) -> None:
     plain_set, default = torch.set_num_threads, torch.get_num_threads()
     set_mkl_local = _mkl_local_setter(torch)
 
@@ -61,7 +60,7 @@ def _patch(torch: ModuleType) -> None:
         apply(session)
 
 
-def _patch_interop(torch: ModuleType) -> None:
+def _patch_interop(torch: Any) -> None:
     """PyTorch takes this number once per process; a second member must not fail for it."""
     plain_set, plain_get = torch.set_num_interop_threads, torch.get_num_interop_threads
 

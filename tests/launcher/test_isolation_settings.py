@@ -1,0 +1,169 @@
+"""What scripts set for Python and PyTorch counts for them alone. Two members run the same script at once."""
+
+import pytest
+from launcher_harness import Launcher, ends
+
+BOTH_READY = """
+import os, sys, time
+me, other = sys.argv[1:3]
+def meet(where):
+    open(f"{where}-{me}", "w").close()
+    end = time.monotonic() + 60
+    while not os.path.exists(f"{where}-{other}"):
+        assert time.monotonic() < end, "the other member did not come"
+        time.sleep(0.01)
+"""
+
+
+def _run_both(launcher: Launcher, code: str, exit_code: int = 0) -> None:
+    script = launcher.script(BOTH_READY + code)
+    launcher.runtime("101", "102")
+    running = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
+    codes = [ends(process) for process in running]
+    assert codes == [exit_code] * 2, [launcher.err(member) for member in ("101", "102")]
+
+
+def test_logging_and_warnings(launcher):
+    _run_both(
+        launcher,
+        """
+import logging, warnings
+assert not logging.root.handlers
+logging.basicConfig(level=logging.DEBUG if me == "101" else logging.ERROR, format=me + " %(message)s")
+warnings.simplefilter("error" if me == "101" else "ignore")
+log = logging.getLogger("train"); log.addHandler(logging.FileHandler(f"train-{me}.log"))
+meet("configured")
+log.debug("debug"); log.error("error")
+try:
+    warnings.warn("careful"); print("ignored")
+except UserWarning:
+    print("raised")
+meet("done")
+""",
+    )
+    assert (launcher.out("101"), launcher.out("102")) == ("raised\n", "ignored\n")
+    assert launcher.err("101") == "101 debug\n101 error\n" and launcher.err("102") == "102 error\n"
+    assert (launcher.folder / "train-102.log").read_text() == "debug\nerror\n" or (
+        launcher.folder / "train-102.log"
+    ).read_text() == "error\n"
+    assert (launcher.folder / "train-101.log").read_text() == "debug\nerror\n"
+
+
+def test_settings_of_the_interpreter(launcher):
+    _run_both(
+        launcher,
+        """
+import gc, multiprocessing, socket, tempfile, threading
+multiprocessing.set_start_method("spawn" if me == "101" else "fork")
+socket.setdefaulttimeout(int(me)); gc.disable(); sys.setrecursionlimit(int(me) * 20)
+tempfile.tempdir = os.getcwd() + "/" + me
+sys.excepthook = lambda kind, error, frames: print("hook of", me, error)
+threading.excepthook = lambda failure: print("thread of", me)
+meet("set")
+failing = threading.Thread(target=lambda: 1 / 0); failing.start(); failing.join()
+with socket.socket() as own:
+    print(multiprocessing.get_start_method(), own.gettimeout(), gc.isenabled(), sys.getrecursionlimit())
+print(os.path.basename(tempfile.gettempdir()))
+meet("read")
+raise ValueError("the end")
+""",
+        exit_code=1,
+    )
+    for member, method in (("101", "spawn"), ("102", "fork")):
+        expected = [f"thread of {member}", f"{method} {member}.0 False {int(member) * 20}", member]
+        assert launcher.out(member).splitlines() == [*expected, f"hook of {member} the end"]
+
+
+def test_settings_of_pytorch(launcher):
+    pytest.importorskip("torch", reason="the settings are PyTorch's")
+    _run_both(
+        launcher,
+        """
+import threading, torch, muri
+first = me == "101"
+torch.set_default_dtype(torch.float64 if first else torch.float32)
+torch.set_num_threads(1 if first else 2)
+torch.use_deterministic_algorithms(first)
+torch.backends.cudnn.benchmark = not first
+torch.set_float32_matmul_precision("high" if first else "highest")
+torch.set_printoptions(precision=2 if first else 6)
+torch.autograd.set_detect_anomaly(first)
+torch.set_num_interop_threads(3 if first else 4)
+meet("set")
+def show():
+    layer = torch.nn.Linear(2, 2)
+    print(layer.weight.dtype, torch.tensor([1.5]).dtype, torch.full((1,), 0.5).dtype, torch.tensor([1]).dtype,
+          torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(),
+          torch.backends.cudnn.benchmark, torch.get_float32_matmul_precision(), torch.tensor(1 / 3),
+          torch.is_anomaly_enabled(), torch.get_num_interop_threads(), torch.is_grad_enabled())
+with torch.no_grad():
+    with muri.stage("propagate"):
+        show()
+    thread = threading.Thread(target=show); thread.start(); thread.join()
+with torch.device("meta"):
+    print(torch.ones(1).device, torch.ones(1).dtype)
+meet("read")
+""",
+    )
+    wide = "torch.float64 torch.float64 torch.float64 torch.int64 torch.float64 1 True False high tensor(0.33) True 3"
+    plain = (
+        "torch.float32 torch.float32 torch.float32 torch.int64 torch.float32 2 False True highest tensor(0.333333) "
+        "False 4"
+    )
+    assert launcher.out("101").splitlines() == [f"{wide} False", f"{wide} True", "meta torch.float64"]
+    assert launcher.out("102").splitlines() == [f"{plain} False", f"{plain} True", "meta torch.float32"]
+
+
+def test_what_a_package_registers_at_its_import_outlives_the_session(launcher):
+    registering = launcher.folder / "site" / "registering.py"
+    registering.parent.mkdir()
+    registering.write_text("import atexit\natexit.register(print, 'package ended')\n")
+    launcher.environment["PYTHONPATH"] = str(registering.parent)
+    script = launcher.script("""
+        import atexit, registering, tempfile, weakref
+        atexit.register(print, "script ended")
+        class Model: pass
+        model = Model(); weakref.finalize(model, print, "finalized")
+    """)
+    launcher.runtime("101")
+    assert ends(launcher.member("101", script, PYTHONPATH="")) == 0, launcher.err("101")
+    assert launcher.out("101") == "script ended\nfinalized\n"
+
+
+def test_modules_of_the_same_name(launcher):
+    pytest.importorskip("torch", reason="the workers are a DataLoader's")
+    for member in ("101", "102"):
+        launcher.script(f"OWNER = '{member}'\nclass Sample: owner = OWNER\n", "utils.py", member)
+        launcher.script(f"VALUE = '{member}'\n", "lazy.py", member)
+        launcher.script(
+            BOTH_READY
+            + """
+import importlib, pickle, threading, utils
+from torch.utils.data import DataLoader, Dataset
+class Lazy(Dataset):
+    def __len__(self): return 4
+    def __getitem__(self, index):
+        import lazy
+        return lazy.VALUE
+found = []
+meet("../imported")
+def look():
+    import lazy
+    found.append(lazy.VALUE)
+for _ in range(20):
+    thread = threading.Thread(target=look); thread.start(); thread.join(); look()
+    found.append(pickle.loads(pickle.dumps(utils.Sample())).owner)
+    found.append(importlib.reload(utils).OWNER)
+    found.append(importlib.import_module("utils").OWNER)
+found += [value for batch in DataLoader(Lazy(), num_workers=2) for value in batch]
+print(set(found), len(found))
+""",
+            "train.py",
+            member,
+        )
+    launcher.runtime("101", "102")
+    pairs = (("101", "102"), ("102", "101"))
+    running = [launcher.member(a, f"{a}/train.py", a, b) for a, b in pairs]
+    assert [ends(process) for process in running] == [0, 0], launcher.err("101") + launcher.err("102")
+    for member in ("101", "102"):
+        assert launcher.out(member) == f"{{'{member}'}} 104\n"
