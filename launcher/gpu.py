@@ -23,7 +23,6 @@ from typing import Any, Final
 from muri.launcher.clock import StageClock
 from muri.launcher.context import SessionState
 from muri.launcher.gpu_pace import GpuTimes
-from muri.launcher.isolation.threads import at_thread_start
 
 logger = logging.getLogger("muri.launcher")
 
@@ -117,7 +116,7 @@ class Device:
     def used_gib(self, stream: Any) -> float:
         """Memory in use that was allocated on a stream: the allocator keeps a pool for each."""
         segments = self.cuda.memory_snapshot()
-        return sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream) / _GIB
+        return float(sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream)) / _GIB
 
 
 class StreamPace:
@@ -164,7 +163,8 @@ class StreamPace:
         end = self._device.event()
         self._device.hand_over(self._member, end)
         with self._lock:
-            self._unread.append(Interval(self._iteration, *start, end))
+            asked, begin = start
+            self._unread.append(Interval(self._iteration, asked, begin, end))
 
     def at_yield_point(self) -> bool:
         """Close the stretch of work since the last yield point; False when it is too short to matter.
@@ -227,8 +227,11 @@ class Preparation:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             if cuda is not None and cuda.is_available():
+                from muri.launcher.isolation.threads import at_thread_start  # noqa: PLC0415 (not in `muri run`)
+
                 cuda.init()
                 self.device = Device(cuda)
+                at_thread_start(_enter_thread)
                 logger.info("GPU %s: a stream for each member", cuda.get_device_name())
         except Exception as error:  # a GPU that does not work is the scripts' to find out
             logger.warning("the GPU cannot be prepared: %s", error)
@@ -260,9 +263,6 @@ def _enter_thread(session: SessionState) -> None:
     pace = None if session.clock is None else session.clock.gpu
     if isinstance(pace, StreamPace):
         pace.enter_thread()
-
-
-at_thread_start(_enter_thread)
 
 
 def give_memory_back(clock: StageClock) -> None:

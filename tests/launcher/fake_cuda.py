@@ -73,6 +73,15 @@ class FakeCuda:
         self.default = Stream(self)
         self.local = threading.local()
 
+    def is_available(self) -> bool:
+        return True
+
+    def init(self) -> None:
+        self.check()
+
+    def get_device_name(self) -> str:
+        return "stand-in"
+
     def Stream(self) -> Stream:  # noqa: N802 (as in torch)
         return Stream(self)
 

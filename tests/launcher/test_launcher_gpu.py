@@ -1,9 +1,11 @@
 """Hand-over of the GPU by events, against a stand-in for torch.cuda. A real GPU was not at hand."""
 
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
-from fake_cuda import FakeCuda, OutOfMemoryError
+from fake_cuda import FakeCuda, OutOfMemoryError, module
 
 from muri.launcher import gpu, gpu_faults
 from muri.launcher.clock import IterationRecord, StageClock
@@ -203,6 +205,37 @@ def test_cpu_only_process_has_no_device() -> None:
     preparation.expect(["torch"])
     preparation.prepare()
     assert preparation.ready() is None or preparation.device is not None
+
+
+def test_preparation_makes_a_stream_for_each_session_and_its_threads(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", module(cuda))
+    started: list[object] = []
+    monkeypatch.setattr("muri.launcher.isolation.threads._at_start", started)
+    preparation = gpu.Preparation()
+    preparation.prepare()
+    monkeypatch.setattr(gpu, "preparation", preparation)
+    sessions = [SimpleNamespace(member=name, clock=StageClock(Granting())) for name in ("1", "2")]
+    streams = []
+    for session in sessions:
+        gpu.enter_session(session)  # type: ignore[arg-type]
+        streams.append(cuda.current_stream())
+    assert len({id(stream) for stream in streams} | {id(cuda.default)}) == 3
+    (at_start,) = started
+    at_start(sessions[0])  # type: ignore[operator]
+    assert cuda.current_stream() is streams[0]
+
+
+def test_gpu_that_cannot_be_initialised_leaves_sessions_as_they_are(
+    cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", module(cuda))
+    cuda.broken = "CUDA driver initialization failed"
+    preparation = gpu.Preparation()
+    preparation.prepare()
+    assert preparation.ready() is None
+    assert "cannot be prepared" in caplog.text
 
 
 def test_memory_goes_back_after_a_session(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
