@@ -10,6 +10,7 @@ from muri.errors import UsageError
 from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError
 from muri.launcher.disciplines import make_arbiter
 from muri.launcher.lockstep import LockstepArbiter
+from muri.launcher.runtime import parse_predicted_speeds
 
 MEMBERS = ["1", "2", "3", "4"]
 
@@ -142,9 +143,63 @@ def test_lockstep_goes_on_without_a_member_that_stays_outside_of_stages() -> Non
     assert len(log) == 12
 
 
-def test_lockstep_refuses_more_than_four_and_strangers() -> None:
+def test_lockstep_refuses_more_than_four() -> None:
     with pytest.raises(UsageError, match="at most 4"):
         make_arbiter("lockstep", ["1", "2", "3", "4", "5"], [])
     arbiter = make_arbiter("lockstep", ["1", "2"], ["2", None, "1"])
+    for member in ("1", "2", "3", "4"):
+        arbiter.join(member)
     with pytest.raises(UsageError, match="no place"):
-        arbiter.join("3")
+        arbiter.join("5")
+
+
+@pytest.mark.parametrize("bad", ["101", "101=", "101=fast", "101=0", "101=-1", "101=inf", "103=0.9"])
+def test_planned_speeds_that_make_no_sense_are_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match=r"--predicted-speed: .* should be a member's id, = and a speed > 0"):
+        parse_predicted_speeds(f"102=0.9,{bad}", ["101", "102"])
+
+
+def test_planned_speeds_reach_the_choice() -> None:
+    speeds = parse_predicted_speeds("101=0.9,102=0.85", ["101", "102"])
+    assert speeds == {"101": 0.9, "102": 0.85}
+    assert parse_predicted_speeds("", ["101"]) == {}
+    arbiter = make_arbiter("auto", ["101", "102"], [], speeds)
+    assert arbiter.discipline == "fair"
+    assert make_arbiter("auto", ["1", "2", "3", "4", "5"], []).discipline == "fair"  # no rotation for five
+
+
+def test_orders_from_outside_come_before_fairness() -> None:
+    turns = ["2", "1"]
+    arbiter = FairArbiter(orders={3: lambda waiting: turns[0] if turns and turns[0] in waiting else None})
+    log: list[str] = []
+
+    def work(member: str) -> None:
+        arbiter.acquire(member, 3)
+        log.append(member)
+        turns.pop(0)
+        arbiter.release(member, 3)
+
+    threads = [threading.Thread(target=work, args=(member,), daemon=True) for member in ("1", "2")]
+    arbiter.join("1", 1.0)
+    arbiter.join("2", 1.0)
+    threads[0].start()
+    until(lambda: arbiter._waiting[3], "the wait of the one whose turn it is not")
+    threads[1].start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert log == ["2", "1"]
+
+
+def test_helper_thread_gets_a_resource_while_its_member_waits_for_another() -> None:
+    for arbiter in (FairArbiter(), make_arbiter("auto", ["1", "2"], [])):
+        arbiter.join("1", 1.0)
+        arbiter.join("2", 1.0)
+        arbiter.acquire("2", 2)
+        waiting = threading.Thread(target=arbiter.acquire, args=("1", 2), daemon=True)
+        waiting.start()
+        until(lambda a=arbiter: a.waiting_hint[2], "the wait")
+        assert arbiter.acquire("1", 0) == 0.0
+        arbiter.release("1", 0)
+        arbiter.release("2", 2)
+        waiting.join(timeout=30)
+        assert arbiter.holders()[2] == "1"
