@@ -194,8 +194,10 @@ class Checkpointer:
         return True
 
     def close(self) -> None:
-        """The script has ended."""
+        """The script has ended: nothing of it is kept."""
         self._store.close()
+        if self.at_boundary in self._clock.at_boundary:
+            self._clock.at_boundary.remove(self.at_boundary)
 
     def _is_due(self) -> bool:
         every_s, every = self._functions.every_s, self._functions.every_iterations

@@ -71,11 +71,26 @@ class LockstepArbiter(Arbiter):
         self._step = 0
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
-        """Take the planned position; the member enters the rotation with its first request."""
+        """Take the planned position; the member enters the rotation with its first request.
+
+        One that nobody planned, because it joined later, takes a position that is free.
+
+        Raises:
+            UsageError: There is none.
+        """
         with self._mutex:
-            if member not in self._positions:
-                raise UsageError(f"member {member} has no place in the ordering")
-            self._places[member] = _Place(self._positions[member])
+            self._places[member] = _Place(self._position_for(member))
+
+    def _position_for(self, member: str) -> int:
+        taken = {place.position for name, place in self._places.items() if name != member}
+        planned = self._positions.get(member)
+        reserved = sorted(self._positions.values())
+        unplanned = [position for position in range(STAGE_COUNT) if position not in reserved]
+        wanted = [*([] if planned is None else [planned]), *unplanned, *reserved]
+        free = [position for position in wanted if position not in taken]
+        if not free:
+            raise UsageError(f"there is no place in the rotation for member {member}: {STAGE_COUNT} are at work")
+        return free[0]
 
     def leave(self, member: str) -> None:
         """Leave the rotation; the others' step may end by that."""

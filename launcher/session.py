@@ -90,6 +90,7 @@ class Session:
         shield: Held while the arbiter's state changes; no exception is raised from outside then.
         exit_code: The script's exit code, None until it ended.
         told_to_end: Whether the runtime ended the script, because it ends itself.
+        stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
         ended: Set when the script ended and everything of it was cleared away.
     """
 
@@ -109,6 +110,7 @@ class Session:
         self.exit_code: int | None = None
         self.ended = threading.Event()
         self.told_to_end = False
+        self.stopped_at: int | None = None
         self.fault: str | None = None
         self.condemned = False
         self._lost_whatever_code = False
@@ -183,12 +185,6 @@ class Session:
     def checkpointed(self) -> bool:
         """Whether the script has told how to save it."""
         return checkpoint_registry.of(self._state) is not None
-
-    @property
-    def stopped_at(self) -> int | None:
-        """Iteration at which the script was saved and stopped, None if it ended in another way."""
-        checkpointer = checkpoint_registry.of(self._state)
-        return None if checkpointer is None else checkpointer.stopped_at
 
     @property
     def lost(self) -> bool:
@@ -334,6 +330,7 @@ class Session:
                 continue
         self._arbiter.leave(self.member)
         if (checkpointer := checkpoint_registry.of(self._state)) is not None:
+            self.stopped_at = checkpointer.stopped_at
             checkpointer.close()
         for stream in self._state.streams.values():
             with contextlib.suppress(Exception):

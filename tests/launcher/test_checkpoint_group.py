@@ -84,6 +84,44 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_c
     assert ends(partner) == 0
 
 
+STOPPER = """
+    import sys
+    from muri.cli import run_command
+    from muri.launcher import cli, stopping
+
+    class Scheduler:
+        def runs(self, job_id):
+            return state == "runs"
+
+        def requeue_stopped(self, job_id, run):
+            print("requeued", job_id, "after run", run, flush=True)
+
+        def declare_checkpoint(self, job_id, run):
+            pass
+
+    state = sys.argv.pop(1)
+    stopping.load_membership = Scheduler
+    sys.exit(run_command(cli.run))
+"""
+
+
+@pytest.mark.parametrize(("state", "mark"), [("runs", "checkpoint=1"), ("ending", "checkpoint=1"), ("runs", "on")])
+def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state, mark):
+    launcher.runtime("101")
+    script, stopper = launcher.script(TRAIN), launcher.script(STOPPER, "stopper.py")
+    path = launcher.folder / "101.curve"
+    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c"), "PAUSE_S": "0.05", "SLURM_RESTART_COUNT": "2"}
+    variables |= {"SLURM_JOB_ID": "101", "MURI_JOB": f"model=m,{mark}", "MURI_REQUEUE_WAIT_S": "0.1"}
+    streams = {"stdout": launcher.path("101", "out").open("ab"), "stderr": launcher.path("101", "err").open("ab")}
+    command = [sys.executable, str(stopper), state, str(script), str(path), "0"]
+    member = launcher._spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
+    until(lambda: len(lines(path)) >= 3, "the first iterations")
+    member.send_signal(signal.SIGUSR1)
+    assert ends(member) == STOPPED
+    wanted = (state, mark) == ("runs", "checkpoint=1")
+    assert ("requeued 101 after run 2" in launcher.out("101")) == wanted, launcher.err("101")
+
+
 def test_a_killed_process_leaves_a_checkpoint_behind(launcher, solo_curve):
     """Slurm kills what does not end in time; in a group the script can be saved after that."""
     launcher.runtime("101")
