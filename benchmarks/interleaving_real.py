@@ -222,6 +222,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="directory on the disk to read from (default: here)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs, link and files are cleared away
     try:
         case = measure(options.seconds, options.rounds, options.ways, options.data)
     except BenchmarkError as error:

@@ -59,10 +59,11 @@ def main() -> None:
 
     def step(batch: object) -> None:
         images = []
-        for picture in batch:  # type: ignore[attr-defined]
-            with muri.stage("preprocess"):  # between two pictures others may use the CPU
-                images.append(augment(picture, generator))
-        inputs = torch.from_numpy(np.stack(images))
+        with muri.stage("preprocess"):
+            for picture in batch:  # type: ignore[attr-defined]
+                with muri.stage("preprocess"):  # a yield point: between two pictures others may use the CPU
+                    images.append(augment(picture, generator))
+            inputs = torch.from_numpy(np.stack(images))
         optimize(model, optimizer, inputs, torch.arange(BATCH) % CLASSES)
 
     train(options, fetch, step)

@@ -44,14 +44,14 @@ def main() -> None:
         return tokens.view(BATCH, LENGTH).long()
 
     def step(batch: object) -> None:
-        optimizer.zero_grad()
-        for part in batch.split(MICRO_BATCH):  # type: ignore[attr-defined]
-            with muri.stage("propagate"):
-                scores = model(part[:, :-1]).flatten(0, 1)
-                loss = nn.functional.cross_entropy(scores, part[:, 1:].flatten())
-            with muri.stage("propagate"):
-                loss.backward()
         with muri.stage("propagate"):
+            optimizer.zero_grad()
+            for part in batch.split(MICRO_BATCH):  # type: ignore[attr-defined]
+                with muri.stage("propagate"):  # yield points: between these parts others may use the GPU
+                    scores = model(part[:, :-1]).flatten(0, 1)
+                    loss = nn.functional.cross_entropy(scores, part[:, 1:].flatten())
+                with muri.stage("propagate"):
+                    loss.backward()
             optimizer.step()
 
     train(options, fetch, step)
