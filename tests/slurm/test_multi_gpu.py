@@ -14,7 +14,8 @@ from muri_cluster import MuriCluster
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 
-TWO_NODES = Shape(nodes=2, gpus_per_node=2, extra_partitions=(Partition("train", "n[1-2]"),))
+TWO_NODES = Shape(nodes=2, gpus_per_node=2, extra_partitions=(Partition("two", "n[1-2]"), Partition("one", "n1")))
+PARTITIONS = {1: "one", 2: "two"}
 
 TRAIN_DDP_SH = """\
 #!/bin/sh
@@ -33,6 +34,7 @@ class DdpCluster(MuriCluster):
 
     def __init__(self, driver: Driver, state_dir: str) -> None:
         super().__init__(driver, state_dir)
+        self.configure(partitions=list(PARTITIONS.values()))
         driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
         driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
         for model, stages in (("computes", (1, 1, 7, 1)), ("talks", (1, 1, 1, 7))):
@@ -58,7 +60,7 @@ class DdpCluster(MuriCluster):
         shape = (f"--nodes={nodes}", "--ntasks-per-node=2", "--gres=gpu:2", *options)
         mark = f"--muri=model={model},batch-size=32,duration=60s"
         script = ("/home/alice/train_ddp.sh", str(epochs), str(seed))
-        return self.driver.submit("-p", "train", *shape, mark, *script, user="alice")
+        return self.driver.submit("-p", PARTITIONS[nodes], *shape, mark, *script, user="alice")
 
     def start_pair(self, nodes: int, epochs: int) -> list[int]:
         """Start a group of two and wait until both train on all their ranks."""
@@ -66,7 +68,7 @@ class DdpCluster(MuriCluster):
         self.cycle()
         for job in jobs:
             self.driver.wait_state(job, "RUNNING", deadline_s=60.0)
-        assert len(self.hosts()) == 1, "the jobs were not grouped"
+        assert len(self.hosts()) == 1, f"the jobs were not grouped: {self.queue()}"
         ranks = 2 * nodes
         self.driver.wait_until(
             lambda: all(self.output(job).count("epoch 0 loss") == ranks for job in jobs), "both to train", 120.0
@@ -82,17 +84,26 @@ class DdpCluster(MuriCluster):
                 epochs.setdefault(words[3], set()).add(words[5])
         return list(epochs.values())
 
-    def runtimes(self) -> list[int]:
-        """Process ids of the runtimes, as this machine sees them."""
+    def runtimes(self, host: int) -> list[int]:
+        """Process ids of a host's runtimes, as this machine sees them."""
+        job = f"SLURM_JOB_ID={host}".encode()
+        cluster = f"SLURM_CLUSTER_NAME={self.cluster_name}".encode()
         found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
+        for path in Path("/proc").glob("[0-9]*"):
             try:
-                words = path.read_bytes().split(b"\0")
+                words = (path / "cmdline").read_bytes().split(b"\0")
+                variables = (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"muri.launcher.runtime" in words and b"srun" not in words and b"--world-size" in words:
-                found.append(int(path.parent.name))
+            if b"muri.launcher.runtime" in words and b"srun" not in words and {job, cluster} <= set(variables):
+                found.append(int(path.name))
         return sorted(found)
+
+    @property
+    def cluster_name(self) -> str:
+        """Slurm's name of the cluster."""
+        config = self.driver.run("scontrol", "show", "config", user="alice").stdout
+        return next(line.split("=")[1].strip() for line in config.splitlines() if line.startswith("ClusterName"))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +144,8 @@ def test_a_cancelled_member_leaves_on_all_ranks_and_the_other_goes_on(ddp: DdpCl
 
 def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
     jobs = ddp.start_pair(2, epochs=100000)
-    runtimes = ddp.runtimes()
+    host = ddp.hosts()[0]
+    runtimes = ddp.runtimes(host)
     assert len(runtimes) == 4
     os.kill(runtimes[-1], signal.SIGKILL)
     ended = ddp.cycles_until_ended(*jobs, deadline_s=180.0)
@@ -141,4 +153,4 @@ def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
         assert ended[job]["JobState"] == "COMPLETED", ddp.output(job)
         assert ended[job]["Restarts"] == "1"
         assert ended[job]["NumNodes"] == "2"
-    assert not ddp.runtimes()
+    assert ddp.runtimes(host) == []
