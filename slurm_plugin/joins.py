@@ -105,6 +105,9 @@ def _gain(
     if own is None or None in profiles or not _has_room(job, group, view, config):
         return 0.0, 0.0
     shapes = [shape_of(profile) for profile in (*profiles, own) if profile is not None]
+    gpu_mem_gib = _gpu_mem_gib(group, view, config)
+    if gpu_mem_gib and sum(shape.gpu_mem_gib for shape in shapes) > gpu_mem_gib:
+        return 0.0, 0.0
     count = len(shapes)
     before = float(model.evaluate(shapes[:-1], np.arange(count - 1).reshape(1, -1)).speed.sum())
     after = model.evaluate(shapes, np.arange(count).reshape(1, -1)).speed[0]
@@ -126,6 +129,12 @@ def _has_room(job: Job, group: RunningGroup, view: View, config: Config) -> bool
     return node.cpu_count > node.cpus_allocated and _memory_fits(job, group)
 
 
+def _gpu_mem_gib(group: RunningGroup, view: View, config: Config) -> float:
+    """Memory of the group's GPU, 0 when unknown."""
+    types = (node.gpu_type for node in view.snapshot.nodes if node.name == group.host.nodes)
+    return next((config.gpu_mem_gib.get(kind, 0.0) for kind in types), 0.0)
+
+
 def _memory_fits(job: Job, group: RunningGroup) -> bool:
     states = [tags.parse_state(member.admin_comment) for member in group.members]
     present = sum(state.original.mem_per_node_mib for state in states if state is not None)
@@ -138,7 +147,8 @@ def _join(job: Job, group: RunningGroup, gain: tuple[float, float], view: View, 
         job.gpu_request, job.required_nodes, job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.time_limit_s
     )
     profile = know.profiles[profile_key(job, view.snapshot.nodes)]
-    member = MemberPlan(job.job_id, original, profile.iteration_s, gain[1], job.time_limit_s * size)
+    limit_s = job.time_limit_s * size
+    member = MemberPlan(job.job_id, original, profile.iteration_s, gain[1], limit_s, gpu_mem_gib=profile.gpu_mem_gib)
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
     partners = ", ".join(str(other.job_id) for other in group.members)
     why = f"it joins jobs {partners}, which have resources to spare: together they do {gain[0]:.2f} jobs' work more"

@@ -189,6 +189,17 @@ def test_who_does_not_fit_does_not_join(make_controller, change):
     assert tags.parse_state(slurm.jobs[3].admin_comment) is None
 
 
+@pytest.mark.parametrize(("gpu_mem_gib", "joins"), [(8.0, False), (80.0, True)])
+def test_who_does_not_fit_into_the_gpus_memory_does_not_join(make_controller, gpu_mem_gib, joins):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs[3] = job(3)
+    with make_controller(slurm, gpu_mem_gib={"gpu": gpu_mem_gib}) as controller:
+        store = controller._store
+        store.put_all([replace(each, gpu_mem_gib=4.0) for each in store.list()])
+        controller.cycle()
+    assert (tags.parse_state(slurm.jobs[3].admin_comment) is not None) == joins
+
+
 def test_joins_can_be_turned_off(make_controller):
     slurm = group_of(make_controller, 1, 2)
     slurm.jobs[3] = job(3)
