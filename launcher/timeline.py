@@ -30,8 +30,9 @@ Examples:
   muri timeline out.json --json
 
 \b
-The trace comes from `muri run --trace out.json`, or from the runtime of a group (host.trace in
-muri.yaml). The same file opens in https://ui.perfetto.dev and chrome://tracing.
+The trace comes from `muri run --trace out.json`, or from the runtime of a
+group (host.trace in muri.yaml). The same file opens in
+https://ui.perfetto.dev and chrome://tracing.
 """
 
 

@@ -29,10 +29,11 @@ Examples:
   muri top --file status.json                   of a runtime started by hand
 
 \b
-SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as fast as alone; ~ where the
-time alone is not known but learnt. PLAN is what the controller expected; ! marks a difference above
-20 %. "process" in STATE: running, in a process of its own. The last line of a group shows for how
-much of the time each resource is held, and by whom at this moment.
+SPEED is iterations done × iteration time alone / time elapsed: 1.00 is as
+fast as alone; ~ where the time alone is not known but learnt. PLAN is what
+the controller expected; ! marks a difference above 20 %. "process" in STATE:
+running, in a process of its own. The last line of a group shows for how much
+of the time each resource is held, and by whom at this moment.
 """
 
 

@@ -23,7 +23,7 @@ PARTS: Final = (
     ("wait", "w", "dim"),
     ("other", "·", "dim"),
 )
-LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other   ! ≠ plan by > 20 %"
+LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other  ! off plan"
 
 
 def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
