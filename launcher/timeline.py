@@ -25,7 +25,7 @@ EPILOG = """
 \b
 Examples:
   muri timeline out.json                      shares of time, in the terminal
-  muri timeline out.json -o out.png           the middle 1.5 seconds as a picture
+  muri timeline out.json -o out.png           a picture of 1.5 seconds
   muri timeline out.json -o out.png --from 12.5 --span 0.4
   muri timeline out.json --json
 

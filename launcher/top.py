@@ -24,7 +24,7 @@ EPILOG = """
 Examples:
   muri top                                      groups of yours on this node
   srun --overlap --pty --jobid=4711 muri top    on the node of host job 4711
-  muri top --once --sort wait                   once, most hindered member first
+  muri top --once --sort wait                   once, most hindered first
   muri top --json | jq '.[].total_speed'
   muri top --file status.json                   of a runtime started by hand
 
