@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import traceback
+from types import TracebackType
 
 from muri.launcher import local_modules, script
 from muri.launcher.context import SessionState
@@ -35,12 +36,18 @@ def exit_code(error: SystemExit, state: SessionState) -> int:
     return 1
 
 
+def _without_launcher(frames: TracebackType | None, session_file: str) -> TracebackType | None:
+    while frames is not None and frames.tb_frame.f_code.co_filename in {session_file, script.__file__}:
+        frames = frames.tb_next
+    return frames
+
+
 def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:
     """Print a traceback without frames of the launcher, as Python's own would be, or call the script's hook."""
     hook = own_excepthook()
     if hook is not None:
         try:
-            hook(type(error), error, error.__traceback__)
+            hook(type(error), error, _without_launcher(error.__traceback__, session_file))
         except Exception as failure:
             print("Error in sys.excepthook:", file=state.streams["stderr"])
             traceback.print_exception(failure, file=state.streams["stderr"])

@@ -29,12 +29,13 @@ RANK = """
         total = model.module.weight.grad.clone(); dist.all_reduce(total)
         assert torch.equal(total, 2 * model.module.weight.grad), "gradients are not those of both ranks"
         model.zero_grad()
-    functional = torch.distributed._functional_collectives.all_reduce(torch.ones(1) * member, "sum", dist.group.WORLD)
+    all_reduce = torch.distributed._functional_collectives.all_reduce
+    functional = all_reduce(torch.ones(1) * member, "sum", dist.group.WORLD).item()
     if "leave" in sys.argv:
         os._exit(0) if "hard" in sys.argv else sys.exit(0)
     dist.barrier()
     dist.destroy_process_group()
-    print("done", seen, dist.is_initialized(), functional.item(), flush=True)
+    print("done", seen, dist.is_initialized(), functional, flush=True)
 """
 
 
