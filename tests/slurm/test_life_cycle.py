@@ -174,11 +174,14 @@ def test_a_waiting_job_joins_a_group_at_work(muri):
 def test_a_warning_before_the_time_limit_saves_and_requeues(muri):
     """`#SBATCH --signal`: the script is saved and goes back to the queue before Slurm ends it."""
     muri.driver.write("curve.sh", CURVE_SH.replace("muri run", "exec muri run"))
-    job = submit(muri, "b.curve", "--time=1", "--signal=B:USR1@20", iterations=130, pause_s=0.5)
+    # Slurm looks every half minute and sends the signal early rather than late.
+    job = submit(muri, "b.curve", "--time=1", "--signal=B:USR1@1", iterations=130, pause_s=0.5)
     muri.cycle()
-    fields = muri.driver.wait_state(job, deadline_s=200)
+    fields = muri.driver.wait_state(job, deadline_s=240)
     assert fields["JobState"] == "COMPLETED"
-    assert_resumed_once(muri, job, "b.curve", 130)
+    assert int(fields["Restarts"]) >= 1
+    assert curve(muri, "b.curve") == whole_curve(muri, 130)
+    assert muri.output(job).count("finished") == 1
 
 
 def test_a_warned_member_saves_and_is_planned_anew(muri):
