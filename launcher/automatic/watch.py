@@ -3,7 +3,6 @@
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from time import perf_counter
@@ -149,7 +148,9 @@ class ThreadState(threading.local):
 
 
 thread: Final = ThreadState()
-_watches: "weakref.WeakKeyDictionary[StageClock, Watch]" = weakref.WeakKeyDictionary()
+_WATCH: Final = "automatic_watch"
+"""The clock keeps its watch, so that both go with the script."""
+
 _watches_lock: Final = threading.Lock()
 _off: set[str] = set()
 _in_child: list[bool] = []
@@ -171,9 +172,9 @@ def watching(hook: str) -> Watch | None:
     watch = thread.watch
     if watch is None or watch.clock is not clock:
         with _watches_lock:
-            watch = _watches.get(clock)
+            watch = clock.__dict__.get(_WATCH)
             if watch is None:
-                watch = _watches[clock] = Watch(clock)
+                watch = clock.__dict__[_WATCH] = Watch(clock)
         thread.watch = watch
     return watch if watch.wanted else None
 
