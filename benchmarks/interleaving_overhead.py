@@ -45,14 +45,15 @@ def _hold() -> None:
 def hand_overs_s(count: int) -> list[float]:
     """Two members' threads that always want the same resource, through real stage clocks; seconds per hand-over."""
     arbiter = FairArbiter()
-    taken: dict[str, list[float]] = {"1": [], "2": []}
+    taken: dict[str, list[tuple[float, bool]]] = {"1": [], "2": []}
     given: dict[str, list[float]] = {"1": [], "2": []}
 
     def work(member: str) -> None:
         clock = StageClock(_Gate(arbiter, member))
         for _ in range(count):
+            before_s = clock.wait_s[STAGE]
             clock.enter(STAGE)
-            taken[member].append(time.perf_counter())
+            taken[member].append((time.perf_counter(), clock.wait_s[STAGE] > before_s))
             _hold()
             given[member].append(time.perf_counter())
             clock.leave()
@@ -69,8 +70,9 @@ def hand_overs_s(count: int) -> list[float]:
             thread.join()
     finally:
         sys.setswitchinterval(before_s)
-    events = sorted((at_s, given[m][i], m) for m in taken for i, at_s in enumerate(taken[m]))
-    return [late[0] - early[1] for early, late in itertools.pairwise(events) if early[2] != late[2]]
+    events = sorted((at_s, given[m][i], waited) for m in taken for i, (at_s, waited) in enumerate(taken[m]))
+    # Who did not wait was not handed anything: it came after the release.
+    return [late[0] - early[1] for early, late in itertools.pairwise(events) if late[2]]
 
 
 def uncontended_s(count: int) -> list[float]:
