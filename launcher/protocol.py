@@ -93,7 +93,8 @@ def send_with_files(connection: socket.socket, frame: Frame, files: Sequence[int
     """Send one frame with open file descriptors beside it."""
     data = encode(frame)
     sent = socket.send_fds(connection, [data], list(files))
-    connection.sendall(data[sent:])
+    if sent < len(data):  # sending nothing fails as well once the other side has answered and closed
+        connection.sendall(data[sent:])
 
 
 def receive(connection: socket.socket) -> Frame | None:

@@ -25,7 +25,10 @@ data = torch.Generator().manual_seed(seed * 100 + rank)
 torch.manual_seed(seed)
 model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-samples = [(torch.randn(8, 16, generator=data), torch.randn(8, 1, generator=data)) for _ in range(iterations)]
+
+def samples():
+    for _ in range(iterations):
+        yield torch.randn(8, 16, generator=data), torch.randn(8, 1, generator=data)
 
 def pause():
     time.sleep(delays.uniform(0, 0.003))
@@ -38,7 +41,7 @@ def train(inputs, targets):
     return loss.detach()
 
 print("started", flush=True)
-for step, (inputs, targets) in enumerate(muri.batches(samples) if explicit else samples):
+for step, (inputs, targets) in enumerate(muri.batches(samples()) if explicit else samples()):
     if rank == fail_rank and step == iterations // 2:
         raise RuntimeError("this rank fails")
     if explicit:
