@@ -70,7 +70,7 @@ class WorldProxy:
         setattr(self._target(), name, value)
 
 
-def _patch_names(c10d: ModuleType) -> None:
+def _patch_names(c10d: Any) -> None:
     plain_name, register = c10d._process_group_name, c10d._register_process_group
     unregister, unregister_all = c10d._unregister_process_group, c10d._unregister_all_process_groups
 
@@ -106,7 +106,7 @@ def _patch_names(c10d: ModuleType) -> None:
     c10d._unregister_all_process_groups = unregister_all_process_groups
 
 
-def _patch(c10d: ModuleType) -> None:
+def _patch(c10d: Any) -> None:
     if not hasattr(c10d, "_world") or not hasattr(c10d, "_WorldMeta"):
         logger.warning("this PyTorch is too old: only one member of the group may call init_process_group")
         return
