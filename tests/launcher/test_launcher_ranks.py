@@ -1,8 +1,6 @@
 """Groups of several ranks: real runtimes, real gloo, two DDP members that share them."""
 
-import os
 import signal
-from collections.abc import Iterator
 
 import pytest
 from launcher_harness import Launcher, ends, until
@@ -10,27 +8,66 @@ from ranks_harness import RankedLauncher
 
 pytest.importorskip("torch", reason="DDP needs torch")
 
-WORLD_SIZE = 4
 
-
-@pytest.fixture
-def ranked(launcher: Launcher) -> Iterator[RankedLauncher]:
-    """A launcher of groups of four ranks."""
-    return RankedLauncher(launcher, WORLD_SIZE)
-
-
-@pytest.mark.parametrize("style", ["explicit", "automatic"])
-def test_two_ddp_members_train_as_alone(ranked: RankedLauncher, style: str) -> None:
-    ranked.start("101", "102", options=("--isolation", os.environ.get("ISO", "thread")))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("style", "world_size"), [("explicit", 4), ("automatic", 2)])
+def test_two_ddp_members_train_as_alone(launcher: Launcher, style: str, world_size: int) -> None:
+    ranked = RankedLauncher(launcher, world_size)
+    ranked.start("101", "102")
     members = {job: ranked.member(job, seed, 200, -1, style) for job, seed in (("101", 1), ("102", 2))}
     for job, processes in members.items():
         for rank, process in enumerate(processes):
-            assert ends(process) == 0, ranked.out(job, rank, "err")
+            assert process.wait(timeout=150) == 0, ranked.out(job, rank, "err")
     for seed, job in ((1, "101"), (2, "102")):
         alone = ranked.member(f"90{seed}", seed, 200, -1, style, alone=True)
-        assert [ends(process) for process in alone] == [0] * WORLD_SIZE
+        assert [ends(process) for process in alone] == [0] * world_size
         expected = ranked.out(f"90{seed}", 0)
         assert "199 " in expected
-        assert [ranked.out(job, rank) for rank in range(WORLD_SIZE)] == [expected] * WORLD_SIZE
+        assert [ranked.out(job, rank) for rank in range(world_size)] == [expected] * world_size
     ranked.end()
-    assert [ends(runtime) for runtime in ranked.runtimes] == [0] * WORLD_SIZE
+    assert [ends(runtime) for runtime in ranked.runtimes] == [0] * world_size
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_rank_that_fails_ends_its_member_only(launcher: Launcher, fails: int) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101", "102")
+    failing, going_on = ranked.member("101", 1, 40, fails, "explicit"), ranked.member("102", 2, 60, -1, "explicit")
+    codes = [ends(process) for process in failing]
+    assert codes[fails] == 1
+    assert "this rank fails" in ranked.out("101", fails, "err")
+    assert codes[1 - fails] != 0
+    assert ranked.out("101", 1 - fails, "err"), "the other rank must say why it ended"
+    assert [ends(process) for process in going_on] == [0, 0]
+    assert "59 " in ranked.out("102", 0)
+
+
+def test_a_cancelled_member_ends_on_all_ranks(launcher: Launcher) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101", "102")
+    cancelled, going_on = ranked.member("101", 1, 100000, -1, "explicit"), ranked.member("102", 2, 100, -1, "explicit")
+    until(lambda: all("9 " in ranked.out("101", rank) for rank in range(2)), "the first iterations")
+    for process in cancelled:
+        process.send_signal(signal.SIGTERM)
+    assert [ends(process) for process in cancelled] == [128 + signal.SIGTERM] * 2
+    assert [ends(process) for process in going_on] == [0, 0]
+
+
+def test_a_killed_runtime_ends_all_and_no_script_counts_as_done(launcher: Launcher) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101", "102")
+    processes = ranked.member("101", 1, 100000, -1, "explicit", MURI_REQUEUE_WAIT_S="0.1")
+    processes += ranked.member("102", 2, 100000, -1, "explicit", MURI_REQUEUE_WAIT_S="0.1")
+    until(lambda: all("9 " in ranked.out("101", rank) for rank in range(2)), "the first iterations")
+    ranked.runtimes[1].send_signal(signal.SIGKILL)
+    assert ends(ranked.runtimes[0]) == 1
+    assert "rank 0 ends, and its members go back to the queue" in ranked.log(0)
+    assert [ends(process) for process in processes] == [75] * 4
+
+
+def test_a_member_that_is_not_one_process_per_gpu_is_refused(launcher: Launcher) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101")
+    process = launcher.member("101", ranked.script, MURI_REQUEUE_WAIT_S="0.1", MURI_JOB="1", SLURM_STEP_NUM_TASKS="1")
+    assert ends(process) == 75
+    assert "it runs as rank 0 of 1, but its group has one runtime per GPU" in launcher.err("101")

@@ -117,3 +117,13 @@ def test_whole_nodes_are_the_fewest_and_idle(gpu_count, expected):
     assert (None if taken is None else tuple((share.node, share.gpu_count) for share in taken)) == expected
     if expected is None:  # and nothing is lost by trying
         assert gpus.total("main") == 23
+
+
+def test_equal_shares_of_several_nodes():
+    nodes = [make_node("a", 2), make_node("b", 4), make_node("c", 3), make_node("d", 1)]
+    gpus = FreeGpus(nodes)
+    assert gpus.take("main", 5, node_count=2) is None
+    assert gpus.take("main", 10, node_count=5) is None
+    assert gpus.take("main", 4, node_count=2) == (NodeShare("a", 2), NodeShare("c", 2))
+    assert gpus.take("main", 4, node_count=2) is None
+    assert gpus.take("main", 4) == (NodeShare("b", 4),)
