@@ -53,7 +53,10 @@ class Flags:
 
         def session_get() -> Any:
             session = current_session()
-            return get() if session in {None, self._holder} else self._own.of(session)[name]
+            if session is None:
+                return get()
+            with self._lock:  # another session may be about to put its values in place
+                return get() if session is self._holder else self._own.of(session)[name]
 
         def session_set(value: Any) -> None:
             session = current_session()
