@@ -47,6 +47,7 @@ def _patch(torch: Any) -> None:
 
     def set_num_threads(num: int, /) -> None:
         session = current_session()
+        torch.get_num_threads()  # a thread's first use would take over what another member has set
         plain_set(num)
         if session is not None:
             _counts.of(session)["intra_op"] = int(num)
