@@ -25,6 +25,10 @@ PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
 
 
+LOSS_GRACE_S: Final = 2.0
+"""How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
+
+
 class PortTakenError(RankLinkError):
     """Another process listens on the port that rank 0 was told to use."""
 
@@ -37,7 +41,6 @@ class RankGroup:
     Attributes:
         place: Of this runtime.
         arbiter: Of this rank.
-        lost: Whether another rank was lost, so that this runtime's end is a failure.
 
     Args:
         place: Of this runtime.
@@ -50,13 +53,22 @@ class RankGroup:
         self, place: Place, table: MemberTable, end_runtime: Callable[[], None], peer_grace_s: float = PEER_GRACE_S
     ) -> None:
         self.place = place
-        self.lost = False
+        self._lost = threading.Event()
         self._table = table
         self._end_runtime = end_runtime
         self._peer_grace_s = peer_grace_s
         self._errors: dict[str, int] = {}
         self._ranks = Ranks(place, self._peer_failed, self._rank_lost, end_runtime)
         self.arbiter = self._ranks.arbiter
+
+    @property
+    def lost(self) -> bool:
+        """Whether another rank was lost, so that this runtime's end is a failure."""
+        return self._lost.is_set()
+
+    def cut_short(self, session: MemberSession) -> bool:
+        """Whether a session failed because another rank was lost; a lost peer may break a collective first."""
+        return session.exit_code != 0 and self._lost.wait(LOSS_GRACE_S)
 
     def start(self) -> None:
         """Find the other ranks.
@@ -106,7 +118,7 @@ class RankGroup:
 
     def _rank_lost(self, cause: str) -> None:
         logger.error("rank %d ends, and its members go back to the queue: %s", self.place.rank, cause)
-        self.lost = True
+        self._lost.set()
         self._end_runtime()
 
     def _peer_failed(self, member: str, key: str, rank: int, code: int) -> None:

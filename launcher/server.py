@@ -231,6 +231,9 @@ class Server:
             if self._ranks is not None:
                 self._ranks.ended(session)
             logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+            if self._ranks is not None and self._ranks.cut_short(session):
+                connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
+                return
             connection.finish(joining.last_frame(session))
 
         return report
