@@ -20,7 +20,7 @@ def choose(jobs, nodes, group_size=4, **changes):
 
 def chosen_ids(selection):
     return {
-        bucket[1:]: ([member.job.job_id for member in choice.members], choice.slots)
+        (bucket.partition, bucket.gpu_count): ([member.job.job_id for member in choice.members], choice.slots)
         for bucket, choice in selection.buckets.items()
     }
 
