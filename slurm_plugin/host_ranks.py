@@ -1,6 +1,5 @@
 """The host's step when a group has several GPUs: one runtime per GPU, one rank each."""
 
-import errno
 import os
 import secrets
 import socket
@@ -8,9 +7,6 @@ import subprocess
 from typing import Any
 
 KEY_VARIABLE = "MURI_GROUP_KEY"
-# The runtimes' exit code when another process took rank 0's port before they did.
-PORT_TAKEN = errno.EADDRINUSE
-ATTEMPTS = 5
 
 
 def step_options(options: dict[str, Any]) -> tuple[list[str], list[str]]:
