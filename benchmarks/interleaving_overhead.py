@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muri.launcher.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.clock import IterationRecord, StageClock
-from muri.launcher.process_switch import measure_switches_s
+from muri.launcher.processes.switch_cost import measure_switches_s
 from muri.launcher.runtime import SWITCH_INTERVAL_S
 
 HOLD_S = 0.0005

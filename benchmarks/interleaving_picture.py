@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from muri.launcher.timeline import Captions, busiest_moment_s, draw
-from muri.launcher.trace_reader import read_slices
+from muri.launcher.telemetry.timeline import Captions, busiest_moment_s, draw
+from muri.launcher.telemetry.trace_reader import read_slices
 
 CHECKOUT = Path(__file__).parents[1]
 NAMES = {"101": "storage", "102": "network", "103": "cpu", "104": "gpu"}

@@ -11,7 +11,8 @@ from types import FrameType
 from typing import Final
 
 from muri.errors import MuriError, UsageError
-from muri.launcher import protocol, rendezvous, stopping
+from muri.launcher import protocol, rendezvous
+from muri.launcher.checkpoints import stopping
 from muri.launcher.task import missing_variables, task_of
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from muri.launcher.gpu_pace import GpuPace, GpuTimes, HostPace
+from muri.launcher.gpu.pace import GpuPace, GpuTimes, HostPace
 from muri.profiler.records import STAGES
 
 STAGE_COUNT: Final = len(STAGES)

@@ -5,8 +5,9 @@ import signal
 import traceback
 from types import TracebackType
 
-from muri.launcher import local_modules, script
+from muri.launcher import script
 from muri.launcher.context import SessionState
+from muri.launcher.isolation import local_modules
 from muri.launcher.isolation.process_settings import own_excepthook
 
 

@@ -12,9 +12,9 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.clock import IntervalListener, IterationListener, IterationRecord, StageClock
-from muri.launcher.gpu_pace import FreePace
-from muri.launcher.process_gate import gate_from_environment
-from muri.launcher.trace import open_trace
+from muri.launcher.gpu.pace import FreePace
+from muri.launcher.processes.gate import gate_from_environment
+from muri.launcher.telemetry.trace import open_trace
 from muri.profiler.records import STAGES
 
 DRY_RUN_VARIABLE: Final = "MURI_DRY_RUN"

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from muri.launcher import gpu_faults, telemetry
-from muri.launcher.arbiter import Arbiter
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.member_session import MemberSession
-from muri.launcher.telemetry import Expectation, SpeedMeter
+from muri.launcher.telemetry import rates as telemetry
+from muri.launcher.telemetry.rates import Expectation, SpeedMeter
 from muri.profiler.records import STAGES
 
 

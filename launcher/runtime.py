@@ -16,19 +16,21 @@ import click
 
 from muri.cli import run_command
 from muri.errors import UsageError
-from muri.launcher import automatic, gpu, gpu_faults, isolation, rendezvous
-from muri.launcher.arbiter import Arbiter
+from muri.launcher import automatic, isolation, rendezvous
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.disciplines import DISCIPLINES, make_arbiter
 from muri.launcher.clock import StageClock
 from muri.launcher.context import current_session
-from muri.launcher.disciplines import DISCIPLINES, make_arbiter
-from muri.launcher.gpu_admission import MemoryAdmission
+from muri.launcher.gpu import faults as gpu_faults
+from muri.launcher.gpu import streams as gpu
+from muri.launcher.gpu.admission import MemoryAdmission
 from muri.launcher.joining import Door
 from muri.launcher.members import MemberTable
-from muri.launcher.rank_group import RankGroup, rank_options, take_place
-from muri.launcher.rank_link import Place
+from muri.launcher.ranks.group import RankGroup, rank_options, take_place
+from muri.launcher.ranks.link import Place
 from muri.launcher.server import Server, SessionFactory
 from muri.launcher.stages import set_clock_provider
-from muri.launcher.trace import Trace, open_trace
+from muri.launcher.telemetry.trace import Trace, open_trace
 
 logger = logging.getLogger("muri.launcher")
 

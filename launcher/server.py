@@ -11,17 +11,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from muri.launcher import gpu_faults, joining, protocol, rendezvous
-from muri.launcher.arbiter import Arbiter
-from muri.launcher.gpu_admission import MemoryAdmission
+from muri.launcher import joining, protocol, rendezvous
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.gpu import faults as gpu_faults
+from muri.launcher.gpu.admission import MemoryAdmission
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
-from muri.launcher.process_session import ProcessSession, chosen_isolation, share_waiting_hint
+from muri.launcher.processes.session import ProcessSession, chosen_isolation, share_waiting_hint
 from muri.launcher.protocol import AttachRequest, Frame, ProtocolError
-from muri.launcher.rank_group import RankGroup
+from muri.launcher.ranks.group import RankGroup
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.session import Session
-from muri.launcher.trace import Trace
+from muri.launcher.telemetry.trace import Trace
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")

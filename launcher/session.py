@@ -11,11 +11,15 @@ import traceback
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import automatic, checkpoint_registry, gpu, gpu_faults, isolation, script, stopping
-from muri.launcher.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher import automatic, isolation, script
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.checkpoints import registry as checkpoint_registry
+from muri.launcher.checkpoints import stopping
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
 from muri.launcher.endings import SessionSignalError, ending_of, exit_code, print_exception
+from muri.launcher.gpu import faults as gpu_faults
+from muri.launcher.gpu import streams as gpu
 from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
+from muri.launcher.checkpoints.loader_position import begin_loop
 from muri.launcher.clock import StageClock
-from muri.launcher.loader_position import begin_loop
 from muri.launcher.prefetch import Prefetcher
 from muri.profiler.records import STAGES
 

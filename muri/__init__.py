@@ -17,9 +17,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muri.launcher.checkpoint import Resumed as Resumed
-    from muri.launcher.checkpoint import checkpoint as checkpoint
-    from muri.launcher.checkpoint import should_stop as should_stop
+    from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
+    from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
+    from muri.launcher.checkpoints.checkpoint import should_stop as should_stop
     from muri.launcher.stages import batches as batches
     from muri.launcher.stages import stage as stage
     from muri.launcher.stages import yield_point as yield_point
@@ -28,10 +28,10 @@ __version__ = "0.1.0"
 __all__ = ["Resumed", "__version__", "batches", "checkpoint", "should_stop", "stage", "yield_point"]
 
 _LAZY = {
-    "Resumed": "muri.launcher.checkpoint",
+    "Resumed": "muri.launcher.checkpoints.checkpoint",
     "batches": "muri.launcher.stages",
-    "checkpoint": "muri.launcher.checkpoint",
-    "should_stop": "muri.launcher.checkpoint",
+    "checkpoint": "muri.launcher.checkpoints.checkpoint",
+    "should_stop": "muri.launcher.checkpoints.checkpoint",
     "stage": "muri.launcher.stages",
     "yield_point": "muri.launcher.stages",
 }

@@ -21,8 +21,8 @@ class LazyCommand(NamedTuple):
 COMMANDS = {
     "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
     "queue": LazyCommand("muri.slurm_plugin.cli_queue:queue", "Show each Muri job: state, partners, speed."),
-    "top": LazyCommand("muri.launcher.top:top", "Watch the groups on this node, live."),
-    "timeline": LazyCommand("muri.launcher.timeline:timeline", "Draw a trace: who held which resource when."),
+    "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
+    "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),
     "explain": LazyCommand("muri.slurm_plugin.cli_queue:explain", "Say why a job waits or whom it runs with."),
     "plan": LazyCommand("muri.slurm_plugin.cli_queue:plan", "Print the plan for a snapshot without acting on it."),
     "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from muri.launcher import timeline, trace_reader
+from muri.launcher.telemetry import timeline, trace_reader
 from sandbox.errors import SandboxError
 
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster

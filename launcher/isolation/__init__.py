@@ -7,7 +7,6 @@ Nothing here knows of sockets or resources. docs/isolation.md says what is isola
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import local_modules
 from muri.launcher.context import SessionState
 from muri.launcher.isolation import (
     autograd_threads,
@@ -17,6 +16,7 @@ from muri.launcher.isolation import (
     file_numbers,
     import_hooks,
     interpreter,
+    local_modules,
     log_configuration,
     numpy_random,
     process_group,

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 from muri.launcher.context import PerSession, SessionState, current_session
-from muri.launcher.local_modules import LocalModules
+from muri.launcher.isolation.local_modules import LocalModules
 
 _finalizers: PerSession[list["weakref.finalize[..., Any]"]] = PerSession(list)
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any, Final
 
 from muri.launcher.context import PerSession, current_session
-from muri.launcher.local_modules import LocalModules
+from muri.launcher.isolation.local_modules import LocalModules
 
 _ROOT_FIELDS: Final = ("handlers", "filters", "level", "disabled")
 

@@ -104,7 +104,7 @@ def install() -> None:
     properties = {name: session_value(name, values) for name in _HOOKS}
     for name in _TABLES:
         made = properties[name] = _property(name, vars(warnings)[name], values)
-        vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type]
+        vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
     vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
     add_properties(warnings, properties)
     at_session_start(show_again)

@@ -87,7 +87,8 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_c
 STOPPER = """
     import sys
     from muri.cli import run_command
-    from muri.launcher import cli, stopping
+    from muri.launcher import cli
+    from muri.launcher.checkpoints import stopping
 
     class Scheduler:
         def runs(self, job_id):

@@ -3,9 +3,9 @@
 import pytest
 
 from muri.errors import UsageError
-from muri.launcher.disciplines import make_arbiter
-from muri.launcher.lockstep import LockstepArbiter
-from muri.launcher.switching import SwitchingArbiter
+from muri.launcher.arbitration.disciplines import make_arbiter
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 
 
 def positions(arbiter: LockstepArbiter) -> dict[str, int]:

@@ -7,9 +7,9 @@ import pytest
 from launcher_harness import until
 
 from muri.errors import UsageError
-from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError
-from muri.launcher.disciplines import make_arbiter
-from muri.launcher.lockstep import LockstepArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.disciplines import make_arbiter
+from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.runtime import parse_predicted_speeds
 
 MEMBERS = ["1", "2", "3", "4"]

@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from launcher_harness import Launcher, ends, until
 
-from muri.launcher.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.clock import IterationRecord
-from muri.launcher.lockstep import LockstepArbiter
-from muri.launcher.switching import SwitchingArbiter
 
 MEMBERS = ["1", "2", "3"]
 IDLE_LIMIT_S = 0.002

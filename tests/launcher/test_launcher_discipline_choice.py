@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muri.launcher.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice
+from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice
 
 SOLO_S = {"1": 0.5, "2": 0.1, "3": 1.0}
 MEMBERS = frozenset(SOLO_S)

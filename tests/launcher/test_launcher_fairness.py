@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muri.launcher.fairness import FairQueue, member_order
+from muri.launcher.arbitration.fairness import FairQueue, member_order
 
 lengths = st.lists(st.floats(0.01, 1.0), min_size=2, max_size=4)
 

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 from fake_cuda import FakeCuda, OutOfMemoryError, module
 
-from muri.launcher import gpu, gpu_faults
 from muri.launcher.clock import IterationRecord, StageClock
-from muri.launcher.gpu import Device, StreamPace
+from muri.launcher.gpu import faults as gpu_faults
+from muri.launcher.gpu import streams as gpu
+from muri.launcher.gpu.streams import Device, StreamPace
 
 LOAD, GPU = 0, 2
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from launcher_harness import Launcher, ends, until
 
-from muri.launcher.gpu_admission import CONTEXT_GIB, MemoryAdmission
+from muri.launcher.gpu.admission import CONTEXT_GIB, MemoryAdmission
 
 
 class Group:

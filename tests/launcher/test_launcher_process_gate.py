@@ -14,13 +14,13 @@ from types import FrameType
 import pytest
 from launcher_harness import until
 
-from muri.launcher import process_wire as wire
-from muri.launcher.arbiter import Arbiter, FairArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.clock import IterationRecord, StageClock
-from muri.launcher.process_channels import Channels
-from muri.launcher.process_gate import ProcessGate, gate_from_environment
-from muri.launcher.process_session import share_waiting_hint
-from muri.launcher.process_switch import measure_switches_s
+from muri.launcher.processes import wire
+from muri.launcher.processes.channels import Channels
+from muri.launcher.processes.gate import ProcessGate, gate_from_environment
+from muri.launcher.processes.session import share_waiting_hint
+from muri.launcher.processes.switch_cost import measure_switches_s
 
 LOAD, GPU = 0, 2
 

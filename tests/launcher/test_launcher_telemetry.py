@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launcher_harness import Launcher, ends, until
 
-from muri.launcher.arbiter import FairArbiter
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.clock import IterationRecord
-from muri.launcher.lockstep import LockstepArbiter
-from muri.launcher.telemetry import SpeedMeter, group_status, shares_of, speed_of
+from muri.launcher.telemetry.rates import SpeedMeter, group_status, shares_of, speed_of
 
 LOOP = """
     import sys, time, muri

@@ -15,9 +15,9 @@ import pytest
 from launcher_harness import DEADLINE_S, Launcher, ends, until
 from rich.console import Console
 
-from muri.launcher import top_source
-from muri.launcher.top_render import BAR_WIDTH, differs, render, sort_members, stage_bar
-from muri.launcher.top_source import GroupView, NoGroupError, StatusFileError, find_groups, read_group
+from muri.launcher.telemetry import top_source
+from muri.launcher.telemetry.top_render import BAR_WIDTH, differs, render, sort_members, stage_bar
+from muri.launcher.telemetry.top_source import GroupView, NoGroupError, StatusFileError, find_groups, read_group
 
 MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
 LOOP = """

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from launcher_harness import Launcher, ends, until
 
 from muri.errors import UsageError
-from muri.launcher import trace as trace_module
-from muri.launcher.chrome_trace import ChromeTrace
-from muri.launcher.timeline import timeline
-from muri.launcher.trace import open_trace
-from muri.launcher.trace_reader import Slice, TraceFileError, load_events, read_slices
+from muri.launcher.telemetry import trace as trace_module
+from muri.launcher.telemetry.chrome_trace import ChromeTrace
+from muri.launcher.telemetry.timeline import timeline
+from muri.launcher.telemetry.trace import open_trace
+from muri.launcher.telemetry.trace_reader import Slice, TraceFileError, load_events, read_slices
 from muri.profiler.records import RESOURCES, STAGES
 
 LOOP = """

@@ -11,10 +11,10 @@ from launcher_harness import until
 from ranks_harness import free_port
 
 from muri.errors import UsageError
-from muri.launcher.arbiter import WaitInterruptedError
-from muri.launcher.network_order import NETWORK, session_key
-from muri.launcher.rank_link import Listener, Place, RankLink, RankLinkError, connect
-from muri.launcher.ranks import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.arbitration.arbiter import WaitInterruptedError
+from muri.launcher.ranks.link import Listener, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.membership import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.ranks.network_order import NETWORK, session_key
 from muri.launcher.task import missing_variables, task_of
 
 KEY = b"k" * 64

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
-from muri.launcher.trace_reader import Slice, read_slices
+from muri.launcher.telemetry.trace_reader import Slice, read_slices
 from muri.profiler.records import RESOURCES, STAGES
 
 if TYPE_CHECKING:

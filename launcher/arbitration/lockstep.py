@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError, give_way
+from muri.launcher.arbitration.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError, give_way
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from muri.launcher.gpu import Device, preparation
+from muri.launcher.gpu.streams import Device, preparation
 from muri.launcher.member_session import MemberSession
 
 logger = logging.getLogger("muri.launcher")

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError
-from muri.launcher.arbiter import FairArbiter
-from muri.launcher.process_session import ProcessSession, share_waiting_hint
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.processes.session import ProcessSession, share_waiting_hint
 from muri.launcher.protocol import AttachRequest
 
 HOLD_S: Final = 0.0005
@@ -18,7 +18,7 @@ TIMEOUT_S: Final = 60.0
 
 _SCRIPT: Final = """
 import json, os, sys, time
-from muri.launcher.process_gate import gate_from_environment
+from muri.launcher.processes.gate import gate_from_environment
 gate, count, hold_s, result = gate_from_environment(os.environ), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 taken, given = [], []
 open(result, "w").close()

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Final
 
-from muri.launcher.arbiter import Arbiter, FairArbiter
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
+from muri.launcher.arbitration.discipline_choice import DisciplineChoice
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.clock import STAGE_COUNT
-from muri.launcher.discipline_choice import DisciplineChoice
-from muri.launcher.lockstep import LockstepArbiter
-from muri.launcher.switching import SwitchingArbiter
 
 DISCIPLINES: Final = ("auto", "fair", "lockstep")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from muri.launcher.trace import LARGEST_TRACE_BYTES, IterationMark, Stretch, Trace
+from muri.launcher.telemetry.trace import LARGEST_TRACE_BYTES, IterationMark, Stretch, Trace
 from muri.profiler.records import RESOURCES, STAGES
 
 COLOURS: Final = {

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher.network_order import Follower, Leader, RankedArbiter
-from muri.launcher.rank_link import Listener, Message, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
 
 logger = logging.getLogger("muri.launcher")
 

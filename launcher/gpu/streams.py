@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from muri.launcher.clock import StageClock
 from muri.launcher.context import SessionState
-from muri.launcher.gpu_pace import GpuTimes
+from muri.launcher.gpu.pace import GpuTimes
 
 logger = logging.getLogger("muri.launcher")
 

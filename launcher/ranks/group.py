@@ -13,10 +13,10 @@ import click
 
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
-from muri.launcher.network_order import session_key
 from muri.launcher.protocol import AttachRequest
-from muri.launcher.rank_link import Place, RankLinkError
-from muri.launcher.ranks import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.ranks.link import Place, RankLinkError
+from muri.launcher.ranks.membership import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.ranks.network_order import session_key
 from muri.launcher.task import task_of
 
 logger = logging.getLogger("muri.launcher")

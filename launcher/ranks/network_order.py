@@ -32,7 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableSequence
 from typing import Final
 
-from muri.launcher.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
 from muri.launcher.clock import IterationRecord
 from muri.profiler.records import STAGES
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from muri.launcher.arbiter import Arbiter
+from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.clock import IterationRecord
 from muri.profiler.records import RESOURCES, STAGES
 

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher import checkpoint_registry, stopping
-from muri.launcher.checkpoint_ranks import Agreement, agreement
-from muri.launcher.checkpoint_store import CheckpointError, CheckpointStore, Stored, default_place
+from muri.launcher.checkpoints import registry as checkpoint_registry
+from muri.launcher.checkpoints import stopping
+from muri.launcher.checkpoints.loader_position import LoaderPosition
+from muri.launcher.checkpoints.ranks import Agreement, agreement
+from muri.launcher.checkpoints.store import CheckpointError, CheckpointStore, Stored, default_place
 from muri.launcher.clock import StageClock
-from muri.launcher.loader_position import LoaderPosition
 from muri.launcher.stages import current_clock
 
 RETRY_S: Final = 10.0

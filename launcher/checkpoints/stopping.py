@@ -11,12 +11,12 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from muri.errors import MuriError
-from muri.launcher import checkpoint_registry
+from muri.launcher.checkpoints import registry as checkpoint_registry
 from muri.launcher.context import SessionState, current_session
 from muri.launcher.membership import load_membership
 
 if TYPE_CHECKING:
-    from muri.launcher.checkpoint import Checkpointer
+    from muri.launcher.checkpoints.checkpoint import Checkpointer
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm's own SIGTERM, and what users choose for `--signal`."""

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher import automatic
-from muri.launcher import process_supervisor as supervisor
-from muri.launcher import process_wire as wire
-from muri.launcher.arbiter import Arbiter
+from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.member_session import MemberSession
-from muri.launcher.process_channels import Channels
+from muri.launcher.processes import supervisor, wire
+from muri.launcher.processes.channels import Channels
 from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
 from muri.launcher.session_setup import GPU_VARIABLES
 

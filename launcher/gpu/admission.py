@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from muri.launcher.gpu import preparation
+from muri.launcher.gpu.streams import preparation
 from muri.launcher.member_session import MemberSession
 
 logger = logging.getLogger("muri.launcher")

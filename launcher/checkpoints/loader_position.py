@@ -6,7 +6,8 @@ The first `muri.batches` loop after `muri.checkpoint` is the training loop; each
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from muri.launcher import checkpoint_registry, rng_state
+from muri.launcher.checkpoints import registry as checkpoint_registry
+from muri.launcher.checkpoints import rng_state
 
 Batch = TypeVar("Batch")
 Site = tuple[str, int]

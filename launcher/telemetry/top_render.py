@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muri.launcher.top_source import GroupView
+from muri.launcher.telemetry.top_source import GroupView
 
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2

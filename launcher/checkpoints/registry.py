@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from muri.launcher.context import PerSession, SessionState, current_session
 
 if TYPE_CHECKING:
-    from muri.launcher.checkpoint import Checkpointer
+    from muri.launcher.checkpoints.checkpoint import Checkpointer
 
 
 class _Place:

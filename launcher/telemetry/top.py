@@ -14,8 +14,8 @@ import click
 from rich.console import Console
 from rich.live import Live
 
-from muri.launcher.top_render import SORTS, render
-from muri.launcher.top_source import GroupView, NoGroupError, find_groups, read_group
+from muri.launcher.telemetry.top_render import SORTS, render
+from muri.launcher.telemetry.top_source import GroupView, NoGroupError, find_groups, read_group
 
 NARROWEST: Final = 80
 

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muri.launcher.arbiter import Arbiter, Clock, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, Clock, WaitInterruptedError
+from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
+from muri.launcher.arbitration.fairness import smooth
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
-from muri.launcher.discipline_choice import Decision, DisciplineChoice
-from muri.launcher.fairness import smooth
 
 logger = logging.getLogger("muri.launcher")
 

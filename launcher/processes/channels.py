@@ -8,9 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher import process_wire as wire
-from muri.launcher.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.clock import STAGE_COUNT, IntervalListener, IterationListener
+from muri.launcher.processes import wire
 
 logger = logging.getLogger("muri.launcher")
 

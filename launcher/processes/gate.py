@@ -5,7 +5,7 @@ The runtime starts the process with one end of a socket pair and a page of share
 prefetch thread that waits does not keep the training thread waiting.
 
 To measure what a switch between two processes costs, use
-`muri.launcher.process_switch.measure_switches_s(count)`: it runs two members' processes through
+`muri.launcher.processes.switch_cost.measure_switches_s(count)`: it runs two members' processes through
 all of this and returns the seconds from one's release to the other's grant.
 """
 
@@ -19,9 +19,9 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from muri.launcher import process_wire as wire
 from muri.launcher.clock import IterationRecord
-from muri.launcher.process_wire import GateAddress
+from muri.launcher.processes import wire
+from muri.launcher.processes.wire import GateAddress
 
 
 class GateLostError(ConnectionError):

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
+from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
 from muri.launcher.clock import STAGE_COUNT, IterationRecord
-from muri.launcher.fairness import DEFAULT_WINDOW_S, FairQueue
 
 Clock = Callable[[], float]
 

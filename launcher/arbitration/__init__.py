@@ -1,0 +1,1 @@
+"""Who gets a resource next: the disciplines, and the choice between them."""

@@ -1,0 +1,1 @@
+"""Scripts that can be stopped at any iteration and go on later."""

@@ -1,0 +1,1 @@
+"""Members that have a process of their own, under the same arbiter."""
