@@ -24,13 +24,14 @@ from benchmarks.real_link import Link, slow_link
 from benchmarks.real_report import Case, Throughput, print_report
 
 JOBS = ("storage", "cpu", "gpu", "network")
-WAYS = ("plain", "plain-passive", "lockstep", "fair", "auto")
+# "processes" is `fair` with a process for each member.
+WAYS = ("plain", "plain-passive", "lockstep", "fair", "auto", "processes")
 # What a user could set who knows that OpenMP's threads spin while they wait: it matters when processes share cores.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 SCRIPTS = Path(__file__).parent / "real_jobs"
 MURI = Path(sys.executable).with_name("muri")
 DATA_MIB = 256
-RATE_MBIT = 400
+RATE_MBIT = 100
 START_LIMIT_S = 90.0
 WARM_ITERATIONS = 5
 
@@ -162,13 +163,15 @@ def run_together(setting: Setting, way: str, solo_s: dict[str, float]) -> dict[s
             run.close()
 
 
-def _start_interleaved(run: Run, folder: Path, discipline: str, solo_s: dict[str, float]) -> None:
+def _start_interleaved(run: Run, folder: Path, way: str, solo_s: dict[str, float]) -> None:
     ids = {job: str(101 + index) for index, job in enumerate(JOBS)}
     sockets, status = folder / "run", folder / "status.json"
     solo = ",".join(f"{ids[job]}={seconds:.6f}" for job, seconds in solo_s.items())
+    own_process = way == "processes"
     runtime = [
         sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(ids.values()), "--run-dir", str(sockets),
-        "--discipline", discipline, "--solo-iteration-s", solo, "--status-file", str(status),
+        "--discipline", "fair" if own_process else way, "--isolation", "process" if own_process else "thread",
+        "--solo-iteration-s", solo, "--status-file", str(status),
     ]  # fmt: skip
     process = run.spawn(runtime, "runtime")
     deadline_s = time.monotonic() + START_LIMIT_S

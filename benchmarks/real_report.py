@@ -79,7 +79,7 @@ class Case:
         bars = {"total": BAR_TOTAL, "ratio_to_plain": BAR_RATIO}
         met = best is not None and ratio is not None and best.total >= BAR_TOTAL and ratio >= BAR_RATIO
         return {
-            "storage": "random 4 KiB reads, O_DIRECT",
+            "storage": "random reads of 2 MiB, O_DIRECT",
             "network": self.link,
             "sequential_total": 1.0,
             "solo_iteration_s": self.solo_iteration_s,
@@ -95,7 +95,7 @@ class Case:
 def print_report(case: Case) -> None:
     """Print the figures for people."""
     console = Console(highlight=False, width=80)
-    console.print(f"storage: random 4 KiB reads with O_DIRECT; network: {case.link}")
+    console.print(f"storage: random reads of 2 MiB with O_DIRECT; network: {case.link}")
     table = Table(box=None, title="Normalized throughput (1 = alone)", title_justify="left")
     table.add_column("way")
     for job in case.solo_iteration_s:

@@ -21,6 +21,8 @@ class NoSuchJobError(GatewayError):
 class GatewayUnavailableError(GatewayError):
     """This way of speaking to Slurm cannot work on this machine; the text says what to do instead."""
 
+    worth_retrying = False
+
 
 class Gateway(Protocol):
     """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise."""

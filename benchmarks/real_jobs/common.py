@@ -7,33 +7,36 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import nn
 
 import muri
 
+Batch = TypeVar("Batch")
+
 CLASSES = 10
-BLOCK_BYTES = 4096
+SHARD_BYTES = 2 << 20
 
 
 class DirectFile:
     """A file that is read from the disk itself, past the page cache (O_DIRECT)."""
 
-    def __init__(self, path: Path, read_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(self, path: Path, read_bytes: int = SHARD_BYTES) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_DIRECT)
         self._read_bytes = read_bytes
         self._count = os.fstat(self._file).st_size // read_bytes
         self._buffer = mmap.mmap(-1, read_bytes)  # aligned, as O_DIRECT asks for
 
-    def read(self, place: int) -> bytes:
-        """The bytes at a place, counted in reads."""
+    def read(self, place: int, size: int | None = None) -> bytes:
+        """The first bytes at a place, counted in reads; all of the read when `size` is None."""
         os.preadv(self._file, [self._buffer], place % self._count * self._read_bytes)
-        return self._buffer[:]
+        return self._buffer[:size]
 
-    def read_blocks(self, count: int, generator: random.Random) -> bytes:
-        """Bytes from that many random places."""
-        return b"".join(self.read(generator.randrange(self._count)) for _ in range(count))
+    def read_random(self, generator: random.Random, size: int | None = None) -> bytes:
+        """The first bytes at a random place."""
+        return self.read(generator.randrange(self._count), size)
 
 
 def job_options(description: str | None, **extra: str) -> argparse.Namespace:
@@ -55,15 +58,15 @@ def job_options(description: str | None, **extra: str) -> argparse.Namespace:
     return options
 
 
-def train(options: argparse.Namespace, fetch: Callable[[], object], step: Callable[[object], None]) -> None:
-    """Fetch a batch, train on it, note the time; until told to stop."""
+def train(options: argparse.Namespace, fetch: Callable[[], Batch], step: Callable[[Batch], None]) -> None:
+    """Train on one batch while the next is fetched, as with a `DataLoader`; note the times; until told to stop."""
 
-    def batches() -> Iterator[object]:
+    def batches() -> Iterator[Batch]:
         while not options.stop.exists():
             yield fetch()
 
     with options.log.open("w", buffering=1) as log:
-        for batch in muri.batches(batches()):
+        for batch in muri.batches(batches(), prefetch=1):
             step(batch)
             log.write(f"{time.monotonic():.6f}\n")
 

@@ -54,19 +54,17 @@ def main() -> None:
     model = small_convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def fetch() -> list[bytes]:
-        return [pictures.read(place) for place in generator.sample(range(PICTURES), BATCH)]
-
-    def step(batch: object) -> None:
+    def fetch() -> tuple[torch.Tensor, torch.Tensor]:
+        with muri.stage("load"):
+            encoded = [pictures.read(place) for place in generator.sample(range(PICTURES), BATCH)]
         images = []
         with muri.stage("preprocess"):
-            for picture in batch:  # type: ignore[attr-defined]
+            for picture in encoded:
                 with muri.stage("preprocess"):  # a yield point: between two pictures others may use the CPU
                     images.append(augment(picture, generator))
-            inputs = torch.from_numpy(np.stack(images))
-        optimize(model, optimizer, inputs, torch.arange(BATCH) % CLASSES)
+            return torch.from_numpy(np.stack(images)), torch.arange(BATCH) % CLASSES
 
-    train(options, fetch, step)
+    train(options, fetch, lambda batch: optimize(model, optimizer, *batch))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from torch import nn
 
 import muri
 
-INPUTS, WIDTH, BATCH = 256, 896, 16
+INPUTS, WIDTH, BATCH = 256, 416, 16
 PEER = Path(__file__).with_name("network_peer.py")
 
 
@@ -39,9 +39,9 @@ def train_with_peer(options, model, group) -> None:  # type: ignore[no-untyped-d
     def fetch() -> torch.Tensor:
         return torch.rand(BATCH, INPUTS, generator=generator)
 
-    def step(inputs: object) -> None:
+    def step(inputs: torch.Tensor) -> None:
         with muri.stage("propagate"):
-            labels = (inputs[:, :8].sum(1) * 255).long() % CLASSES  # type: ignore[index]
+            labels = (inputs[:, :8].sum(1) * 255).long() % CLASSES
             nn.functional.cross_entropy(model(inputs), labels).backward()
             gradients = nn.utils.parameters_to_vector([p.grad for p in model.parameters()])
         for bucket in gradients.chunk(BUCKETS):

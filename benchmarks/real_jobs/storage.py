@@ -1,4 +1,4 @@
-"""Reads its samples from disk, past the page cache (O_DIRECT), at random places: bound by storage."""
+"""Reads random shards from disk, past the page cache (O_DIRECT), and takes a sample of each: bound by storage."""
 
 import random
 
@@ -9,8 +9,8 @@ import muri
 
 IMAGE = (3, 64, 64)
 SAMPLE_BYTES = 3 * 64 * 64
-BATCH = 192
-READS_PER_STAGE = 64
+BATCH = 32
+SHARDS_PER_STAGE = 4
 
 
 def main() -> None:
@@ -21,21 +21,17 @@ def main() -> None:
     model = small_convnet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
-    def fetch() -> bytearray:
+    def fetch() -> tuple[torch.Tensor, torch.Tensor]:
         data = bytearray()
-        while len(data) < BATCH * SAMPLE_BYTES:
+        for _ in range(BATCH // SHARDS_PER_STAGE):
             with muri.stage("load"):  # between parts of the batch others may read
-                data += file.read_blocks(READS_PER_STAGE, generator)
-        return data
-
-    def step(data: object) -> None:
+                for _ in range(SHARDS_PER_STAGE):
+                    data += file.read_random(generator, SAMPLE_BYTES)
         with muri.stage("preprocess"):
-            raw = torch.frombuffer(data, dtype=torch.uint8)[: BATCH * SAMPLE_BYTES].view(BATCH, *IMAGE)
-            inputs = raw.float() / 255
-            labels = raw.flatten(1)[:, :8].sum(1) % CLASSES
-        optimize(model, optimizer, inputs[:32], labels[:32])
+            raw = torch.frombuffer(data, dtype=torch.uint8).view(BATCH, *IMAGE)
+            return raw.float() / 255, raw.flatten(1)[:, :8].sum(1) % CLASSES
 
-    train(options, fetch, step)
+    train(options, fetch, lambda batch: optimize(model, optimizer, *batch))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
-from muri.launcher import automatic
+from muri.launcher import automatic, cores
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.member_session import MemberSession
@@ -214,6 +214,7 @@ def script_command(request: AttachRequest) -> list[str]:
 def _environment(request: AttachRequest) -> dict[str, str]:
     """The member's environment with the runtime's GPUs."""
     own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
+    cores.wait_without_spinning(own)
     return own | {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
 
 
