@@ -1,4 +1,4 @@
-"""Trains a convolutional network of the VGG kind on all cores, the stand-in for a GPU: bound by forward and backward."""
+"""Trains a small VGG on all cores, the stand-in for a GPU: bound by forward and backward."""
 
 import random
 
