@@ -64,6 +64,8 @@ class DdpCluster(MuriCluster):
 
     def start_pair(self, nodes: int, epochs: int) -> list[int]:
         """Start a group of two and wait until both train on all their ranks."""
+        # Jobs of an earlier test may still be completing; on busy GPUs nothing would be grouped.
+        self.driver.wait_until(lambda: self.node_states() == {"idle"}, "idle nodes", 60.0)
         jobs = [self.submit_ddp(model, nodes, epochs, seed) for seed, model in enumerate(("computes", "talks"))]
         self.cycle()
         for job in jobs:
@@ -74,6 +76,10 @@ class DdpCluster(MuriCluster):
             lambda: all(self.output(job).count("epoch 0 loss") == ranks for job in jobs), "both to train", 120.0
         )
         return jobs
+
+    def node_states(self) -> set[str]:
+        """States of the nodes."""
+        return set(self.driver.run("sinfo", "-h", "-N", "-o", "%t", user="root").stdout.split())
 
     def losses(self, job: int) -> list[set[str]]:
         """The loss of every epoch as each rank printed it."""
