@@ -1,7 +1,7 @@
 """The gate of a member that has a process of its own: asks the runtime's arbiter over a socket.
 
 The runtime starts the process with one end of a socket pair and a page of shared memory
-(`process_wire`). Each thread of the script that is gated speaks over a channel of its own, so a
+(`wire.py`). Each thread of the script that is gated speaks over a channel of its own, so a
 prefetch thread that waits does not keep the training thread waiting.
 
 To measure what a switch between two processes costs, use

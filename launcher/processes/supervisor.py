@@ -1,6 +1,6 @@
 """Stands between the runtime and a member's process, so that neither leaves anything behind.
 
-Started by `process_session` as `python -I -S process_supervisor.py RUNTIME_PID STATUS_FD GATE_FD
+Started by `session.py` as `python -I -S supervisor.py RUNTIME_PID STATUS_FD GATE_FD
 PAGE_FD TRACED COMMAND …`; it uses nothing but the standard library. It starts the command, passes
 signals on, adopts what the command leaves running and ends it, and reports through the status
 pipe. When the runtime dies, it ends everything.
