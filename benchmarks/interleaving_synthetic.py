@@ -16,8 +16,8 @@ from scipy.optimize import linprog
 
 SCRIPT = Path(__file__).with_name("synthetic_job.py")
 START_LIMIT_S = 60.0
-PIECE_S = 0.01
-"""Between two yield points, and between two grants of a plain process's lock."""
+PIECE_S = 0.002
+"""Between two yield points, as between two layers of a network; and between two grants of a plain process's lock."""
 
 LEAST_ALONE = 0.97
 """Below that the machine itself slows the members down, and figures would say nothing of the runtime."""

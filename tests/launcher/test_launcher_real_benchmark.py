@@ -51,7 +51,7 @@ def test_report_fits_80_columns(report, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("job", ["storage", "cpu", "gpu", "network"])
 def test_job_trains_until_it_is_told_to_stop(launcher: Launcher, job: str) -> None:
-    (launcher.folder / "samples.bin").write_bytes(bytes(range(256)) * 4096)
+    (launcher.folder / "samples.bin").write_bytes(bytes(range(256)) * 4 * 4096)
     log, stop = launcher.folder / "log", launcher.folder / "stop"
     command = [sys.executable, str(BENCHMARKS / "real_jobs" / f"{job}.py"), "--log", str(log), "--stop", str(stop)]
     with (launcher.folder / "out").open("w") as out:
