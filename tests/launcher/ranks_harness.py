@@ -60,6 +60,8 @@ for step, (inputs, targets) in enumerate(muri.batches(samples()) if explicit els
 weights = sum(float(p.double().sum()) for p in model.parameters())
 print(f"weights {weights:.17g}", flush=True)
 dist.destroy_process_group()
+if os.environ["ALONE"] == "True":  # a plain process with gloo is now and then aborted by C++ while it exits
+    os._exit(0)
 """
 
 
@@ -117,6 +119,7 @@ class RankedLauncher:
             variables |= {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
             variables |= {"SLURM_STEP_NUM_TASKS": str(self.world_size), "SLURM_STEP_NODELIST": "localhost"}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_LOCALID": str(rank)}
+            variables["ALONE"] = str(alone)
             options = ["--no-attach"] if alone else []
             command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options, str(self.script)]
             command += map(str, arguments)
