@@ -41,7 +41,7 @@ def take_short_turns(slice_ns: int = SLICE_NS) -> bool:
         return False
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0, 0, 0)
-    taken = ctypes.CDLL(None, use_errno=True).syscall(number, 0, wanted, 0) == 0
+    taken: bool = ctypes.CDLL(None, use_errno=True).syscall(number, 0, wanted, 0) == 0
     if not taken:
         logger.info("the kernel keeps its own scheduling slices: %s", os.strerror(ctypes.get_errno()))
     return taken
