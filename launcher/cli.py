@@ -11,13 +11,13 @@ from typing import Final, NoReturn
 import click
 
 from muri.errors import MuriError, UsageError
-from muri.launcher import automatic, measure
+from muri.launcher import automatic, measure, solo
 from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
-from muri.launcher.task import missing_variables
+from muri.launcher.task import missing_variables, task_of
 
 WAIT_FOR_END_S: Final = 60.0
 """After a requeue the scheduler ends this process; it waits that long for it."""
@@ -103,8 +103,8 @@ def _leave_hooks_out(given: bool) -> None:
 
 
 def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
-    hooks = measure.wanted(os.environ) and automatic.wanted(os.environ)
-    runner = ["-m", "muri.launcher.solo"] if hooks else []
+    several_ranks = task_of(os.environ)[1] > 1
+    runner = ["-m", "muri.launcher.solo"] if solo.wants_hooks(os.environ) or several_ranks else []
     command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
     request = measure.DryRunRequest.from_environment(os.environ)
     if request is None:

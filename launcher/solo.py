@@ -1,6 +1,7 @@
-"""Runs a script alone under automatic stages: `python -m muri.launcher.solo [-m] SCRIPT args…`.
+"""Runs a script alone: `python -m muri.launcher.solo [-m] SCRIPT args…`.
 
-`muri run` starts this in place of plain Python when there is something to measure.
+`muri run` starts this in place of plain Python when there is something to measure, by automatic stages, and
+for a task of several, whose exit code gloo might spoil.
 """
 
 import atexit
@@ -8,11 +9,17 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muri.launcher import automatic, script
+from muri.launcher import automatic, gloo_exit, measure, script
 from muri.launcher.automatic.watch import close_iterations
+
+
+def wants_hooks(environment: Mapping[str, str]) -> bool:
+    """Whether the script is to be measured by hooks."""
+    return measure.wanted(environment) and automatic.wanted(environment)
 
 
 def main(arguments: list[str]) -> None:
@@ -30,14 +37,16 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(error.exit_code) from None
     sys.argv[0] = loaded.argv0
     sys.modules["__main__"] = loaded.module
-    if automatic.wanted(os.environ):
+    if wants_hooks(os.environ):
         automatic.install()
     _execute(loaded)
 
 
 def _execute(loaded: script.LoadedScript) -> None:
     interrupted: list[bool] = []
-    atexit.register(_end_by_interrupt, interrupted)  # registered first, so that it is called last
+    # Registered first, so that they are called last.
+    atexit.register(_end_by_interrupt, interrupted)
+    gloo_exit.wait_at_exit()
     try:
         exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
     except SystemExit:

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from muri.errors import MuriError
+from muri.launcher import gloo_exit
 from muri.launcher.checkpoints import registry as checkpoint_registry
 from muri.launcher.context import SessionState, current_session
 from muri.launcher.membership import load_membership
@@ -39,9 +40,11 @@ def watch(checkpointer: "Checkpointer") -> None:
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
     """
     environment = dict(os.environ)
-    if current_session() is None and threading.current_thread() is threading.main_thread():
-        for number in STOP_SIGNALS:
-            _chain(number, checkpointer)
+    if current_session() is None:
+        gloo_exit.wait_at_exit()
+        if threading.current_thread() is threading.main_thread():
+            for number in STOP_SIGNALS:
+                _chain(number, checkpointer)
     if environment.get("SLURM_JOB_ID") and wants_requeue(environment) and checkpointer.is_first_rank:
         threading.Thread(target=_declare, args=(environment,), name="declare-checkpoint", daemon=True).start()
 

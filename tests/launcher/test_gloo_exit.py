@@ -1,0 +1,34 @@
+"""A script that leaves while gloo still works ends with its own exit code."""
+
+import subprocess
+import sys
+
+import pytest
+
+LEAVES_AT_ONCE = """
+import sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+for _ in range(300):
+    dist.all_reduce(torch.zeros(1), async_op=True)
+sys.exit(5)
+"""
+TASK_OF_TWO = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1"}
+
+
+def run_as_task_of_two(launcher, text):
+    muri = [sys.executable, "-c", "from muri.cli import main; main()", "run", str(launcher.script(text))]
+    environment = launcher.environment | TASK_OF_TWO
+    return subprocess.run(muri, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_in_a_hurry_keeps_its_exit_code(launcher):
+    for _ in range(4):
+        done = run_as_task_of_two(launcher, LEAVES_AT_ONCE)
+        assert done.returncode == 5, done.stderr
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_script_without_gloo_does_not_wait(launcher, code):
+    done = run_as_task_of_two(launcher, f"import sys\nsys.exit({code})\n")
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
