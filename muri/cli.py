@@ -2,21 +2,12 @@
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from typing import NamedTuple
 
 import click
 
 from muri import __version__
 from muri.errors import MuriError
-
-
-class LazyCommand(NamedTuple):
-    """Where a sub-command lives and the line that `muri --help` shows for it."""
-
-    target: str
-    summary: str
-
+from muri.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
@@ -37,31 +28,9 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A click group that knows its commands' help lines without importing them."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table, which is the order of a user's day."""
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module now."""
-        if cmd_name not in COMMANDS:
-            return None
-        module_name, _, attribute = COMMANDS[cmd_name].target.partition(":")
-        command = getattr(import_module(module_name), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{COMMANDS[cmd_name].target} is not a click command")
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the table alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.summary) for name, command in COMMANDS.items()])
-
-
 @click.group(
     cls=LazyGroup,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Submit with `sbatch --muri=model=resnet18,batch-size=64 train.sh`, where train.sh calls "
     "`muri run train.py`. Each command's --help shows examples.",

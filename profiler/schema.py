@@ -25,6 +25,46 @@ MIGRATIONS: Final = (
         )""",
         "CREATE INDEX measurement_key ON measurement (model, batch_size, gpu_count, gpu_type, id)",
     ),
+    (
+        "ALTER TABLE measurement ADD COLUMN detail TEXT NOT NULL DEFAULT '{}'",
+        """CREATE TABLE stale (
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            since TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            PRIMARY KEY (model, batch_size, gpu_count, gpu_type)
+        )""",
+        """CREATE TABLE observation (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            observed_at TEXT NOT NULL,
+            job_id INTEGER NOT NULL,
+            iterations INTEGER NOT NULL,
+            stage_s TEXT NOT NULL
+        )""",
+        "CREATE INDEX observation_key ON observation (model, batch_size, gpu_count, gpu_type, id)",
+        """CREATE TABLE audit (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            at TEXT NOT NULL,
+            who TEXT NOT NULL,
+            action TEXT NOT NULL,
+            key TEXT NOT NULL,
+            before TEXT NOT NULL,
+            after TEXT NOT NULL
+        )""",
+        """CREATE TABLE document (
+            kind TEXT NOT NULL,
+            name TEXT NOT NULL,
+            measured_at TEXT NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (kind, name)
+        )""",
+    ),
 )
 """Statements that lead from each `user_version` to the next; never edited, only added to."""
 
@@ -32,8 +72,8 @@ INSERT: Final = """
     INSERT INTO measurement (
         model, batch_size, gpu_count, gpu_type,
         load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
-        gpu_mem_gib, iterations, measured_at, source
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        gpu_mem_gib, iterations, measured_at, source, detail
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
 NEWEST_OF_ALL: Final = """
@@ -65,3 +105,12 @@ DELETE_OLD_OF_KEY: Final = """
         ORDER BY id DESC LIMIT -1 OFFSET ?
     )
 """
+
+PUT_DOCUMENT: Final = """
+    INSERT INTO document (kind, name, measured_at, body) VALUES (?, ?, ?, ?)
+    ON CONFLICT (kind, name) DO UPDATE SET measured_at = excluded.measured_at, body = excluded.body
+"""
+
+DOCUMENTS_OF_KIND: Final = "SELECT name, measured_at, body FROM document WHERE kind = ? ORDER BY name"
+
+DELETE_DOCUMENT: Final = "DELETE FROM document WHERE kind = ? AND name = ?"

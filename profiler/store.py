@@ -1,5 +1,6 @@
 """The store of stage profiles: one SQLite file, safe with many readers and writers."""
 
+import json
 import os
 import sqlite3
 import time
@@ -21,7 +22,7 @@ from muri.profiler.errors import (
     StorePermissionError,
     StoreVersionError,
 )
-from muri.profiler.records import ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/muri")
 DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
@@ -57,6 +58,20 @@ def _site_state_dir() -> str | None:
         return None
     value = config.get("state_dir") if isinstance(config, dict) else None
     return value if isinstance(value, str) else None
+
+
+class Document(NamedTuple):
+    """Something measured that is no stage profile, such as how two models disturb each other.
+
+    Attributes:
+        name: What it is about, unique in its kind.
+        measured_at: UTC time, ISO-8601.
+        body: Plain JSON values; the module that owns the kind gives them their meaning.
+    """
+
+    name: str
+    measured_at: str
+    body: dict[str, Any]
 
 
 class ProfileStore:
@@ -139,11 +154,28 @@ class ProfileStore:
         with self._transaction() as connection:
             return connection.execute(schema.DELETE_KEY, _values(key)).rowcount > 0
 
+    def put_document(self, kind: str, document: Document) -> None:
+        """Store a document; one of the same kind and name is replaced."""
+        body = json.dumps(document.body, ensure_ascii=False, sort_keys=True)
+        with self._transaction() as connection:
+            connection.execute(schema.PUT_DOCUMENT, (kind, document.name, document.measured_at, body))
+
+    def documents(self, kind: str) -> tuple[Document, ...]:
+        """All documents of a kind, by name."""
+        with _named_errors(self.path, "read"):
+            rows = self._connection.execute(schema.DOCUMENTS_OF_KIND, (kind,)).fetchall()
+        return tuple(Document(name, measured_at, _json(self.path, body)) for name, measured_at, body in rows)
+
+    def remove_document(self, kind: str, name: str) -> bool:
+        """Forget a document; returns whether there was one."""
+        with self._transaction() as connection:
+            return connection.execute(schema.DELETE_DOCUMENT, (kind, name)).rowcount > 0
+
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
         with _named_errors(self.path, "read"):
             rows = self._connection.execute(query, values).fetchall()
         try:
-            return tuple(_profile(row) for row in rows)
+            return tuple(_profile(self.path, row) for row in rows)
         except (ProfileError, TypeError) as error:  # SQLite columns don't enforce types
             raise CorruptStoreError(self.path, str(error)) from error
 
@@ -282,12 +314,20 @@ def _count(connection: sqlite3.Connection, key: ProfileKey) -> int:
 
 def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
     figures = (*profile.stage_s, profile.iteration_s, profile.gpu_mem_gib)
-    about = (profile.iterations, profile.measured_at, profile.source)
+    about = (profile.iterations, profile.measured_at, profile.source, json.dumps(profile.detail.to_dict()))
     connection.execute(schema.INSERT, (*_values(profile.key), *figures, *about))
     connection.execute(schema.DELETE_OLD_OF_KEY, (*_values(profile.key), HISTORY_PER_KEY))
 
 
-def _profile(row: Any) -> StageProfile:
+def _profile(path: Path, row: Any) -> StageProfile:
     """The row as a record, which checks its figures once more."""
-    _, model, batch_size, gpu_count, gpu_type, *figures = row
-    return StageProfile(ProfileKey(model, batch_size, gpu_count, gpu_type), *figures)
+    _, model, batch_size, gpu_count, gpu_type, *figures, detail = row
+    key = ProfileKey(model, batch_size, gpu_count, gpu_type)
+    return StageProfile(key, *figures, detail=ProfileDetail.from_dict(_json(path, detail)))
+
+
+def _json(path: Path, text: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise CorruptStoreError(path, f"a record is no JSON object: {text[:40]!r}") from error

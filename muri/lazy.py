@@ -1,0 +1,47 @@
+"""Groups of commands that know their commands' help lines without importing them."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import click
+
+
+class LazyCommand(NamedTuple):
+    """Where a sub-command lives and the line that the group's `--help` shows for it."""
+
+    target: str
+    summary: str
+
+
+class LazyGroup(click.Group):
+    """A click group whose commands are imported only when they are called.
+
+    Args:
+        table: Names of the commands, in the order in which help lists them.
+        attributes: Those of click.Group.
+    """
+
+    def __init__(self, *, table: Mapping[str, LazyCommand], **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._table = table
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names in the order of the table."""
+        return list(self._table)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module now."""
+        if cmd_name not in self._table:
+            return None
+        target = self._table[cmd_name].target
+        module_name, _, attribute = target.partition(":")
+        command = getattr(import_module(module_name), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{target} is not a click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands from the table alone."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.summary) for name, command in self._table.items()])

@@ -1,0 +1,1 @@
+"""The commands `muri profile …`, one module for each verb or for a few that belong together."""

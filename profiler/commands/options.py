@@ -1,0 +1,68 @@
+"""What the commands share: options, the store they mean, the terminal."""
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from muri.profiler.lookup import Wanted
+from muri.profiler.store import ProfileStore, default_store_path
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def store_option(command: Command) -> Command:
+    """Add --store, handed over as `store_path`."""
+    return click.option(
+        "--store",
+        "store_path",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="The store's file.  [default: $MURI_PROFILES, or profiles.db in $MURI_STATE_DIR or /var/lib/muri]",
+    )(command)
+
+
+def json_option(command: Command) -> Command:
+    """Add --json, handed over as `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add MODEL and the options that narrow it, handed over as one `wanted`."""
+
+    @wraps(command)
+    def with_wanted(
+        *,
+        model: str,
+        batch_size: int | None,
+        gpu_count: int | None,
+        gpu_type: str | None,
+        **others: object,
+    ) -> None:
+        command(wanted=Wanted(model, batch_size, gpu_count, gpu_type), **others)
+
+    decorated: Callable[..., None] = with_wanted
+    for decorate in (
+        click.option("--gpu-type", help="Only of this GPU type."),
+        click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
+        click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
+        click.argument("model"),
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def open_store(store_path: Path | None, *, read_only: bool = False) -> ProfileStore:
+    """The store that a command means."""
+    return ProfileStore(store_path or default_store_path(), read_only=read_only)
+
+
+def console() -> "Console":
+    """Where tables and bars go."""
+    from rich.console import Console  # noqa: PLC0415 -- rich takes a while to load
+
+    return Console(highlight=False)

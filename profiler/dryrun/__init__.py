@@ -1,0 +1,1 @@
+"""From what a dry run saw to a profile: warm-up, attribution, confidence. Pure."""

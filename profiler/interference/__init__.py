@@ -1,0 +1,1 @@
+"""How two models disturb each other, and what a smaller batch costs (SJF-BSBF)."""

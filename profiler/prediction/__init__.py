@@ -1,0 +1,1 @@
+"""What a model will need, told from its graph without running it (Horus)."""

@@ -1,0 +1,1 @@
+"""How throughput depends on CPUs and memory (Synergy)."""

@@ -1,0 +1,1 @@
+"""What GPU, CPU, disk and network do while a job runs: NVML, psutil, /proc."""
