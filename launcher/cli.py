@@ -18,6 +18,7 @@ from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.task import missing_variables, task_of
+from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
 
 WAIT_FOR_END_S: Final = 60.0
 """After a requeue the scheduler ends this process; it waits that long for it."""
@@ -90,7 +91,7 @@ def run(
     if trace is not None:
         os.environ[measure.TRACE_VARIABLE] = str(Path(trace).absolute())
     job_id = os.environ.get("SLURM_JOB_ID")
-    if job_id and not no_attach and not os.environ.get(measure.DRY_RUN_VARIABLE):
+    if job_id and not no_attach and not os.environ.get(DRY_RUN_VARIABLE):
         code = _run_in_group(job_id, script, module, arguments)
         if code is not None:
             return code
@@ -106,7 +107,7 @@ def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
     several_ranks = task_of(os.environ)[1] > 1
     runner = ["-m", "muri.launcher.solo"] if solo.wants_hooks(os.environ) or several_ranks else []
     command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
-    request = measure.DryRunRequest.from_environment(os.environ)
+    request = DryRunRequest.from_environment(os.environ)
     if request is None:
         os.environ.update(missing_variables(os.environ))
         sys.stdout.flush()

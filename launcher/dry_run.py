@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Final
 
-from muri.launcher.measure import DryRunRequest, write_result
+from muri.launcher.measure import write_result
+from muri.profiler.dryrun.request import DryRunRequest
 
 _PR_SET_PDEATHSIG: Final = 1
 

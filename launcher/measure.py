@@ -6,64 +6,22 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from muri.errors import UsageError
 from muri.launcher.clock import IntervalListener, IterationListener, IterationRecord, StageClock
 from muri.launcher.gpu.pace import FreePace
 from muri.launcher.processes.gate import gate_from_environment
 from muri.launcher.telemetry.trace import open_trace
+from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES
 
-DRY_RUN_VARIABLE: Final = "MURI_DRY_RUN"
-DRY_RUN_RESULT_VARIABLE: Final = "MURI_DRY_RUN_RESULT"
 TIMING_VARIABLE: Final = "MURI_TIMING"
 TRACE_VARIABLE: Final = "MURI_TRACE"
 LEAST_ITERATIONS: Final = 3
 """A dry run that ends early still counts if it measured this many iterations."""
 
 _GIB: Final = 1024**3
-
-
-class DryRunError(UsageError):
-    """The environment asks for a dry run that makes no sense."""
-
-
-@dataclass(frozen=True, slots=True)
-class DryRunRequest:
-    """What to measure.
-
-    Attributes:
-        iterations: Iterations to run in all, warm-up included.
-        warmup: First iterations that are not measured.
-        result_path: Where the result goes.
-    """
-
-    iterations: int
-    warmup: int
-    result_path: Path
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "DryRunRequest | None":
-        """Read MURI_DRY_RUN and MURI_DRY_RUN_RESULT.
-
-        Raises:
-            DryRunError: One is malformed or the other is missing.
-        """
-        text = environment.get(DRY_RUN_VARIABLE)
-        if not text:
-            return None
-        result = environment.get(DRY_RUN_RESULT_VARIABLE)
-        if not result:
-            raise DryRunError(f"{DRY_RUN_VARIABLE} is set but {DRY_RUN_RESULT_VARIABLE} does not say where to write")
-        iterations, colon, warmup = text.partition(":")
-        if not (colon and iterations.isdecimal() and warmup.isdecimal()):
-            raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: give iterations:warm-up, for example 30:10")
-        if int(iterations) - int(warmup) < 1:
-            raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: there must be more iterations than warm-up")
-        return cls(int(iterations), int(warmup), Path(result).absolute())
 
 
 def wanted(environment: Mapping[str, str]) -> bool:
@@ -92,6 +50,7 @@ class DryRun:
 
     def __init__(self, request: DryRunRequest) -> None:
         self._request = request
+        self._warmup = 10 if request.limits.fixed_warmup is None else request.limits.fixed_warmup
         self._records: list[IterationRecord] = []
         self._done = False
 
@@ -100,7 +59,7 @@ class DryRun:
         if self._done:  # the script swallowed the SystemExit below
             os._exit(0)
         self._records.append(record)
-        if len(self._records) < self._request.iterations:
+        if len(self._records) < self._warmup + self._request.limits.iterations:
             return
         self.finish()
         if threading.current_thread() is not threading.main_thread():
@@ -117,11 +76,11 @@ class DryRun:
 
     def result(self) -> dict[str, object]:
         """The means after warm-up, or why there are none."""
-        measured = self._records[self._request.warmup :]
-        if len(measured) < min(LEAST_ITERATIONS, self._request.iterations - self._request.warmup):
+        measured = self._records[self._warmup :]
+        if len(measured) < min(LEAST_ITERATIONS, self._request.limits.iterations):
             return {
                 "error": f"the script ended after {len(self._records)} iterations, {len(measured)} of them after "
-                f"the warm-up of {self._request.warmup}; at least {LEAST_ITERATIONS} are needed"
+                f"the warm-up of {self._warmup}; at least {LEAST_ITERATIONS} are needed"
             }
         count = len(measured)
         means: dict[str, object] = {

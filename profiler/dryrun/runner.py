@@ -1,0 +1,161 @@
+"""Runs a training script under measurement, as a process of its own."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from muri.errors import MuriError, UsageError
+from muri.profiler.dryrun.request import DryRunRequest, Limits
+from muri.profiler.dryrun.result import DryRunResult
+
+__all__ = [
+    "DryRunFailedError",
+    "DryRunResult",
+    "Limits",
+    "NoScriptError",
+    "Progress",
+    "end",
+    "last_words",
+    "measure_script",
+]
+
+Progress = Mapping[str, Any]
+"""What the script last said: "iterations" and "measured" so far, "seconds" and the "confidence"."""
+
+_TICK_S: Final = 0.05
+_GRACE_S: Final = 5.0
+_OUTPUT_TAIL_BYTES: Final = 4096
+_LAST_WORDS_CHARACTERS: Final = 300
+
+# In the child, before anything of it is imported: libraries count the cores they may use when they load. The
+# child must not outlive this process, which is the only one that waits for its result.
+_CHILD: Final = """\
+import ctypes, os
+ctypes.CDLL(None).prctl(1, 9)
+cpus = {cpus}
+if cpus:
+    os.sched_setaffinity(0, cpus)
+from muri.cli import main
+main()
+"""
+
+
+class DryRunFailedError(MuriError):
+    """A dry run has no result."""
+
+
+class NoScriptError(UsageError):
+    """There is nothing to measure."""
+
+
+def measure_script(
+    command: Sequence[str],
+    *,
+    cpus: frozenset[int] | None = None,
+    environment: Mapping[str, str] | None = None,
+    limits: Limits = Limits(),  # noqa: B008 -- frozen
+    on_progress: Callable[[Progress], None] | None = None,
+) -> DryRunResult:
+    """Measure the first iterations of a script and end it then.
+
+    May be called by several threads at once.
+
+    Args:
+        command: The script and its arguments, or "-m", a module and its arguments.
+        cpus: The cores that the script and all it starts may use; None: those of this process.
+        environment: The script's environment; None: that of this process.
+        limits: How much it may take.
+        on_progress: Called about every second with what the script says about itself.
+
+    Raises:
+        NoScriptError: There is no such script.
+        DryRunFailedError: It failed, never iterated or took too long; the message has its last words.
+    """
+    _check(command)
+    with tempfile.TemporaryDirectory(prefix="muri-dry-run-") as folder:
+        request = DryRunRequest(limits, Path(folder, "result.json"))
+        output = Path(folder, "output")
+        variables = {**(os.environ if environment is None else environment), **request.environment()}
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _CHILD.format(cpus=sorted(cpus or ())), "run", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=variables,
+                start_new_session=True,
+            )
+            try:
+                in_time = _wait(process, request, on_progress)
+            finally:
+                end(process)
+        return _read(request, process.returncode, output, in_time=in_time)
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and everything it started; it leads a session of its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        try:
+            process.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def last_words(output: Path) -> str:
+    """The last line that a script printed, "" when it printed nothing."""
+    with output.open("rb") as stream:
+        stream.seek(max(0, output.stat().st_size - _OUTPUT_TAIL_BYTES))
+        lines = stream.read().decode(errors="replace").strip().splitlines()
+    return lines[-1].strip()[-_LAST_WORDS_CHARACTERS:] if lines else ""
+
+
+def _check(command: Sequence[str]) -> None:
+    if not command or (command[0] == "-m" and len(command) == 1):
+        raise NoScriptError("there is nothing to measure; give a script, or -m and a module")
+    if command[0] != "-m" and not Path(command[0]).is_file():
+        raise NoScriptError(f"there is no script {command[0]}; give its path, or -m and the name of a module")
+
+
+def _wait(
+    process: "subprocess.Popen[bytes]", request: DryRunRequest, on_progress: Callable[[Progress], None] | None
+) -> bool:
+    """Wait for the end of the script; False when it took too long."""
+    deadline_s = time.monotonic() + request.limits.time_limit_s
+    told = ""
+    while process.poll() is None:
+        if time.monotonic() > deadline_s:
+            return False
+        if on_progress is not None:
+            with contextlib.suppress(FileNotFoundError):
+                said = request.progress_path.read_text()
+                if said != told:
+                    told = said
+                    on_progress(json.loads(said))
+        time.sleep(_TICK_S)
+    return True
+
+
+def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> DryRunResult:
+    try:
+        value = json.loads(request.result_path.read_text())
+        if "error" not in value:
+            return DryRunResult.from_dict(value)
+        why = str(value["error"])
+    except FileNotFoundError:
+        why = f"the script ended with code {code} before it was measured"
+    except (ValueError, KeyError) as error:
+        raise DryRunFailedError(f"the dry run left an unreadable result ({error})") from error
+    if not in_time:
+        why = f"there was no result within {request.limits.time_limit_s:g} s"
+    words = last_words(output)
+    raise DryRunFailedError(f"no profile: {why}" + (f"\nits last words: {words}" if words else ""))
