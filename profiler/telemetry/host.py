@@ -1,0 +1,161 @@
+"""What a process and its descendants use of the host: CPU, memory, disk; and the network of the node."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import psutil
+
+from muri.profiler.telemetry.throttle import Throttle
+
+MIB: Final = 1024**2
+GIB: Final = 1024**3
+TREE_EVERY_S: Final = 0.5
+"""New descendants are looked for so often at most: it means reading all processes of the node."""
+MEMORY_EVERY_S: Final = 0.5
+LOOPBACK: Final = "lo"
+
+NETWORK_NOTE: Final = (
+    "network rates are the node's, not the job's alone (loopback, which ranks on one node use, is counted apart)"
+)
+NODE_DISK_NOTE: Final = (
+    "disk rates are the node's, not the job's alone: no permission to read the processes' own "
+    "(run as the user who owns them)"
+)
+NO_DISK_NOTE: Final = "disk rates cannot be read: neither the processes' own nor the node's"
+RSS_NOTE: Final = "host memory counts pages shared between processes more than once: no permission to read their shares"
+
+
+@dataclass(frozen=True, slots=True)
+class HostReading:
+    """Totals since the processes started, and memory now; None where it could not be read."""
+
+    cpu_s: float | None
+    mem_gib: float | None
+    disk_mib: float | None
+    network_mib: float | None
+    loopback_mib: float | None
+
+
+class HostReader:
+    """Reads what one process and its descendants use.
+
+    CPU seconds and disk bytes of children that ended are in their parent's figures once the parent
+    has waited for them, so the totals keep them. A descendant whose parent ended is still followed
+    if it was seen before.
+
+    Attributes:
+        notes: What could not be read, or not of these processes alone.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._tree: dict[int, psutil.Process] = {}
+        self._tree_due = Throttle(TREE_EVERY_S)
+        self._memory_due = Throttle(MEMORY_EVERY_S)
+        self._memory_gib: float | None = None
+        self._totals = {"cpu": 0.0, "disk": 0.0}
+        self._node_disk = False
+        self.notes: dict[str, None] = {}
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The process and the descendants that are known."""
+        return frozenset(self._tree)
+
+    def read(self) -> HostReading:
+        """Read everything that is due; the rest is what it was last."""
+        if self._tree_due.due():
+            self._refresh_tree()
+            self._tree_due.done()
+        if self._memory_due.due():
+            self._memory_gib = self._memory()
+            self._memory_due.done()
+        network_mib, loopback_mib = self._network()
+        return HostReading(self._cpu_s(), self._memory_gib, self._disk_mib(), network_mib, loopback_mib)
+
+    def _refresh_tree(self) -> None:
+        try:
+            root = self._tree.get(self._pid) or psutil.Process(self._pid)
+            found = [root, *root.children(recursive=True)]
+        except psutil.Error:
+            found = []
+        for process in found:
+            self._tree.setdefault(process.pid, process)
+
+    def _cpu_s(self) -> float | None:
+        total_s = 0.0
+        for pid, process in list(self._tree.items()):
+            try:
+                total_s += sum(process.cpu_times()[:4])  # user, system and those of children waited for
+            except psutil.NoSuchProcess:
+                del self._tree[pid]
+            except psutil.Error:
+                continue
+        return self._grown("cpu", total_s)
+
+    def _grown(self, name: str, total: float) -> float:
+        """The total, which never falls: a process that ends is missing until its parent has waited for it."""
+        self._totals[name] = max(self._totals[name], total)
+        return self._totals[name]
+
+    def _memory(self) -> float | None:
+        total_bytes = 0
+        for process in self._tree.values():
+            try:
+                total_bytes += process.memory_full_info().pss
+            except psutil.NoSuchProcess:
+                continue
+            except psutil.AccessDenied:
+                self.notes[RSS_NOTE] = None
+                total_bytes += _rss(process)
+        return total_bytes / GIB if self._tree else self._memory_gib
+
+    def _disk_mib(self) -> float | None:
+        if not self._node_disk:
+            total_bytes = 0
+            for process in self._tree.values():
+                try:
+                    counters = process.io_counters()
+                except psutil.NoSuchProcess:
+                    continue
+                except (psutil.AccessDenied, NotImplementedError, AttributeError, OSError):
+                    self._node_disk = True  # from now on: a change of meaning within a run would be a false rate
+                    return None
+                total_bytes += counters.read_bytes + counters.write_bytes
+            return self._grown("disk", total_bytes) / MIB
+        counters = _node_disk()
+        self.notes[NO_DISK_NOTE if counters is None else NODE_DISK_NOTE] = None
+        return counters
+
+    def _network(self) -> tuple[float | None, float | None]:
+        try:
+            counters = psutil.net_io_counters(pernic=True, nowrap=False)
+        except OSError as error:
+            self.notes[f"network rates cannot be read: {error.strerror}"] = None
+            return None, None
+        self.notes[NETWORK_NOTE] = None
+        loopback = counters.pop(LOOPBACK, None)
+        others = sum(item.bytes_sent + item.bytes_recv for item in counters.values())
+        return others / MIB, loopback.bytes_sent / MIB if loopback else 0.0
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:
+        return 0
+
+
+def _node_disk() -> float | None:
+    try:
+        counters = psutil.disk_io_counters()
+    except (OSError, RuntimeError, NotImplementedError):
+        return None
+    return None if counters is None else (counters.read_bytes + counters.write_bytes) / MIB
+
+
+def rate(before: float | None, after: float | None, over_s: float) -> float | None:
+    """Growth per second, None where one of the two could not be read."""
+    if before is None or after is None or over_s <= 0:
+        return None
+    return max(0.0, after - before) / over_s

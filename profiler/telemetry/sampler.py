@@ -1,0 +1,106 @@
+"""Samples what a process and its descendants use, in a thread that is cheap and in nobody's way."""
+
+import os
+import threading
+import time
+from types import TracebackType
+from typing import Final, Self
+
+from muri.errors import UsageError
+from muri.profiler.telemetry.host import HostReader, HostReading, rate
+from muri.profiler.telemetry.sample import Sample, Usage
+from muri.profiler.telemetry.throttle import Throttle
+
+LEAST_INTERVAL_S: Final = 0.01
+CPU_SHARE: Final = 0.005
+"""Share of one core that sampling may take; dearer samples are taken less often."""
+JOIN_S: Final = 5.0
+FORKED_NOTE: Final = "this process was forked from the one that samples; the samples are there"
+
+
+class SamplerError(UsageError):
+    """The sampler is asked for something that makes no sense."""
+
+
+class Sampler:
+    """Samples a process and its descendants until it is stopped.
+
+    The thread is a daemon, so it keeps no process alive; after a fork it runs only in the parent.
+
+    Args:
+        pid: The process.
+        interval_s: Seconds between samples, more where samples are costly.
+
+    Raises:
+        SamplerError: The interval is too short.
+    """
+
+    def __init__(self, pid: int, interval_s: float = 0.1) -> None:
+        if interval_s < LEAST_INTERVAL_S:
+            raise SamplerError(f"cannot sample every {interval_s} s; the least is {LEAST_INTERVAL_S} s")
+        self._host = HostReader(pid)
+        self._pace = Throttle(interval_s, CPU_SHARE)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="muri-telemetry", daemon=True)
+        self._samples: list[Sample] = []
+        self._owner = os.getpid()
+        self._before: tuple[float, HostReading] | None = None
+        self._cpu_s = 0.0
+        self._failure: str | None = None
+
+    def __enter__(self) -> Self:
+        """Start sampling."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop sampling."""
+        self.stop()
+
+    def start(self) -> None:
+        """Start sampling; returns at once."""
+        self._thread.start()
+
+    def stop(self) -> Usage:
+        """Take a last sample and return them all; a second call returns the same."""
+        if os.getpid() != self._owner:  # the thread and its locks are the parent's
+            return Usage(notes=(FORKED_NOTE,))
+        self._ended.set()
+        if self._thread.ident is not None:
+            self._thread.join(JOIN_S)
+        notes = (*self._host.notes, *((self._failure,) if self._failure else ()))
+        return Usage(tuple(self._samples), notes, self._cpu_s)
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(self._sample()):
+                pass
+            self._sample()
+        except Exception as error:
+            self._failure = f"sampling ended early: {type(error).__name__}: {error}"
+
+    def _sample(self) -> float:
+        """Take one sample; returns how long to wait for the next."""
+        began_s = time.thread_time()
+        at_s, reading = time.perf_counter(), self._host.read()
+        if self._before is not None:
+            self._samples.append(_sample(self._before, (at_s, reading)))
+        self._before = (at_s, reading)
+        self._cpu_s = time.thread_time()
+        return self._pace.pause_s(self._cpu_s - began_s)
+
+
+def _sample(before: tuple[float, HostReading], after: tuple[float, HostReading]) -> Sample:
+    (before_s, old), (at_s, new) = before, after
+    over_s = at_s - before_s
+    return Sample(
+        at_s=at_s,
+        over_s=over_s,
+        cpu_cores=rate(old.cpu_s, new.cpu_s, over_s),
+        host_mem_gib=new.mem_gib,
+        disk_mib_per_s=rate(old.disk_mib, new.disk_mib, over_s),
+        network_mib_per_s=rate(old.network_mib, new.network_mib, over_s),
+        loopback_mib_per_s=rate(old.loopback_mib, new.loopback_mib, over_s),
+    )
