@@ -1,0 +1,54 @@
+"""The best that is known of a model: measured, else scaled from other GPU counts, else predicted."""
+
+from dataclasses import dataclass
+
+from muri.profiler.bandwidth import bandwidths
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.scaling import scale
+from muri.profiler.store import ProfileStore
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A profile and what it rests on.
+
+    Attributes:
+        profile: Its `source` says whether it is measured, scaled or predicted.
+        basis: What an estimate rests on, a sentence each; empty when measured.
+    """
+
+    profile: StageProfile
+    basis: tuple[str, ...] = ()
+
+
+def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
+    """The measured profile of a key, else an estimate, else None.
+
+    An estimate's source is "scaled" (from another GPU count) or "predicted" (from the model's graph); it
+    serves for planning until the dry run has measured.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    stored = store.get(key)
+    if stored is not None and not stored.is_estimate:
+        return stored
+    estimate = estimated(store, key)
+    return estimate.profile if estimate else stored
+
+
+def estimated(store: ProfileStore, key: ProfileKey) -> Known | None:
+    """What would be estimated of a key, whether it was measured or not; None when nothing is known."""
+    scaled = scale(store.list(), key, bandwidths(store))
+    if scaled is not None:
+        return Known(scaled.profile, scaled.basis)
+    predicted = _predicted(store, key)
+    return None if predicted is None else Known(predicted, ("predicted from the model's graph",))
+
+
+def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
+    try:
+        from muri.profiler.prediction import predict_profile  # noqa: PLC0415 -- needs scikit-learn, an extra
+    except ImportError:
+        return None
+    return predict_profile(store, key)

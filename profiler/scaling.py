@@ -1,0 +1,140 @@
+"""From the profile of a model on some GPUs to an estimate for more or fewer. Pure.
+
+Training is data-parallel and the batch size is per GPU, so that each GPU's own work does not change: load,
+preprocess and propagate are taken over. Only the all-reduce of the gradients depends on the number of GPUs; it
+follows the ring model of `muri.profiler.bandwidth`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+from muri.profiler.bandwidth import (
+    DEFAULT_LATENCY_S,
+    DEFAULT_MIB_PER_S,
+    Bandwidth,
+    nearest_bandwidth,
+    ring_s,
+    ring_share,
+)
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+
+NETWORK: Final = STAGES.index("synchronize")
+GRADIENT_SHARE: Final = 0.25
+"""Of the GPU memory, where the size of the gradients was not measured: Adam keeps weights, gradients and two
+moments of one size each, so that it is at most this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a model's all-reduce takes on a ring.
+
+    Attributes:
+        size_over_bandwidth_s: Gradient size over bandwidth.
+        latency_s: Seconds of a step of the ring.
+        basis: Where the two come from, for people.
+    """
+
+    size_over_bandwidth_s: float
+    latency_s: float
+    basis: str
+
+    def busy_s(self, ranks: int) -> float:
+        """Seconds per iteration that the network is busy."""
+        return ring_s(self.size_over_bandwidth_s, self.latency_s, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """An estimate and what it rests on.
+
+    Attributes:
+        profile: The estimate; its source is "scaled".
+        base: The measured profile that it starts from.
+        basis: Assumptions, a sentence each, for people.
+    """
+
+    profile: StageProfile
+    base: StageProfile
+    basis: tuple[str, ...]
+
+
+def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Bandwidth] = ()) -> Scaled | None:
+    """Estimate a profile from those of the same model on other numbers of GPUs.
+
+    Args:
+        profiles: All profiles; those of other models, batch sizes, GPU types, and estimates are left out.
+        key: What to estimate.
+        known: Measured bandwidths.
+
+    Returns:
+        The estimate, or None when the model was measured on no other number of GPUs.
+    """
+    measured = [item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate]
+    if not measured:
+        return None
+    base = min(measured, key=lambda item: (abs(math.log(item.key.gpu_count / key.gpu_count)), item.key.gpu_count))
+    traffic = traffic_of(measured, key, known)
+    basis = (f"load, preprocess and propagate as measured on {base.key.gpu_count} × {key.gpu_type}", traffic.basis)
+    return Scaled(_scaled(base, key, traffic), base, basis)
+
+
+def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
+    return replace(one, gpu_count=other.gpu_count) == other and one.gpu_count != other.gpu_count
+
+
+def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfile:
+    """The base with another all-reduce; as much of it is hidden behind the other stages as was before."""
+    hidden_s = max(0.0, network_busy_s(base) - base.synchronize_s)
+    owned_s = max(0.0, traffic.busy_s(key.gpu_count) - hidden_s) if key.gpu_count > 1 else 0.0
+    others_s = max(base.iteration_s - base.synchronize_s, *base.stage_s[:NETWORK])
+    return replace(
+        base,
+        key=key,
+        synchronize_s=owned_s,
+        iteration_s=others_s + owned_s or base.iteration_s,
+        iterations=0,
+        source="scaled",
+        detail=ProfileDetail(gradient_mib=base.detail.gradient_mib, host_mem_gib=base.detail.host_mem_gib),
+    )
+
+
+def network_busy_s(profile: StageProfile) -> float:
+    """Seconds per iteration in which the network was used, also where another stage owned the time."""
+    busy = profile.detail.busy_s
+    return max(profile.synchronize_s, busy[NETWORK] if busy else 0.0)
+
+
+def traffic_of(measured: Sequence[StageProfile], key: ProfileKey, known: Sequence[Bandwidth]) -> Traffic:
+    """How much the model's ranks send, from the best that is known.
+
+    Its own all-reduce on another number of GPUs is worth most; next the size of its gradients and the measured
+    bandwidth; else assumptions, which `basis` names.
+    """
+    link = nearest_bandwidth(known, key.gpu_type, key.gpu_count)
+    latency_s = link.latency_s if link else DEFAULT_LATENCY_S
+    seen = [item for item in measured if item.key.gpu_count > 1]
+    if seen:
+        counts = ", ".join(str(item.key.gpu_count) for item in sorted(seen, key=lambda item: item.key))
+        seconds = fmean(_size_over_bandwidth_s(item, latency_s) for item in seen)
+        return Traffic(seconds, latency_s, f"synchronize by the ring model from the model's own on {counts} GPUs")
+    return _from_size(measured, link, latency_s)
+
+
+def _size_over_bandwidth_s(profile: StageProfile, latency_s: float) -> float:
+    ranks = profile.key.gpu_count
+    return max(0.0, network_busy_s(profile) - ring_s(0.0, latency_s, ranks)) / ring_share(ranks)
+
+
+def _from_size(measured: Sequence[StageProfile], link: Bandwidth | None, latency_s: float) -> Traffic:
+    sizes = [item.detail.gradient_mib for item in measured if item.detail.gradient_mib is not None]
+    gradient_mib = sizes[0] if sizes else GRADIENT_SHARE * 1024 * measured[0].gpu_mem_gib
+    size = f"{gradient_mib:.1f} MiB of gradients"
+    size += "" if sizes else " (ASSUMED: a quarter of the GPU memory; the size was not measured)"
+    if link:
+        mib_per_s, over = link.mib_per_s, f"{link.mib_per_s:.0f} MiB/s as measured on {link.name}"
+    else:
+        mib_per_s, over = DEFAULT_MIB_PER_S, f"{DEFAULT_MIB_PER_S:.0f} MiB/s (ASSUMED; measure: muri profile bandwidth)"
+    return Traffic(gradient_mib / mib_per_s, latency_s, f"synchronize by the ring model from {size} at {over}")

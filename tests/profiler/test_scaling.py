@@ -1,0 +1,128 @@
+"""Estimates of profiles from other GPU counts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builders import make_profile
+
+from muri.profiler.bandwidth import KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
+from muri.profiler.estimates import best_known, estimated
+from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.scaling import scale
+from muri.profiler.store import Document, ProfileStore
+
+A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)
+
+
+def key(gpu_count, **changes):
+    return ProfileKey(**({"model": "resnet18", "batch_size": 64, "gpu_count": gpu_count, "gpu_type": "gpu"} | changes))
+
+
+def one_gpu(gradient_mib=None, **changes):
+    return make_profile(**({"synchronize_s": 0.0, "detail": ProfileDetail(gradient_mib=gradient_mib)} | changes))
+
+
+def test_a_ring_sends_each_byte_twice_but_for_one_nth():
+    assert ring_s(1.0, 0.0, 2) == 1.0
+    assert ring_s(1.0, 0.0, 4) == 1.5
+    assert ring_s(0.0, 0.01, 4) == pytest.approx(0.06)
+    assert ring_s(1.0, 0.01, 1) == 0.0
+
+
+def test_one_gpu_and_a_measured_bandwidth_give_four():
+    base = one_gpu(100.0)
+    found = scale([base], key(4), [A100])
+    assert found.profile.synchronize_s == pytest.approx(1.5 * 0.1 + 6e-3)
+    assert found.profile.iteration_s == pytest.approx(0.48 + found.profile.synchronize_s)
+    assert found.profile.stage_s[:3] == base.stage_s[:3]
+    assert (found.profile.source, found.profile.iterations) == ("scaled", 0)
+    assert found.profile.is_estimate
+    assert found.base == base
+    assert "1000 MiB/s as measured on gpu/4x1" in found.basis[1]
+    assert "ASSUMED" not in " ".join(found.basis)
+
+
+def test_assumptions_are_named():
+    found = scale([one_gpu(gpu_mem_gib=4.0)], key(2))
+    assert "1024.0 MiB of gradients (ASSUMED" in found.basis[1]
+    assert "10240 MiB/s (ASSUMED; measure: muri profile bandwidth)" in found.basis[1]
+    assert found.profile.synchronize_s == pytest.approx(0.1, rel=1e-3)
+
+
+def test_the_models_own_all_reduce_counts_more_than_a_bandwidth():
+    profiles = [one_gpu(100.0), make_profile(gpu_count=2, synchronize_s=0.042, iteration_s=0.52)]
+    found = scale(profiles, key(8), [A100])
+    assert found.base.key.gpu_count == 2
+    assert found.profile.synchronize_s == pytest.approx(1.75 * 0.040 + 14e-3)
+    assert found.profile.iteration_s == pytest.approx(0.52 + found.profile.synchronize_s - 0.042)
+    assert "the model's own on 2 GPUs" in found.basis[1]
+
+
+def test_what_was_hidden_stays_hidden():
+    busy = ProfileDetail(busy_s=(0.12, 0.05, 0.3, 0.10))
+    base = make_profile(gpu_count=2, synchronize_s=0.04, iteration_s=0.51, detail=busy)
+    found = scale([base], key(4), [Bandwidth("gpu", 1, 4, 1000.0, 0.0)])
+    assert found.profile.synchronize_s == pytest.approx(1.5 * 0.10 - 0.06)
+
+
+def test_down_to_one_gpu_nothing_is_sent():
+    found = scale([make_profile(gpu_count=4, synchronize_s=0.1, iteration_s=0.57)], key(1))
+    assert found.profile.synchronize_s == 0.0
+    assert found.profile.iteration_s == pytest.approx(0.47)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 32}, {"gpu_type": "a100"}, {"model": "vgg16"}, {"gpu_count": 4}, {"source": "predicted"}]
+)
+def test_only_measured_profiles_of_the_same_model_serve(changes):
+    assert scale([one_gpu(100.0, **changes)], key(4)) is None
+
+
+counts = st.integers(1, 4096)
+
+
+@given(counts, counts, st.floats(0, 1e6), st.floats(1e-3, 1e6), st.floats(0, 10), st.floats(0, 10), st.floats(1e-3, 10))
+def test_an_estimate_is_always_a_valid_profile(count, wanted, gradient_mib, mib_per_s, latency_s, sync_s, iteration_s):
+    base = one_gpu(gradient_mib, gpu_count=count, synchronize_s=sync_s, iteration_s=iteration_s)
+    found = scale([base], key(wanted), [Bandwidth("gpu", 1, 2, mib_per_s, latency_s)])
+    assert (found is None) == (count == wanted)
+    if found:
+        assert found.profile.iteration_s >= max(found.profile.stage_s[:3])
+
+
+def test_the_bandwidth_of_the_nearest_number_of_ranks_serves():
+    eight, two, other = Bandwidth("gpu", 2, 4, 10.0, 0.0), Bandwidth("gpu", 1, 2, 99.0, 0.0), Bandwidth("x", 1, 3, 5, 0)
+    assert nearest_bandwidth([two, eight, other], "gpu", 3) is two
+    assert nearest_bandwidth([two, eight, other], "gpu", 4) is eight  # as near as two; the one across nodes is slower
+    assert nearest_bandwidth([two, eight, other], "gpu", 64) is eight
+    assert nearest_bandwidth([two], "a100", 2) is None
+
+
+def test_bandwidths_are_kept_in_the_store(tmp_path):
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_document(KIND, A100.to_document())
+        assert bandwidths(store) == (A100,)
+        store.put_document(KIND, Document("x/2x1", "", {"gpu_type": "x", "nodes": 1}))
+        with pytest.raises(ProfileError, match=r"bandwidth x/2x1 in the store: .*ranks_per_node"):
+            bandwidths(store)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [((0, 1, 1.0, 0.0), "at least one rank"), ((1, 1, 0.0, 0.0), "0.0 MiB/s"), ((1, 1, 1.0, -1.0), "latency of -1.0")],
+)
+def test_impossible_bandwidths_are_refused(figures, said):
+    with pytest.raises(ProfileError, match=said):
+        Bandwidth("gpu", *figures)
+
+
+def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):
+    with ProfileStore(tmp_path / "p.db") as store:
+        assert best_known(store, key(1)) is None
+        store.put(one_gpu(100.0))
+        assert best_known(store, key(1)).source == "dry-run"
+        assert best_known(store, key(4)).source == "scaled"
+        measured = make_profile(gpu_count=4)
+        store.put(measured)
+        assert best_known(store, key(4)) == measured
+        assert estimated(store, key(4)).profile.source == "scaled"
