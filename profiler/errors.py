@@ -1,5 +1,6 @@
 """What can go wrong with stored profiles."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from muri.errors import MuriError, UsageError
@@ -44,14 +45,25 @@ class CorruptStoreError(StoreError):
 
     def __init__(self, path: Path, detail: str) -> None:
         super().__init__(
-            f"the profile store {path} is damaged ({detail}). Nothing was changed. Set it aside with "
-            f"`mv {path} {path}.damaged; rm -f {path}-wal {path}-shm`: models are then measured again, "
+            f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor` and "
+            "set it aside with `muri doctor --set-aside`, which renames it: models are then measured again, "
             "or read an export with `muri profile import`"
         )
 
 
 class StoreVersionError(StoreError):
     """The store was made by a newer version, or by another program."""
+
+
+class JournalChoiceError(StoreError, UsageError):
+    """A way of writing the store was asked for that there is not."""
+
+    exit_code = UsageError.exit_code
+
+    def __init__(self, place: str, found: str, valid: Iterable[str]) -> None:
+        super().__init__(
+            f"{place} is {found!r}; valid are: {', '.join(valid)}, or nothing for the choice by file system"
+        )
 
 
 class ExchangeError(UsageError):

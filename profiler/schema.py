@@ -34,6 +34,7 @@ MIGRATIONS: Final = (
             gpu_type TEXT NOT NULL,
             since TEXT NOT NULL,
             reason TEXT NOT NULL,
+            who TEXT NOT NULL,
             PRIMARY KEY (model, batch_size, gpu_count, gpu_type)
         )""",
         """CREATE TABLE observation (
@@ -53,7 +54,10 @@ MIGRATIONS: Final = (
             at TEXT NOT NULL,
             who TEXT NOT NULL,
             action TEXT NOT NULL,
-            key TEXT NOT NULL,
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
             before TEXT NOT NULL,
             after TEXT NOT NULL
         )""",
@@ -114,3 +118,53 @@ PUT_DOCUMENT: Final = """
 DOCUMENTS_OF_KIND: Final = "SELECT name, measured_at, body FROM document WHERE kind = ? ORDER BY name"
 
 DELETE_DOCUMENT: Final = "DELETE FROM document WHERE kind = ? AND name = ?"
+
+OBSERVE: Final = """
+    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, observed_at, job_id, iterations, stage_s)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS (
+        SELECT 1 FROM observation
+        WHERE model = ?1 AND batch_size = ?2 AND gpu_count = ?3 AND gpu_type = ?4 AND job_id = ?6 AND iterations = ?7
+    )
+"""
+"""A report that is read twice is one observation: its job has done no iteration since."""
+
+OBSERVATIONS_OF_KEY: Final = """
+    SELECT observed_at, job_id, iterations, stage_s FROM observation
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    ORDER BY id
+"""
+
+DELETE_OBSERVATIONS: Final = """
+    DELETE FROM observation WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+"""
+
+DELETE_OLD_OBSERVATIONS: Final = """
+    DELETE FROM observation WHERE id IN (
+        SELECT id FROM observation
+        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+        ORDER BY id DESC LIMIT -1 OFFSET ?
+    )
+"""
+
+MARK_STALE: Final = """
+    INSERT INTO stale (model, batch_size, gpu_count, gpu_type, since, reason, who) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+
+STALE_MARKS: Final = """
+    SELECT model, batch_size, gpu_count, gpu_type, since, reason, who FROM stale
+    ORDER BY model, batch_size, gpu_count, gpu_type
+"""
+
+CLEAR_STALE: Final = "DELETE FROM stale WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?"
+
+WRITE_AUDIT: Final = """
+    INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, before, after)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+AUDIT: Final = """
+    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, before, after FROM audit ORDER BY id
+"""
+
+COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"

@@ -3,33 +3,25 @@
 import json
 import os
 import sqlite3
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
-from urllib.parse import quote
+from typing import Any, Final, NamedTuple
 
 import yaml
 
 from muri.profiler import schema
-from muri.profiler.errors import (
-    CorruptStoreError,
-    StoreBusyError,
-    StoreError,
-    StoreMissingError,
-    StorePermissionError,
-    StoreVersionError,
-)
+from muri.profiler.errors import CorruptStoreError
+from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.store_file import StoreFile
+from muri.profiler.upkeep import AuditEntry, Author, Observation, StaleMark
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/muri")
 DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 STORE_NAME: Final = "profiles.db"
-BUSY_TIMEOUT_S: Final = 30.0
 HISTORY_PER_KEY: Final = 50
 """Measurements kept of one model; older ones are dropped when a new one arrives."""
+OBSERVATIONS_PER_KEY: Final = 200
 
 
 class Stored(NamedTuple):
@@ -74,62 +66,32 @@ class Document(NamedTuple):
     body: dict[str, Any]
 
 
-class ProfileStore:
+class ProfileStore(StoreFile):
     """Profiles under (model, batch size, GPU count, GPU type), with their earlier measurements.
 
-    Use it as a context manager, in the thread that opened it.
-
-    Args:
-        path: The SQLite file; its directory is made when missing, unless `read_only`.
-        read_only: Open an existing store without changing anything, for users who may not write.
-
-    Raises:
-        StoreError: The file is missing (read-only), damaged, locked, of a newer version, or
-            not permitted; the subclass and the text say which.
+    What a person changes is written into the audit table in the same transaction: pass an `author`.
     """
-
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self.path = path
-        self.read_only = read_only
-        if read_only and not _exists(path):
-            raise StoreMissingError(path)
-        with _named_errors(path, "read" if read_only else "write"):
-            self._connection = _connect_read_only(path) if read_only else _connect(path)
-        try:
-            self._prepare()
-        except BaseException:
-            self._connection.close()
-            raise
-
-    def __enter__(self) -> Self:
-        """The store itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close the store."""
-        self.close()
-
-    def close(self) -> None:
-        """Close the file; the store can't be used any more."""
-        self._connection.close()
 
     def put(self, profile: StageProfile) -> Stored:
         """Store a profile; the one it replaces becomes history."""
         return self.put_all((profile,))
 
-    def put_all(self, profiles: Iterable[StageProfile]) -> Stored:
-        """Store several profiles, all or none."""
+    def put_all(self, profiles: Iterable[StageProfile], author: Author | None = None) -> Stored:
+        """Store several profiles, all or none.
+
+        One that is no estimate takes the stale mark off its key, with the observations that led to it.
+        """
         added = replaced = 0
         with self._transaction() as connection:
             for profile in profiles:
-                known = _count(connection, profile.key) > 0
-                added, replaced = added + (not known), replaced + known
+                old = self.get(profile.key)
+                added, replaced = added + (old is None), replaced + (old is not None)
                 _insert(connection, profile)
+                if not profile.is_estimate:
+                    connection.execute(schema.CLEAR_STALE, _values(profile.key))
+                    connection.execute(schema.DELETE_OBSERVATIONS, _values(profile.key))
+                if author is not None:
+                    _audit(connection, author, profile.key, _figures(old), to_dict(profile))
         return Stored(added, replaced)
 
     def get(self, key: ProfileKey) -> StageProfile | None:
@@ -145,14 +107,67 @@ class ProfileStore:
         """The kept measurements of a key, the newest first."""
         return self._select(schema.OF_KEY, (*_values(key), HISTORY_PER_KEY))
 
-    def remove(self, key: ProfileKey) -> bool:
-        """Forget a key and its history.
+    def measurements(self) -> dict[str, int]:
+        """How many measurements are kept, by source."""
+        return dict(self._rows(schema.COUNT_BY_SOURCE))
+
+    def remove(self, key: ProfileKey, author: Author | None = None) -> bool:
+        """Forget a key, its history, observations and mark.
 
         Returns:
             Whether there was anything to forget.
         """
         with self._transaction() as connection:
-            return connection.execute(schema.DELETE_KEY, _values(key)).rowcount > 0
+            old = self.get(key)
+            for statement in (schema.DELETE_KEY, schema.CLEAR_STALE, schema.DELETE_OBSERVATIONS):
+                connection.execute(statement, _values(key))
+            if old is not None and author is not None:
+                _audit(connection, author, key, _figures(old), None)
+        return old is not None
+
+    def observe(self, key: ProfileKey, observation: Observation) -> None:
+        """Keep what a running job told; the same report twice is kept once, and only the newest of a key."""
+        what = (observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s))
+        with self._transaction() as connection:
+            connection.execute(schema.OBSERVE, (*_values(key), *what))
+            connection.execute(schema.DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
+
+    def observations(self, key: ProfileKey) -> tuple[Observation, ...]:
+        """What running jobs told since the key was measured, the oldest first."""
+        rows = self._rows(schema.OBSERVATIONS_OF_KEY, _values(key))
+        try:
+            return tuple(Observation(*row[:3], tuple(map(float, json.loads(row[3])))) for row in rows)
+        except (ValueError, TypeError) as error:
+            raise CorruptStoreError(self.path, f"an observation of {key} is unreadable") from error
+
+    def mark_stale(self, key: ProfileKey, reason: str, author: Author) -> bool:
+        """Say that a key is to be measured again; returns whether it was not marked before."""
+        with self._transaction() as connection:
+            values = (*_values(key), author.at, reason, author.who)
+            new = connection.execute(schema.MARK_STALE, values).rowcount > 0
+            if new:
+                _audit(connection, author, key, None, {"reason": reason})
+        return new
+
+    def clear_stale(self, key: ProfileKey, author: Author) -> bool:
+        """Take a mark back, and forget the observations that led to it; returns whether there was one."""
+        with self._transaction() as connection:
+            marked = connection.execute(schema.CLEAR_STALE, _values(key)).rowcount > 0
+            if marked:
+                connection.execute(schema.DELETE_OBSERVATIONS, _values(key))
+                _audit(connection, author, key, None, None)
+        return marked
+
+    def stale_marks(self) -> tuple[StaleMark, ...]:
+        """All marks, by key."""
+        return tuple(StaleMark(ProfileKey(*row[:4]), *row[4:]) for row in self._rows(schema.STALE_MARKS))
+
+    def audit(self) -> tuple[AuditEntry, ...]:
+        """Every change made by hand and every mark, the oldest first."""
+        return tuple(
+            AuditEntry(*row[:3], ProfileKey(*row[3:7]), *(_json(self.path, text) or None for text in row[7:]))
+            for row in self._rows(schema.AUDIT)
+        )
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document; one of the same kind and name is replaced."""
@@ -162,8 +177,7 @@ class ProfileStore:
 
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
-        with _named_errors(self.path, "read"):
-            rows = self._connection.execute(schema.DOCUMENTS_OF_KIND, (kind,)).fetchall()
+        rows = self._rows(schema.DOCUMENTS_OF_KIND, (kind,))
         return tuple(Document(name, measured_at, _json(self.path, body)) for name, measured_at, body in rows)
 
     def remove_document(self, kind: str, name: str) -> bool:
@@ -172,144 +186,15 @@ class ProfileStore:
             return connection.execute(schema.DELETE_DOCUMENT, (kind, name)).rowcount > 0
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
-        with _named_errors(self.path, "read"):
-            rows = self._connection.execute(query, values).fetchall()
+        rows = self._rows(query, values)
         try:
             return tuple(_profile(self.path, row) for row in rows)
         except (ProfileError, TypeError) as error:  # SQLite columns don't enforce types
             raise CorruptStoreError(self.path, str(error)) from error
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Take the write lock first, so that reading and writing are one step for others."""
-        if self.read_only:
-            raise StorePermissionError(self.path, "write")
-        with _named_errors(self.path, "write"):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
-
-    def _prepare(self) -> None:
-        """Check whose file it is and bring an older one up to date."""
-        version = self._version()
-        if version == len(schema.MIGRATIONS):
-            return
-        if self.read_only:
-            raise StoreVersionError(
-                f"the profile store {self.path} has format {version}, this version reads {len(schema.MIGRATIONS)}. "
-                "Start the controller once: it brings the store up to date"
-            )
-        with self._transaction() as connection:
-            for statements in schema.MIGRATIONS[self._version() :]:  # another process may have been first
-                for statement in statements:
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(schema.MIGRATIONS)}")
-
-    def _version(self) -> int:
-        with _named_errors(self.path, "read"):
-            version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
-            owner = int(self._connection.execute("PRAGMA application_id").fetchone()[0])
-            tables = int(self._connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        if owner != schema.APPLICATION_ID and tables:
-            raise StoreVersionError(f"{self.path} is a database of another program; give another --store")
-        if version > len(schema.MIGRATIONS):
-            raise StoreVersionError(
-                f"the profile store {self.path} has format {version}; this version of Muri knows up to "
-                f"{len(schema.MIGRATIONS)}. Use the newer Muri, or another store with --store"
-            )
-        return version
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    try:
-        _use_wal(connection)
-        connection.execute("PRAGMA synchronous = NORMAL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _use_wal(connection: sqlite3.Connection) -> None:
-    """Switch to write-ahead logging; SQLite's own busy timeout does not cover this statement."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
-    while True:
-        try:
-            if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] == "wal":
-                return
-        except sqlite3.OperationalError as error:
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-        time.sleep(0.01)
-
-
-def _connect_read_only(path: Path) -> sqlite3.Connection:
-    """Open for reading; where SQLite can't make its side files, as a file that nobody is writing."""
-    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
-    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
-    try:
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.OperationalError:
-        connection.close()
-        if _exists(path.with_name(path.name + "-wal")):
-            raise  # a writer is at work: ignoring its log would show old or broken data
-        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _exists(path: Path) -> bool:
-    """Whether the file exists; one in a directory that may not be entered counts as existing."""
-    try:
-        return path.exists()
-    except PermissionError:
-        return True
-
-
-@contextmanager
-def _named_errors(path: Path, action: str) -> Iterator[None]:
-    """Turn SQLite's and the system's errors into Muri's."""
-    try:
-        yield
-    except PermissionError as error:
-        raise StorePermissionError(path, action) from error
-    except OSError as error:
-        raise StoreError(f"cannot {action} the profile store {path}: {error.strerror}") from error
-    except sqlite3.OperationalError as error:
-        raise _operational(path, action, error) from error
-    except sqlite3.DatabaseError as error:
-        raise CorruptStoreError(path, str(error)) from error
-
-
-def _operational(path: Path, action: str, error: sqlite3.OperationalError) -> StoreError:
-    text = str(error)
-    if "locked" in text or "busy" in text:
-        return StoreBusyError(path, BUSY_TIMEOUT_S)
-    if path.is_dir():
-        return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
-    if "unable to open" in text or "readonly" in text or "access permission" in text:
-        return StorePermissionError(path, action)
-    if "no such table" in text or "no such column" in text or "malformed" in text:
-        return CorruptStoreError(path, text)
-    return StoreError(f"cannot {action} the profile store {path}: {text}")
-
 
 def _values(key: ProfileKey) -> tuple[object, ...]:
     return (key.model, key.batch_size, key.gpu_count, key.gpu_type)
-
-
-def _count(connection: sqlite3.Connection, key: ProfileKey) -> int:
-    return int(connection.execute(schema.COUNT_OF_KEY, _values(key)).fetchone()[0])
 
 
 def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
@@ -317,6 +202,21 @@ def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
     about = (profile.iterations, profile.measured_at, profile.source, json.dumps(profile.detail.to_dict()))
     connection.execute(schema.INSERT, (*_values(profile.key), *figures, *about))
     connection.execute(schema.DELETE_OLD_OF_KEY, (*_values(profile.key), HISTORY_PER_KEY))
+
+
+def _figures(profile: StageProfile | None) -> dict[str, Any] | None:
+    return None if profile is None else to_dict(profile)
+
+
+def _audit(
+    connection: sqlite3.Connection,
+    author: Author,
+    key: ProfileKey,
+    before: dict[str, Any] | None,
+    after: dict[str, Any] | None,
+) -> None:
+    sides = (json.dumps(side or {}, ensure_ascii=False) for side in (before, after))
+    connection.execute(schema.WRITE_AUDIT, (author.at, author.who, author.action, *_values(key), *sides))
 
 
 def _profile(path: Path, row: Any) -> StageProfile:
