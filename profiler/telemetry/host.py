@@ -9,8 +9,8 @@ from muri.profiler.telemetry.throttle import Throttle
 
 MIB: Final = 1024**2
 GIB: Final = 1024**3
-TREE_EVERY_S: Final = 0.5
-"""New descendants are looked for so often at most: it means reading all processes of the node."""
+TREE_EVERY_S: Final = 0.05
+"""New descendants are looked for so often at most; on nodes with many processes less often."""
 MEMORY_EVERY_S: Final = 0.5
 LOOPBACK: Final = "lo"
 
@@ -50,6 +50,7 @@ class HostReader:
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._tree: dict[int, psutil.Process] = {}
+        self._seen: set[int] = set()
         self._tree_due = Throttle(TREE_EVERY_S)
         self._memory_due = Throttle(MEMORY_EVERY_S)
         self._memory_gib: float | None = None
@@ -74,13 +75,15 @@ class HostReader:
         return HostReading(self._cpu_s(), self._memory_gib, self._disk_mib(), network_mib, loopback_mib)
 
     def _refresh_tree(self) -> None:
-        try:
-            root = self._tree.get(self._pid) or psutil.Process(self._pid)
-            found = [root, *root.children(recursive=True)]
-        except psutil.Error:
-            found = []
-        for process in found:
-            self._tree.setdefault(process.pid, process)
+        """Adopt the processes that are new since the last time; looking at all would cost far more."""
+        alive = set(psutil.pids())
+        known = (_with_parent(pid) for pid in alive - self._seen)
+        parents = {process: parent for process, parent in known if process is not None}
+        self._seen = alive
+        while found := [item for item, parent in parents.items() if item.pid == self._pid or parent in self._tree]:
+            for process in found:
+                self._tree[process.pid] = process
+                del parents[process]
 
     def _cpu_s(self) -> float | None:
         total_s = 0.0
@@ -123,9 +126,9 @@ class HostReader:
                     return None
                 total_bytes += counters.read_bytes + counters.write_bytes
             return self._grown("disk", total_bytes) / MIB
-        counters = _node_disk()
-        self.notes[NO_DISK_NOTE if counters is None else NODE_DISK_NOTE] = None
-        return counters
+        node_mib = _node_disk_mib()
+        self.notes[NO_DISK_NOTE if node_mib is None else NODE_DISK_NOTE] = None
+        return node_mib
 
     def _network(self) -> tuple[float | None, float | None]:
         try:
@@ -139,6 +142,15 @@ class HostReader:
         return others / MIB, loopback.bytes_sent / MIB if loopback else 0.0
 
 
+def _with_parent(pid: int) -> tuple[psutil.Process | None, int | None]:
+    """The process and the id of its parent; nothing where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        return process, process.ppid()
+    except psutil.Error:
+        return None, None
+
+
 def _rss(process: psutil.Process) -> int:
     try:
         return int(process.memory_info().rss)
@@ -146,7 +158,7 @@ def _rss(process: psutil.Process) -> int:
         return 0
 
 
-def _node_disk() -> float | None:
+def _node_disk_mib() -> float | None:
     try:
         counters = psutil.disk_io_counters()
     except (OSError, RuntimeError, NotImplementedError):

@@ -3,11 +3,15 @@
 import os
 import threading
 import time
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
+
 from muri.errors import UsageError
 from muri.profiler.telemetry.host import HostReader, HostReading, rate
+from muri.profiler.telemetry.nvml import GpuReader, GpuReading, GpuUnreadableError
 from muri.profiler.telemetry.sample import Sample, Usage
 from muri.profiler.telemetry.throttle import Throttle
 
@@ -38,7 +42,9 @@ class Sampler:
     def __init__(self, pid: int, interval_s: float = 0.1) -> None:
         if interval_s < LEAST_INTERVAL_S:
             raise SamplerError(f"cannot sample every {interval_s} s; the least is {LEAST_INTERVAL_S} s")
+        self._pid = pid
         self._host = HostReader(pid)
+        self._gpus: GpuReader | None = None
         self._pace = Throttle(interval_s, CPU_SHARE)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muri-telemetry", daemon=True)
@@ -46,7 +52,7 @@ class Sampler:
         self._owner = os.getpid()
         self._before: tuple[float, HostReading] | None = None
         self._cpu_s = 0.0
-        self._failure: str | None = None
+        self._notes: list[str] = []
 
     def __enter__(self) -> Self:
         """Start sampling."""
@@ -70,29 +76,50 @@ class Sampler:
         self._ended.set()
         if self._thread.ident is not None:
             self._thread.join(JOIN_S)
-        notes = (*self._host.notes, *((self._failure,) if self._failure else ()))
-        return Usage(tuple(self._samples), notes, self._cpu_s)
+        gpu_notes = () if self._gpus is None else tuple(self._gpus.notes)
+        return Usage(tuple(self._samples), (*self._host.notes, *gpu_notes, *self._notes), self._cpu_s)
 
     def _run(self) -> None:
         try:
+            self._gpus = self._open_gpus()
             while not self._ended.wait(self._sample()):
                 pass
             self._sample()
         except Exception as error:
-            self._failure = f"sampling ended early: {type(error).__name__}: {error}"
+            self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
+        finally:
+            if self._gpus is not None:
+                self._gpus.close()
+
+    def _open_gpus(self) -> GpuReader | None:
+        """In the thread, since NVML may take seconds to wake a GPU."""
+        try:
+            return GpuReader(_environment(self._pid))
+        except GpuUnreadableError as error:
+            self._notes.append(str(error))
+            return None
 
     def _sample(self) -> float:
         """Take one sample; returns how long to wait for the next."""
         began_s = time.thread_time()
         at_s, reading = time.perf_counter(), self._host.read()
         if self._before is not None:
-            self._samples.append(_sample(self._before, (at_s, reading)))
+            gpu = GpuReading() if self._gpus is None else self._gpus.read(self._host.pids)
+            self._samples.append(_sample(self._before, (at_s, reading), gpu))
         self._before = (at_s, reading)
         self._cpu_s = time.thread_time()
         return self._pace.pause_s(self._cpu_s - began_s)
 
 
-def _sample(before: tuple[float, HostReading], after: tuple[float, HostReading]) -> Sample:
+def _environment(pid: int) -> Mapping[str, str]:
+    """What the process was started with; CUDA_VISIBLE_DEVICES is usually its own."""
+    try:
+        return psutil.Process(pid).environ()
+    except (psutil.Error, OSError):
+        return os.environ
+
+
+def _sample(before: tuple[float, HostReading], after: tuple[float, HostReading], gpu: GpuReading) -> Sample:
     (before_s, old), (at_s, new) = before, after
     over_s = at_s - before_s
     return Sample(
@@ -103,4 +130,8 @@ def _sample(before: tuple[float, HostReading], after: tuple[float, HostReading])
         disk_mib_per_s=rate(old.disk_mib, new.disk_mib, over_s),
         network_mib_per_s=rate(old.network_mib, new.network_mib, over_s),
         loopback_mib_per_s=rate(old.loopback_mib, new.loopback_mib, over_s),
+        gpu_utilisation=gpu.utilisation,
+        gpu_mem_gib=gpu.mem_gib,
+        gpu_device_mem_gib=gpu.device_mem_gib,
+        pcie_mib_per_s=gpu.pcie_mib_per_s,
     )
