@@ -1,7 +1,7 @@
 """Runs a script alone: `python -m muri.launcher.solo [-m] SCRIPT args…`.
 
 `muri run` starts this in place of plain Python when there is something to measure, by automatic stages, and
-for a task of several, whose exit code gloo might spoil.
+for a task of several, whose exit code gloo might spoil; the runtime for a member with a process of its own.
 """
 
 import atexit
@@ -15,11 +15,12 @@ from typing import Any
 
 from muri.launcher import automatic, gloo_exit, measure, script
 from muri.launcher.automatic.watch import close_iterations
+from muri.launcher.processes.gate import is_gated
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
-    """Whether the script is to be measured by hooks."""
-    return measure.wanted(environment) and automatic.wanted(environment)
+    """Whether hooks are to tell the script's stages apart: they are measured, or a group's runtime grants them."""
+    return automatic.wanted(environment) and (measure.wanted(environment) or is_gated(environment))
 
 
 def main(arguments: list[str]) -> None:

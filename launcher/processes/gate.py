@@ -133,10 +133,15 @@ class ProcessGate:
         return float(waited_s)
 
 
+def is_gated(environment: Mapping[str, str]) -> bool:
+    """Whether this process is a member's own (and not only a child of one), so that its stages are granted."""
+    return _own_address(environment) is not None
+
+
 def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
     """The gate of this process; None when it is no member's own process (or only a child of one)."""
-    address = GateAddress.parse(environment.get(wire.VARIABLE, ""))
-    if address is None or address.pid != os.getpid():
+    address = _own_address(environment)
+    if address is None:
         return None
     with contextlib.suppress(OSError, ValueError):
         main = socket.socket(fileno=address.socket_fd)
@@ -145,3 +150,8 @@ def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
         os.close(address.page_fd)
         return ProcessGate(main, page, traced=address.traced)
     return None
+
+
+def _own_address(environment: Mapping[str, str]) -> GateAddress | None:
+    address = GateAddress.parse(environment.get(wire.VARIABLE, ""))
+    return address if address is not None and address.pid == os.getpid() else None
