@@ -53,14 +53,23 @@ def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket |
         RendezvousError: The run directory cannot be trusted.
         ProtocolError: The runtime belongs to another user.
     """
-    run_dir = rendezvous.default_run_dir(environment)
+    run_dir, (rank, _) = rendezvous.default_run_dir(environment), task_of(environment)
+    alone, ranked = rendezvous.member_socket(run_dir, job_id), rendezvous.member_socket(run_dir, job_id, rank)
+    return open_runtime(alone) or open_runtime(ranked)
+
+
+def open_runtime(path: Path) -> socket.socket | None:
+    """Connect to the runtime that listens under a name in the run directory; None when there is none.
+
+    Raises:
+        RendezvousError: The run directory cannot be trusted.
+        ProtocolError: The runtime belongs to another user.
+    """
+    run_dir = path.parent
     if not run_dir.is_symlink() and not run_dir.exists():
         return None
     rendezvous.verify_run_dir(run_dir)
-    connection = rendezvous.connect(rendezvous.member_socket(run_dir, job_id))
-    if connection is None:
-        rank, _ = task_of(environment)
-        connection = rendezvous.connect(rendezvous.member_socket(run_dir, job_id, rank))
+    connection = rendezvous.connect(path)
     if connection is not None:
         protocol.require_same_user(connection)
     return connection

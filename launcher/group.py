@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from muri.errors import MuriError, UsageError
-from muri.launcher.client import RuntimeLostError, find_runtime
-from muri.launcher.joining import find_host_runtime
+from muri.launcher import rendezvous
+from muri.launcher.client import RuntimeLostError, find_runtime, open_runtime
 from muri.launcher.membership import Membership
 
 TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
@@ -49,6 +49,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
     """
     timeout_s = attach_timeout_s(environment)
     deadline_s = time.monotonic() + timeout_s
+    run_dir = rendezvous.default_run_dir(environment)
     expected: bool | None = None
     host: str | None = None
     while True:
@@ -61,7 +62,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
             return None
         if expected:
             host = host or _host_of(membership, job_id)
-            connection = find_host_runtime(environment, host) if host else None
+            connection = open_runtime(rendezvous.host_socket(run_dir, host)) if host else None
             if connection is not None:
                 return connection
         if time.monotonic() >= deadline_s:

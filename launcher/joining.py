@@ -1,14 +1,12 @@
 """Members that come to a group that runs already, because the controller has put them there."""
 
 import logging
-import socket
 import threading
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
 from muri.errors import MuriError
-from muri.launcher import protocol, rendezvous
+from muri.launcher import protocol
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
 from muri.launcher.membership import Membership, load_membership
@@ -17,28 +15,6 @@ logger = logging.getLogger("muri.launcher")
 
 SAVE_PATIENCE_S: Final = 60.0
 """A script that has a checkpoint, but no process to stand for it any more, may work on until it is saved."""
-
-
-def host_socket(run_dir: Path, host_job: str) -> Path:
-    """The name under which a new member finds the runtime of a host job."""
-    return run_dir / f"host-{host_job}.sock"
-
-
-def find_host_runtime(environment: Mapping[str, str], host_job: str) -> socket.socket | None:
-    """Connect to the runtime of a host job on this node; None when there is none.
-
-    Raises:
-        RendezvousError: The run directory cannot be trusted.
-        ProtocolError: The runtime belongs to another user.
-    """
-    run_dir = rendezvous.default_run_dir(environment)
-    if not run_dir.is_symlink() and not run_dir.exists():
-        return None
-    rendezvous.verify_run_dir(run_dir)
-    connection = rendezvous.connect(host_socket(run_dir, host_job))
-    if connection is not None:
-        protocol.require_same_user(connection)
-    return connection
 
 
 class Door:
@@ -89,7 +65,7 @@ class Door:
 
 def cancel(session: MemberSession, signum: int) -> None:
     """End a script whose own process is gone; one that has a checkpoint is saved first."""
-    if getattr(session, "checkpointed", False):
+    if session.checkpointed:
         session.deliver(signum)
         session.ended.wait(SAVE_PATIENCE_S)
     if not session.ended.is_set():
@@ -101,7 +77,6 @@ def last_frame(session: MemberSession) -> protocol.Frame:
     """What a member's process is told at the end of its script."""
     if session.lost:
         return {"type": "lost", "reason": "the runtime was told to end"}
-    stopped_at = getattr(session, "stopped_at", None)
-    if stopped_at is not None:
-        return {"type": "preempted", "code": session.exit_code, "iteration": stopped_at}
+    if session.stopped_at is not None:
+        return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
     return {"type": "exit", "code": session.exit_code}

@@ -9,12 +9,13 @@ from muri.launcher.clock import StageClock
 
 @runtime_checkable
 class MemberSession(Protocol):
-    """One run of a member's script; `session.Session` in a thread, `process_session.ProcessSession` in a process.
+    """One run of a member's script; `session.Session` in a thread, `processes.session.ProcessSession` in a process.
 
     Attributes:
         member: The member's job id.
         clock: Its stage times.
         exit_code: The script's exit code, None until it ended.
+        stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
         ended: Set when the script ended and everything of it was cleared away.
         fault: What the script raised if that ended the CUDA context of this process, else None.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
@@ -23,6 +24,7 @@ class MemberSession(Protocol):
     member: str
     clock: StageClock
     exit_code: int | None
+    stopped_at: int | None
     ended: threading.Event
     fault: str | None
     condemned: bool
@@ -30,6 +32,10 @@ class MemberSession(Protocol):
     @property
     def isolation(self) -> str:
         """Either "thread" or "process"."""
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether the script has told the runtime how to save it."""
 
     @property
     def lost(self) -> bool:

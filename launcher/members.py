@@ -69,7 +69,7 @@ class Member:
             "wait_s": dict(zip(STAGES, wait, strict=True)),
             "gpu_mem_peak_gib": None if session is None else getattr(session.clock.gpu, "gpu_mem_peak_gib", None),
             "isolation": None if session is None else session.isolation,
-            "checkpoint": bool(getattr(session, "checkpointed", False)),
+            "checkpoint": session is not None and session.checkpointed,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,
         }
 

@@ -118,7 +118,7 @@ class Server:
         rank = None if ranks is None else ranks.place.rank
         self._names = [rendezvous.member_socket(run_dir, member, rank) for member in members]
         if self._door.host_job is not None:
-            self._names.append(joining.host_socket(run_dir, self._door.host_job))
+            self._names.append(rendezvous.host_socket(run_dir, self._door.host_job))
         self._socket_path = rendezvous.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory

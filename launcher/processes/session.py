@@ -38,12 +38,14 @@ class ProcessSession:
         request: What to run.
         files: The member's standard input, output and error; closed here.
         arbiter: Grants resources.
-        page_fd: The page that tells yield points whether somebody waits (`process_wire.make_page`).
+        page_fd: The page that tells yield points whether somebody waits (`wire.make_page`).
         on_interval: Hears of every stage held, None when nobody wants to.
         solo_iteration_s: Seconds of an iteration when alone, None when unknown.
     """
 
     isolation: Final = "process"
+    checkpointed: Final = False
+    """What a script has told of its checkpoint, it told to its own process, which sees to it."""
 
     def __init__(
         self,
@@ -57,6 +59,7 @@ class ProcessSession:
         self.member = request.job_id
         self.clock = StageClock()  # never entered: filled from what the process tells
         self.exit_code: int | None = None
+        self.stopped_at: int | None = None  # known to the process alone
         self.ended = threading.Event()
         self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
         self.condemned = False
