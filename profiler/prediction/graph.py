@@ -1,0 +1,231 @@
+"""Reads a module's features: one training step on fake tensors, and its exported graph.
+
+Fake tensors have a shape and no data: a step takes milliseconds and no memory, whatever the model's size.
+This module imports PyTorch; import it only where a model is at hand.
+"""
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from muri.errors import UsageError
+from muri.profiler.prediction.features import GraphFeatures
+from muri.profiler.prediction.live import LiveBytes
+from muri.profiler.prediction.operators import WEIGHTED, class_of, count
+
+
+class GraphError(UsageError):
+    """The model's forward pass cannot be followed without data."""
+
+
+class _Step(NamedTuple):
+    """What a training step on fake tensors showed."""
+
+    forward_flops: int
+    training_flops: int
+    activation_bytes: int
+    peak_bytes: int
+    functions: tuple[str, ...]
+
+
+def features_of(module: nn.Module, example_inputs: Sequence[Any]) -> GraphFeatures:
+    """The features of a module's training step; nothing is computed, and the module is left as it is.
+
+    Args:
+        module: The model; it may be on the meta device.
+        example_inputs: Positional arguments of its forward pass with the batch in the first dimension. Only
+            shapes and types count.
+
+    Raises:
+        GraphError: The forward pass depends on the data, or fails for these inputs.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = _fake_copy(module, mode).train()
+    inputs = tuple(_fake(value, mode) for value in example_inputs)
+    tensors = [value for value in tree_leaves(inputs) if isinstance(value, torch.Tensor)]
+    if not tensors or tensors[0].dim() == 0:
+        raise GraphError("the model's first input must be a tensor with the batch in its first dimension")
+    step = _run(fake, inputs, mode)
+    counts, depth, method = _operators(fake, inputs, mode, step.functions)
+    return GraphFeatures(
+        batch_size=tensors[0].shape[0],
+        input_elements=sum(math.prod(item.shape[1:]) for item in tensors),
+        input_bytes=sum(_size(item) for item in tensors),
+        parameters=sum(item.numel() for item in module.parameters()),
+        parameter_bytes=sum(_size(item) for item in (*module.parameters(), *module.buffers())),
+        gradient_bytes=sum(_size(item) for item in module.parameters() if item.requires_grad),
+        activation_bytes=step.activation_bytes,
+        working_bytes=max(0, step.peak_bytes - step.activation_bytes),
+        forward_flops=step.forward_flops,
+        training_flops=step.training_flops,
+        **counts,
+        depth=depth,
+        method=method,
+    )
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _fake(value: Any, mode: FakeTensorMode) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    with mode:
+        return torch.empty(value.shape, dtype=value.dtype, device="cpu", requires_grad=value.requires_grad)
+
+
+def _fake_copy(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy whose parameters and buffers are fake; tied ones stay tied."""
+    stand_ins: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        fake = _fake(tensor.detach(), mode)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        stand_ins[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+    return copy.deepcopy(module, stand_ins)
+
+
+class _Functions(TorchFunctionMode):
+    """Notes the names of the functions that are called, the outermost only."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  -- torch does not type it
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+def _run(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> _Step:
+    """Forward and backward pass on fake tensors."""
+    live, functions = LiveBytes(), _Functions()
+    own = [*module.parameters(), *module.buffers(), *(x for x in tree_leaves(inputs) if isinstance(x, torch.Tensor))]
+    live.ignore(own)
+    kept = _Kept(own)
+    # Without mkldnn recurrent layers show their matrix products, which the counter of FLOPs knows
+    with (
+        _told(),
+        mode,
+        torch.backends.mkldnn.flags(enabled=False),
+        FlopCounterMode(display=False, custom_mapping=_ATTENTION_ON_CPU) as flops,
+        live,
+    ):
+        with functions, torch.autograd.graph.saved_tensors_hooks(kept.add, _same):
+            output = module(*inputs)
+        forward_flops = flops.get_total_flops()
+        _backward(output)
+    return _Step(forward_flops, flops.get_total_flops(), kept.size_bytes, live.peak_bytes, tuple(functions.names))
+
+
+class _Kept:
+    """Sums up what autograd keeps, each storage once."""
+
+    def __init__(self, own: Sequence[torch.Tensor]) -> None:
+        self.size_bytes = 0
+        self._alive = list(own)  # an address is unique only as long as what lives there
+        self._seen = {tensor.untyped_storage()._cdata for tensor in own}
+
+    def add(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen.add(storage._cdata)
+            self.size_bytes += storage.nbytes()
+        return tensor
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _backward(output: Any) -> None:
+    """Backward from whatever floating-point tensors the model returns, as a loss would."""
+    leaves = [item for item in tree_leaves(output) if isinstance(item, torch.Tensor) and item.requires_grad]
+    if leaves:
+        torch.autograd.backward([item.sum() for item in leaves])
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Say in the user's terms why a forward pass could not be followed."""
+    try:
+        yield
+    except Exception as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        if type(error).__name__ in {"DataDependentOutputException", "DynamicOutputShapeException"}:
+            raise GraphError(
+                f"the model's forward pass depends on its data ({reason}), so its features can't be told without "
+                "running it; measure it with `muri profile run` instead"
+            ) from error
+        raise GraphError(
+            f"the model's forward pass fails for these inputs: {type(error).__name__}: {reason}. "
+            "Do shapes and types match what it expects?"
+        ) from error
+
+
+def _operators(
+    module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode, functions: tuple[str, ...]
+) -> tuple[dict[str, int], int, str]:
+    """Operators by class, the depth, and the method: the exported graph, else the functions called."""
+    graph = _exported(module, inputs, mode)
+    if graph is None:
+        counts = count(functions)
+        return counts, sum(counts.get(kind, 0) for kind in WEIGHTED), "hooks"
+    names = {node: _name(node.target) for node in graph.nodes if node.op == "call_function"}
+    return count(names.values()), _longest(graph, names), "export"
+
+
+def _exported(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> torch.fx.Graph | None:
+    """The graph as torch.export sees it; None where it refuses, which it does for many reasons."""
+    logger = logging.getLogger("torch")
+    level = logger.level
+    try:
+        logger.setLevel(logging.CRITICAL)  # it prints the whole graph when it refuses
+        with warnings.catch_warnings(), mode:
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, inputs).graph
+    except Exception:  # for many reasons; the functions that were called tell nearly the same
+        return None
+    finally:
+        logger.setLevel(level)
+
+
+def _name(target: Any) -> str:
+    """The operator's name: "conv2d" for aten.conv2d.default."""
+    packet = getattr(target, "overloadpacket", None)
+    return str(getattr(packet or target, "__name__", target))
+
+
+def _longest(graph: torch.fx.Graph, names: dict[torch.fx.Node, str]) -> int:
+    """Weighted operators on the longest path; the nodes of a graph are in topological order."""
+    depth: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        before = max((depth[source] for source in node.all_input_nodes), default=0)
+        depth[node] = before + (class_of(names.get(node, "getitem")) in WEIGHTED)
+    return max(depth.values(), default=0)
+
+
+def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query, key, value))
+
+
+def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_backward_flop_count(grad, query, key, value))
+
+
+_ATTENTION_ON_CPU: Final = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,
+}
+"""PyTorch's counter knows the formula but not that the CPU's fused kernel needs it."""
