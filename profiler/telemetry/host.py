@@ -65,7 +65,9 @@ class HostReader:
 
     def read(self) -> HostReading:
         """Read everything that is due; the rest is what it was last."""
-        if self._tree_due.due():
+        if not self._seen:
+            self._first_tree()
+        elif self._tree_due.due():
             self._refresh_tree()
             self._tree_due.done()
         if self._memory_due.due():
@@ -74,13 +76,21 @@ class HostReader:
         network_mib, loopback_mib = self._network()
         return HostReading(self._cpu_s(), self._memory_gib, self._disk_mib(), network_mib, loopback_mib)
 
+    def _first_tree(self) -> None:
+        self._seen = set(psutil.pids())
+        try:
+            root = psutil.Process(self._pid)
+            self._tree = {process.pid: process for process in (root, *root.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            self.notes[f"process {self._pid} has ended"] = None
+
     def _refresh_tree(self) -> None:
         """Adopt the processes that are new since the last time; looking at all would cost far more."""
         alive = set(psutil.pids())
         known = (_with_parent(pid) for pid in alive - self._seen)
         parents = {process: parent for process, parent in known if process is not None}
         self._seen = alive
-        while found := [item for item, parent in parents.items() if item.pid == self._pid or parent in self._tree]:
+        while found := [item for item, parent in parents.items() if parent in self._tree]:
             for process in found:
                 self._tree[process.pid] = process
                 del parents[process]

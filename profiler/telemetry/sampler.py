@@ -101,14 +101,14 @@ class Sampler:
 
     def _sample(self) -> float:
         """Take one sample; returns how long to wait for the next."""
-        began_s = time.thread_time()
+        began_s, is_first = time.thread_time(), self._before is None
         at_s, reading = time.perf_counter(), self._host.read()
         if self._before is not None:
             gpu = GpuReading() if self._gpus is None else self._gpus.read(self._host.pids)
             self._samples.append(_sample(self._before, (at_s, reading), gpu))
         self._before = (at_s, reading)
         self._cpu_s = time.thread_time()
-        return self._pace.pause_s(self._cpu_s - began_s)
+        return self._pace.pause_s(0.0 if is_first else self._cpu_s - began_s)  # the first one looks at all processes
 
 
 def _environment(pid: int) -> Mapping[str, str]:
