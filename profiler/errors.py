@@ -45,9 +45,9 @@ class CorruptStoreError(StoreError):
 
     def __init__(self, path: Path, detail: str) -> None:
         super().__init__(
-            f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor` and "
-            "set it aside with `muri doctor --set-aside`, which renames it: models are then measured again, "
-            "or read an export with `muri profile import`"
+            f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor "
+            f"--store {path}` and set it aside with `muri doctor --store {path} --set-aside`, which renames it: "
+            "models are then measured again, or read an export with `muri profile import`"
         )
 
 

@@ -1,5 +1,6 @@
 """Which file system a file is on, and whether SQLite's write-ahead log can work there."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -42,10 +43,8 @@ def file_system_of(path: Path) -> str:
     """
     kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
     whole = path.absolute()
-    try:
+    with suppress(OSError):  # a link that may not be followed: the path as it is written is the best that is known
         whole = whole.resolve()
-    except OSError:
-        pass  # a link that may not be followed: the path as it is written is the best that is known
     return next((kinds[folder] for folder in (whole, *whole.parents) if folder in kinds), "")
 
 

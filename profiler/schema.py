@@ -92,11 +92,6 @@ OF_KEY: Final = """
     ORDER BY id DESC LIMIT ?
 """
 
-COUNT_OF_KEY: Final = """
-    SELECT count(*) FROM measurement
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
-"""
-
 DELETE_KEY: Final = """
     DELETE FROM measurement
     WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?

@@ -136,7 +136,10 @@ class ProfileStore(StoreFile):
         """What running jobs told since the key was measured, the oldest first."""
         rows = self._rows(schema.OBSERVATIONS_OF_KEY, _values(key))
         try:
-            return tuple(Observation(*row[:3], tuple(map(float, json.loads(row[3])))) for row in rows)
+            return tuple(
+                Observation(at, job_id, iterations, tuple(map(float, json.loads(stage_s))))
+                for at, job_id, iterations, stage_s in rows
+            )
         except (ValueError, TypeError) as error:
             raise CorruptStoreError(self.path, f"an observation of {key} is unreadable") from error
 
@@ -165,8 +168,10 @@ class ProfileStore(StoreFile):
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
         return tuple(
-            AuditEntry(*row[:3], ProfileKey(*row[3:7]), *(_json(self.path, text) or None for text in row[7:]))
-            for row in self._rows(schema.AUDIT)
+            AuditEntry(
+                at, who, action, ProfileKey(*key), _json(self.path, before) or None, _json(self.path, after) or None
+            )
+            for at, who, action, *key, before, after in self._rows(schema.AUDIT)
         )
 
     def put_document(self, kind: str, document: Document) -> None:
@@ -223,7 +228,7 @@ def _profile(path: Path, row: Any) -> StageProfile:
     """The row as a record, which checks its figures once more."""
     _, model, batch_size, gpu_count, gpu_type, *figures, detail = row
     key = ProfileKey(model, batch_size, gpu_count, gpu_type)
-    return StageProfile(key, *figures, detail=ProfileDetail.from_dict(_json(path, detail)))
+    return StageProfile(key, *figures, ProfileDetail.from_dict(_json(path, detail)))
 
 
 def _json(path: Path, text: str) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_a_damaged_store_says_what_to_do(path, capsys):
     for command in (("list",), ("show", "m"), ("rm", "m", "-y"), ("export",)):
         code, output, error = muri(capsys, *command)
         assert (code, output) == (1, "")
-        assert f"mv {path} {path}.damaged" in error
+        assert f"muri doctor --store {path} --set-aside" in error
     assert path.read_bytes() == b"damaged" * 1000
 
 
