@@ -1,13 +1,14 @@
 """Profiles as JSON, to move them between clusters; every error says where in the file it is."""
 
+import dataclasses
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from muri.profiler.errors import ExchangeError
-from muri.profiler.records import ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import PER_STAGE, STAGES, WHOLE, ProfileDetail, ProfileError, ProfileKey, StageProfile
 
 SCHEMA: Final = "muri-profiles"
 VERSION: Final = 1
@@ -15,14 +16,17 @@ VERSION: Final = 1
 _KEY_FIELDS: Final = ("model", "batch_size", "gpu_count", "gpu_type")
 _TIMES: Final = ("load_s", "preprocess_s", "propagate_s", "synchronize_s", "iteration_s")
 _OPTIONAL: Final[dict[str, Any]] = {"gpu_mem_gib": 0.0, "iterations": 0, "measured_at": "", "source": "import"}
+_DETAIL: Final = "detail"
 _LEAST: Final = {"batch_size": 0, "gpu_count": 1, "iterations": 0}
-_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_OPTIONAL)
+_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_OPTIONAL, _DETAIL)
 
 
 def to_dict(profile: StageProfile) -> dict[str, Any]:
     """A profile as plain JSON values."""
     record = {name: getattr(profile.key, name) for name in _KEY_FIELDS}
-    return record | {name: getattr(profile, name) for name in (*_TIMES, *_OPTIONAL)}
+    record |= {name: getattr(profile, name) for name in (*_TIMES, *_OPTIONAL)}
+    detail = profile.detail.to_dict()
+    return record | {_DETAIL: detail} if detail else record
 
 
 def to_json(profiles: Iterable[StageProfile]) -> str:
@@ -72,18 +76,46 @@ def _read(record: object, place: str) -> StageProfile:
         raise ExchangeError(f"{place}: must be an object with the fields {', '.join(_FIELDS)}")
     for field in record:
         if field not in _FIELDS:
-            raise ExchangeError(f"{place}.{field}: unknown field{_nearest(field)}")
-    values = {field: _value(record, field, place) for field in _FIELDS}
+            raise ExchangeError(f"{place}.{field}: unknown field{_nearest(field, _FIELDS)}")
+    values = {field: _value(record, field, place) for field in _FIELDS if field != _DETAIL}
     key = ProfileKey(**{field: values.pop(field) for field in _KEY_FIELDS})
+    detail = _detail(record.get(_DETAIL, {}), f"{place}.{_DETAIL}")
     try:
-        return StageProfile(key, **values)
+        return StageProfile(key, **values, detail=detail)
     except ProfileError as error:
         raise ExchangeError(f"{place}: {error}") from error
 
 
-def _nearest(field: str) -> str:
-    near = difflib.get_close_matches(field, _FIELDS, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; valid are: {', '.join(_FIELDS)}"
+def _detail(record: object, place: str) -> ProfileDetail:
+    valid = [item.name for item in dataclasses.fields(ProfileDetail)]
+    if not isinstance(record, dict):
+        raise ExchangeError(f"{place}: must be an object with some of the fields {', '.join(valid)}")
+    for field, value in record.items():
+        if field not in valid:
+            raise ExchangeError(f"{place}.{field}: unknown field{_nearest(field, valid)}")
+        _figures(value, field, f"{place}.{field}")
+    try:
+        return ProfileDetail.from_dict(record)
+    except ProfileError as error:
+        raise ExchangeError(f"{place}: {error}") from error
+
+
+def _figures(value: object, field: str, place: str) -> None:
+    """Refuse what is neither a number nor, where there is one for each stage, a list of numbers."""
+    if field in PER_STAGE:
+        if not isinstance(value, list):
+            raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")
+        for index, item in enumerate(value):
+            _number(item, f"{place}[{index}]")
+    elif field in WHOLE:
+        _whole(value, 0, place)
+    else:
+        _number(value, place)
+
+
+def _nearest(field: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(field, valid, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; valid are: {', '.join(valid)}"
 
 
 def _value(record: dict[str, Any], field: str, place: str) -> Any:

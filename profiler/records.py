@@ -84,11 +84,11 @@ class ProfileDetail:
             ProfileError: A figure is negative, not finite or, where it is a share, above 1.
         """
         for name, figures in self.figures():
-            if len(figures) != (len(STAGES) if name in _PER_STAGE else 1):
+            if len(figures) != (len(STAGES) if name in PER_STAGE else 1):
                 raise ProfileError(f"{name}: there must be one figure per stage, found {len(figures)}")
             if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
                 raise ProfileError(f"{name} is {figures}; it must be ≥ 0")
-            if name in _SHARES and figures[0] > 1:
+            if name in SHARES and figures[0] > 1:
                 raise ProfileError(f"{name} is {figures[0]}; it must be between 0 and 1")
 
     def figures(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
@@ -100,7 +100,7 @@ class ProfileDetail:
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured, as plain JSON values."""
-        return {name: list(value) if name in _PER_STAGE else value[0] for name, value in self.figures()}
+        return {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -111,13 +111,19 @@ class ProfileDetail:
         """
         known = {item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None}
         try:
-            return cls(**{name: tuple(value) if name in _PER_STAGE else value for name, value in known.items()})
+            return cls(**{name: tuple(value) if name in PER_STAGE else value for name, value in known.items()})
         except TypeError as error:
             raise ProfileError(f"the details of a profile are no numbers: {error}") from error
 
 
-_PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
-_SHARES: Final = frozenset({"gpu_utilisation", "confidence"})
+PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
+"""Details with one figure for each stage."""
+
+SHARES: Final = frozenset({"gpu_utilisation", "confidence"})
+"""Details between 0 and 1."""
+
+WHOLE: Final = frozenset({"warmup_iterations"})
+"""Details that count something."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,20 @@ GRADIENT_SHARE: Final = 0.25
 """Of the GPU memory, where the size of the gradients was not measured: Adam keeps weights, gradients and two
 moments of one size each, so that it is at most this."""
 
+STAGE_SPREAD: Final = (0.39, 0.39, 0.09)
+NETWORK_AND_ITERATION_SPREAD: Final = {
+    (True, True): (0.09, 0.12),
+    (True, False): (0.27, 0.32),
+    (False, True): (0.17, 0.22),
+    (False, False): (0.20, 0.35),
+}
+"""Nine of ten published measurements were within these (benchmarks/scaling_error.py; docs/profiles.md, Scaling):
+shares of load, preprocess and propagate; then, by whether the model's own all-reduce was known and whether the
+GPUs are at most `ONE_NODE`, that of synchronize as a share of the iteration, and that of the iteration."""
+
+ONE_NODE: Final = 8
+"""GPUs of a node in what the spreads were found with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -35,11 +49,13 @@ class Traffic:
         size_over_bandwidth_s: Gradient size over bandwidth.
         latency_s: Seconds of a step of the ring.
         basis: Where the two come from, for people.
+        own: Whether from the model's own all-reduce.
     """
 
     size_over_bandwidth_s: float
     latency_s: float
     basis: str
+    own: bool = False
 
     def busy_s(self, ranks: int) -> float:
         """Seconds per iteration that the network is busy."""
@@ -54,11 +70,13 @@ class Scaled:
         profile: The estimate; its source is "scaled".
         base: The measured profile that it starts from.
         basis: Assumptions, a sentence each, for people.
+        interval_s: Least and most seconds of each stage and of the iteration, right nine times in ten.
     """
 
     profile: StageProfile
     base: StageProfile
     basis: tuple[str, ...]
+    interval_s: tuple[tuple[float, float], ...]
 
 
 def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Bandwidth] = ()) -> Scaled | None:
@@ -78,7 +96,20 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
     base = min(measured, key=lambda item: (abs(math.log(item.key.gpu_count / key.gpu_count)), item.key.gpu_count))
     traffic = traffic_of(measured, key, known)
     basis = (f"load, preprocess and propagate as measured on {base.key.gpu_count} × {key.gpu_type}", traffic.basis)
-    return Scaled(_scaled(base, key, traffic), base, basis)
+    profile = _scaled(base, key, traffic)
+    return Scaled(profile, base, basis, _interval_s(profile, traffic))
+
+
+def _interval_s(profile: StageProfile, traffic: Traffic) -> tuple[tuple[float, float], ...]:
+    network, whole = NETWORK_AND_ITERATION_SPREAD[traffic.own, profile.key.gpu_count <= ONE_NODE]
+    alone = profile.key.gpu_count == 1
+    spreads_s = (
+        *(share * value for share, value in zip(STAGE_SPREAD, profile.stage_s[:NETWORK], strict=True)),
+        0.0 if alone else network * profile.iteration_s,
+        whole * profile.iteration_s,
+    )
+    values = (*profile.stage_s, profile.iteration_s)
+    return tuple((max(0.0, value - by), value + by) for value, by in zip(values, spreads_s, strict=True))
 
 
 def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
@@ -119,7 +150,8 @@ def traffic_of(measured: Sequence[StageProfile], key: ProfileKey, known: Sequenc
     if seen:
         counts = ", ".join(str(item.key.gpu_count) for item in sorted(seen, key=lambda item: item.key))
         seconds = fmean(_size_over_bandwidth_s(item, latency_s) for item in seen)
-        return Traffic(seconds, latency_s, f"synchronize by the ring model from the model's own on {counts} GPUs")
+        basis = f"synchronize by the ring model from the model's own on {counts} GPUs"
+        return Traffic(seconds, latency_s, basis, own=True)
     return _from_size(measured, link, latency_s)
 
 

@@ -66,7 +66,8 @@ def import_command(file: Path, store_path: Path | None, as_json: bool) -> None:
 
 
 def _imported(item: StageProfile) -> StageProfile:
-    return replace(item, source="import")
+    """As an imported one; an estimate does not become a measurement by being moved."""
+    return item if item.is_estimate else replace(item, source="import")
 
 
 def _read(file: Path) -> str:

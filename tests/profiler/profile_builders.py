@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 
 
 def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu", load_s=0.12, **changes):
@@ -22,6 +22,20 @@ def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu"
 _seconds = st.floats(0, 1e6)
 _names = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 
+_per_stage = st.none() | st.tuples(*[_seconds] * 4)
+_share = st.none() | st.floats(0, 1)
+details = st.builds(
+    ProfileDetail,
+    stage_p95_s=_per_stage,
+    stage_cv=_per_stage,
+    busy_s=_per_stage,
+    iteration_p95_s=st.none() | _seconds,
+    host_mem_gib=st.none() | _seconds,
+    gpu_utilisation=_share,
+    confidence=_share,
+    warmup_iterations=st.none() | st.integers(0, 1000),
+)
+
 profiles = st.builds(
     make_profile,
     _names,
@@ -37,4 +51,5 @@ profiles = st.builds(
     iterations=st.integers(0, 2**40),
     measured_at=st.sampled_from(("", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00+02:00")),
     source=st.sampled_from(("dry-run", "import", "run")),
+    detail=details,
 )

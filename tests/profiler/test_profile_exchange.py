@@ -50,6 +50,14 @@ def test_optional_fields_may_be_missing():
         ({"lod_s": 1}, r"profiles\[1\].lod_s: unknown field; did you mean 'load_s'\?"),
         ({"zzz": 1}, r"profiles\[1\].zzz: unknown field; valid are: model, batch_size"),
         ({"model": "a"}, r"profiles\[1\] repeats profiles\[0\]"),
+        ({"detail": []}, r"profiles\[1\].detail: must be an object with some of the fields stage_p95_s, "),
+        ({"detail": {"confidense": 1}}, r"profiles\[1\].detail.confidense: unknown field; did you mean 'confidence'\?"),
+        ({"detail": {"busy_s": 1}}, r"profiles\[1\].detail.busy_s: must be a list of 4 numbers, found 1"),
+        ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail.busy_s\[2\]: must be a number, found 'x'"),
+        ({"detail": {"busy_s": [1]}}, r"profiles\[1\].detail: busy_s: there must be one figure per stage"),
+        ({"detail": {"confidence": 2}}, r"profiles\[1\].detail: confidence is 2; it must be between 0 and 1"),
+        ({"detail": {"host_mem_gib": None}}, r"profiles\[1\].detail.host_mem_gib: must be a number, found None"),
+        ({"detail": {"warmup_iterations": 1.5}}, r"profiles\[1\].detail.warmup_iterations: must be a whole number"),
     ],
 )
 def test_errors_name_the_place(changes, message):

@@ -126,3 +126,12 @@ def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):
         store.put(measured)
         assert best_known(store, key(4)) == measured
         assert estimated(store, key(4)).profile.source == "scaled"
+
+
+def test_an_estimate_has_an_interval_for_each_stage_and_the_iteration():
+    found = scale([one_gpu(100.0)], key(4), [A100])
+    values = (*found.profile.stage_s, found.profile.iteration_s)
+    assert len(found.interval_s) == 5
+    assert all(0 <= least <= value <= most for (least, most), value in zip(found.interval_s, values, strict=True))
+    surer = scale([one_gpu(100.0), make_profile(gpu_count=2)], key(4), [A100])
+    assert surer.interval_s[4][1] - surer.interval_s[4][0] < found.interval_s[4][1] - found.interval_s[4][0]
