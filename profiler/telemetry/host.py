@@ -11,7 +11,8 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TREE_EVERY_S: Final = 0.05
 """New descendants are looked for so often at most; on nodes with many processes less often."""
-MEMORY_EVERY_S: Final = 0.5
+MEMORY_EVERY_S: Final = 0.2
+"""The kernel walks all pages of a process to tell what it shares: milliseconds for each GiB or so."""
 LOOPBACK: Final = "lo"
 
 NETWORK_NOTE: Final = (
@@ -112,16 +113,21 @@ class HostReader:
         return self._totals[name]
 
     def _memory(self) -> float | None:
-        total_bytes = 0
-        for process in self._tree.values():
-            try:
-                total_bytes += process.memory_full_info().pss
-            except psutil.NoSuchProcess:
-                continue
-            except psutil.AccessDenied:
-                self.notes[RSS_NOTE] = None
-                total_bytes += _rss(process)
-        return total_bytes / GIB if self._tree else self._memory_gib
+        """Memory of all processes; of a single one, which shares with none of the job's, the cheap resident size."""
+        processes = list(self._tree.values())
+        if not processes:
+            return self._memory_gib
+        read = _rss if len(processes) == 1 else self._pss
+        return sum(map(read, processes)) / GIB
+
+    def _pss(self, process: psutil.Process) -> int:
+        try:
+            return int(process.memory_full_info().pss)
+        except psutil.NoSuchProcess:
+            return 0
+        except (psutil.AccessDenied, AttributeError):
+            self.notes[RSS_NOTE] = None
+            return _rss(process)
 
     def _disk_mib(self) -> float | None:
         if not self._node_disk:

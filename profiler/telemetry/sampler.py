@@ -13,10 +13,9 @@ from muri.errors import UsageError
 from muri.profiler.telemetry.host import HostReader, HostReading, rate
 from muri.profiler.telemetry.nvml import GpuReader, GpuReading, GpuUnreadableError
 from muri.profiler.telemetry.sample import Sample, Usage
-from muri.profiler.telemetry.throttle import Throttle
 
 LEAST_INTERVAL_S: Final = 0.01
-CPU_SHARE: Final = 0.005
+CPU_SHARE: Final = 0.004
 """Share of one core that sampling may take; dearer samples are taken less often."""
 JOIN_S: Final = 5.0
 FORKED_NOTE: Final = "this process was forked from the one that samples; the samples are there"
@@ -45,7 +44,7 @@ class Sampler:
         self._pid = pid
         self._host = HostReader(pid)
         self._gpus: GpuReader | None = None
-        self._pace = Throttle(interval_s, CPU_SHARE)
+        self._interval_s = interval_s
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muri-telemetry", daemon=True)
         self._samples: list[Sample] = []
@@ -82,8 +81,10 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._gpus = self._open_gpus()
-            while not self._ended.wait(self._sample()):
-                pass
+            self._sample()  # the dearest: it looks at all processes of the node
+            since_s, start_cpu_s = time.perf_counter(), self._cpu_s
+            while not self._ended.wait(self._pause_s(since_s, start_cpu_s)):
+                self._sample()
             self._sample()
         except Exception as error:
             self._notes.append(f"sampling ended early: {type(error).__name__}: {error}")
@@ -99,16 +100,18 @@ class Sampler:
             self._notes.append(str(error))
             return None
 
-    def _sample(self) -> float:
-        """Take one sample; returns how long to wait for the next."""
-        began_s, is_first = time.thread_time(), self._before is None
+    def _sample(self) -> None:
         at_s, reading = time.perf_counter(), self._host.read()
         if self._before is not None:
             gpu = GpuReading() if self._gpus is None else self._gpus.read(self._host.pids)
             self._samples.append(_sample(self._before, (at_s, reading), gpu))
         self._before = (at_s, reading)
         self._cpu_s = time.thread_time()
-        return self._pace.pause_s(0.0 if is_first else self._cpu_s - began_s)  # the first one looks at all processes
+
+    def _pause_s(self, since_s: float, start_cpu_s: float) -> float:
+        """How long to wait for the next sample, so that all of them together keep to their share of a core."""
+        earned_s = (time.perf_counter() - since_s) * CPU_SHARE
+        return max(self._interval_s, (self._cpu_s - start_cpu_s - earned_s) / CPU_SHARE)
 
 
 def _environment(pid: int) -> Mapping[str, str]:

@@ -3,7 +3,7 @@
 import time
 from typing import Final
 
-CPU_SHARE: Final = 0.002
+CPU_SHARE: Final = 0.001
 """Share of one core that each kind of reading may take."""
 
 
@@ -30,8 +30,5 @@ class Throttle:
 
     def done(self) -> None:
         """Note that the reading ended."""
-        self._next_s = time.perf_counter() + self.pause_s(time.thread_time() - self._began_s)
-
-    def pause_s(self, cost_s: float) -> float:
-        """How long to leave between two readings that cost so much CPU time."""
-        return max(self._least_s, cost_s / self._share)
+        cost_s = time.thread_time() - self._began_s
+        self._next_s = time.perf_counter() + max(self._least_s, cost_s / self._share)
