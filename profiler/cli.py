@@ -11,6 +11,10 @@ _HERE: Final = "muri.profiler.commands"
 VERBS: Final = {
     "list": LazyCommand(f"{_HERE}.look:list_command", "List all profiles."),
     "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
+    "sensitivity": LazyCommand(
+        f"{_HERE}.sensitivity:sensitivity_command", "Find the least CPUs and memory that saturate a script."
+    ),
+    "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
     "rm": LazyCommand(f"{_HERE}.remove:rm_command", "Remove a profile; its model is measured again."),
     "export": LazyCommand(f"{_HERE}.move:export_command", "Write all profiles as JSON."),
     "import": LazyCommand(f"{_HERE}.move:import_command", "Read profiles from a JSON export."),

@@ -1,0 +1,154 @@
+"""Optimistic profiling: throughput against the CPU count, measured at a few counts only.
+
+At full memory the throughput rises with the CPU count until something else limits it. Where it
+stops rising is found by bisection (Synergy, section 3.1). Nothing but monotony is presumed: curves
+measured by others jump (a job that needs six cores for its sixth worker), so the shape between two
+points says nothing about what to skip.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muri.profiler.sensitivity.curve import (
+    GAIN,
+    Measured,
+    Point,
+    combined,
+    interpolated,
+    monotone,
+    saturating_cpus,
+)
+from muri.profiler.sensitivity.errors import SensitivityError
+
+MOST_POINTS: Final = 8
+"""No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""
+
+FEW_CPUS: Final = 6
+"""Below so many counts half a sweep cannot tell them apart."""
+
+DOUBT: Final = 2.0
+"""A count nearer to the threshold than so many standard errors is measured a second time."""
+
+Measure = Callable[[int], Measured]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSensitivity:
+    """How a job's throughput follows its CPU count at full memory.
+
+    Attributes:
+        points: What was measured, by CPU count, repaired so that it never falls.
+        saturating_cpus: The least count from which the most CPUs give less than the gain on top.
+        undecided_cpus: How many counts below that one were neither measured nor ruled out; 0 unless
+            the measurements ran out.
+        measurements: How many there were.
+    """
+
+    points: tuple[Point, ...]
+    saturating_cpus: int
+    undecided_cpus: int
+    measurements: int
+
+    @property
+    def max_cpus(self) -> int:
+        """The greatest count."""
+        return self.points[-1].cpus
+
+    def throughput(self, cpus: int) -> float:
+        """Iterations per second at any count, interpolated where it was not measured."""
+        return interpolated(self.points, cpus)
+
+    @property
+    def curve(self) -> tuple[float, ...]:
+        """Iterations per second at 1, 2, … `max_cpus` CPUs."""
+        return tuple(self.throughput(cpus) for cpus in range(1, self.max_cpus + 1))
+
+
+def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: int = MOST_POINTS) -> CpuSensitivity:
+    """Find the least CPU count that saturates a job.
+
+    The greatest count is measured first, then the middle of what is undecided, until the least
+    saturating count and its lower neighbour are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
+    never more than half of a full sweep's, which leaves one count undecided for some maxima below
+    12; the greater is taken then. What is left of the half goes to counts so near to the threshold
+    that their scatter could have decided.
+
+    Args:
+        measure: Measures the job on so many CPUs.
+        max_cpus: The greatest count.
+        gain: What counts as still rising.
+        most_points: Most measurements.
+
+    Raises:
+        SensitivityError: A limit makes no sense, or a measurement does not.
+    """
+    if max_cpus < 1 or most_points < 1 or not 0 < gain < math.inf:
+        raise SensitivityError(
+            f"max_cpus is {max_cpus}, most_points {most_points}, gain {gain}: the first two must be ≥ 1, the gain > 0"
+        )
+    budget = _budget(max_cpus, most_points)
+    taken: dict[int, list[Measured]] = {}
+    used = 0
+    while used < budget and (cpus := _next_count(taken, max_cpus, gain)) is not None:
+        taken.setdefault(cpus, []).append(measure(cpus))
+        used += 1
+    return _result(taken, gain, used)
+
+
+def _budget(max_cpus: int, most_points: int) -> int:
+    """Half a sweep; of so few counts that this would be off by more than one, all that bisection needs."""
+    exact = 1 + math.ceil(math.log2(max_cpus))
+    return min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
+
+
+def sweep(measure: Measure, max_cpus: int, *, gain: float = GAIN) -> CpuSensitivity:
+    """Measure every count once: what `bisect` saves, and what it is judged by."""
+    return _result({cpus: [measure(cpus)] for cpus in range(1, max_cpus + 1)}, gain, max_cpus)
+
+
+def _points(taken: Mapping[int, list[Measured]]) -> tuple[Point, ...]:
+    return monotone(combined(cpus, measured) for cpus, measured in taken.items())
+
+
+def _bounds(points: tuple[Point, ...], gain: float) -> tuple[int, int]:
+    """The greatest count that does not saturate (0 if all do) and the least that does."""
+    least = saturating_cpus(points, gain)
+    return max((point.cpus for point in points if point.cpus < least), default=0), least
+
+
+def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int, gain: float) -> int | None:
+    """What to measure next, None when all is decided."""
+    if not taken:
+        return max_cpus
+    points = _points(taken)
+    below, least = _bounds(points, gain)
+    if least - below > 1:
+        return (below + least) // 2
+    doubtful = [point for point in points if point.measurements == 1 and _in_doubt(points, point, gain)]
+    if not doubtful:
+        return None
+    # The reference of all comparisons first, then the most doubtful.
+    if points[-1].measurements == 1:
+        return max_cpus
+    return min(doubtful, key=lambda point: _distance(points, point, gain)).cpus
+
+
+def _distance(points: tuple[Point, ...], point: Point, gain: float) -> float:
+    """How far a point is from the threshold, as a share of it."""
+    return abs((1 + gain) * point.throughput / points[-1].throughput - 1)
+
+
+def _in_doubt(points: tuple[Point, ...], point: Point, gain: float) -> bool:
+    scatter = math.hypot(point.spread, points[-1].spread)
+    return scatter > 0 and point is not points[-1] and _distance(points, point, gain) < DOUBT * scatter
+
+
+def _result(taken: Mapping[int, list[Measured]], gain: float, used: int) -> CpuSensitivity:
+    points = _points(taken)
+    below, least = _bounds(points, gain)
+    return CpuSensitivity(points, least, max(0, least - below - 1), used)
+
+
+__all__ = ["CpuSensitivity", "Measure", "Measured", "Point", "bisect", "sweep"]

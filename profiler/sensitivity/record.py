@@ -1,0 +1,141 @@
+"""A job's sensitivity as a document of the profile store."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, matrix, saturating_cache_gib
+from muri.profiler.sensitivity.errors import NoSuchSensitivityError, SensitivityError
+from muri.profiler.store import Document
+
+KIND: Final = "sensitivity"
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The least that saturates a job's throughput (Synergy's demand vector).
+
+    Attributes:
+        cpus: Cores.
+        cache_gib: Memory for a cache of the dataset; None where the dataset is not known.
+        process_gib: Memory of the job's own processes; None where it was not measured.
+    """
+
+    cpus: int
+    cache_gib: float | None = None
+    process_gib: float | None = None
+
+    @property
+    def mem_gib(self) -> float | None:
+        """Memory in all; None where nothing of it is known."""
+        known = [part for part in (self.cache_gib, self.process_gib) if part is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sensitivity:
+    """What is known of a job's appetite for CPU and memory.
+
+    Attributes:
+        name: The job's name.
+        measured_at: UTC time, ISO-8601.
+        cpu: Throughput over the CPU count, measured.
+        pinned: Whether the kernel enforced the counts; otherwise the script was only told them.
+        dataset: What the memory axis is computed from; None where it is not known.
+        process_gib: Peak memory of the job's own processes; None where it was not measured.
+    """
+
+    name: str
+    measured_at: str
+    cpu: CpuSensitivity
+    pinned: bool = True
+    dataset: Dataset | None = None
+    process_gib: float | None = None
+
+    @property
+    def demand(self) -> Demand:
+        """The least CPU count and memory that saturate."""
+        cpus = self.cpu.saturating_cpus
+        cache_gib = None
+        if self.dataset is not None:
+            cache_gib = saturating_cache_gib(self.dataset, self.cpu.throughput(cpus))
+        return Demand(cpus, cache_gib, self.process_gib)
+
+    def to_document(self) -> Document:
+        """As the store keeps it."""
+        body = {
+            "points": [asdict(point) for point in self.cpu.points],
+            "saturating_cpus": self.cpu.saturating_cpus,
+            "undecided_cpus": self.cpu.undecided_cpus,
+            "measurements": self.cpu.measurements,
+            "pinned": self.pinned,
+            "dataset": None if self.dataset is None else asdict(self.dataset),
+            "process_gib": self.process_gib,
+        }
+        return Document(self.name, self.measured_at, body)
+
+    @classmethod
+    def from_document(cls, document: Document) -> "Sensitivity":
+        """Read what `to_document` made.
+
+        Raises:
+            SensitivityError: It is something else.
+        """
+        body = document.body
+        try:
+            cpu = CpuSensitivity(
+                points=tuple(Point(**point) for point in body["points"]),
+                saturating_cpus=int(body["saturating_cpus"]),
+                undecided_cpus=int(body["undecided_cpus"]),
+                measurements=int(body["measurements"]),
+            )
+            dataset = Dataset(**body["dataset"]) if body["dataset"] else None
+            return cls(document.name, document.measured_at, cpu, bool(body["pinned"]), dataset, body["process_gib"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SensitivityError(
+                f"the stored sensitivity of {document.name!r} cannot be read ({error}); measure it again"
+            ) from error
+
+    def to_json(self) -> dict[str, Any]:
+        """For people's programs: what is stored, and what follows from it."""
+        demand = self.demand
+        known: dict[str, Any] = {"name": self.name, "measured_at": self.measured_at, **self.to_document().body}
+        known["curve"] = list(self.cpu.curve)
+        known["demand"] = {**asdict(demand), "mem_gib": demand.mem_gib}
+        if self.dataset is not None:
+            caches_gib = cache_sizes(self.dataset)
+            known["memory"] = {"cache_gib": caches_gib, "throughput": matrix(self.dataset, self.cpu.curve, caches_gib)}
+        return known
+
+
+class DocumentStore(Protocol):
+    """What is needed of the profile store."""
+
+    def documents(self, kind: str) -> tuple[Document, ...]:
+        """All documents of a kind."""
+
+
+def stored(store: DocumentStore, name: str) -> Sensitivity:
+    """The stored sensitivity of a job.
+
+    Raises:
+        NoSuchSensitivityError: There is none; the text lists those there are.
+    """
+    documents = store.documents(KIND)
+    for document in documents:
+        if document.name == name:
+            return Sensitivity.from_document(document)
+    raise NoSuchSensitivityError(_nothing(name, (document.name for document in documents)))
+
+
+def now_text() -> str:
+    """The UTC time as the store writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _nothing(name: str, known: Iterable[str]) -> str:
+    names = ", ".join(known)
+    there = f"measured are: {names}" if names else "none was measured yet"
+    return f"no sensitivity of {name!r} is stored; {there}. Measure it with `muri profile sensitivity -- SCRIPT`"
