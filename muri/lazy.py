@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
+from click.shell_completion import CompletionItem
 
 
 class LazyCommand(NamedTuple):
@@ -40,6 +41,15 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{target} is not a click command")
         return command
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Names and help lines from the table alone; the user waits for them at every press of the key."""
+        own = [
+            CompletionItem(name, help=command.summary)
+            for name, command in self._table.items()
+            if name.startswith(incomplete)
+        ]
+        return own + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table alone."""

@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey
@@ -60,6 +61,47 @@ def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
             f"\n{_choices(found)}"
         )
     return found[0]
+
+
+def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
+    """The key that is meant, measured or not.
+
+    What was not said is taken from the model's known profiles; one GPU, an unknown batch size and the type
+    "gpu" where there are none.
+
+    Raises:
+        NoSuchProfileError: The known profiles differ in it; the text lists the choices.
+    """
+    near = sorted(key for key in keys if key.model == wanted.model)
+    matching = [key for key in near if replace(wanted, gpu_count=None).matches(key)] or near
+    batch_sizes = {key.batch_size for key in matching} if wanted.batch_size is None else {wanted.batch_size}
+    gpu_types = {key.gpu_type for key in matching} if wanted.gpu_type is None else {wanted.gpu_type}
+    if len(batch_sizes) > 1 or len(gpu_types) > 1:
+        raise NoSuchProfileError(
+            f"{wanted.model!r} has profiles of several batch sizes or GPU types. Say which with --batch-size or "
+            f"--gpu-type:\n{_choices(matching)}"
+        )
+    return ProfileKey(wanted.model, *(batch_sizes or {0}), wanted.gpu_count or 1, *(gpu_types or {"gpu"}))
+
+
+_SELECTOR: Final = ("batch_size", "gpu_count", "gpu_type")
+
+
+def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
+    """The one key that MODEL[:BATCH[:GPUS[:TYPE]]] means; a model's name may have colons itself.
+
+    Raises:
+        NoSuchProfileError: None or several match; the text lists the choices.
+    """
+    known = tuple(keys)
+    models = {key.model for key in known}
+    parts = text.split(":")
+    model = next((name for end in range(len(parts), 0, -1) if (name := ":".join(parts[:end])) in models), parts[0])
+    said = [part or None for part in text[len(model) + 1 :].split(":")] if len(text) > len(model) else []
+    if len(said) > len(_SELECTOR) or not all(part is None or part.isdecimal() for part in said[:2]):
+        raise NoSuchProfileError(f"{text!r} is not MODEL[:BATCH[:GPUS[:TYPE]]], such as resnet18:64:2:a100")
+    figures = [None if part is None else int(part) for part in said[:2]]
+    return find_one(known, Wanted(model, *figures, *[None] * (2 - len(figures)), *said[2:]))
 
 
 def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:

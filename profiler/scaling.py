@@ -118,7 +118,8 @@ def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
 
 def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfile:
     """The base with another all-reduce; as much of it is hidden behind the other stages as was before."""
-    hidden_s = max(0.0, network_busy_s(base) - base.synchronize_s)
+    alone = base.key.gpu_count == 1  # then its network use is no all-reduce, which can't be hidden therefore
+    hidden_s = 0.0 if alone else network_busy_s(base) - base.synchronize_s
     owned_s = max(0.0, traffic.busy_s(key.gpu_count) - hidden_s) if key.gpu_count > 1 else 0.0
     others_s = max(base.iteration_s - base.synchronize_s, *base.stage_s[:NETWORK])
     return replace(

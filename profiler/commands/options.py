@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from muri.profiler.commands.complete import complete_gpu_type, complete_model
 from muri.profiler.lookup import Wanted
 from muri.profiler.store import ProfileStore, default_store_path
 
@@ -47,10 +48,10 @@ def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
 
     decorated: Callable[..., None] = with_wanted
     for decorate in (
-        click.option("--gpu-type", help="Only of this GPU type."),
+        click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
         click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
         click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
-        click.argument("model"),
+        click.argument("model", shell_complete=complete_model),
     ):
         decorated = decorate(decorated)
     return decorated

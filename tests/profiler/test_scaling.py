@@ -135,3 +135,8 @@ def test_an_estimate_has_an_interval_for_each_stage_and_the_iteration():
     assert all(0 <= least <= value <= most for (least, most), value in zip(found.interval_s, values, strict=True))
     surer = scale([one_gpu(100.0), make_profile(gpu_count=2)], key(4), [A100])
     assert surer.interval_s[4][1] - surer.interval_s[4][0] < found.interval_s[4][1] - found.interval_s[4][0]
+
+
+def test_network_use_of_one_gpu_is_no_hidden_all_reduce():
+    base = one_gpu(100.0, detail=ProfileDetail(gradient_mib=100.0, busy_s=(0.12, 0.05, 0.3, 10.0)))
+    assert scale([base], key(4), [A100]).profile.synchronize_s == pytest.approx(0.156)
