@@ -41,9 +41,16 @@ class StoreBusyError(StoreError):
 
 
 class CorruptStoreError(StoreError):
-    """The store's file is damaged."""
+    """The store's file is damaged.
+
+    Attributes:
+        path: The file.
+        detail: What is wrong with it.
+    """
 
     def __init__(self, path: Path, detail: str) -> None:
+        self.path = path
+        self.detail = detail
         super().__init__(
             f"the profile store {path} is damaged ({detail}). Nothing was changed. Look at it with `muri doctor "
             f"--store {path}` and set it aside with `muri doctor --store {path} --set-aside`, which renames it: "

@@ -4,6 +4,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,7 @@ DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 STORE_NAME: Final = "profiles.db"
 HISTORY_PER_KEY: Final = 50
 """Measurements kept of one model; older ones are dropped when a new one arrives."""
-OBSERVATIONS_PER_KEY: Final = 200
+OBSERVATIONS_PER_KEY: Final = 1000
 
 
 class Stored(NamedTuple):
@@ -228,7 +229,7 @@ def _profile(path: Path, row: Any) -> StageProfile:
     """The row as a record, which checks its figures once more."""
     _, model, batch_size, gpu_count, gpu_type, *figures, detail = row
     key = ProfileKey(model, batch_size, gpu_count, gpu_type)
-    return StageProfile(key, *figures, ProfileDetail.from_dict(_json(path, detail)))
+    return replace(StageProfile(key, *figures), detail=ProfileDetail.from_dict(_json(path, detail)))
 
 
 def _json(path: Path, text: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Literal, cast, get_args
+from typing import Final, Literal, get_args
 from urllib.parse import quote
 
 from muri.profiler.errors import (
@@ -50,7 +50,7 @@ def journal_of(path: Path) -> Journal:
     if forced:
         if forced not in JOURNALS:
             raise JournalChoiceError(JOURNAL_VARIABLE, forced, JOURNALS)
-        return cast(Journal, forced)
+        return forced
     if is_network(file_system_of(path)):
         return "delete"
     return existing_journal(path) or "wal"
@@ -68,10 +68,10 @@ def existing_journal(path: Path) -> Journal | None:
     return "wal" if header[_FORMAT_BYTES] == _FORMAT_OF_WAL else "delete"
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, journal: Journal | None = None) -> sqlite3.Connection:
     """Open for writing; makes the file and its directory when they are missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    journal = journal_of(path)
+    journal = journal or journal_of(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
         _use_journal(connection, journal)

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from muri.profiler import schema
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StorePermissionError, StoreVersionError
-from muri.profiler.store_connection import connect, connect_read_only, exists, named_errors, side_file
+from muri.profiler.store_connection import Journal, connect, connect_read_only, exists, named_errors, side_file
 
 SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _PROBLEMS_SHOWN: Final = 5
@@ -22,22 +22,24 @@ class StoreFile:
     Args:
         path: The SQLite file; its directory is made when missing, unless `read_only`.
         read_only: Open an existing store without changing anything, for users who may not write.
+        journal: How to write; None for the choice of `journal_of`.
 
     Raises:
         StoreError: The file is missing (read-only), damaged, locked, of a newer version, or
             not permitted; the subclass and the text say which.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, journal: Journal | None = None) -> None:
         self.path = path
         self.read_only = read_only
+        self._journal = journal
         if read_only and not exists(path):
             raise StoreMissingError(path)
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         with named_errors(self.path, "read" if self.read_only else "write"):
-            self._connection = connect_read_only(self.path) if self.read_only else connect(self.path)
+            self._connection = connect_read_only(self.path) if self.read_only else connect(self.path, self._journal)
         try:
             self._prepare()
         except BaseException:

@@ -88,10 +88,12 @@ class StartDryRun:
     Attributes:
         job_id: The waiting job whose script is run.
         key: Text of the profile key, for people.
+        again: Whether the model has a profile already; its jobs need not wait for the new one.
     """
 
     job_id: int
     key: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

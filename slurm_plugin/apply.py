@@ -92,8 +92,8 @@ class Executor:
                 log.info("job %d: released alone: %s", job_id, "; ".join(reasons))
                 self._journal.set_fact("solo", str(job_id), list(reasons))
                 self._unless_gone(self._gateway.release, job_id)
-            case StartDryRun(job_id):
-                self._start_dry_run(self._view.jobs[job_id])
+            case StartDryRun(job_id, _, again):
+                self._start_dry_run(self._view.jobs[job_id], again)
             case Preempt() | ReturnToQueue() | Join():
                 self._move(action)
             case Abandon(token, why):
@@ -121,6 +121,7 @@ class Executor:
             case KeepProfile(token, profile):
                 log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
                 self._store.put(profile)
+                self._journal.forget_fact("dry-run-failed", str(profile.key))
                 self._journal.finish(token, "done")
             case DryRunFailed(token, key, why):
                 self._dry_run_failed(token, key, why)
@@ -204,7 +205,7 @@ class Executor:
         self._journal.set_fact("bar", str(job.job_id), why)
         restore_request(self._gateway, job)
 
-    def _start_dry_run(self, job: Job) -> None:
+    def _start_dry_run(self, job: Job, again: bool) -> None:
         key = profile_key(job, self._view.snapshot.nodes)
         try:
             script = self._gateway.batch_script(job.job_id)
@@ -213,7 +214,7 @@ class Executor:
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
         token = secrets.token_hex(6)
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
-        self._journal.begin(token, "dry-run", {"job_id": job.job_id, "key": asdict(key)}, self._now_s)
+        self._journal.begin(token, "dry-run", {"job_id": job.job_id, "key": asdict(key), "again": again}, self._now_s)
         try:
             run = self._gateway.submit(dry_run_job(job, key, token, script, environment, self._config))
         except SlurmUnreachableError:

@@ -56,7 +56,7 @@ def _print_decision(config: Config) -> None:
     from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
     from muri.slurm_plugin.setup import open_controller  # noqa: PLC0415
 
-    with open_controller(config) as instance:
+    with open_controller(config, look_only=True) as instance:
         decision = instance.decide()
     for action in decision.repairs + decision.actions:
         click.echo(json.dumps(render_action(action), sort_keys=True, default=str))

@@ -99,6 +99,23 @@ class Profiling(Section):
     attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
 
 
+class Profiles(Section):
+    """The store of stage profiles, and when a profile is measured again."""
+
+    drift_limit: float = Field(
+        0.2, ge=0, description="A stage time that differs by more than this share is drift; 0 turns the watch off."
+    )
+    drift_after_s: float = Field(
+        1800.0, gt=0, description="How long it must have differed before the model is measured again."
+    )
+    drift_again_s: float = Field(
+        21600.0, ge=0, description="Least time between two marks of one model for drift, should measuring not help."
+    )
+    journal: Literal["auto", "delete"] = Field(
+        "auto", description="delete: no write-ahead log, as auto chooses on network file systems by itself."
+    )
+
+
 class Host(Section):
     """The job that holds a group's GPUs."""
 
@@ -132,6 +149,9 @@ class Config(Section):
     preemption: Preemption = Field(default_factory=Preemption, description="Stopping running jobs for others.")
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
+    profiles: Profiles = Field(
+        default_factory=Profiles, description="The store of profiles, and when one is measured again."
+    )
     host: Host = Field(default_factory=Host, description="The job that holds a group's GPUs.")
 
 

@@ -7,16 +7,21 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from muri.errors import MuriError
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
+from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.upkeep import StaleMark
 from muri.slurm_plugin.actions import Action, ReleaseSolo
 from muri.slurm_plugin.apply import Executor, ProfileSink
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.damage import log_set_aside
+from muri.slurm_plugin.drift_watch import DriftStore, watch
 from muri.slurm_plugin.gateway import Gateway
 from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
@@ -40,11 +45,15 @@ class AnotherControllerError(MuriError):
     exit_code = 0
 
 
-class ProfileStore(ProfileSink, Protocol):
+class ProfileStore(ProfileSink, DriftStore, Protocol):
     """The profile store as the controller needs it."""
 
     def list(self) -> Sequence[StageProfile]:
         """Return all profiles."""
+        ...
+
+    def start_over(self, now: datetime) -> Path:
+        """Set the damaged file aside and go on with an empty one."""
         ...
 
 
@@ -102,7 +111,7 @@ def ask(
     return settle(policy.plan(request), request), replace(preparation, request=request)
 
 
-def knowledge(journal: Journal | None, profiles: Sequence[StageProfile]) -> Knowledge:
+def knowledge(journal: Journal | None, profiles: Sequence[StageProfile], marks: Sequence[StaleMark] = ()) -> Knowledge:
     """Gather what a cycle knows beyond the snapshot; without a journal only the profiles."""
     known = {profile.key: profile for profile in profiles}
     if journal is None:
@@ -110,6 +119,7 @@ def knowledge(journal: Journal | None, profiles: Sequence[StageProfile]) -> Know
     running = [intent for intent in journal.intents("begun") if intent.kind == "dry-run"]
     return Knowledge(
         profiles=known,
+        stale=frozenset(mark.key for mark in marks),
         profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
         failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
         bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
@@ -131,11 +141,23 @@ class Controller:
     def cycle(self) -> Status:
         """Run one cycle and write the status file.
 
-        Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
-        rests on what is true now.
+        A profile store that turns out to be damaged is set aside, and the cycle begins anew with an empty
+        one: each step of a cycle can be repeated, and models are measured again.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer; nothing is lost, the next cycle carries on.
+        """
+        try:
+            return self._cycle()
+        except CorruptStoreError as error:
+            log_set_aside(error, self._store.start_over(datetime.now(UTC)))
+            return self._cycle()
+
+    def _cycle(self) -> Status:
+        """Run one cycle.
+
+        Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
+        rests on what is true now.
         """
         decision = self.decide()
         errors: list[str] = []
@@ -143,15 +165,27 @@ class Controller:
             errors += self._apply(decision, decision.repairs)
             decision = self.decide()
         errors += self._apply(decision, decision.actions)
+        errors += self._watch(decision.view)
         status = self._status(decision, errors)
         write_status(self._config.state_dir / "status.json", status)
         self._tidy(decision.view)
         return status
 
+    def _watch(self, view: View) -> list[str]:
+        """Look for drift, which is worth no cycle."""
+        try:
+            watch(self._store, view, self._config)
+        except CorruptStoreError:
+            raise
+        except StoreError as error:
+            log.warning("drift is not watched in this cycle: %s", error)
+            return [str(error)]
+        return []
+
     def decide(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
-        know = knowledge(self._journal, self._store.list())
+        know = knowledge(self._journal, self._store.list(), self._store.stale_marks())
         return decide(snapshot, self._journal.intents(), know, self._policy, self._config)
 
     def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:

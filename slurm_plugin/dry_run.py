@@ -102,6 +102,8 @@ def _read(result: Path, code: int, output: Path, time_limit_s: float) -> dict[st
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
     """Put a result into the comment of the job that it was measured for, keeping the user's text.
 
+    Where that job has ended, the dry run's own comment takes it.
+
     Raises:
         GatewayError: Slurm refused it.
     """
@@ -111,7 +113,9 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
     try:
         set_comment(target, tags.with_token(job_field(target, "comment"), tags.PROFILE_PREFIX, text))
     except NoSuchJobError:
-        print(f"job {target} is gone; its profile is not needed", file=sys.stderr)
+        own = int(os.environ["SLURM_JOB_ID"])
+        print(f"job {target} is gone; the result stands in the comment of job {own}", file=sys.stderr)
+        set_comment(own, tags.with_token(job_field(own, "comment"), tags.PROFILE_PREFIX, text))
 
 
 @click.command()

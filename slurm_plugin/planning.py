@@ -29,6 +29,7 @@ class Knowledge:
     Attributes:
         profiles: Stored profiles.
         profiling: Keys that a dry run is measuring now.
+        stale: Keys whose profile serves, but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
         bars: Why a job must not be grouped again, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
@@ -36,6 +37,7 @@ class Knowledge:
 
     profiles: Mapping[ProfileKey, StageProfile]
     profiling: frozenset[ProfileKey] = frozenset()
+    stale: frozenset[ProfileKey] = frozenset()
     failures: Mapping[str, tuple[int, str]] | None = None
     bars: Mapping[int, str] | None = None
     served_gpu_s: Mapping[int, float] | None = None
@@ -175,9 +177,11 @@ def _dry_runs(
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         measurable = not (job.array or job.het or know.failed(key, config))
-        if measurable and key not in know.profiles and key not in know.profiling:
+        known = key in know.profiles and key not in know.stale
+        if measurable and not known and key not in know.profiling:
             wanted.setdefault(key, job.job_id)
-    return tuple(StartDryRun(job_id, str(key)) for key, job_id in list(wanted.items())[: max(room, 0)])
+    new_first = sorted(wanted.items(), key=lambda item: item[0] in know.profiles)
+    return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
 
 
 def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:

@@ -160,19 +160,27 @@ def _hosts(view: View, groups: dict[str, Intent], config: Config, now_s: float) 
 def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
     target = view.jobs.get(int(intent.payload["job_id"]))
     key = ProfileKey(**intent.payload["key"])
-    measured = tags.parse_json(tags.token(target.comment, tags.PROFILE_PREFIX)) if target is not None else None
-    if measured is not None and measured.get("token") == intent.token:
+    run = next((job for job in view.snapshot.jobs if _is_run(job, intent)), None)
+    measured = _measured(target, intent) or _measured(run, intent)
+    if measured is not None:
         yield _result(intent, key, measured)
         return
-    if target is None or not target.state.is_active:
+    # A job whose model has a profile does not wait for the new one and may end before it.
+    still_wanted = intent.payload.get("again", False) and run is not None and run.state.is_active
+    if not still_wanted and (target is None or not target.state.is_active):
         yield Abandon(intent.token, "the job that it measured for is gone")
         return
-    run = next((job for job in view.snapshot.jobs if _is_run(job, intent)), None)
     if run is None and intent.host_job is None:
         yield Abandon(intent.token, "the dry run was never submitted")
     elif run is None or not run.state.is_active:
         state = run.state if run is not None else "forgotten by Slurm"
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
+
+
+def _measured(job: Job | None, intent: Intent) -> dict[str, Any] | None:
+    """What a dry run left in a job's comment."""
+    told = tags.parse_json(tags.token(job.comment, tags.PROFILE_PREFIX)) if job is not None else None
+    return told if told is not None and told.get("token") == intent.token else None
 
 
 def _is_run(job: Job, intent: Intent) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 from muri.policies.registry import get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
+from muri.profiler.store_connection import Journal as StoreJournal
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
 from muri.slurm_plugin.controller import Controller
+from muri.slurm_plugin.damage import open_profiles
 from muri.slurm_plugin.gateway import Gateway
 from muri.slurm_plugin.journal import Journal
 from muri.slurm_plugin.open_gateway import open_gateway
@@ -56,20 +58,25 @@ def profiles_path(config: Config) -> Path:
 
 
 @contextmanager
-def open_controller(config: Config, gateway: Gateway | None = None) -> Iterator[Controller]:
+def open_controller(config: Config, gateway: Gateway | None = None, *, look_only: bool = False) -> Iterator[Controller]:
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
     Args:
         config: The configuration.
         gateway: Use this one instead of opening the configured kind.
+        look_only: Leave a damaged profile store where it is; the caller changes nothing.
 
     Raises:
         ConfigError: The state directory cannot be made or written.
+        CorruptStoreError: With `look_only`, the profile store is damaged.
     """
     policy = policy_of(config)
     try:
         config.state_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make state_dir {config.state_dir}: {error.strerror}") from error
-    with Journal(config.state_dir / "journal.db") as journal, ProfileStore(profiles_path(config)) as store:
+    rollback: StoreJournal | None = "delete" if config.profiles.journal == "delete" else None
+    path = profiles_path(config)
+    profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
+    with profiles as store, Journal(config.state_dir / "journal.db") as journal:
         yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config)

@@ -1,0 +1,156 @@
+"""Whether a model's running jobs still behave as its profile says. Pure.
+
+The rule, over the observations of a key since it was measured:
+
+1. Only the newest `after_s` seconds count. They must be covered: the oldest observation that counts is at
+   least that old, there are at least `LEAST_OBSERVATIONS`, and the jobs did at least `LEAST_ITERATIONS`
+   iterations meanwhile.
+2. Of each stage, the median of what was observed is compared with what was measured in the same way: the
+   time in which the resource was used, hidden behind another one or not (`ProfileDetail.busy_s`; the stage
+   times themselves where a profile has no such figure). Waits for other members are in neither.
+3. The difference of a stage is relative to its profiled time, or to `LEAST_SHARE` of all stages together
+   where that is more: a stage that hardly counts cannot make a profile stale.
+4. The profile has drifted when the largest difference is above `limit`, and is right again when it is below
+   half of that (hysteresis); in between, things stay as they are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Final
+
+from muri.profiler.records import STAGES, StageProfile
+from muri.profiler.upkeep import Observation
+
+LEAST_OBSERVATIONS: Final = 3
+LEAST_ITERATIONS: Final = 50
+LEAST_SHARE: Final = 0.1
+_RIGHT_AGAIN: Final = 0.5
+_PER_WINDOW: Final = 10
+"""Observations of a job that are kept in `after_s` seconds, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRule:
+    """When a profile has drifted.
+
+    Attributes:
+        limit: Relative difference that counts, 0.2 = 20 %.
+        after_s: Seconds for which it must have lasted.
+    """
+
+    limit: float = 0.2
+    after_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What observations say about a profile.
+
+    Attributes:
+        stage: The stage that differs most.
+        expected_s: Its seconds per iteration in the profile.
+        observed_s: The median of what was observed.
+        difference: How far apart they are, see the rule.
+        iterations: Iterations that the observations cover.
+        drifted: Whether that is above the limit.
+        right: Whether it is below the half of it.
+    """
+
+    stage: str
+    expected_s: float
+    observed_s: float
+    difference: float
+    iterations: int
+    drifted: bool
+    right: bool
+
+    def __str__(self) -> str:
+        """The reason of a mark."""
+        return (
+            f"{self.stage} took {1000 * self.observed_s:.1f} ms per iteration instead of "
+            f"{1000 * self.expected_s:.1f} ms over {self.iterations} iterations"
+        )
+
+
+def find_drift(profile: StageProfile, observations: Sequence[Observation], rule: DriftRule) -> Drift | None:
+    """Compare a profile with what its running jobs do.
+
+    Args:
+        profile: The newest profile of a key.
+        observations: Of the same key.
+        rule: Limits.
+
+    Returns:
+        What they say; None while they are too few or too young.
+    """
+    recent = _recent(profile, observations, rule.after_s)
+    iterations = _iterations(recent)
+    if len(recent) < LEAST_OBSERVATIONS or iterations < LEAST_ITERATIONS:
+        return None
+    expected = profile.detail.busy_s or profile.stage_s
+    observed = [median(item.stage_s[index] for item in recent) for index in range(len(STAGES))]
+    least_s = LEAST_SHARE * (sum(expected) or profile.iteration_s)
+    differences = [abs(live - known) / max(known, least_s) for live, known in zip(observed, expected, strict=True)]
+    worst = max(range(len(STAGES)), key=differences.__getitem__)
+    return Drift(
+        STAGES[worst],
+        expected[worst],
+        observed[worst],
+        differences[worst],
+        iterations,
+        drifted=differences[worst] > rule.limit,
+        right=differences[worst] < rule.limit * _RIGHT_AGAIN,
+    )
+
+
+def is_due(observations: Sequence[Observation], job_id: int, observed_at: str, rule: DriftRule) -> bool:
+    """Whether a job's next observation is worth keeping, so that the kept ones reach back far enough.
+
+    Args:
+        observations: Those of the key.
+        job_id: The job.
+        observed_at: When it would be, UTC, ISO-8601.
+        rule: Limits.
+    """
+    now = moment(observed_at)
+    times = [at for item in observations if item.job_id == job_id and (at := moment(item.observed_at)) is not None]
+    if now is None or not times:
+        return True
+    return (now - max(times)).total_seconds() >= rule.after_s / _PER_WINDOW
+
+
+def _recent(profile: StageProfile, observations: Sequence[Observation], after_s: float) -> list[Observation]:
+    """The observations of the newest `after_s` seconds; empty when they don't reach back that far."""
+    measured = moment(profile.measured_at)
+    timed = [
+        (at, item) for item in observations if len(item.stage_s) == len(STAGES) and (at := moment(item.observed_at))
+    ]
+    since = [(at, item) for at, item in timed if measured is None or at > measured]
+    if not since:
+        return []
+    newest = max(at for at, _ in since)
+    ages_s = [((newest - at).total_seconds(), item) for at, item in since]
+    outside = [age_s for age_s, _ in ages_s if age_s >= after_s]
+    if not outside:
+        return []
+    edge_s = min(outside)  # the one that closes the window counts too
+    return [item for age_s, item in ages_s if age_s <= edge_s]
+
+
+def _iterations(observations: Sequence[Observation]) -> int:
+    """Iterations that the jobs did between their first and last observation."""
+    counts: dict[int, list[int]] = {}
+    for item in observations:
+        counts.setdefault(item.job_id, []).append(item.iterations)
+    return sum(max(found) - min(found) for found in counts.values())
+
+
+def moment(text: str) -> datetime | None:
+    """A time as it is stored, None when it cannot be read; UTC where it names no zone."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
