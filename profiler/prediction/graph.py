@@ -117,6 +117,7 @@ def _run(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> _S
     # Without mkldnn recurrent layers show their matrix products, which the counter of FLOPs knows
     with (
         _told(),
+        warnings.catch_warnings(action="ignore"),
         mode,
         torch.backends.mkldnn.flags(enabled=False),
         FlopCounterMode(display=False, custom_mapping=_ATTENTION_ON_CPU) as flops,
@@ -192,8 +193,7 @@ def _exported(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) 
     level = logger.level
     try:
         logger.setLevel(logging.CRITICAL)  # it prints the whole graph when it refuses
-        with warnings.catch_warnings(), mode:
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"), mode:
             return torch.export.export(module, inputs).graph
     except Exception:  # for many reasons; the functions that were called tell nearly the same
         return None
