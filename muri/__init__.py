@@ -1,6 +1,6 @@
 """Muri interleaves training jobs that wait for different resources on the same GPUs.
 
-A training script needs two names from here, and a third one if it can be stopped and resumed::
+A training script needs two names from here; two more let it be stopped and resumed, and read less::
 
     import muri
 
@@ -9,6 +9,7 @@ A training script needs two names from here, and a third one if it can be stoppe
             ...
 
     muri.checkpoint(save, load)                 # before the loop: docs/checkpoints.md
+    muri.cache(dataset, gib=8)                  # keeps part of a dataset in memory: docs/stage-api.md
 
 Everything else is reached through the commands `muri` and `muri-controller`.
 """
@@ -20,16 +21,18 @@ if TYPE_CHECKING:
     from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
     from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
     from muri.launcher.checkpoints.checkpoint import should_stop as should_stop
+    from muri.launcher.dataset_cache import cache as cache
     from muri.launcher.stages import batches as batches
     from muri.launcher.stages import stage as stage
     from muri.launcher.stages import yield_point as yield_point
 
 __version__ = "0.1.0"
-__all__ = ["Resumed", "__version__", "batches", "checkpoint", "should_stop", "stage", "yield_point"]
+__all__ = ["Resumed", "__version__", "batches", "cache", "checkpoint", "should_stop", "stage", "yield_point"]
 
 _LAZY = {
     "Resumed": "muri.launcher.checkpoints.checkpoint",
     "batches": "muri.launcher.stages",
+    "cache": "muri.launcher.dataset_cache",
     "checkpoint": "muri.launcher.checkpoints.checkpoint",
     "should_stop": "muri.launcher.checkpoints.checkpoint",
     "stage": "muri.launcher.stages",
