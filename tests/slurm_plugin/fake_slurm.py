@@ -1,7 +1,9 @@
 """A small Slurm in memory for tests of the controller's logic; the sandbox tests use the real one."""
 
+import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +55,21 @@ class FakeSlurm:
         self.before_call: Callable[[str], None] = lambda name: None
         self.after_call: Callable[[str], None] = lambda name: None
         self._next_id = max([job.job_id for job in jobs], default=0) + 100
+
+    @contextmanager
+    def killing(self, side: str, nth: int) -> Iterator[None]:
+        """Within, the caller dies before or after its nth call; the first is 1."""
+        numbers = itertools.count(1)
+
+        def die(_name: str) -> None:
+            if next(numbers) == nth:
+                raise Killed
+
+        setattr(self, f"{side}_call", die)
+        try:
+            yield
+        finally:
+            setattr(self, f"{side}_call", lambda name: None)
 
     def _called(self, name: str, act: Callable[[], Any]) -> Any:
         self.before_call(name)

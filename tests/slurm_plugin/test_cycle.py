@@ -214,18 +214,8 @@ def run_to_the_end(slurm, make_controller, cycles=30):
 @pytest.mark.parametrize("nth", range(CALLS_OF_A_START))
 def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, side, nth):
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    seen = 0
-
-    def die(name):
-        nonlocal seen
-        seen += 1
-        if seen == nth + 1:
-            raise Killed
-
-    setattr(slurm, f"{side}_call", die)
-    with pytest.raises(Killed), make_controller(slurm) as controller:
+    with pytest.raises(Killed), slurm.killing(side, nth + 1), make_controller(slurm) as controller:
         controller.cycle()
-    setattr(slurm, f"{side}_call", lambda name: None)
     run_to_the_end(slurm, make_controller)
     assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[i] for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
@@ -234,10 +224,8 @@ def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, sid
 
 def test_an_orphaned_host_is_cancelled_when_the_journal_is_lost(make_controller, tmp_path):
     slurm = FakeSlurm(four_jobs(), one_gpu())
-    slurm.after_call = lambda name: (_ for _ in ()).throw(Killed)
-    with pytest.raises(Killed), make_controller(slurm) as controller:
+    with pytest.raises(Killed), slurm.killing("after", 1), make_controller(slurm) as controller:
         controller.cycle()
-    slurm.after_call = lambda name: None
     for file in tmp_path.glob("journal.db*"):
         file.unlink()
     run_to_the_end(slurm, make_controller)

@@ -98,22 +98,8 @@ def test_preemption_is_off_unless_asked_for(make_controller):
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
 def test_killed_at_any_call_a_stop_is_carried_on(make_controller, side, nth):
     slurm = run_long_then_submit_short(make_controller)
-    left = nth
-
-    def die(_name: str) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    setattr(slurm, f"{side}_call", die)
-    for _ in range(3):
-        try:
-            cycles(slurm, make_controller, 1, **SHORTEST)
-        except Killed:
-            break
-    assert left <= 0
-    setattr(slurm, f"{side}_call", lambda name: None)
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        cycles(slurm, make_controller, 3, **SHORTEST)
     cycles(slurm, make_controller, 8, **SHORTEST)
     assert slurm.jobs[2].state is JobState.COMPLETED
     assert slurm.starts == {1: 2, 2: 1}
@@ -213,18 +199,8 @@ def test_joins_can_be_turned_off(make_controller):
 def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
     slurm = group_of(make_controller, 1, 2)
     slurm.jobs[3] = job(3)
-    left = nth
-
-    def die(_name: str) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            raise Killed
-
-    setattr(slurm, f"{side}_call", die)
-    with pytest.raises(Killed), make_controller(slurm) as controller:
+    with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm) as controller:
         controller.cycle()
-    setattr(slurm, f"{side}_call", lambda name: None)
     for _ in range(3):
         with make_controller(slurm) as controller:
             controller.cycle()
