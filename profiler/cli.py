@@ -15,6 +15,10 @@ VERBS: Final = {
         f"{_HERE}.sensitivity:sensitivity_command", "Find the least CPUs and memory that saturate a script."
     ),
     "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
+    "edit": LazyCommand(f"{_HERE}.edit:edit_command", "Correct a profile's figures by hand."),
+    "audit": LazyCommand(f"{_HERE}.audit:audit_command", "Show who changed which profile, and when."),
+    "stale": LazyCommand(f"{_HERE}.stale:stale_command", "List, set or take back marks to measure again."),
+    "stats": LazyCommand(f"{_HERE}.stats:stats_command", "Count profiles, measurements and marks."),
     "rm": LazyCommand(f"{_HERE}.remove:rm_command", "Remove a profile; its model is measured again."),
     "export": LazyCommand(f"{_HERE}.move:export_command", "Write all profiles as JSON."),
     "import": LazyCommand(f"{_HERE}.move:import_command", "Read profiles from a JSON export."),

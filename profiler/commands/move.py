@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from muri.profiler.commands.options import json_option, open_store, store_option
+from muri.profiler.commands.options import author, json_option, open_store, store_option
 from muri.profiler.errors import ExchangeError
 from muri.profiler.exchange import from_json, to_json
 from muri.profiler.records import StageProfile
@@ -58,7 +58,7 @@ def import_command(file: Path, store_path: Path | None, as_json: bool) -> None:
     name = "standard input" if str(file) == "-" else str(file)
     profiles = from_json(_read(file), name)
     with open_store(store_path) as store:
-        stored = store.put_all(_imported(item) for item in profiles)
+        stored = store.put_all((_imported(item) for item in profiles), author("import"))
     if as_json:
         click.echo(json.dumps(stored._asdict()))
     else:

@@ -1,6 +1,7 @@
 """What the commands share: options, the store they mean, the terminal."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ import click
 from muri.profiler.commands.complete import complete_gpu_type, complete_model
 from muri.profiler.lookup import Wanted
 from muri.profiler.store import ProfileStore, default_store_path
+from muri.profiler.upkeep import Author, user_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,27 +36,42 @@ def json_option(command: Command) -> Command:
 
 def wanted_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add MODEL and the options that narrow it, handed over as one `wanted`."""
+    return _with_model(command, required=True)
 
+
+def maybe_wanted_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The same, but MODEL may be left out: `wanted` is None then."""
+    return _with_model(command, required=False)
+
+
+def _with_model(command: Callable[..., None], *, required: bool) -> Callable[..., None]:
     @wraps(command)
     def with_wanted(
         *,
-        model: str,
+        model: str | None,
         batch_size: int | None,
         gpu_count: int | None,
         gpu_type: str | None,
         **others: object,
     ) -> None:
-        command(wanted=Wanted(model, batch_size, gpu_count, gpu_type), **others)
+        if model is None and (batch_size, gpu_count, gpu_type) != (None, None, None):
+            raise click.UsageError("--batch-size, --gpus and --gpu-type narrow down a MODEL; name one")
+        command(wanted=None if model is None else Wanted(model, batch_size, gpu_count, gpu_type), **others)
 
     decorated: Callable[..., None] = with_wanted
     for decorate in (
         click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
         click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
         click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
-        click.argument("model", shell_complete=complete_model),
+        click.argument("model", required=required, shell_complete=complete_model),
     ):
         decorated = decorate(decorated)
     return decorated
+
+
+def author(action: str) -> Author:
+    """Who runs the command, now, for the audit."""
+    return Author(user_name(), datetime.now(UTC).isoformat(timespec="seconds"), action)
 
 
 def open_store(store_path: Path | None, *, read_only: bool = False) -> ProfileStore:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from muri.profiler.commands.options import open_store, store_option, wanted_options
+from muri.profiler.commands.options import author, open_store, store_option, wanted_options
 from muri.profiler.lookup import Wanted, find_all, find_one
 
 
@@ -31,5 +31,5 @@ def rm_command(wanted: Wanted, all_matching: bool, yes: bool, store_path: Path |
             click.echo("Nothing was removed.", err=True)
             click.get_current_context().exit(1)
         for key in keys:
-            if store.remove(key):
+            if store.remove(key, author("rm")):
                 click.echo(f"removed {key}")
