@@ -108,8 +108,8 @@ def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
     runner = ["-m", "muri.launcher.solo"] if solo.wants_hooks(os.environ) or several_ranks else []
     command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
     request = DryRunRequest.from_environment(os.environ)
+    os.environ.update(missing_variables(os.environ))
     if request is None:
-        os.environ.update(missing_variables(os.environ))
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)

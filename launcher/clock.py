@@ -72,6 +72,8 @@ class OpenGate:
 
 IntervalListener = Callable[[int, float, float, float], None]
 IterationListener = Callable[[IterationRecord], None]
+HoldListener = Callable[[int, float, float, float, bool], None]
+"""Hears of a stage, its start and end, its share of the resource, and whether it was the owner's."""
 
 
 class _Lane:
@@ -115,6 +117,7 @@ class StageClock:
         gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
         recent: The last iterations' records.
+        on_hold: Hears of all work, also of threads that are not gated and of worker processes.
     """
 
     def __init__(
@@ -131,6 +134,7 @@ class StageClock:
         self.iterations = 0
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
         self.gpu: GpuPace = HostPace()
+        self.on_hold: HoldListener | None = None
         self._alone = gate is None
         self._gate: Gate = gate or OpenGate()
         self._on_interval = on_interval
@@ -240,6 +244,19 @@ class StageClock:
         """Count time of a stage, in seconds, that was spent elsewhere, such as in worker processes."""
         self._add_held(stage, held_s)
 
+    def note_work(self, stage: int, start_s: float, end_s: float, use: float, *, own: bool = False) -> None:
+        """Tell when work was done that no mark shows, which `add_held` counts.
+
+        Args:
+            stage: What it was.
+            start_s: Begin, on `time.perf_counter`.
+            end_s: End.
+            use: Share of the resource's peak, 0 to 1.
+            own: The loop's own thread did it, within another stage.
+        """
+        if self.on_hold is not None:
+            self.on_hold(stage, start_s, end_s, use, own)
+
     def add_wait(self, stage: int, waited_s: float) -> None:
         """Count a wait of the owner that a lane's wait for the stage's resource caused, in seconds."""
         with self._sums:
@@ -342,6 +359,8 @@ class StageClock:
             self._add_held(stage, end_s - lane.since_s)
         if self._on_interval is not None:
             self._on_interval(stage, lane.since_s, end_s, lane.waited_s)
+        if self.on_hold is not None:
+            self.on_hold(stage, lane.since_s, end_s, 1.0, lane is self._own)
 
     def _add_held(self, stage: int, held_s: float) -> None:
         with self._sums:
@@ -362,4 +381,6 @@ class StageClock:
     def _leave_ungated(self) -> None:
         if self._thread.ungated:
             stage, since_s = self._thread.ungated.pop()
-            self._add_held(stage, self._now() - since_s)
+            now_s = self._now()
+            self._add_held(stage, now_s - since_s)
+            self.note_work(stage, since_s, now_s, 1.0)

@@ -1,15 +1,23 @@
-"""Stands over a dry run, so that a result is written whatever the script does."""
+"""Stands over a dry run: watches what the script uses, and sees to it that there is a result whatever it does."""
 
+import contextlib
 import ctypes
+import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
-from muri.launcher.measure import write_result
+from muri.launcher.dry_run_recorder import write_result
+from muri.launcher.task import task_of
 from muri.profiler.dryrun.request import DryRunRequest
+from muri.profiler.dryrun.usage import with_usage
+from muri.profiler.telemetry.sampler import Sampler
 
 _PR_SET_PDEATHSIG: Final = 1
 
@@ -17,8 +25,8 @@ _PR_SET_PDEATHSIG: Final = 1
 def supervise(command: Sequence[str], request: DryRunRequest) -> int:
     """Run the script under measurement and see to it that there is a result.
 
-    The script's own process measures, writes the result and ends. When it ends without having
-    written one, the result says why.
+    The script's own process measures, writes what it found and ends. Here it is completed with what the script and
+    its processes used meanwhile. When the script ends without having written anything, the result says why.
 
     Args:
         command: The Python command line of the script.
@@ -27,22 +35,49 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
     Returns:
         The script's exit code, 128 + signal if one ended it.
     """
-    request.result_path.unlink(missing_ok=True)
+    if task_of(os.environ)[0] != 0:  # the first of several ranks measures and answers for all
+        with _started(command, {}) as process:
+            return _exit_code(process.wait())
+    found = replace(request, result_path=request.result_path.with_name(f".{request.result_path.name}.found"))
+    for path in (request.result_path, found.result_path):
+        path.unlink(missing_ok=True)
+    with _started(command, found.environment()) as process, Sampler(process.pid) as sampler:
+        code = process.wait()
+        usage = sampler.stop()
+    result = _take(found.result_path)
+    write_result(request.result_path, {"error": _why_no_result(code)} if result is None else with_usage(result, usage))
+    return _exit_code(code)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """The script's process; signals that would end this one reach it, and it does not outlive this one."""
     libc = ctypes.CDLL(None)
 
     def die_with_parent() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
-    with subprocess.Popen(command, preexec_fn=die_with_parent) as process:  # noqa: PLW1509 (one thread here)
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(command, preexec_fn=die_with_parent, env=environment) as process:  # noqa: PLW1509 (one thread)
 
         def forward(signum: int, _frame: FrameType | None) -> None:
             process.send_signal(signum)
 
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, forward)
-        code = process.wait()
-    if not request.result_path.exists():
-        write_result(request.result_path, {"error": _why_no_result(code)})
+        yield process
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _exit_code(code: int) -> int:
     sys.stdout.flush()
     return code if code >= 0 else 128 - code
 

@@ -112,6 +112,8 @@ class Fetch:
         if self._stage != PREPROCESS and meter.counted_s:
             self._clock.add_held(PREPROCESS, meter.counted_s)
             self._clock.add_held(self._stage, -meter.counted_s)
+            end_s = self._wall_s + wall_s
+            self._clock.note_work(PREPROCESS, end_s - meter.counted_s, end_s, 1.0, own=True)
         if complete:
             self._kind.add(max(1e-9, wall_s - meter.wall_s - waited_s), max(0.0, cpu_s - meter.cpu_s))
 
