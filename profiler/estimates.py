@@ -1,6 +1,7 @@
 """The best that is known of a model: measured, else scaled from other GPU counts, else predicted."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from muri.profiler.bandwidth import bandwidths
 from muri.profiler.records import ProfileKey, StageProfile
@@ -47,6 +48,36 @@ def estimated(store: ProfileStore, key: ProfileKey) -> Known | None:
         return Known(scaled.profile, scaled.basis, scaled.interval_s)
     predicted = _predicted(store, key)
     return None if predicted is None else Known(predicted, ("predicted from the model's graph",))
+
+
+def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:
+    """Estimates of those keys that were not measured and can be estimated; reads the store once for all.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    families: dict[ProfileKey, list[StageProfile]] = {}
+    for item in store.list():
+        families.setdefault(replace(item.key, gpu_count=1), []).append(item)
+    known = bandwidths(store)
+    found = {}
+    for key in keys:
+        family = families.get(replace(key, gpu_count=1), [])
+        if any(item.key == key and not item.is_estimate for item in family):
+            continue
+        scaled = scale(family, key, known)
+        estimate = _predicted(store, key) if scaled is None else scaled.profile
+        if estimate is not None:
+            found[key] = estimate
+    return found
+
+
+def why_estimated(profile: StageProfile) -> str:
+    """What to tell people of a profile that is an estimate; "" of a measured one."""
+    if not profile.is_estimate:
+        return ""
+    basis = "scaled from another number of GPUs" if profile.source == "scaled" else "predicted from the model's graph"
+    return f"its profile is estimated ({basis}) until a dry run has measured it"
 
 
 def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:

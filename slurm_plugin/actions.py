@@ -19,6 +19,7 @@ class MemberPlan:
         time_limit_s: Its time limit inside the group, 0 = unlimited.
         cpu_count: CPUs that its own processes keep, one for each task.
         gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
+        estimated: Whether its profile is an estimate.
     """
 
     job_id: int
@@ -28,6 +29,7 @@ class MemberPlan:
     time_limit_s: int
     cpu_count: int = 1
     gpu_mem_gib: float = 0.0
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

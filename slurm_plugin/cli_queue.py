@@ -68,9 +68,12 @@ def _print_table(status: "Status") -> None:
     for job in status.jobs:
         partners = ",".join(map(str, job.partners)) or "-"
         group = "-" if job.group is None else str(job.group)
-        speeds = (_speed(job.predicted_speed), _speed(job.measured_speed) + ("!" if job.off_plan else ""))
+        planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
+        speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
         table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds)
     Console(highlight=False).print(table)
+    if any(job.estimated for job in status.jobs):
+        click.echo("~ planned with an estimated profile: its model is not measured yet (muri profile predict)")
     age_s = max(0.0, time.time() - status.cycle_s)
     click.echo(f"{len(status.jobs)} jobs; last cycle {age_s:.0f} s ago, policy {status.policy}")
     for error in status.errors:
@@ -112,8 +115,8 @@ def explanation(job: "JobStatus") -> list[str]:
         partners = ", ".join(map(str, job.partners)) or "nobody any more"
         lines.append(f"It shares the GPUs of host job {job.group} with {partners}.")
     if job.predicted_speed is not None:
-        measured = _speed(job.measured_speed)
-        lines.append(f"Speed against running alone: planned {job.predicted_speed:.2f}, measured {measured}.")
+        planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
+        lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
     lines += measured_lines(job)
     lines += [f"- {reason}" for reason in job.reasons]
     return lines
@@ -174,18 +177,20 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     from muri.profiler.store import ProfileStore  # noqa: PLC0415
     from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
     from muri.slurm_plugin.controller import decide, knowledge  # noqa: PLC0415
+    from muri.slurm_plugin.estimated import with_estimates  # noqa: PLC0415
     from muri.slurm_plugin.setup import policy_of, profiles_path, read_config  # noqa: PLC0415
     from muri.slurm_plugin.snapshot_file import load_snapshot  # noqa: PLC0415
+    from muri.slurm_plugin.view import view_of  # noqa: PLC0415
 
     config = read_config(config_file)
     path = profiles or profiles_path(config)
-    known = []
+    queue_then, know = load_snapshot(file), knowledge(None, ())
     if path.exists():
         with ProfileStore(path, read_only=True) as store:
-            known = list(store.list())
+            know = with_estimates(knowledge(None, store.list()), view_of(queue_then, config.partitions), store, config)
     elif profiles is not None:
         raise UsageError(f"there is no profile store {profiles}")
-    decision = decide(load_snapshot(file), (), knowledge(None, known), policy_of(config), config)
+    decision = decide(queue_then, (), know, policy_of(config), config)
     if as_json:
         for action in decision.repairs + decision.actions:
             click.echo(json.dumps(render_action(action), sort_keys=True, default=str))

@@ -97,6 +97,10 @@ class Profiling(Section):
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
     partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
     attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
+    use_estimates: bool = Field(
+        True,
+        description="Plan with estimates from other GPU counts, or the model's graph, until a dry run has measured.",
+    )
 
 
 class Profiles(Section):

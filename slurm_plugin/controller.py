@@ -16,12 +16,14 @@ from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import StaleMark
 from muri.slurm_plugin.actions import Action, ReleaseSolo
-from muri.slurm_plugin.apply import Executor, ProfileSink
+from muri.slurm_plugin.apply import Executor
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.damage import log_set_aside
-from muri.slurm_plugin.drift_watch import DriftStore, watch
+from muri.slurm_plugin.drift_watch import watch
+from muri.slurm_plugin.estimated import notes_of, with_estimates
 from muri.slurm_plugin.gateway import Gateway
 from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
@@ -43,18 +45,6 @@ class AnotherControllerError(MuriError):
     """Another controller is at work; this one has nothing to do, which is no failure."""
 
     exit_code = 0
-
-
-class ProfileStore(ProfileSink, DriftStore, Protocol):
-    """The profile store as the controller needs it."""
-
-    def list(self) -> Sequence[StageProfile]:
-        """Return all profiles."""
-        ...
-
-    def start_over(self, now: datetime) -> Path:
-        """Set the damaged file aside and go on with an empty one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +79,10 @@ def decide(
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
     stops = stop_actions(settled.stops, preparation.request, view)
     joins = find_joins(view, plan, know, config, snapshot.taken_s)
-    actions = stops + releases + preparation.dry_runs + actions_of(plan, view, know) + joins
+    new = tuple(run for run in preparation.dry_runs if not run.again)
+    # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
+    again = tuple(run for run in preparation.dry_runs if run.again)
+    actions = stops + releases + new + actions_of(plan, view, know) + joins + again
     return Decision(view, repairs, preparation, plan, actions)
 
 
@@ -186,6 +179,7 @@ class Controller:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
         know = knowledge(self._journal, self._store.list(), self._store.stale_marks())
+        know = with_estimates(know, view_of(snapshot, self._config.partitions), self._store, self._config)
         return decide(snapshot, self._journal.intents(), know, self._policy, self._config)
 
     def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:
@@ -199,9 +193,10 @@ class Controller:
     def _status(self, decision: Decision, errors: list[str]) -> Status:
         # Seen before the actions: what they change shows in Slurm at once and here at the next cycle,
         # except for who was grouped, which the journal already knows.
-        notes: dict[int, tuple[str, ...]] = {}
+        estimated = notes_of(decision.preparation.request.jobs, decision.plan)
+        notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
         for job_id, reasons in self._journal.facts("solo").items():
-            notes[int(job_id)] = tuple(reasons)
+            notes[int(job_id)] = (*reasons, *notes.get(int(job_id), ()))
         for job_id, why in self._journal.facts("bar").items():
             notes[int(job_id)] = (*notes.get(int(job_id), ()), f"not grouped again: {why}")
         intents = self._journal.intents()

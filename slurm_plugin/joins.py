@@ -8,6 +8,7 @@ import numpy as np
 from muri.policies.speed.model import SpeedModel, shape_of
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Plan
+from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Abandon, Action, Join, MemberPlan
@@ -147,12 +148,20 @@ def _join(job: Job, group: RunningGroup, gain: tuple[float, float], view: View, 
         job.gpu_request, job.required_nodes, job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.time_limit_s
     )
     profile = know.profiles[profile_key(job, view.snapshot.nodes)]
-    limit_s = job.time_limit_s * size
-    member = MemberPlan(job.job_id, original, profile.iteration_s, gain[1], limit_s, gpu_mem_gib=profile.gpu_mem_gib)
+    member = MemberPlan(
+        job_id=job.job_id,
+        original=original,
+        solo_iteration_s=profile.iteration_s,
+        speed=gain[1],
+        time_limit_s=job.time_limit_s * size,
+        gpu_mem_gib=profile.gpu_mem_gib,
+        estimated=profile.is_estimate,
+    )
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
     partners = ", ".join(str(other.job_id) for other in group.members)
     why = f"it joins jobs {partners}, which have resources to spare: together they do {gain[0]:.2f} jobs' work more"
-    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, now_s), (why,))
+    reasons = tuple(filter(None, (why, why_estimated(profile))))
+    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, now_s), reasons)
 
 
 def _limit_beside(member: Job, size: int) -> int:

@@ -1,13 +1,14 @@
 """From a view of the queue to a policy's request, and from its plan to actions. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.reason import sentences
 from muri.policies.types import FreeNode, Group, Plan, PlanJob, PlanRequest
+from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
@@ -27,7 +28,7 @@ class Knowledge:
     """What a cycle knows beyond the snapshot.
 
     Attributes:
-        profiles: Stored profiles.
+        profiles: Stored profiles, and estimates of models without one.
         profiling: Keys that a dry run is measuring now.
         stale: Keys whose profile serves, but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
@@ -252,10 +253,16 @@ def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
         time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
-        reasons=sentences(group.reasons),
+        reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
         node_count=len(nodes),
         gpus_per_node=gpus_per_node,
     )
+
+
+def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterator[str]:
+    for job, profile in zip(jobs, profiles, strict=True):
+        if why := why_estimated(profile):
+            yield f"job {job.job_id}: {why}"
 
 
 def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
@@ -275,6 +282,7 @@ def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
         time_limit_s=job.time_limit_s * len(group.members),
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=profile.gpu_mem_gib,
+        estimated=profile.is_estimate,
     )
 
 

@@ -39,6 +39,7 @@ class JobStatus:
         measured_speed: Speed measured by the runtime, None while there is none.
         off_plan: Whether measured and predicted speed differ by more than 20 %.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
+        estimated: Whether the plan rests on an estimate of its profile.
         iterations: Iterations done in the group; None while unknown, like the rest.
         stage_s: Seconds of an iteration in each stage.
         wait_s: Seconds of an iteration waiting for each stage's resource.
@@ -63,6 +64,7 @@ class JobStatus:
     wait_s: tuple[float, ...] = ()
     discipline: str | None = None
     reasons: tuple[str, ...] = ()
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple
         partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),
         predicted_speed=own["speed"] if own is not None else None,
         solo_iteration_s=solo_iteration_s,
+        estimated=own is not None and own.get("estimated", False),
         reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
     )
     return _with_report(described, view)

@@ -1,0 +1,119 @@
+"""Planning with estimated profiles until a dry run has measured."""
+
+from dataclasses import replace
+
+import pytest
+from conftest import FOUR_KINDS
+from fake_slurm import FakeSlurm, make_job, make_node
+
+from muri.profiler.records import ProfileKey
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.cli_queue import explanation
+from muri.slurm_plugin.model import JobState
+from muri.slurm_plugin.view import Role, role_of
+
+
+def two_gpus(job_id: int, model: str):
+    """A job on two GPUs of one node, of a model that was measured on one."""
+    return make_job(
+        job_id,
+        gpu_count=2,
+        gpu_request="gres/gpu:2",
+        cpu_count=4,
+        cpus_per_task=2,
+        admin_comment=f"muri:model={model},batch-size=8,duration=100",
+    )
+
+
+def slurm_with_two() -> FakeSlurm:
+    return FakeSlurm([two_gpus(1, "m1"), two_gpus(2, "m3")], [make_node("n1", gpu_count=2)])
+
+
+def having(slurm: FakeSlurm, role: Role):
+    return [job for job in slurm.jobs.values() if role_of(job) is role]
+
+
+def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    (host,) = having(slurm, Role.HOST)
+    assert [job.group for job in status.jobs] == [host.job_id, host.job_id]
+    assert all(job.estimated for job in status.jobs)
+    text = "\n".join(explanation(status.jobs[0]))
+    assert "(from an estimated profile)" in text
+    assert "job 1: its profile is estimated (scaled from another number of GPUs) until a dry run has measured" in text
+    runs = having(slurm, Role.DRY_RUN)
+    assert len(runs) == 2
+    assert all(run.job_id > host.job_id for run in runs)  # behind the group in Slurm's queue
+
+
+def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiling={"use_estimates": False}) as controller:
+        status = controller.cycle()
+    assert not having(slurm, Role.HOST)
+    assert len(having(slurm, Role.DRY_RUN)) == 2
+    assert not any(job.estimated for job in status.jobs)
+
+
+def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path):
+    slurm = slurm_with_two()
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 0.7}
+        for run in having(slurm, Role.DRY_RUN):
+            token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+            comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "token": token})
+            slurm.jobs[run.job_id] = replace(slurm.jobs[run.job_id], comment=comment)
+        controller.cycle()
+        slurm.tick()
+        status = controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        stored = store.get(ProfileKey("m1", 8, 2, "gpu"))
+    assert stored is not None
+    assert stored.source == "dry-run"
+    assert stored.iteration_s == 0.7
+    assert status.jobs[0].state == "interleaved"
+
+
+def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_controller):
+    slurm = slurm_with_two()
+    keys = [str(ProfileKey(model, 8, 2, "gpu")) for model in ("m1", "m3")]
+    with make_controller(slurm) as controller:
+        for key in keys:
+            controller._journal.set_fact("dry-run-failed", key, [2, "no stages"])
+        for _ in range(3):
+            status = controller.cycle()
+            slurm.tick()
+    assert not having(slurm, Role.HOST)
+    assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
+
+
+def test_an_estimate_lets_no_job_wait_when_profiling_is_off(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiling={"at_once": 0}) as controller:
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick()
+    assert not having(slurm, Role.DRY_RUN)
+    assert {slurm.jobs[1].state, slurm.jobs[2].state} == {JobState.RUNNING}
+
+
+def test_a_released_job_with_an_estimate_says_so(make_controller):
+    slurm = FakeSlurm([two_gpus(1, "m1")], [make_node("n1", gpu_count=2)])
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    assert not slurm.jobs[1].held
+    assert "its profile is estimated" in " ".join(status.jobs[0].reasons)
+
+
+@pytest.mark.parametrize("profiles", [FOUR_KINDS[:1]])
+def test_a_model_that_nothing_is_known_of_waits_as_ever(make_controller, profiles):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiles) as controller:
+        status = controller.cycle()
+    assert status.jobs[1].state == "waiting"
+    assert not status.jobs[1].estimated
