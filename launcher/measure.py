@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from muri.launcher.clock import Gate, IntervalListener, StageClock
 from muri.launcher.gpu.pace import FreePace
+from muri.launcher.iteration_log import log_iterations
 from muri.launcher.processes.gate import gate_from_environment
 from muri.launcher.task import task_of
 from muri.launcher.telemetry.trace import open_trace
 from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
+from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE
 from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:
@@ -24,6 +26,11 @@ TRACE_VARIABLE: Final = "MURI_TRACE"
 
 def wanted(environment: Mapping[str, str]) -> bool:
     """Whether a script that runs alone is to be measured at all."""
+    return measures_stages(environment) or bool(environment.get(ITERATION_LOG_VARIABLE))
+
+
+def measures_stages(environment: Mapping[str, str]) -> bool:
+    """Whether its stages are, so that each has to wait until the GPU is through."""
     asked = (DRY_RUN_VARIABLE, TRACE_VARIABLE)
     return environment.get(TIMING_VARIABLE) == "1" or any(environment.get(name) for name in asked)
 
@@ -44,8 +51,9 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         clock = _measured(request, gate, on_interval)
     else:
         clock = StageClock(gate, on_interval=on_interval)
-    if gate is None and not wanted(environment):
+    if gate is None and not measures_stages(environment):
         clock.gpu = FreePace()
+    log_iterations(clock, environment)
     if environment.get(TIMING_VARIABLE) == "1":
         atexit.register(lambda: print(summary(clock), file=sys.stderr))
     return clock

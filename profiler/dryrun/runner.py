@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from muri.errors import MuriError, UsageError
 from muri.profiler.dryrun.request import DryRunRequest, Limits
@@ -22,9 +22,11 @@ __all__ = [
     "Limits",
     "NoScriptError",
     "Progress",
+    "check_command",
     "end",
     "last_words",
     "measure_script",
+    "start",
 ]
 
 Progress = Mapping[str, Any]
@@ -79,25 +81,36 @@ def measure_script(
         NoScriptError: There is no such script.
         DryRunFailedError: It failed, never iterated or took too long; the message has its last words.
     """
-    _check(command)
+    check_command(command)
     with tempfile.TemporaryDirectory(prefix="muri-dry-run-") as folder:
         request = DryRunRequest(limits, Path(folder, "result.json"))
         output = Path(folder, "output")
         variables = {**(os.environ if environment is None else environment), **request.environment()}
         with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD.format(cpus=sorted(cpus or ())), "run", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=variables,
-                start_new_session=True,
-            )
+            process = start(command, variables, stream, cpus=cpus)
             try:
                 in_time = _wait(process, request, on_progress)
             finally:
                 end(process)
         return _read(request, process.returncode, output, in_time=in_time)
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    output: BinaryIO,
+    *,
+    cpus: frozenset[int] | None = None,
+) -> "subprocess.Popen[bytes]":
+    """Start `muri run -- command` as the leader of a session, which ends when this process does."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _CHILD.format(cpus=sorted(cpus or ())), "run", *command],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -119,7 +132,12 @@ def last_words(output: Path) -> str:
     return lines[-1].strip()[-_LAST_WORDS_CHARACTERS:] if lines else ""
 
 
-def _check(command: Sequence[str]) -> None:
+def check_command(command: Sequence[str]) -> None:
+    """Refuse a command that cannot be run.
+
+    Raises:
+        NoScriptError: There is no script.
+    """
     if not command or (command[0] == "-m" and len(command) == 1):
         raise NoScriptError("there is nothing to measure; give a script, or -m and a module")
     if command[0] != "-m" and not Path(command[0]).is_file():

@@ -63,7 +63,8 @@ class LinearFit:
         try:
             points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
             names = ("fixed_s", "per_unit_s", "r_squared", "residual_s")
-            return cls(*(float(values[name]) for name in names), points)
+            fixed_s, per_unit_s, r_squared, residual_s = (float(values[name]) for name in names)
+            return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
         except (KeyError, TypeError, ValueError) as error:
             raise FitError(f"a stored fit is incomplete: {error!r}") from error
 
