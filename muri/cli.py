@@ -23,6 +23,7 @@ COMMANDS = {
     "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
     "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
+    "doctor": LazyCommand("muri.slurm_plugin.cli_doctor:doctor", "Examine what Muri needs; say what to do."),
     "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
     "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),
     "controller": LazyCommand("muri.slurm_plugin.cli:controller", "Run the controller (as muri-controller)."),

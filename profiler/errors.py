@@ -62,6 +62,10 @@ class StoreVersionError(StoreError):
     """The store was made by a newer version, or by another program."""
 
 
+class StoreOutdatedError(StoreVersionError):
+    """The store is of an older format and was opened only to read."""
+
+
 class JournalChoiceError(StoreError, UsageError):
     """A way of writing the store was asked for that there is not."""
 

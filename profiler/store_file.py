@@ -9,7 +9,13 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from muri.profiler import schema
-from muri.profiler.errors import CorruptStoreError, StoreMissingError, StorePermissionError, StoreVersionError
+from muri.profiler.errors import (
+    CorruptStoreError,
+    StoreMissingError,
+    StoreOutdatedError,
+    StorePermissionError,
+    StoreVersionError,
+)
 from muri.profiler.store_connection import Journal, connect, connect_read_only, exists, named_errors, side_file
 
 SIDE_FILES: Final = ("-wal", "-shm", "-journal")
@@ -112,7 +118,7 @@ class StoreFile:
         if version == len(schema.MIGRATIONS):
             return
         if self.read_only:
-            raise StoreVersionError(
+            raise StoreOutdatedError(
                 f"the profile store {self.path} has format {version}, this version reads {len(schema.MIGRATIONS)}. "
                 "Start the controller once: it brings the store up to date"
             )

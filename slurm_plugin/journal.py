@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from muri.errors import MuriError
 
-_SCHEMA_VERSION = 1
+SCHEMA_VERSION = 1
 _SCHEMA = """
 CREATE TABLE intents (
     token TEXT PRIMARY KEY,
@@ -83,13 +83,13 @@ class Journal:
 
     def _migrate(self) -> None:
         version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > _SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             raise JournalError(f"{self._path} was written by a newer Muri (schema {version}); upgrade this one")
         if version == 0:
             with self._transaction():
                 for statement in _SCHEMA.split(";\n"):
                     self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
+                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
