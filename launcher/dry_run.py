@@ -17,6 +17,7 @@ from muri.launcher.dry_run_recorder import write_result
 from muri.launcher.task import task_of
 from muri.profiler.dryrun.request import DryRunRequest
 from muri.profiler.dryrun.usage import with_usage
+from muri.profiler.telemetry.sample import Usage
 from muri.profiler.telemetry.sampler import Sampler
 
 _PR_SET_PDEATHSIG: Final = 1
@@ -44,9 +45,16 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
     with _started(command, found.environment()) as process, Sampler(process.pid) as sampler:
         code = process.wait()
         usage = sampler.stop()
-    result = _take(found.result_path)
-    write_result(request.result_path, {"error": _why_no_result(code)} if result is None else with_usage(result, usage))
+    write_result(request.result_path, _completed(_take(found.result_path), code, usage))
     return _exit_code(code)
+
+
+def _completed(found: dict[str, Any] | None, code: int, usage: Usage) -> dict[str, Any]:
+    if found is None:
+        return {"error": _why_no_result(code)}
+    if "error" in found and code > 0:
+        return {"error": f"the script failed with exit code {code}: {found['error']}"}
+    return with_usage(found, usage)
 
 
 @contextlib.contextmanager

@@ -9,8 +9,10 @@ from muri.lazy import LazyCommand, LazyGroup
 _HERE: Final = "muri.profiler.commands"
 
 VERBS: Final = {
-    "list": LazyCommand(f"{_HERE}.look:list_command", "List all profiles."),
+    "list": LazyCommand(f"{_HERE}.look:list_command", "List profiles, sorted and filtered."),
     "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
+    "compare": LazyCommand(f"{_HERE}.compare:compare_command", "Show two profiles side by side."),
+    "run": LazyCommand(f"{_HERE}.run:run_command", "Measure a script in a dry run and store its profile."),
     "sensitivity": LazyCommand(
         f"{_HERE}.sensitivity:sensitivity_command", "Find the least CPUs and memory that saturate a script."
     ),
