@@ -14,6 +14,7 @@ import interleaving_overhead
 import interleaving_soak
 import interleaving_synthetic as synthetic
 from machine import describe_machine
+from runtime_process import BenchmarkError
 
 ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "interleaving.json"
@@ -156,7 +157,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
     """
     try:
         cases = {name: CASES[name]() for name in chosen or CASES}
-    except synthetic.BenchmarkError as error:
+    except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
     found = bars(cases)
     if stored:

@@ -16,17 +16,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, median
 
 import torch
 
-from benchmarks.interleaving_real import BenchmarkError, Run, Setting
+from benchmarks.job_runs import Alone, Setting, measure_in_turns, run_traced, running, write_random_file
 from benchmarks.machine import describe_machine
-from benchmarks.real_link import Link
-from benchmarks.real_report import Case, Throughput, print_report
+from benchmarks.real_report import Case, print_report
+from benchmarks.runtime_process import BenchmarkError
 
 JOBS = ("resnet18", "gpt2", "a2c", "vgg16")
 WAYS = ("plain", "mps", "lockstep", "fair", "auto")
@@ -35,53 +33,28 @@ DATA_MIB = 4096
 SMOKE_ITERATIONS = 2
 MPS_CONTROL = "nvidia-cuda-mps-control"
 """Comes with NVIDIA's driver."""
-LINK = Link("gradients to host memory and back over PCIe")
+LINK = "gradients to host memory and back over PCIe"
+IMAGES = "images.bin"
 
 
-class GpuRun(Run):
-    """Jobs of gpu_jobs/."""
-
-    def start_job(self, job: str, prefix: Sequence[str], **environment: str) -> None:
-        """Start one job by `prefix` and its script."""
-        files = ["--log", str(self._folder / f"{job}.log"), "--stop", str(self._folder / "stop")]
-        command = [*prefix, str(SCRIPT), job, *files, "--data", str(self._setting.data)]
-        self._jobs[job] = self.spawn(command, job, **environment)
-
-
-def run_alone(setting: Setting, job: str) -> tuple[float, tuple[float, ...]]:
-    """A job's solo iteration time in seconds, and the share of it that it holds each resource when measured."""
-    with tempfile.TemporaryDirectory(prefix="muri-gpu-") as name:
-        rate = _one(setting, Path(name), job)
-    with tempfile.TemporaryDirectory(prefix="muri-gpu-") as name:
-        # Measuring stages waits for the GPU at their ends, so the time above is taken without.
-        _one(setting, Path(name), job, MURI_TRACE=str(Path(name) / "trace.jsonl"))
-        events = [json.loads(line) for line in (Path(name) / "trace.jsonl").read_text().splitlines()]
-    elapsed_s = max(e["end_s"] for e in events) - min(e["start_s"] for e in events)
-    stages = ("load", "preprocess", "propagate", "synchronize")
-    shares = (sum(e["end_s"] - e["start_s"] for e in events if e["stage"] == stage) / elapsed_s for stage in stages)
-    return 1 / rate, tuple(shares)
+def run_alone(setting: Setting, job: str) -> Alone:
+    """A job's iteration time and shares, from a run each: measuring stages waits for the GPU at their ends."""
+    with running(setting) as run:
+        run.start_job(job)
+        rate = run.measure()[job]
+    _, shares = run_traced(setting, job)
+    return 1 / rate, shares
 
 
-def _one(setting: Setting, folder: Path, job: str, **environment: str) -> float:
-    run = GpuRun(setting, folder)
-    try:
-        run.start_job(job, [sys.executable], **environment)
-        return run.measure()[job]
-    finally:
-        run.close()
-
-
-def run_together(setting: Setting, way: str, solo_s: dict[str, float]) -> dict[str, float]:
+def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:
     """Normalized throughput of each job, all at once."""
-    with tempfile.TemporaryDirectory(prefix="muri-gpu-") as name, contextlib.ExitStack() as stack:
-        run = GpuRun(setting, Path(name))
-        stack.callback(run.close)
+    with running(setting) as run, contextlib.ExitStack() as stack:
         if way in {"plain", "mps"}:
-            environment = stack.enter_context(mps_daemon(Path(name))) if way == "mps" else {}
+            environment = stack.enter_context(mps_daemon(run.folder)) if way == "mps" else {}
             for job in JOBS:
-                run.start_job(job, [sys.executable], **environment)
+                run.start_job(job, **environment)
         else:
-            start_interleaved(run, Path(name), way, solo_s)
+            run.start_interleaved(solo_s, "--discipline", way)
         return {job: rate * solo_s[job] for job, rate in run.measure().items()}
 
 
@@ -99,49 +72,12 @@ def mps_daemon(folder: Path) -> Iterator[dict[str, str]]:
         subprocess.run([MPS_CONTROL], env=os.environ | variables, input=b"quit\n", check=False)
 
 
-def start_interleaved(run: GpuRun, folder: Path, discipline: str, solo_s: dict[str, float]) -> None:
-    """Start a runtime and the jobs as its members."""
-    ids = {job: str(101 + index) for index, job in enumerate(JOBS)}
-    sockets, status = folder / "run", folder / "status.json"
-    solo = ",".join(f"{ids[job]}={seconds:.6f}" for job, seconds in solo_s.items())
-    command = [
-        sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(ids.values()), "--run-dir", str(sockets),
-        "--discipline", discipline, "--solo-iteration-s", solo, "--status-file", str(status),
-    ]  # fmt: skip
-    runtime = run.spawn(command, "runtime")
-    while not status.exists():
-        if runtime.poll() is not None:
-            raise BenchmarkError(f"the runtime did not start: {(folder / 'runtime.out').read_text()}")
-        time.sleep(0.1)
-    for job, job_id in ids.items():
-        prefix = [sys.executable, "-c", "from muri.cli import main; main()", "run"]
-        run.start_job(job, prefix, SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(sockets))
-
-
 def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path) -> Case:
-    """Run all jobs in all ways, the ways in turn, so that a disturbance hits all alike."""
+    """Run all jobs in all ways."""
     with tempfile.TemporaryDirectory(prefix="muri-data-", dir=data) as name:
-        write_images(Path(name), DATA_MIB)
-        setting = Setting(Path(name), LINK, seconds)
-        alone: dict[str, list[tuple[float, tuple[float, ...]]]] = {job: [] for job in JOBS}
-        speeds: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-        for _ in range(rounds):
-            for job in JOBS:
-                alone[job].append(run_alone(setting, job))
-            solo_s = {job: median(result[0] for result in results) for job, results in alone.items()}
-            for way in ways:
-                speeds[way].append(run_together(setting, way, solo_s))
-    shares = {job: tuple(map(mean, zip(*(result[1] for result in alone[job]), strict=True))) for job in JOBS}
-    return Case(LINK.description, solo_s, shares, {way: Throughput.of(way, each) for way, each in speeds.items()})
-
-
-def write_images(folder: Path, size_mib: int) -> None:
-    """The file that the storage job reads from."""
-    with (folder / "images.bin").open("wb") as file:
-        for _ in range(size_mib):
-            file.write(os.urandom(1 << 20))
-        file.flush()
-        os.fsync(file.fileno())
+        write_random_file(Path(name) / IMAGES, DATA_MIB)
+        setting = Setting(Path(name), {job: (str(SCRIPT), job) for job in JOBS}, seconds)
+        return measure_in_turns(setting, LINK, rounds, ways, run_alone, run_together)
 
 
 def smoke() -> None:
@@ -152,7 +88,7 @@ def smoke() -> None:
     """
     with tempfile.TemporaryDirectory(prefix="muri-gpu-") as name:
         log = Path(name) / "ends.log"
-        write_images(Path(name), 1)
+        write_random_file(Path(name) / IMAGES, 1)
         command = [
             sys.executable, str(SCRIPT), *JOBS, "--tiny", "--device", "cpu", "--iterations", str(SMOKE_ITERATIONS),
             "--log", str(log), "--stop", str(Path(name) / "stop"), "--data", name,

@@ -6,7 +6,6 @@ replaced by a thread that speaks its protocol, as starting thousands of interpre
 
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from interleaving_synthetic import START_LIMIT_S, BenchmarkError
+from runtime_process import BenchmarkError, socket_folder, start_runtime
 
 from muri.launcher import protocol, rendezvous
 from muri.launcher.protocol import AttachRequest
@@ -56,7 +55,7 @@ def measure(starts: int, tell: Callable[[str], None]) -> dict[str, object]:
         folder = Path(name)
         (folder / "train.py").write_text(_SCRIPT, encoding="utf-8")
         (folder / "helper.py").write_text(_HELPER, encoding="utf-8")
-        runtime = _start_runtime(folder)
+        runtime = start_runtime(folder, MEMBERS, "--preload", "")
         try:
             warmup = int(starts * WARMUP_SHARE)
             _run(folder, 0, warmup)
@@ -80,19 +79,6 @@ def measure(starts: int, tell: Callable[[str], None]) -> dict[str, object]:
         "memory_growth": round(after.memory_mib / before.memory_mib - 1, 4),
         "start_to_end_ms": round(elapsed_s / (starts - warmup) * len(MEMBERS) * 1e3, 1),
     }
-
-
-def _start_runtime(folder: Path) -> "subprocess.Popen[bytes]":
-    status = folder / "status.json"
-    command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(MEMBERS), "--preload", ""]
-    command += ["--run-dir", str(folder), "--status-file", str(status)]
-    runtime = subprocess.Popen(command, stderr=(folder / "log").open("wb"))
-    end_s = time.monotonic() + START_LIMIT_S
-    while not status.exists():
-        if runtime.poll() is not None or time.monotonic() > end_s:
-            raise BenchmarkError(f"the runtime did not start: {(folder / 'log').read_text()}")
-        time.sleep(0.05)
-    return runtime
 
 
 def _run(folder: Path, first: int, end: int) -> None:
@@ -128,7 +114,7 @@ def _attach(folder: Path, member: str, number: int) -> int:
         prefix=sys.prefix,
         python=sys.version,
     )
-    connection = rendezvous.connect(rendezvous.member_socket(folder, member))
+    connection = rendezvous.connect(rendezvous.member_socket(socket_folder(folder), member))
     if connection is None:
         raise BenchmarkError("the runtime is gone")
     with connection, (folder / "out").open("ab") as out, Path(os.devnull).open("rb") as null:

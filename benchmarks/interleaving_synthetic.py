@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import lp_bound
 import numpy as np
-from scipy.optimize import linprog
+from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 
 SCRIPT = Path(__file__).with_name("synthetic_job.py")
-START_LIMIT_S = 60.0
 PIECE_S = 0.002
 """Between two yield points, as between two layers of a network; and between two grants of a plain process's lock."""
 
@@ -25,10 +25,6 @@ LEAST_ALONE = 0.97
 WAYS = ("plain", "lockstep", "fair", "auto")
 AUTO_SETTLES_S = 45.0
 """Auto without predictions first tries both disciplines for a window each."""
-
-
-class BenchmarkError(Exception):
-    """A job failed; the text says which and how."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +45,8 @@ class ProfileSet:
 
     @property
     def lp_bound(self) -> float:
-        """LP: max Σ s_i with Σ_i s_i·u_i^j ≤ 1 for every resource j and 0 ≤ s_i ≤ 1; u: shares of the time alone."""
-        shares = np.array([np.array(stages) / sum(stages) for stages in self.stages_s])
-        solution = linprog(-np.ones(len(shares)), A_ub=shares.T, b_ub=np.ones(shares.shape[1]), bounds=(0, 1))
-        return float(-solution.fun)
+        """The largest total of normalized speeds."""
+        return lp_bound.lp_bound([[stage_s / sum(stages) for stage_s in stages] for stages in self.stages_s])
 
 
 def equal_iterations() -> ProfileSet:
@@ -150,23 +144,14 @@ def _profile(folder: Path, member: int, stages: Sequence[float], end_s: float) -
 def _environment(folder: Path, member: int | None) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "MURI_"))}
     own = {} if member is None else {"SLURM_JOB_ID": str(101 + member)}
-    return kept | {"MURI_RUN_DIR": str(folder)} | own
+    return kept | {"MURI_RUN_DIR": str(socket_folder(folder))} | own
 
 
 def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":
     members = [str(101 + member) for member in range(len(profiles.stages_s))]
     solo = ",".join(f"{m}={sum(stages):.9g}" for m, stages in zip(members, profiles.stages_s, strict=True))
-    command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
-    command += ["--discipline", way, "--ordering", ",".join(_ordering(profiles)), "--solo-iteration-s", solo]
-    status = folder / "status.json"
-    command += ["--status-file", str(status), "--run-dir", str(folder)]
-    runtime = subprocess.Popen(command, env=_environment(folder, None), stderr=(folder / "log").open("wb"))
-    end_s = time.monotonic() + START_LIMIT_S
-    while not status.exists():
-        if runtime.poll() is not None or time.monotonic() > end_s:
-            raise BenchmarkError(f"the runtime did not start: {(folder / 'log').read_text()}")
-        time.sleep(0.05)
-    return runtime
+    options = ["--preload", "", "--discipline", way, "--ordering", ",".join(_ordering(profiles))]
+    return start_runtime(folder, members, *options, "--solo-iteration-s", solo, environment=_environment(folder, None))
 
 
 def _ordering(profiles: ProfileSet) -> list[str]:
@@ -176,8 +161,7 @@ def _ordering(profiles: ProfileSet) -> list[str]:
 
 
 def _start_job(folder: Path, member: int, job: dict[str, object], *, attach: bool) -> "subprocess.Popen[bytes]":
-    launcher = ["-c", "from muri.cli import main; main()", "run"] if attach else []
-    command = [sys.executable, *launcher, str(SCRIPT), json.dumps(job)]
+    command = [*(MURI_RUN if attach else [sys.executable]), str(SCRIPT), json.dumps(job)]
     errors = (folder / f"{member}.err").open("wb")
     environment = _environment(folder, member if attach else None)
     return subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stderr=errors)

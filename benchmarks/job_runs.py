@@ -1,0 +1,196 @@
+"""Real jobs that train at once in processes of their own, and how fast each gets on."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, median
+
+from benchmarks.real_report import Case, Throughput
+from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from muri.launcher.telemetry.trace_reader import read_slices
+from muri.profiler.records import STAGES
+
+WARM_ITERATIONS = 5
+PYTHON = (sys.executable,)
+
+Alone = tuple[float, tuple[float, ...]]
+"""A job's iteration time alone in seconds, and the share of it that it holds each resource."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all runs share.
+
+    Attributes:
+        data: Directory of the samples, on a disk.
+        jobs: The script of each job and the arguments that only this job takes.
+        seconds: Length of the window in which iterations are counted.
+    """
+
+    data: Path
+    jobs: Mapping[str, Sequence[str]]
+    seconds: float
+
+
+class Run:
+    """Some jobs at work at once, in a directory of their own.
+
+    Attributes:
+        folder: That directory.
+    """
+
+    def __init__(self, setting: Setting, folder: Path) -> None:
+        self.folder = folder
+        self._setting = setting
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._jobs: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_job(self, job: str, prefix: Sequence[str] = PYTHON, **environment: str) -> None:
+        """Start one job by `prefix` and its script; its output goes to a file."""
+        files = ["--log", str(self._log(job)), "--stop", str(self._stop), "--data", str(self._setting.data)]
+        command = [*prefix, *self._setting.jobs[job], *files]
+        with (self.folder / f"{job}.out").open("wb") as out:
+            variables = os.environ | environment
+            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        self._processes.append(process)
+        self._jobs[job] = process
+
+    def start_interleaved(self, solo_s: Mapping[str, float], *options: str) -> None:
+        """Start a runtime with these options, and all jobs as its members."""
+        ids = {job: str(101 + index) for index, job in enumerate(self._setting.jobs)}
+        solo = ",".join(f"{ids[job]}={seconds:.6f}" for job, seconds in solo_s.items())
+        self._processes.append(start_runtime(self.folder, ids.values(), "--solo-iteration-s", solo, *options))
+        for job, job_id in ids.items():
+            self.start_job(job, MURI_RUN, SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(socket_folder(self.folder)))
+
+    def measure(self) -> dict[str, float]:
+        """Iterations per second of each job in a window in which all are at work; then the jobs end."""
+        deadline_s = time.monotonic() + START_LIMIT_S
+        while min(len(self._ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
+            self._check(deadline_s)
+            time.sleep(0.2)
+        begin_s = time.monotonic()
+        time.sleep(self._setting.seconds)
+        end_s = time.monotonic()
+        self._check(end_s + 1.0)
+        rates = {job: _rate(self._ends_s(job), begin_s, end_s) for job in self._jobs}
+        self._stop.touch()
+        for job, process in self._jobs.items():
+            if process.wait(timeout=60) != 0:
+                raise BenchmarkError(f"{job}: {self._output(job)}")
+        return rates
+
+    def close(self) -> None:
+        """End what still runs."""
+        for process in reversed(self._processes):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(timeout=15)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    @property
+    def _stop(self) -> Path:
+        return self.folder / "stop"
+
+    def _log(self, job: str) -> Path:
+        return self.folder / f"{job}.log"
+
+    def _ends_s(self, job: str) -> list[float]:
+        """When a job's iterations ended, on the monotonic clock."""
+        path = self._log(job)
+        return [float(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+    def _check(self, deadline_s: float) -> None:
+        for job, process in self._jobs.items():
+            if process.poll() is not None:
+                raise BenchmarkError(f"{job} ended too early: {self._output(job)}")
+        if time.monotonic() > deadline_s:
+            slow = [job for job in self._jobs if len(self._ends_s(job)) < WARM_ITERATIONS]
+            raise BenchmarkError(f"{', '.join(slow)} did not come to {WARM_ITERATIONS} iterations in {START_LIMIT_S} s")
+
+    def _output(self, name: str) -> str:
+        return (self.folder / f"{name}.out").read_text()[-2000:]
+
+
+def _rate(ends_s: Sequence[float], begin_s: float, end_s: float) -> float:
+    """Iterations per second, from the first end in the window to the last."""
+    inside = [at_s for at_s in ends_s if begin_s <= at_s <= end_s]
+    if len(inside) < 3:
+        return len(inside) / (end_s - begin_s)
+    return (len(inside) - 1) / (inside[-1] - inside[0])
+
+
+@contextmanager
+def running(setting: Setting) -> Iterator[Run]:
+    """A run in a temporary directory; whatever still runs at the end is ended."""
+    with tempfile.TemporaryDirectory(prefix="muri-jobs-") as name:
+        run = Run(setting, Path(name))
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+def run_traced(setting: Setting, job: str) -> Alone:
+    """Run a job alone and trace its stages."""
+    with running(setting) as run:
+        trace = run.folder / "trace.jsonl"
+        run.start_job(job, MURI_TRACE=str(trace))
+        return 1 / run.measure()[job], stage_shares(trace)
+
+
+def stage_shares(trace: Path) -> tuple[float, ...]:
+    """Share of the time in which a job that runs alone holds storage, CPU, GPU, network."""
+    held = [piece for piece in read_slices(trace) if piece.what != "wait"]
+    elapsed_s = max(piece.end_s for piece in held) - min(piece.start_s for piece in held)
+    spans_s = [sum(piece.end_s - piece.start_s for piece in held if piece.what == stage) for stage in STAGES]
+    return tuple(span_s / elapsed_s for span_s in spans_s)
+
+
+def measure_in_turns(
+    setting: Setting,
+    link: str,
+    rounds: int,
+    ways: Sequence[str],
+    alone: Callable[[Setting, str], Alone],
+    together: Callable[[Setting, str, Mapping[str, float]], Mapping[str, float]],
+) -> Case:
+    """Run each job alone and all of them in all ways, the ways in turn, so that a disturbance hits all alike.
+
+    Args:
+        setting: What all runs share.
+        link: What limits the network.
+        rounds: How often each is run.
+        ways: Ways of running all jobs at once.
+        alone: Measures one job.
+        together: Measures all jobs in one way, given their iteration times alone; the normalized throughput of each.
+    """
+    found: dict[str, list[Alone]] = {job: [] for job in setting.jobs}
+    speeds: dict[str, list[Mapping[str, float]]] = {way: [] for way in ways}
+    for _ in range(rounds):
+        for job in setting.jobs:
+            found[job].append(alone(setting, job))
+        solo_s = {job: median(seconds for seconds, _ in results) for job, results in found.items()}
+        for way in ways:
+            speeds[way].append(together(setting, way, solo_s))
+    shares = {job: tuple(map(mean, zip(*(each for _, each in found[job]), strict=True))) for job in setting.jobs}
+    return Case(link, solo_s, shares, {way: Throughput.of(way, each) for way, each in speeds.items()})
+
+
+def write_random_file(path: Path, size_mib: int) -> None:
+    """Random bytes, on the disk when this returns."""
+    with path.open("wb") as file:
+        for _ in range(size_mib):
+            file.write(os.urandom(1 << 20))
+        file.flush()
+        os.fsync(file.fileno())

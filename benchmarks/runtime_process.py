@@ -1,0 +1,56 @@
+"""Starts a group's runtime for a benchmark."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+START_LIMIT_S = 90.0
+MURI_RUN = (sys.executable, "-c", "from muri.cli import main; main()", "run")
+"""In front of a script and its arguments: the command of a member."""
+
+
+class BenchmarkError(Exception):
+    """A job or the runtime failed; the text says which and how."""
+
+
+def socket_folder(folder: Path) -> Path:
+    """The run directory of the runtime that works in this folder."""
+    return folder / "run"
+
+
+def start_runtime(
+    folder: Path, members: Iterable[str], *options: str, environment: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a runtime and wait until members can come; it is the caller's to end.
+
+    Args:
+        folder: Where its sockets, its status file and its output go.
+        members: Job ids.
+        options: More of its options.
+        environment: Its variables, those of this process when None.
+
+    Raises:
+        BenchmarkError: It did not start in time.
+    """
+    status, output = folder / "status.json", folder / "runtime.out"
+    command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members)]
+    command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]
+    with output.open("wb") as out:
+        runtime = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        _await(status, runtime, output)
+    except BaseException:
+        runtime.kill()
+        runtime.wait()
+        raise
+    return runtime
+
+
+def _await(status: Path, runtime: "subprocess.Popen[bytes]", output: Path) -> None:
+    deadline_s = time.monotonic() + START_LIMIT_S
+    while not status.exists():
+        if runtime.poll() is not None or time.monotonic() > deadline_s:
+            raise BenchmarkError(f"the runtime did not start: {output.read_text()}")
+        time.sleep(0.05)
