@@ -81,10 +81,12 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
             f"{wanted.model!r} has profiles of several batch sizes or GPU types. Say which with --batch-size or "
             f"--gpu-type:\n{_choices(matching)}"
         )
-    return ProfileKey(wanted.model, *(batch_sizes or {0}), wanted.gpu_count or 1, *(gpu_types or {"gpu"}))
+    batch_size, gpu_type = min(batch_sizes, default=0), min(gpu_types, default="gpu")
+    return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type)
 
 
-_SELECTOR: Final = ("batch_size", "gpu_count", "gpu_type")
+_SELECTOR_PARTS: Final = 3
+"""What may follow the model: batch size, GPU count, GPU type."""
 
 
 def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
@@ -98,10 +100,14 @@ def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
     parts = text.split(":")
     model = next((name for end in range(len(parts), 0, -1) if (name := ":".join(parts[:end])) in models), parts[0])
     said = [part or None for part in text[len(model) + 1 :].split(":")] if len(text) > len(model) else []
-    if len(said) > len(_SELECTOR) or not all(part is None or part.isdecimal() for part in said[:2]):
+    if len(said) > _SELECTOR_PARTS or not all(part is None or part.isdecimal() for part in said[:2]):
         raise NoSuchProfileError(f"{text!r} is not MODEL[:BATCH[:GPUS[:TYPE]]], such as resnet18:64:2:a100")
-    figures = [None if part is None else int(part) for part in said[:2]]
-    return find_one(known, Wanted(model, *figures, *[None] * (2 - len(figures)), *said[2:]))
+    batch_size, gpu_count, gpu_type = (said + [None] * _SELECTOR_PARTS)[:_SELECTOR_PARTS]
+    return find_one(known, Wanted(model, _number(batch_size), _number(gpu_count), gpu_type))
+
+
+def _number(text: str | None) -> int | None:
+    return None if text is None else int(text)
 
 
 def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:

@@ -109,9 +109,12 @@ class ProfileDetail:
         Raises:
             ProfileError: A figure cannot be true.
         """
-        known = {item.name: values[item.name] for item in fields(cls) if values.get(item.name) is not None}
+        known: dict[str, Any] = {}
         try:
-            return cls(**{name: tuple(value) if name in PER_STAGE else value for name, value in known.items()})
+            for item in fields(cls):
+                if (value := values.get(item.name)) is not None:
+                    known[item.name] = tuple(value) if item.name in PER_STAGE else value
+            return cls(**known)
         except TypeError as error:
             raise ProfileError(f"the details of a profile are no numbers: {error}") from error
 

@@ -1,16 +1,13 @@
 """Profiles as text for a terminal of 80 columns."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muri.profiler.records import RESOURCES, STAGES, StageProfile
-
-_BAR_WIDTH = 40
-_COLOURS = ("blue", "yellow", "green", "magenta")
+from muri.profiler.records import ProfileKey, StageProfile
 
 
 def milliseconds(seconds: float) -> str:
@@ -44,8 +41,16 @@ def batch(profile: StageProfile) -> str:
     return str(profile.key.batch_size or "?")
 
 
-def print_table(console: Console, profiles: Sequence[StageProfile], now: datetime) -> None:
+def mark_of(profile: StageProfile, stale: Collection[ProfileKey] = ()) -> str:
+    """What stands behind a model's name: "~" for an estimate, "!" for a stale profile."""
+    return ("~" if profile.is_estimate else "") + ("!" if profile.key in stale else "")
+
+
+def print_table(
+    console: Console, profiles: Sequence[StageProfile], now: datetime, stale: Collection[ProfileKey] = ()
+) -> None:
     """One line for each profile; stage and iteration times in milliseconds."""
+    marks = [mark_of(profile, stale) for profile in profiles]
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     table.add_column("MODEL", overflow="fold", min_width=10)
     table.add_column("BATCH", justify="right", no_wrap=True)
@@ -54,10 +59,10 @@ def print_table(console: Console, profiles: Sequence[StageProfile], now: datetim
         table.add_column(f"{name}", justify="right", no_wrap=True)
     table.add_column("GIB", justify="right", no_wrap=True)
     table.add_column("AGE", justify="right", no_wrap=True)
-    for profile in profiles:
+    for profile, mark in zip(profiles, marks, strict=True):
         times = [milliseconds(value) for value in (*profile.stage_s, profile.iteration_s)]
         table.add_row(
-            Text(profile.key.model),
+            Text(profile.key.model + mark),
             batch(profile),
             Text(gpus(profile)),
             *times,
@@ -66,24 +71,6 @@ def print_table(console: Console, profiles: Sequence[StageProfile], now: datetim
         )
     console.print(table)
     console.print(Text("Times in milliseconds per iteration, alone; GIB: peak GPU memory.", style="dim"))
-
-
-def print_profile(console: Console, profile: StageProfile, history: Sequence[StageProfile], now: datetime) -> None:
-    """One profile with a bar for each stage, scaled to the iteration."""
-    console.print(Text(str(profile.key), style="bold"))
-    whole_s = max(profile.iteration_s, *profile.stage_s)
-    for stage, resource, value, colour in zip(STAGES, RESOURCES, profile.stage_s, _COLOURS, strict=True):
-        filled = round(_BAR_WIDTH * value / whole_s)
-        line = Text(f"  {stage:<12}{resource:<8} ")
-        line.append("█" * filled, style=colour).append("·" * (_BAR_WIDTH - filled), style="dim")
-        console.print(line.append(f" {milliseconds(value):>7} ms"))
-    console.print(Text(f"  {'iteration':<61} {milliseconds(profile.iteration_s):>7} ms"))
-    console.print(Text(f"  bottleneck: {profile.bottleneck}; GPU memory {profile.gpu_mem_gib:.1f} GiB"))
-    console.print(Text(f"  {provenance(profile, len(history), now)}"))
-
-
-def provenance(profile: StageProfile, measurements: int, now: datetime) -> str:
-    """Where the figures come from, in one line."""
-    when = f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else "unknown time"
-    kept = f"; {measurements} measurements kept" if measurements > 1 else ""
-    return f"{profile.source} of {profile.iterations} iterations, {when}{kept}"
+    for symbol, meaning in (("~", "estimated, not measured"), ("!", "stale: to be measured again")):
+        if any(symbol in mark for mark in marks):
+            console.print(Text(f"{symbol} {meaning}", style="dim"))

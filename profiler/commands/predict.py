@@ -29,7 +29,7 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
     \b
     Examples:
       muri profile predict resnet18 --gpus 4
-      muri profile predict resnet18 --gpus 8 --batch-size 64 --gpu-type a100 --json
+      muri profile predict resnet18 --gpus 8 --gpu-type a100 --json
     """
     with open_store(store_path, read_only=True) as store:
         known = [item.key for item in store.list()]
