@@ -4,12 +4,21 @@ import difflib
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    ValidationError,
+    model_validator,
+)
 
 from muri.errors import UsageError
+from muri.profiler.dryrun.request import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 
@@ -91,8 +100,17 @@ class Tiresias(Section):
 class Profiling(Section):
     """Dry runs of models that have no profile."""
 
-    iterations: int = Field(30, ge=4, description="Iterations of a dry run, warm-up included.")
-    warmup: int = Field(10, ge=0, description="Iterations dropped before measuring.")
+    iterations: int = Field(
+        DEFAULT_ITERATIONS, ge=3, description="Most iterations that a dry run measures, warm-up not counted."
+    )
+    warmup: Literal["auto"] | NonNegativeInt = Field(
+        "auto",
+        description="auto: leave out what comes before iteration times settle, and stop once the means are sure;"
+        " a number: leave out so many and measure all the iterations.",
+    )
+    steady_s: float = Field(
+        DEFAULT_STEADY_S, gt=0, description="Most seconds that a dry run measures, warm-up not counted."
+    )
     at_once: int = Field(2, ge=0, description="Most dry runs at the same time; 0 turns profiling off.")
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
     partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
@@ -101,6 +119,21 @@ class Profiling(Section):
         True,
         description="Plan with estimates from other GPU counts, or the model's graph, until a dry run has measured.",
     )
+
+    @model_validator(mode="after")
+    def _leaves_time_to_start(self) -> Self:
+        if self.steady_s >= self.time_limit_s:
+            raise ValueError(
+                f"steady_s ({self.steady_s:g}) must be below time_limit_s ({self.time_limit_s}), which counts the start"
+                " of the script too"
+            )
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        """What a dry run may take."""
+        fixed_warmup = None if self.warmup == "auto" else self.warmup
+        return Limits(self.iterations, self.steady_s, fixed_warmup, self.time_limit_s)
 
 
 class Profiles(Section):

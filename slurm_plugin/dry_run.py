@@ -7,47 +7,43 @@ the comment of the waiting job, where it stays until the controller has read it.
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from muri.slurm_plugin import tags
+from muri.profiler.dryrun.request import DryRunRequest, Limits
+from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node_commands import job_field, set_comment
+from muri.slurm_plugin.published_profile import comment_with
 
 _TICK_S = 0.05
-_GRACE_S = 5.0
-_ERROR_CHARACTERS = 300
-_OUTPUT_TAIL_BYTES = 400
 
 
-def measure(
-    script: bytes, arguments: Sequence[str], iterations: int, warmup: int, time_limit_s: float
-) -> dict[str, Any]:
+def measure(script: bytes, arguments: Sequence[str], limits: Limits) -> dict[str, Any]:
     """Run a batch script until `muri run` in it has measured enough.
 
     Args:
         script: The batch script.
         arguments: Its arguments.
-        iterations: Iterations to run, warm-up included.
-        warmup: Iterations that are dropped.
-        time_limit_s: Give up after this long.
+        limits: How much it may take.
 
     Returns:
-        The figures of a StageProfile, or {"error": why}.
+        What `DryRunResult.from_dict` reads, or {"error": why}.
     """
     with tempfile.TemporaryDirectory(prefix="muri-dryrun-") as folder:
-        path, result, output = Path(folder, "script"), Path(folder, "result.json"), Path(folder, "output")
+        path, output = Path(folder, "script"), Path(folder, "output")
+        request = DryRunRequest(limits, Path(folder, "result.json"))
         path.write_bytes(script)
         path.chmod(0o700)
-        environment = {**os.environ, "MURI_DRY_RUN": f"{iterations}:{warmup}", "MURI_DRY_RUN_RESULT": str(result)}
+        environment = {**os.environ, **request.environment()}
         with output.open("wb") as stream:
             process = subprocess.Popen(
                 [path, *arguments],
@@ -58,45 +54,35 @@ def measure(
                 start_new_session=True,
             )
             try:
-                _wait(process, result, time_limit_s)
+                in_time = _wait(process, request)
             finally:
-                _end(process)
-        return _read(result, process.returncode, output, time_limit_s)
+                end(process)  # and everything it started: its later commands must not run
+        return _read(request, process.returncode, output, in_time=in_time)
 
 
-def _wait(process: "subprocess.Popen[bytes]", result: Path, time_limit_s: float) -> None:
-    deadline_s = time.monotonic() + time_limit_s
-    while process.poll() is None and not result.exists() and time.monotonic() < deadline_s:
+def _wait(process: "subprocess.Popen[bytes]", request: DryRunRequest) -> bool:
+    """Wait for the result or the end of the script; False when it took too long."""
+    deadline_s = time.monotonic() + request.limits.time_limit_s
+    while process.poll() is None and not request.result_path.exists():
+        if time.monotonic() > deadline_s:
+            return False
         time.sleep(_TICK_S)
+    return True
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the script and everything it started; its later commands must not run."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-def _read(result: Path, code: int, output: Path, time_limit_s: float) -> dict[str, Any]:
+def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> dict[str, Any]:
+    value: dict[str, Any] = {"error": f"the script ended with code {code} too early"}
     try:
-        value = json.loads(result.read_text())
-    except FileNotFoundError:
-        late = code == -signal.SIGTERM
-        error = f"no result within {time_limit_s:g} s" if late else f"the script ended with code {code} too early"
-        value = {"error": error}
+        if not in_time:
+            value = {"error": f"no result within {request.limits.time_limit_s:g} s"}
+        elif request.result_path.exists():
+            value = dict(json.loads(request.result_path.read_text()))
     except ValueError:
         value = {"error": "the launcher left an unreadable result"}
     if "error" in value:
-        tail = output.read_bytes()[-_OUTPUT_TAIL_BYTES:].decode(errors="replace").strip().splitlines()
-        value["error"] += f"; its last words: {tail[-1]}" if tail else ""
-    return dict(value)
+        words = last_words(output)
+        value["error"] += f"; its last words: {words}" if words else ""
+    return value
 
 
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
@@ -107,29 +93,24 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
     Raises:
         GatewayError: Slurm refused it.
     """
-    if "error" in result:
-        result = {"error": str(result["error"])[:_ERROR_CHARACTERS]}
-    text = tags.format_json({**result, "token": token})
     try:
-        set_comment(target, tags.with_token(job_field(target, "comment"), tags.PROFILE_PREFIX, text))
+        set_comment(target, comment_with(job_field(target, "comment"), token, result))
     except NoSuchJobError:
         own = int(os.environ["SLURM_JOB_ID"])
         print(f"job {target} is gone; the result stands in the comment of job {own}", file=sys.stderr)
-        set_comment(own, tags.with_token(job_field(own, "comment"), tags.PROFILE_PREFIX, text))
+        set_comment(own, comment_with(job_field(own, "comment"), token, result))
 
 
 @click.command()
 @click.option("--target", type=int, required=True, help="The waiting job whose comment takes the result.")
 @click.option("--token", required=True, help="Name of this dry run.")
-@click.option("--iterations", type=int, required=True, help="Iterations to run, warm-up included.")
-@click.option("--warmup", type=int, required=True, help="Iterations that are dropped.")
+@click.option("--limits", "text", required=True, help="How much is measured, as in MURI_DRY_RUN.")
 @click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(
-    target: int, token: str, iterations: int, warmup: int, time_limit_s: float, arguments: tuple[str, ...]
-) -> None:
+def main(target: int, token: str, text: str, time_limit_s: float, arguments: tuple[str, ...]) -> None:
     """Measure a model with the batch script on standard input, called with ARGUMENTS."""
-    result = measure(sys.stdin.buffer.read(), arguments, iterations, warmup, time_limit_s)
+    limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
+    result = measure(sys.stdin.buffer.read(), arguments, limits)
     print(json.dumps(result))
     try:
         publish(target, token, result)

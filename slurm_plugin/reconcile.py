@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from muri.profiler.records import ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import ProfileError, ProfileKey
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import (
     Abandon,
@@ -25,6 +24,7 @@ from muri.slurm_plugin.joins import begun_joins, resume_joins
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.preemption import resume_stops, under_way
+from muri.slurm_plugin.published_profile import profile_in
 from muri.slurm_plugin.view import Role, View
 
 # A host ends itself a few seconds after its last member; only a host that did not is cancelled.
@@ -190,10 +190,9 @@ def _is_run(job: Job, intent: Intent) -> bool:
 def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action:
     if "error" in measured:
         return DryRunFailed(intent.token, str(key), str(measured["error"]))
-    figures = {name: value for name, value in measured.items() if name != "token"}
-    try:
-        profile = StageProfile(key=key, **figures)
-    except (ProfileError, TypeError) as error:
-        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
     measured_at = datetime.fromtimestamp(intent.begun_s, UTC).isoformat(timespec="seconds")
-    return KeepProfile(intent.token, replace(profile, measured_at=measured_at, source="dry-run"))
+    try:
+        profile = profile_in(measured, key, measured_at)
+    except (ProfileError, KeyError, TypeError, ValueError) as error:
+        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
+    return KeepProfile(intent.token, profile)

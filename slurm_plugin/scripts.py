@@ -113,8 +113,7 @@ def dry_run_job(
         config.node_python, "-m", "muri.slurm_plugin.dry_run",
         "--target", str(job.job_id),
         "--token", token,
-        "--iterations", str(config.profiling.iterations),
-        "--warmup", str(config.profiling.warmup),
+        "--limits", config.profiling.limits.text,
         "--time-limit-s", str(config.profiling.time_limit_s),
         "--", *script_arguments(job),
     ]  # fmt: skip

@@ -123,11 +123,8 @@ def _show(
     if as_json:
         click.echo(json.dumps(to_dict(profile) | {"stopped": stopped, "stored": stored}, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.render import print_profile  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.render_profile import print_profile  # noqa: PLC0415 -- rich takes a while to load
 
-    print_profile(console(), profile, history, datetime.now(UTC))
-    confidence = profile.detail.confidence or 0.0
-    click.echo(f"  stopped: {stopped}")
-    click.echo(f"  confidence: {confidence:.0%} that the means are within 5 % of the true ones")
+    print_profile(console(), history, datetime.now(UTC))
     if not stored:
-        click.echo("  not stored")
+        click.echo("Not stored.")

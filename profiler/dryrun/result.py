@@ -52,14 +52,17 @@ class DryRunResult:
 
         Raises:
             KeyError: A stage or the iteration is missing.
+            TypeError: A figure is no number.
+            ValueError: A figure is no number.
             ProfileError: A figure cannot be true.
         """
+        detail = values.get("detail")
         load_s, preprocess_s, propagate_s, synchronize_s = (float(values[f"{name}_s"]) for name in STAGES)
         return cls(
             stage_s=(load_s, preprocess_s, propagate_s, synchronize_s),
             iteration_s=float(values["iteration_s"]),
             gpu_mem_gib=float(values.get("gpu_mem_gib", 0.0)),
             iterations=int(values.get("iterations", 0)),
-            detail=ProfileDetail.from_dict(values.get("detail") or {}),
+            detail=ProfileDetail.from_dict(detail) if isinstance(detail, Mapping) else ProfileDetail(),
             stopped=str(values.get("stopped", "")),
         )

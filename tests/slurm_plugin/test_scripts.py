@@ -5,11 +5,13 @@ import subprocess
 import pytest
 from fake_slurm import make_job
 
+from muri.profiler.dryrun.request import Limits
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin import dry_run
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.scripts import dry_run_environment, dry_run_job, script_arguments
 
+LIMITS = Limits(time_limit_s=20.0)
 KEY = ProfileKey("m", 8, 1, "gpu")
 
 
@@ -43,15 +45,15 @@ def test_the_users_script_arrives_byte_for_byte(tmp_path):
 def test_a_script_is_ended_as_soon_as_its_model_is_measured(tmp_path):
     later = tmp_path / "later"
     script = f'#!/bin/sh\necho \'{{"load_s": 1}}\' > "$MURI_DRY_RUN_RESULT"\nsleep 60\ntouch {later}\n'
-    assert dry_run.measure(script.encode(), [], 30, 10, 20.0) == {"load_s": 1}
+    assert dry_run.measure(script.encode(), [], LIMITS) == {"load_s": 1}
     assert not later.exists()
 
 
 def test_a_script_that_fails_tells_its_last_words():
-    result = dry_run.measure(b"#!/bin/sh\necho no such dataset: $1 >&2\nexit 4\n", ["cats"], 30, 10, 20.0)
+    result = dry_run.measure(b"#!/bin/sh\necho no such dataset: $1 >&2\nexit 4\n", ["cats"], LIMITS)
     assert "code 4" in result["error"]
     assert "no such dataset: cats" in result["error"]
 
 
 def test_a_script_that_hangs_is_ended():
-    assert "no result within 0.2 s" in dry_run.measure(b"#!/bin/sh\nsleep 60\n", [], 30, 10, 0.2)["error"]
+    assert "no result within 0.2 s" in dry_run.measure(b"#!/bin/sh\nsleep 60\n", [], Limits(time_limit_s=0.2))["error"]
