@@ -130,6 +130,11 @@ def computation_name(key: ProfileKey) -> str:
     return f"{key.model} ({key.gpu_count} × {key.gpu_type})"
 
 
+def communication_name(key: ProfileKey) -> str:
+    """Name of the document of the fit over gradient sizes, of all models on so many GPUs of that type."""
+    return f"communication ({key.gpu_count} × {key.gpu_type})"
+
+
 def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:
     kept: Sequence[Point] = sorted(points, key=lambda point: (point.size, point.seconds))
     for point in kept:
