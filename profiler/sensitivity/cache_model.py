@@ -97,22 +97,19 @@ def saturating_cache_gib(dataset: Dataset, cpu_throughput: float, gain: float = 
     return (1 - missed) * dataset.dataset_gib
 
 
-def measured_overlap(iteration_s: float, busy_s: Sequence[float]) -> float:
-    """How much of reading a job hides, from a dry run.
+def measured_overlap(iteration_s: float, owned_s: float, busy_s: float) -> float:
+    """How much of its reading a job hides, from a dry run in which it read.
 
     Args:
         iteration_s: Wall-clock seconds of an iteration.
-        busy_s: Seconds in which each resource was used, hidden or not; storage first.
+        owned_s: Those of them that storage owns: the job did nothing but wait for it.
+        busy_s: Those in which storage was used, also behind other work.
 
     Returns:
-        The hidden share of the shorter of reading and the rest; 1 when nothing was read, which
-        is also how a reader is judged that fetches ahead so well that nothing is left to see.
+        The hidden share of the shorter of reading and the rest.
     """
-    read_s, rest_s = busy_s[0], max(busy_s[1:])
-    shorter_s = min(read_s, rest_s)
-    if shorter_s <= 0:
-        return 1.0
-    return min(1.0, max(0.0, (read_s + rest_s - iteration_s) / shorter_s))
+    shorter_s = min(busy_s, iteration_s - owned_s)
+    return min(1.0, max(0.0, (busy_s - owned_s) / shorter_s)) if shorter_s > 0 else 0.0
 
 
 def cache_sizes(dataset: Dataset, columns: int = 5) -> tuple[float, ...]:

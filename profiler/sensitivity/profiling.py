@@ -68,7 +68,7 @@ class ScriptMeter:
         busy_s = result.detail.busy_s
         if busy_s is None or busy_s[0] < UNSEEN_SHARE * result.iteration_s:
             return None
-        return measured_overlap(result.iteration_s, busy_s)
+        return measured_overlap(result.iteration_s, result.stage_s[0], busy_s[0])
 
 
 def throughput_of(result: DryRunResult) -> Measured:

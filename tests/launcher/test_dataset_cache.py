@@ -3,6 +3,7 @@
 import copy
 import gc
 import multiprocessing
+import operator
 import os
 import signal
 import subprocess
@@ -94,14 +95,14 @@ def test_every_epoch_after_the_first_hits_for_the_same_items(samples, workers, p
     assert cached.used_gib <= cached.gib
 
 
-def test_workers_of_a_spawning_loader_share_it_too(samples):
-    cached = cache(samples, gib=0.1)
-    loader = DataLoader(cached, batch_size=10, num_workers=1, multiprocessing_context="spawn")
-    assert sum(len(labels) for _, labels in loader) == 40
-    assert cached.hit_rate == 1.0
-    samples.reads()
-    assert torch.equal(cached[7][0], samples[7][0])
-    assert samples.reads() == Counter({7: 1})  # only the uncached comparison read
+def test_a_spawned_worker_shares_it_too():
+    cached = cache([b"zero", b"one"], gib=0.1)
+    worker = multiprocessing.get_context("spawn").Process(target=operator.getitem, args=(cached, 1))
+    worker.start()
+    worker.join(DEADLINE_S)
+    assert (worker.exitcode, cached.kept) == (0, 1)
+    cached.dataset[1] = b"not read any more"
+    assert cached[1] == b"one"
 
 
 def test_what_a_script_changes_in_an_item_is_not_seen_again(samples):
