@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -43,12 +44,14 @@ class Load:
         writers: Processes.
         writes: Of each.
         kill_every_s: Mean time between two kills.
+        most_kills: The writers are left in peace after so many.
         seed: Of the kills.
     """
 
     writers: int = 32
     writes: int = 1000
     kill_every_s: float = 0.01
+    most_kills: int = 1000
     seed: int = 20261121
 
 
@@ -121,7 +124,7 @@ def run(folder: Path, journal: Journal, load: Load) -> Outcome:
     begun_s = time.perf_counter()
     kills, refused = _write_and_kill(folder, path, journal, load)
     seconds = time.perf_counter() - begun_s
-    missing, twice = _missing(folder, path, load)
+    missing, twice = compare(folder, path, load)
     return Outcome(
         journal=journal,
         file_system=file_system_of(path),
@@ -153,12 +156,11 @@ def _write_and_kill(folder: Path, path: Path, journal: Journal, load: Load) -> t
 
     running = {writer: start(writer) for writer in range(load.writers)}
     while running:
-        time.sleep(chance.expovariate(1 / load.kill_every_s))
-        victim = chance.choice(sorted(running))
-        running[victim].kill()
+        if not wait([process.sentinel for process in running.values()], chance.expovariate(1 / load.kill_every_s)):
+            if kills < load.most_kills:
+                running[chance.choice(sorted(running))].kill()
+            continue
         for writer, process in list(running.items()):
-            if writer == victim:
-                process.join()
             if process.exitcode is None:
                 continue
             kills += process.exitcode == -signal.SIGKILL
@@ -169,7 +171,7 @@ def _write_and_kill(folder: Path, path: Path, journal: Journal, load: Load) -> t
     return kills, refused
 
 
-def _missing(folder: Path, path: Path, load: Load) -> tuple[int, int]:
+def compare(folder: Path, path: Path, load: Load) -> tuple[int, int]:
     """Acknowledged records that are not there as they were written, and records that were written twice."""
     with ProfileStore(path, read_only=True) as store:
         profiles = {profile.key.model: profile for profile in store.list()}
@@ -202,8 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run as the first lines of this file say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--journal", choices=JOURNALS, help="only this way of writing")
-    parser.add_argument("--writers", type=int, default=Load.writers)
-    parser.add_argument("--writes", type=int, default=Load.writes)
+    parser.add_argument("--writers", type=int, default=Load().writers)
+    parser.add_argument("--writes", type=int, default=Load().writes)
     parser.add_argument("--folder", type=Path, help="make the store here, to try a file system")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
