@@ -54,8 +54,21 @@ def simulate(
         muri.policies.registry.UnknownPolicyError: Lists the policies there are.
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
-    if settings.model == "reference":
-        return simulate_reference(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
+    model = simulate_reference if settings.model == "reference" else _simulate_cluster
+    return model(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
+
+
+def _simulate_cluster(
+    trace: Trace,
+    policy_name: str,
+    cluster: Cluster,
+    settings: Settings,
+    options: Mapping[str, Any] | None,
+    progress: Callable[[float], None] | None,
+    *,
+    with_spans: bool,
+) -> SimulationResult:
+    """The default model: Slurm's cluster with intervals, restarts and placement."""
     _check_settings(settings, cluster)
     _check_trace(trace, cluster)
     begin_s = time.perf_counter()
