@@ -9,8 +9,9 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 from torch.utils.data import _utils, dataloader
@@ -19,33 +20,69 @@ from muri.launcher.automatic.transforms import Meter, metered
 from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, replace, switch_off, watching
 
 _HOOK: Final = "DataLoader workers"
-_CELL: Final = struct.Struct("dd")
+KEPT_FETCHES: Final = 16
+"""So many fetches of each worker are told of between two batches."""
+
+_CELL: Final = struct.Struct("ddd")  # seconds of load and of preprocess, number of fetches
+_FETCH: Final = struct.Struct("ddd")
+_BLOCK_BYTES: Final = _CELL.size + KEPT_FETCHES * _FETCH.size
 _FIRST_EXTRA: Final = 10
 """Position of `worker_id` among the arguments of PyTorch's worker loop."""
 
 
+@dataclass(frozen=True, slots=True)
+class FetchTimes:
+    """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share.
+
+    Attributes:
+        start_s: Begin.
+        read_until_s: Its reading is counted as if done first, up to here; the rest is `preprocess`.
+        end_s: End.
+    """
+
+    start_s: float
+    read_until_s: float
+    end_s: float
+
+
 class Board:
-    """Seconds of `load` and `preprocess` that each worker of one iterator has spent so far."""
+    """What each worker of one iterator has done so far: seconds of `load` and `preprocess`, and its last fetches."""
 
     def __init__(self, workers: int) -> None:
-        self._memory = mmap.mmap(-1, max(1, workers) * _CELL.size)
-        self._workers = workers
+        self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
+        self.workers = workers
         self._settled = (0.0, 0.0)
+        self._seen = [0] * workers
 
-    def add(self, worker: int, load_s: float, preprocess_s: float) -> None:
+    def add(self, worker: int, fetch: FetchTimes) -> None:
         """Count a worker's fetch; called in the worker."""
-        before = _CELL.unpack_from(self._memory, worker * _CELL.size)
-        _CELL.pack_into(self._memory, worker * _CELL.size, before[0] + load_s, before[1] + preprocess_s)
+        block = worker * _BLOCK_BYTES
+        load_s, preprocess_s, count = _CELL.unpack_from(self._memory, block)
+        place = block + _CELL.size + int(count) % KEPT_FETCHES * _FETCH.size
+        _FETCH.pack_into(self._memory, place, fetch.start_s, fetch.read_until_s, fetch.end_s)
+        load_s += fetch.read_until_s - fetch.start_s
+        preprocess_s += fetch.end_s - fetch.read_until_s
+        _CELL.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
 
     def news(self) -> tuple[float, float]:
         """What all workers spent since the last call, divided by their number.
 
         They work side by side: so much of the time the loading as a whole was busy.
         """
-        cells = [_CELL.unpack_from(self._memory, worker * _CELL.size) for worker in range(self._workers)]
+        cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
         total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
         settled, self._settled = self._settled, total
-        return (total[0] - settled[0]) / self._workers, (total[1] - settled[1]) / self._workers
+        return (total[0] - settled[0]) / self.workers, (total[1] - settled[1]) / self.workers
+
+    def fetches(self) -> Iterator[FetchTimes]:
+        """The fetches since the last call; of very many, the last ones."""
+        for worker, seen in enumerate(self._seen):
+            block = worker * _BLOCK_BYTES
+            count = int(_CELL.unpack_from(self._memory, block)[2])
+            self._seen[worker] = count
+            for number in range(max(seen, count - KEPT_FETCHES), count):
+                place = block + _CELL.size + number % KEPT_FETCHES * _FETCH.size
+                yield FetchTimes(*_FETCH.unpack_from(self._memory, place))
 
 
 class _Forking(threading.local):
@@ -63,6 +100,10 @@ def settle(watch: Watch, iterator: Any) -> None:
         load_s, preprocess_s = board.news()
         watch.clock.add_held(LOAD, load_s)
         watch.clock.add_held(PREPROCESS, preprocess_s)
+        if watch.clock.on_hold is not None:
+            for fetch in board.fetches():
+                watch.clock.note_work(LOAD, fetch.start_s, fetch.read_until_s, 1 / board.workers)
+                watch.clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
 
 
 def install() -> None:
@@ -128,6 +169,7 @@ def _on_board(board: Board, worker: int, meter: Meter) -> Any:
     try:
         yield
     finally:
-        read_s = time.perf_counter() - wall_s - meter.wall_s
+        end_s = time.perf_counter()
+        read_s = end_s - wall_s - meter.wall_s
         computed_s = min(read_s, time.thread_time() - cpu_s - meter.cpu_s)
-        board.add(worker, read_s - computed_s, meter.wall_s + computed_s)
+        board.add(worker, FetchTimes(wall_s, wall_s + read_s - computed_s, end_s))
