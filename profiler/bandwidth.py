@@ -22,7 +22,7 @@ class Bandwidth:
     """A measured all-reduce between the ranks of one job.
 
     Attributes:
-        gpu_type: GRES type of the GPUs, "cpu" when the ranks had none.
+        gpu_type: GRES type of the GPUs.
         nodes: Nodes that the ranks ran on.
         ranks_per_node: Ranks on each node, one for each GPU.
         mib_per_s: What each link of the ring carries, MiB per second.

@@ -16,7 +16,12 @@ VERBS: Final = {
     "sensitivity": LazyCommand(
         f"{_HERE}.sensitivity:sensitivity_command", "Find the least CPUs and memory that saturate a script."
     ),
+    "bandwidth": LazyCommand(
+        f"{_HERE}.bandwidth:bandwidth_command", "Measure the all-reduce that scaled profiles rest on."
+    ),
     "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
+    "pair": LazyCommand(f"{_HERE}.pair:pair_command", "Measure how two scripts slow each other down."),
+    "fit": LazyCommand(f"{_HERE}.fit:fit_command", "Fit a model's times to batch size and gradient size."),
     "edit": LazyCommand(f"{_HERE}.edit:edit_command", "Correct a profile's figures by hand."),
     "audit": LazyCommand(f"{_HERE}.audit:audit_command", "Show who changed which profile, and when."),
     "stale": LazyCommand(f"{_HERE}.stale:stale_command", "List, set or take back marks to measure again."),
