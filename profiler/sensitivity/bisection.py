@@ -71,8 +71,8 @@ def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: 
 
     The greatest count is measured first, then the middle of what is undecided, until the least
     saturating count and its lower neighbour are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
-    never more than half of a full sweep's, which leaves one count undecided for some maxima below
-    12; the greater is taken then. What is left of the half goes to counts so near to the threshold
+    never more than half of a full sweep's, which leaves one count undecided where the maximum is 6, 7
+    or 9; the greater is taken then. What is left of the half goes to counts so near to the threshold
     that their scatter could have decided.
 
     Args:
