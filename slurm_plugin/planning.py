@@ -181,7 +181,8 @@ def _dry_runs(
         known = key in know.profiles and key not in know.stale
         if measurable and not known and key not in know.profiling:
             wanted.setdefault(key, job.job_id)
-    new_first = sorted(wanted.items(), key=lambda item: item[0] in know.profiles)
+    measured = {key for key, profile in know.profiles.items() if not profile.is_estimate}
+    new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
     return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
 
 

@@ -1,0 +1,216 @@
+"""The controller's watch over its groups: drift marks a profile, one dry run measures it again, jobs don't wait."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import FOUR_KINDS
+from fake_slurm import FakeSlurm, make_job
+from test_cycle import four_jobs, hosts, one_gpu
+
+from muri.profiler.errors import CorruptStoreError
+from muri.profiler.records import STAGES, ProfileKey
+from muri.profiler.store import ProfileStore
+from muri.profiler.upkeep import Author
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.model import JobState
+from muri.slurm_plugin.setup import open_controller, read_config
+from muri.slurm_plugin.telemetry import compact
+from muri.slurm_plugin.view import Role, role_of
+
+M1 = ProfileKey("m1", 8, 1, "gpu")
+WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}
+CYCLE_S = 100.0
+
+
+def report(slurm, cycle, **slow):
+    """Let the host tell of its members: as profiled, or slower by a factor."""
+    members = {}
+    for kind in FOUR_KINDS:
+        factor = slow.get(kind.key.model, 1.0)
+        times = {stage: factor * value for stage, value in zip(STAGES, kind.stage_s, strict=True)}
+        members[kind.key.model.removeprefix("m")] = {
+            "iterations": 100 * (cycle + 1), "iterations_per_s": 1.0, "stage_s": times, "wait_s": times,
+        }  # fmt: skip
+    (host,) = hosts(slurm)
+    slurm.jobs[host.job_id] = replace(host, comment=compact({"members": members}))
+
+
+def running_group(make_controller, **changes):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, **(WATCH | changes)) as controller:
+        controller.cycle()
+    for _ in range(3):
+        slurm.tick()
+    return slurm
+
+
+def cycles(slurm, make_controller, count, begin=0, slow=None, **changes):
+    with make_controller(slurm, **(WATCH | changes)) as controller:
+        for cycle in range(begin, begin + count):
+            slurm.now_s += CYCLE_S
+            report(slurm, cycle, **(slow or {}))
+            controller.cycle()
+
+
+def marks(folder):
+    with ProfileStore(folder / "profiles.db", read_only=True) as store:
+        return {mark.key.model: mark for mark in store.stale_marks()}
+
+
+def test_a_member_that_is_slower_for_long_makes_its_profile_stale(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 3, slow={"m1": 1.5})
+    assert marks(tmp_path) == {}  # 200 s, not 300
+    cycles(slurm, make_controller, 1, begin=3, slow={"m1": 1.5})
+    (mark,) = marks(tmp_path).values()
+    assert (mark.key, mark.who) == (M1, "drift")
+    assert "load took 1050.0 ms per iteration instead of 700.0 ms over 300 iterations" in mark.reason
+
+
+def test_members_as_fast_as_profiled_mark_nothing(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 8, slow={"m1": 1.1})
+    assert marks(tmp_path) == {}
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert len(store.observations(M1)) == 8
+
+
+def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 4, slow={"m1": 1.5})
+    cycles(slurm, make_controller, 3, begin=4, slow={"m1": 1.15})
+    assert "m1" in marks(tmp_path)  # below the limit, above half of it
+    cycles(slurm, make_controller, 4, begin=7)
+    assert marks(tmp_path) == {}
+
+
+def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        store.mark_stale(M1, "new loader", Author("bob", "2026-11-21T20:30:00Z", "stale"))
+    cycles(slurm, make_controller, 6)
+    assert marks(tmp_path)["m1"].who == "bob"
+
+
+def test_the_watch_can_be_turned_off(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 6, slow={"m1": 3.0}, profiles={"drift_limit": 0, "drift_after_s": 300})
+    assert marks(tmp_path) == {}
+
+
+def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 4, slow={"m1": 1.5})
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        store.put(FOUR_KINDS[0])  # the dry run found the same as before
+    cycles(slurm, make_controller, 8, begin=4, slow={"m1": 1.5})
+    assert marks(tmp_path) == {}
+    slurm.now_s += 10_000
+    cycles(slurm, make_controller, 6, begin=12, slow={"m1": 1.5})
+    assert "m1" in marks(tmp_path)
+
+
+def dry_runs(slurm):
+    return [job for job in slurm.jobs.values() if role_of(job) is Role.DRY_RUN]
+
+
+def stale_m1(tmp_path):
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        store.put_all(FOUR_KINDS)
+        store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
+
+
+def answer(slurm, run, target, **figures):
+    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+    text = tags.PROFILE_PREFIX + tags.format_json({"iterations": 20, "token": token, **figures})
+    slurm.jobs[target] = replace(slurm.jobs[target], comment=text)
+    slurm.end(run.job_id)
+
+
+FIGURES = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
+
+
+def test_one_dry_run_for_a_stale_profile_and_its_jobs_start_meanwhile(make_controller, tmp_path):
+    stale_m1(tmp_path)
+    slurm = FakeSlurm([make_job(number) for number in (1, 2, 3)], one_gpu())
+    with make_controller(slurm) as controller:
+        for _ in range(3):
+            controller.cycle()
+            assert len(dry_runs(slurm)) == 1
+        assert not all(slurm.jobs[number].held for number in (1, 2, 3))  # the old profile serves
+        (run,) = dry_runs(slurm)
+        slurm.tick()
+        answer(slurm, run, 1, **FIGURES)
+        controller.cycle()
+        controller.cycle()
+    assert len(dry_runs(slurm)) == 1
+    assert marks(tmp_path) == {}
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert store.get(M1).load_s == 0.9
+
+
+def test_the_result_counts_when_the_measured_job_has_ended_first(make_controller, tmp_path):
+    stale_m1(tmp_path)
+    slurm = FakeSlurm([make_job(1)], one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        (run,) = dry_runs(slurm)
+        slurm.jobs[1] = replace(slurm.jobs[1], state=JobState.COMPLETED, held=False)
+        controller.cycle()
+        assert slurm.jobs[run.job_id].state.is_active  # not cancelled
+        answer(slurm, run, run.job_id, **FIGURES)
+        controller.cycle()
+    assert marks(tmp_path) == {}
+
+
+def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
+    stale_m1(tmp_path)
+    new = make_job(2, admin_comment="muri:model=new,batch-size=8")
+    slurm = FakeSlurm([make_job(1), new], one_gpu())
+    with make_controller(slurm, profiling={"at_once": 1}) as controller:
+        planned = controller.decide().preparation.dry_runs
+    assert [(run.key, run.again) for run in planned] == [("new (batch 8, 1 × gpu)", False)]
+
+
+def damage(path: Path) -> bytes:
+    content = b"no database at all" * 1000
+    path.write_bytes(content)
+    for end in ("-wal", "-shm"):
+        path.with_name(path.name + end).unlink(missing_ok=True)
+    return content
+
+
+def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_controller, tmp_path, caplog):
+    with ProfileStore(tmp_path / "profiles.db"):
+        pass
+    content = damage(tmp_path / "profiles.db")
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    config = read_config(None).model_copy(update={"state_dir": tmp_path, "policy": "muri-s"})
+    with open_controller(config, slurm) as controller:
+        controller.cycle()
+    (place,) = tmp_path.glob("profiles.db.damaged-*")
+    assert place.read_bytes() == content
+    assert "it was set aside as" in caplog.text
+    assert len(dry_runs(slurm)) == 2  # measured again, as many at once as the site allows
+    assert len([job for job in slurm.jobs.values() if role_of(job) is Role.CANDIDATE]) == 4  # nobody is lost
+
+
+def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller._store._connection.execute("UPDATE measurement SET load_s = -1")
+        status = controller.cycle()
+        assert status.errors == ()
+        controller.cycle()
+    assert len(list(tmp_path.glob("profiles.db.damaged-*"))) == 1
+    assert "is damaged" in caplog.text
+    assert len(dry_runs(slurm)) == 2
+
+
+def test_whoever_only_looks_sets_nothing_aside(tmp_path):
+    content = damage(tmp_path / "profiles.db")
+    config = read_config(None).model_copy(update={"state_dir": tmp_path})
+    with pytest.raises(CorruptStoreError), open_controller(config, FakeSlurm([], one_gpu()), look_only=True):
+        pass
+    assert (tmp_path / "profiles.db").read_bytes() == content
