@@ -33,7 +33,8 @@ MILLION_PARAMETERS: dict[str, float] = {
 """Gradients are as large as the parameters; four bytes each."""
 
 Table = Mapping[str, Mapping[int, StageProfile]]
-Estimator = Callable[[Table, str, int], StageProfile | None]
+Intervals = tuple[tuple[float, float], ...]
+Estimator = Callable[[Table, str, int], tuple[StageProfile, Intervals] | None]
 
 
 def read(path: Path) -> Table:
@@ -60,24 +61,24 @@ def other_models_bandwidth(table: Table, model: str, count: int) -> tuple[Bandwi
     return (Bandwidth("gpu", 1, count, statistics.median(seen), 0.0),)
 
 
-def as_it_is(table: Table, model: str, count: int) -> StageProfile | None:
+def as_it_is(table: Table, model: str, count: int) -> tuple[StageProfile, Intervals] | None:
     """No model at all, to compare with: the profile of one GPU."""
-    return table[model][1]
+    return table[model][1], ()
 
 
-def from_one(table: Table, model: str, count: int) -> StageProfile | None:
+def from_one(table: Table, model: str, count: int) -> tuple[StageProfile, Intervals] | None:
     """From one GPU, with the other models' bandwidth."""
     one = table[model][1]
     return _scaled([one], one.key, count, other_models_bandwidth(table, model, count))
 
 
-def from_one_assumed(table: Table, model: str, count: int) -> StageProfile | None:
+def from_one_assumed(table: Table, model: str, count: int) -> tuple[StageProfile, Intervals] | None:
     """From one GPU, with the assumed bandwidth."""
     one = table[model][1]
     return _scaled([one], one.key, count, ())
 
 
-def from_one_and_two(table: Table, model: str, count: int) -> StageProfile | None:
+def from_one_and_two(table: Table, model: str, count: int) -> tuple[StageProfile, Intervals] | None:
     """From one and two GPUs."""
     one, two = table[model][1], table[model][2]
     return None if count == 2 else _scaled([one, two], one.key, count, ())
@@ -85,9 +86,9 @@ def from_one_and_two(table: Table, model: str, count: int) -> StageProfile | Non
 
 def _scaled(
     known: Sequence[StageProfile], key: ProfileKey, count: int, links: Sequence[Bandwidth]
-) -> StageProfile | None:
+) -> tuple[StageProfile, Intervals] | None:
     found = scale(known, ProfileKey(key.model, key.batch_size, count, key.gpu_type), links)
-    return found.profile if found else None
+    return (found.profile, found.interval_s) if found else None
 
 
 ESTIMATORS: dict[str, Estimator] = {
@@ -102,9 +103,12 @@ def errors_of(table: Table, estimator: Estimator, counts: Iterable[int]) -> Iter
     """The errors of one estimator, a record for each model and GPU count."""
     for model, rows in table.items():
         for count in counts:
-            estimate, truth = estimator(table, model, count), rows[count]
-            if estimate is None:
+            found, truth = estimator(table, model, count), rows[count]
+            if found is None:
                 continue
+            estimate, intervals = found
+            truths = (*truth.stage_s, truth.iteration_s)
+            inside = [least <= value <= most for (least, most), value in zip(intervals, truths, strict=False)]
             sync_ms = 1000 * abs(estimate.synchronize_s - truth.synchronize_s)
             yield {
                 "model": model,
@@ -116,6 +120,8 @@ def errors_of(table: Table, estimator: Estimator, counts: Iterable[int]) -> Iter
                 "synchronize_ms": sync_ms,
                 "synchronize_percent_of_iteration": 0.1 * sync_ms / truth.iteration_s,
                 "same_bottleneck": estimate.bottleneck == truth.bottleneck,
+                "synchronize_in_interval": inside[-2] if inside else None,
+                "iteration_in_interval": inside[-1] if inside else None,
             }
 
 
@@ -133,7 +139,9 @@ def summary(errors: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         figures = {"median": statistics.median(values), "p90": p90, "worst": values[-1]}
         found[name] = {key: round(value, 2) for key, value in figures.items()}
         found[name]["worst_case"] = f"{worst['model']} on {worst['gpus']}"
-    found["same_bottleneck"] = sum(bool(error["same_bottleneck"]) for error in errors)
+    for name in ("same_bottleneck", "synchronize_in_interval", "iteration_in_interval"):
+        known = [error[name] for error in errors if error[name] is not None]
+        found[name] = sum(known) if known else None
     return found
 
 
@@ -165,7 +173,9 @@ def main(profiles: Path, output: Path) -> None:
     }
     output.write_text(json.dumps(result, indent=2) + "\n")
     for name, case in cases.items():
-        click.echo(f"{name} ({case['cases']} cases, {case['same_bottleneck']} with the same bottleneck)")
+        inside = f"synchronize {case['synchronize_in_interval']}, iteration {case['iteration_in_interval']}"
+        click.echo(f"{name}: {case['cases']} cases, {case['same_bottleneck']} with the same bottleneck")
+        click.echo(f"  in the interval: {inside}")
         for figure in [item for item in case if isinstance(case[item], dict)]:
             values = case[figure]
             click.echo(

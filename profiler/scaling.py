@@ -101,15 +101,19 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
 
 
 def _interval_s(profile: StageProfile, traffic: Traffic) -> tuple[tuple[float, float], ...]:
+    """Turn the spreads, which are shares of what was true, into bounds around what is estimated."""
     network, whole = NETWORK_AND_ITERATION_SPREAD[traffic.own, profile.key.gpu_count <= ONE_NODE]
-    alone = profile.key.gpu_count == 1
-    spreads_s = (
-        *(share * value for share, value in zip(STAGE_SPREAD, profile.stage_s[:NETWORK], strict=True)),
-        0.0 if alone else network * profile.iteration_s,
-        whole * profile.iteration_s,
+    iteration = _bounds(profile.iteration_s, whole)
+    by_s = network * iteration[1] if profile.key.gpu_count > 1 else 0.0
+    return (
+        *(_bounds(value, share) for value, share in zip(profile.stage_s[:NETWORK], STAGE_SPREAD, strict=True)),
+        (max(0.0, profile.synchronize_s - by_s), profile.synchronize_s + by_s),
+        iteration,
     )
-    values = (*profile.stage_s, profile.iteration_s)
-    return tuple((max(0.0, value - by), value + by) for value, by in zip(values, spreads_s, strict=True))
+
+
+def _bounds(value: float, share: float) -> tuple[float, float]:
+    return value / (1 + share), value / (1 - share)
 
 
 def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
