@@ -31,6 +31,8 @@ class GraphFeatures:
             activations: gradients of activations, and of those parameters that have theirs by then.
         forward_flops: Floating-point operations of the forward pass; a multiplication with its addition counts two.
         training_flops: Those of forward and backward pass together.
+        kernels: Operators executed in forward and backward pass; a recurrent layer has some for each time step.
+        moved_bytes: Size of what these write.
         convolutions: Convolutions called in a forward pass; the next seven likewise.
         matmuls: Linear layers and matrix products.
         normalisations: Batch, layer, group and similar normalisations.
@@ -54,6 +56,8 @@ class GraphFeatures:
     working_bytes: int
     forward_flops: int
     training_flops: int
+    kernels: int = 0
+    moved_bytes: int = 0
     convolutions: int = 0
     matmuls: int = 0
     normalisations: int = 0
@@ -103,13 +107,11 @@ class GraphFeatures:
     def vector(self) -> tuple[float, ...]:
         """Numbers for a regression, in the order of `VECTOR`: logarithms, since models differ by powers of ten."""
         batch = self.batch_size
-        traffic_bytes = self.parameter_bytes + self.gradient_bytes + 2 * self.activation_bytes + self.input_bytes
         derived = (
-            self.operators,
             self.activation_bytes / batch,
             self.training_flops / batch,
-            self.training_flops / max(traffic_bytes, 1),
-            self.training_flops / max(self.operators, 1),
+            self.training_flops / max(self.moved_bytes, 1),
+            self.training_flops / max(self.kernels, 1),
             self.training_flops / max(self.input_bytes, 1),
         )
         return tuple(math.log1p(value) for value in (*(getattr(self, name) for name in _FIGURES), *derived))
@@ -142,16 +144,15 @@ OPERATOR_CLASSES: Final = (
     "others",
 )
 
-_PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops")
+_PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
 _FIGURES: Final = tuple(item.name for item in fields(GraphFeatures) if item.name != "method")
 
 VECTOR: Final = (
     *_FIGURES,
-    "operators",
     "activation_bytes_per_sample",
     "training_flops_per_sample",
     "training_flops_per_byte",
-    "training_flops_per_operator",
+    "training_flops_per_kernel",
     "training_flops_per_input_byte",
 )
 """What each number of `GraphFeatures.vector` is the logarithm (of one plus the figure) of."""

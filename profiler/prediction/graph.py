@@ -35,7 +35,7 @@ class _Step(NamedTuple):
     forward_flops: int
     training_flops: int
     activation_bytes: int
-    peak_bytes: int
+    live: LiveBytes
     functions: tuple[str, ...]
 
 
@@ -66,9 +66,11 @@ def features_of(module: nn.Module, example_inputs: Sequence[Any]) -> GraphFeatur
         parameter_bytes=sum(_size(item) for item in (*module.parameters(), *module.buffers())),
         gradient_bytes=sum(_size(item) for item in module.parameters() if item.requires_grad),
         activation_bytes=step.activation_bytes,
-        working_bytes=max(0, step.peak_bytes - step.activation_bytes),
+        working_bytes=max(0, step.live.peak_bytes - step.activation_bytes),
         forward_flops=step.forward_flops,
         training_flops=step.training_flops,
+        kernels=step.live.kernels,
+        moved_bytes=step.live.moved_bytes,
         **counts,
         depth=depth,
         method=method,
@@ -127,7 +129,7 @@ def _run(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> _S
             output = module(*inputs)
         forward_flops = flops.get_total_flops()
         _backward(output)
-    return _Step(forward_flops, flops.get_total_flops(), kept.size_bytes, live.peak_bytes, tuple(functions.names))
+    return _Step(forward_flops, flops.get_total_flops(), kept.size_bytes, live, tuple(functions.names))
 
 
 class _Kept:

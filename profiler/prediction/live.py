@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive while something runs on fake tensors."""
+"""What a run on fake tensors would hold in memory and write."""
 
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,16 @@ class LiveBytes(TorchDispatchMode):
     Attributes:
         now_bytes: Alive at this moment.
         peak_bytes: The most that was alive at once.
+        kernels: Operators that compute something (not views), forward and backward.
+        moved_bytes: Size of what these wrote.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  -- torch does not type it
         self.now_bytes = 0
         self.peak_bytes = 0
+        self.kernels = 0
+        self.moved_bytes = 0
         self._known: set[int] = set()
 
     def ignore(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -39,9 +43,12 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         """Run the operator and count what it made."""
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage())
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for tensor in made:
+            self._count(tensor.untyped_storage())
+        if made and not func.is_view:
+            self.kernels += 1
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in made)
         return result
 
     def _count(self, storage: torch.UntypedStorage) -> None:

@@ -1,0 +1,149 @@
+"""Predictions from the store's own profiles: of a model's features, or of a key whose features are known."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from muri.profiler.prediction.documents import Example, Known, all_features, examples
+from muri.profiler.prediction.errors import (
+    LEAST_FAMILIES,
+    LEAST_PROFILES,
+    LearnerMissingError,
+    TooFewProfilesError,
+)
+from muri.profiler.prediction.features import GraphFeatures
+from muri.profiler.prediction.memory import DEFAULT_OPTIMIZER, MemoryEstimate, estimate_memory
+from muri.profiler.prediction.regression import Estimate, fit_all
+from muri.profiler.prediction.targets import ITERATION, SHARES, UTILISATION
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+
+NO_GPU = "cpu"
+"""The GPU type under which profiles of nodes without GPU are kept: they need no GPU memory."""
+
+_MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model will need.
+
+    Attributes:
+        features: What it was predicted from.
+        utilisation: Of the GPU as telemetry measures it; on nodes without GPU the share of propagate.
+        shares: What each stage owns of the iteration, in the order of `STAGES`; the values sum to 1 at most.
+        iteration_s: Seconds of an iteration.
+        memory: Of the device.
+        profiles: How many measured profiles it rests on.
+        families: Of how many model families.
+    """
+
+    features: GraphFeatures
+    utilisation: Estimate
+    shares: tuple[Estimate, ...]
+    iteration_s: Estimate
+    memory: MemoryEstimate
+    profiles: int
+    families: int
+
+    def profile(self, key: ProfileKey) -> StageProfile:
+        """As a stage profile whose source is "predicted"."""
+        stage_s = (share.value * self.iteration_s.value for share in self.shares)
+        on_gpu = key.gpu_type != NO_GPU
+        detail = ProfileDetail(
+            gpu_utilisation=self.utilisation.value if on_gpu else None,
+            gradient_mib=self.features.gradient_bytes / _MIB,
+        )
+        memory_gib = self.memory.allocated_gib if on_gpu else 0.0
+        return StageProfile(
+            key, *stage_s, self.iteration_s.value, gpu_mem_gib=memory_gib, source="predicted", detail=detail
+        )
+
+
+def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = DEFAULT_OPTIMIZER) -> Prediction:
+    """Predict from a model's features.
+
+    Args:
+        features: Of the model with its batch.
+        known: What to learn from, all of one GPU type and count; `check_enough` says whether it suffices.
+        optimizer: One of `memory.OPTIMIZER_STATES`.
+
+    Raises:
+        LearnerMissingError: scikit-learn is not installed.
+        UsageError: The optimizer is not known.
+    """
+    fitted = fit_all(tuple(known))
+    shares = _normalised([fitted[target.name].estimate(features) for target in SHARES])
+    return Prediction(
+        features=features,
+        utilisation=_at_most_one(fitted[UTILISATION.name].estimate(features)),
+        shares=shares,
+        iteration_s=fitted[ITERATION.name].estimate(features),
+        memory=estimate_memory(features, optimizer),
+        profiles=len(known),
+        families=_families(known),
+    )
+
+
+def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
+    """What can be learnt from for a GPU type and count.
+
+    Raises:
+        TooFewProfilesError: It is too little.
+        FeaturesError: The store holds features that make no sense.
+    """
+    known = examples(store, gpu_type, gpu_count)
+    if not _enough(known):
+        others = sorted({f"{item.key.gpu_count} × {item.key.gpu_type}" for item in all_features(store)})
+        raise TooFewProfilesError(len(known), _families(known), gpu_type, gpu_count, tuple(others))
+    return known
+
+
+def predict_profile(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
+    """The predicted profile of a key, for planning until there is a measured one.
+
+    Features of the same model with another batch size serve too, scaled. None where no features are known, where
+    the store holds too little to learn from, or where scikit-learn is not installed.
+
+    Raises:
+        StoreError: The store cannot be read.
+        FeaturesError: The store holds features that make no sense.
+    """
+    features = _features_for(all_features(store), key)
+    known = examples(store, key.gpu_type, key.gpu_count)
+    if features is None or not _enough(known):
+        return None
+    try:
+        return predict(features, known).profile(key)
+    except LearnerMissingError:
+        return None
+
+
+def _features_for(known: Sequence[Known], key: ProfileKey) -> GraphFeatures | None:
+    """Those of the key, else of its model with the nearest batch size; a graph is the same on every GPU."""
+    own = [item.features for item in known if item.key == key]
+    if own or key.batch_size == 0:
+        return own[0] if own else None
+    same = [item.features for item in known if item.key.model == key.model]
+    if not same:
+        return None
+    nearest = min(same, key=lambda item: max(item.batch_size / key.batch_size, key.batch_size / item.batch_size))
+    return nearest.scaled(key.batch_size)
+
+
+def _enough(known: Sequence[Example]) -> bool:
+    return len(known) >= LEAST_PROFILES and _families(known) >= LEAST_FAMILIES
+
+
+def _families(known: Sequence[Example]) -> int:
+    return len({item.family for item in known})
+
+
+def _at_most_one(estimate: Estimate) -> Estimate:
+    return Estimate(*(min(1.0, end) for end in estimate))
+
+
+def _normalised(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    """Shares whose values sum to 1 at most; each is learnt by itself and knows nothing of the others."""
+    capped = [_at_most_one(share) for share in shares]
+    excess = max(1.0, sum(share.value for share in capped))
+    return tuple(Estimate(value := share.value / excess, min(share.low, value), share.high) for share in capped)
