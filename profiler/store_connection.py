@@ -8,6 +8,7 @@ Two ways of writing, chosen by `journal_of`:
 """
 
 import os
+import random
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ JOURNALS: Final[tuple[Journal, ...]] = get_args(Journal)
 _SYNCHRONOUS: Final[dict[Journal, str]] = {"wal": "NORMAL", "delete": "FULL"}
 _FORMAT_BYTES: Final = slice(18, 20)
 _FORMAT_OF_WAL: Final = b"\x02\x02"
-_RETRY_S: Final = 0.01
+_RETRY_S: Final = 0.005
 
 
 def journal_of(path: Path) -> Journal:
@@ -95,6 +96,28 @@ def _use_journal(connection: sqlite3.Connection, journal: Journal) -> None:
         if time.monotonic() > deadline:
             raise sqlite3.OperationalError("database is locked: others have it open in another journal mode")
         time.sleep(_RETRY_S)
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    """Take the write lock, all who wait with the same chance.
+
+    SQLite's own pauses grow with the time that a process has waited, so that under load the newest come first
+    and one may wait for ever.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            time.sleep(random.uniform(0, _RETRY_S))  # noqa: S311 -- no secret
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_TIMEOUT_S:.0f}")
 
 
 def connect_read_only(path: Path) -> sqlite3.Connection:

@@ -16,7 +16,7 @@ from muri.profiler.errors import (
     StorePermissionError,
     StoreVersionError,
 )
-from muri.profiler.store_connection import Journal, connect, connect_read_only, exists, named_errors, side_file
+from muri.profiler.store_connection import Journal, begin, connect, connect_read_only, exists, named_errors, side_file
 
 SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _PROBLEMS_SHOWN: Final = 5
@@ -103,7 +103,7 @@ class StoreFile:
         if self.read_only:
             raise StorePermissionError(self.path, "write")
         with named_errors(self.path, "write"):
-            self._connection.execute("BEGIN IMMEDIATE")
+            begin(self._connection)
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")

@@ -33,11 +33,11 @@ def make_controller(tmp_path: Path) -> Callable[..., Any]:
     """Open a controller on a FakeSlurm, as a fresh process would."""
 
     @contextmanager
-    def make(slurm: FakeSlurm, **changes: Any) -> Iterator[Controller]:
+    def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
         config = Config(**{"state_dir": tmp_path, "policy": "muri-s", **changes})
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
-                store.put_all(FOUR_KINDS)
+                store.put_all(known)
         with open_controller(config, slurm) as controller:
             yield controller
 
