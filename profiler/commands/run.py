@@ -126,5 +126,6 @@ def _show(
     from muri.profiler.render_profile import print_profile  # noqa: PLC0415 -- rich takes a while to load
 
     print_profile(console(), history, datetime.now(UTC))
+    click.echo(f"{'stopped because:':<21} {stopped}")
     if not stored:
         click.echo("Not stored.")

@@ -1,8 +1,9 @@
 """When a script has warmed up, and how sure its mean times are. Pure.
 
-Warm-up: the script has settled after `w` iterations when the median of the next `HALF_WINDOW` and that of the
-`HALF_WINDOW` after them differ by at most `TOLERANCE`, or by no more than their own scatter explains. The least `w`
-counts; it is at least `LEAST_WARMUP` and, for a script that never settles, `MOST_WARMUP`.
+Warm-up: the script has settled after `w` iterations when of the 2 × `HALF_WINDOW` next ones the medians of the two
+halves differ by at most `TOLERANCE`, or no trend is found in them (Mann and Kendall's test at 5 %), and neither the
+first of them nor the last three stand out. The least `w` counts; it is at least `LEAST_WARMUP` and, for a script that
+never settles, `MOST_WARMUP`.
 
 Enough: the 95 % confidence half-widths of the mean iteration time and of the mean time of the stage that takes
 most of it are both within `TOLERANCE` of these means.
@@ -11,8 +12,9 @@ most of it are both within `TOLERANCE` of these means.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import NormalDist, fmean, median
+from functools import cache
+from itertools import combinations, pairwise
+from statistics import fmean, median
 from typing import Final
 
 TOLERANCE: Final = 0.05
@@ -27,10 +29,11 @@ MOST_OUTLIERS: Final = 0.1
 
 _OUTLIER_DEVIATIONS: Final = 4.0
 _SIGMA_PER_MAD: Final = 1.4826  # of a normal distribution
-_MEDIAN_NOISE: Final = 1.2533  # standard error of a median, in those of a mean (normal distribution)
-_NORMAL: Final = NormalDist()
-_LEVEL: Final = 0.975
+_LEVEL: Final = 0.95
+_CHANCE_RISES: Final = 21  # Mann and Kendall's S: of 10 values without trend, 5 % exceed it
+_PRECISION: Final = 1e-6
 _LEAST_FOR_SCATTER: Final = 3
+_MOST_CORRELATED: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +52,13 @@ class Certainty:
 
 
 def has_settled(times_s: Sequence[float]) -> bool:
-    """Whether 2 × `HALF_WINDOW` consecutive iteration times show no trend beyond tolerance and scatter."""
+    """Whether 2 × `HALF_WINDOW` consecutive iteration times are those of a script that has warmed up."""
     first, second = times_s[:HALF_WINDOW], times_s[HALF_WINDOW:]
     middle_s = median(times_s)
-    scatter_s = max(_deviation(first), _deviation(second))
-    noise_s = 2 * _MEDIAN_NOISE * scatter_s * math.sqrt(2 / HALF_WINDOW)
-    allowed_s = max(TOLERANCE * middle_s, min(noise_s, 4 * TOLERANCE * middle_s))
-    return abs(median(first) - median(second)) <= allowed_s and times_s[0] <= middle_s + max(
-        2 * TOLERANCE * middle_s, 3 * scatter_s
-    )
+    far_s = max(2 * TOLERANCE * middle_s, 3 * max(_deviation(first), _deviation(second)))
+    if times_s[0] > middle_s + far_s or median(times_s[-3:]) < middle_s - far_s:
+        return False
+    return abs(median(first) - median(second)) <= TOLERANCE * middle_s or not _has_trend(times_s)
 
 
 def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0) -> int | None:
@@ -97,30 +98,40 @@ def certainty(values: Sequence[float]) -> Certainty:
         return Certainty(mean, math.inf, 0.0)
     squares = sum((value - mean) ** 2 for value in values)
     correlation = _neighbours(values, mean) / squares if squares > 0 else 0.0
-    correlation = min(max(correlation, 0.0), 0.9)
+    correlation = min(max(correlation, 0.0), _MOST_CORRELATED)
     independent = max(2.0, count * (1 - correlation) / (1 + correlation))
     error = math.sqrt(squares / (count - 1) / independent) / mean
-    freedom = independent - 1
+    freedom = max(1, int(independent - 1))
     if error == 0:
         return Certainty(mean, 0.0, 1.0)
     return Certainty(mean, student_quantile(freedom) * error, student_within(TOLERANCE / error, freedom))
 
 
-def student_quantile(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t distribution, above 1 degree of freedom (Abramowitz and Stegun, 26.7.5)."""
-    z = _NORMAL.inv_cdf(_LEVEL)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+def student_within(limit: float, freedom: int) -> float:
+    """Probability that |t| is at most `limit` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    angle = math.atan(limit / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = freedom % 2
+    term, total = (cosine if odd else 1.0), 0.0
+    for power in range(2 + odd, freedom + 1, 2):
+        total += term
+        term *= cosine**2 * (power - 1) / power
+    return (angle + sine * total) * 2 / math.pi if odd else sine * total
 
 
-def student_within(limit: float, freedom: float) -> float:
-    """Probability that |t| is at most `limit` (Abramowitz and Stegun, 26.7.8)."""
-    z = limit * (1 - 1 / (4 * freedom)) / math.sqrt(1 + limit**2 / (2 * freedom))
-    return max(0.0, 2 * _NORMAL.cdf(z) - 1)
+@cache
+def student_quantile(freedom: int) -> float:
+    """What |t| stays below with a probability of 95 %."""
+    low, high = 0.0, 16.0
+    while high - low > _PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_within(middle, freedom) < _LEVEL else (low, middle)
+    return high
+
+
+def _has_trend(values: Sequence[float]) -> bool:
+    rises = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
+    return abs(rises) > _CHANCE_RISES
 
 
 def _deviation(values: Sequence[float]) -> float:
