@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from muri.profiler.commands.options import console, json_option, open_store, store_option, wanted_options
+from muri.profiler.commands.predict_graph import WithModule
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.estimates import Known, estimated
 from muri.profiler.exchange import to_dict
@@ -14,7 +15,7 @@ from muri.profiler.lookup import Wanted, find_all, key_for
 from muri.profiler.records import STAGES, StageProfile
 
 
-@click.command("predict", short_help="Estimate a profile that was not measured.")
+@click.command("predict", cls=WithModule, short_help="Estimate a profile that was not measured.")
 @wanted_options
 @store_option
 @json_option
@@ -27,9 +28,12 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
     model's profiles. The interval of a scaled profile held nine in ten
     of the published measurements that it was checked with.
 
+    A model that was never profiled is predicted from its code: see --module FILE.py:FACTORY --help.
+
     \b
     Examples:
       muri profile predict resnet18 --gpus 4
+      muri profile predict --module model.py:build --input 3x32x32 --batch-size 64
       muri profile predict resnet18 --gpus 8 --gpu-type a100 --json
     """
     with open_store(store_path, read_only=True) as store:
