@@ -7,6 +7,7 @@ its resource. See docs/stage-api.md.
 import difflib
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Final, Generic, TypeVar
@@ -37,13 +38,16 @@ class _Provider:
     def __init__(self) -> None:
         self.current: Callable[[], StageClock] = self.solo
         self._solo: StageClock | None = None
+        self._making = threading.Lock()
 
     def solo(self) -> StageClock:
         """The one clock of a process that runs one script."""
         if self._solo is None:
             from muri.launcher.measure import clock_from_environment  # noqa: PLC0415 (only when needed)
 
-            self._solo = clock_from_environment(os.environ)
+            with self._making:  # two threads may mark their first stage at once
+                if self._solo is None:
+                    self._solo = clock_from_environment(os.environ)
         return self._solo
 
     def detach(self) -> None:
