@@ -59,14 +59,14 @@ def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[Profil
     families: dict[ProfileKey, list[StageProfile]] = {}
     for item in store.list():
         families.setdefault(replace(item.key, gpu_count=1), []).append(item)
-    known = bandwidths(store)
+    known, modelled = bandwidths(store), _with_features(store)
     found = {}
     for key in keys:
         family = families.get(replace(key, gpu_count=1), [])
         if any(item.key == key and not item.is_estimate for item in family):
             continue
         scaled = scale(family, key, known)
-        estimate = _predicted(store, key) if scaled is None else scaled.profile
+        estimate = scaled.profile if scaled else _predicted(store, key) if key.model in modelled else None
         if estimate is not None:
             found[key] = estimate
     return found
@@ -81,8 +81,13 @@ def why_estimated(profile: StageProfile) -> str:
 
 
 def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    try:
-        from muri.profiler.prediction import predict_profile  # noqa: PLC0415 -- needs scikit-learn, an extra
-    except ImportError:
-        return None
+    from muri.profiler.prediction import predict_profile  # noqa: PLC0415 -- loads NumPy, and SciPy where it is used
+
     return predict_profile(store, key)
+
+
+def _with_features(store: ProfileStore) -> frozenset[str]:
+    """The models whose graph is known; predicting others would only cost time."""
+    from muri.profiler.prediction.documents import all_features  # noqa: PLC0415
+
+    return frozenset(item.key.model for item in all_features(store))

@@ -73,7 +73,7 @@ def _print_table(status: "Status") -> None:
         table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds)
     Console(highlight=False).print(table)
     if any(job.estimated for job in status.jobs):
-        click.echo("~ planned with an estimated profile: its model is not measured yet (muri profile predict)")
+        click.echo("~ planned with an estimated profile until it is measured (muri profile)")
     age_s = max(0.0, time.time() - status.cycle_s)
     click.echo(f"{len(status.jobs)} jobs; last cycle {age_s:.0f} s ago, policy {status.policy}")
     for error in status.errors:

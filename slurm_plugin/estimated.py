@@ -38,6 +38,9 @@ def with_estimates(know: Knowledge, view: View, store: ProfileStore, config: Con
     except MuriError as error:
         log.warning("this cycle plans without estimates: %s", error)
         return know
+    except Exception:  # libraries of prediction too: an estimate is worth no cycle
+        log.exception("this cycle plans without estimates")
+        return know
     return replace(know, profiles={**know.profiles, **found}, stale=know.stale | found.keys())
 
 

@@ -1,10 +1,13 @@
 """Estimates of profiles from other GPU counts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
 
+from muri.profiler import estimates
 from muri.profiler.bandwidth import KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
 from muri.profiler.estimates import best_known, estimated
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
@@ -140,3 +143,21 @@ def test_an_estimate_has_an_interval_for_each_stage_and_the_iteration():
 def test_network_use_of_one_gpu_is_no_hidden_all_reduce():
     base = one_gpu(100.0, detail=ProfileDetail(gradient_mib=100.0, busy_s=(0.12, 0.05, 0.3, 10.0)))
     assert scale([base], key(4), [A100]).profile.synchronize_s == pytest.approx(0.156)
+
+
+def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
+    """What a prediction is made of, tests/profiler/test_prediction*.py say."""
+    predicted = make_profile("gpt2", gpu_count=4, source="predicted")
+    monkeypatch.setattr("muri.profiler.prediction.predict_profile", lambda _, wanted: replace(predicted, key=wanted))
+    monkeypatch.setattr(estimates, "_with_features", lambda _: frozenset({"gpt2"}))
+    keys = [key(4, model=model) for model in ("gpt2", "resnet18", "vgg16")]
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_all((one_gpu(100.0), make_profile("vgg16", gpu_count=4)))
+        found = estimates.estimates_of(store, keys)
+        assert best_known(store, keys[0]).source == "predicted"
+    assert {item.model: profile.source for item, profile in found.items()} == {
+        "gpt2": "predicted",
+        "resnet18": "scaled",
+    }
+    assert "predicted from the model's graph" in estimates.why_estimated(found[keys[0]])
+    assert estimates.why_estimated(one_gpu()) == ""

@@ -1,15 +1,17 @@
 """Planning with estimated profiles until a dry run has measured."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from conftest import FOUR_KINDS
 from fake_slurm import FakeSlurm, make_job, make_node
 
+from muri.profiler.errors import CorruptStoreError, StoreBusyError
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin import tags
-from muri.slurm_plugin.cli_queue import explanation
+from muri.slurm_plugin import estimated, tags
+from muri.slurm_plugin.cli_queue import _print_table, explanation
 from muri.slurm_plugin.model import JobState
 from muri.slurm_plugin.view import Role, role_of
 
@@ -108,6 +110,43 @@ def test_a_released_job_with_an_estimate_says_so(make_controller):
         status = controller.cycle()
     assert not slurm.jobs[1].held
     assert "its profile is estimated" in " ".join(status.jobs[0].reasons)
+
+
+def test_queue_marks_plans_with_estimates(make_controller, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with make_controller(slurm_with_two()) as controller:
+        _print_table(controller.cycle())
+    output = capsys.readouterr().out
+    assert "~1." in output or "~0." in output
+    assert "~ planned with an estimated profile" in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("error", [ValueError("a library's own"), StoreBusyError(Path("p.db"), 30.0)])
+def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, caplog, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(estimated, "estimates_of", fail)
+    slurm = slurm_with_two()
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert len(having(slurm, Role.DRY_RUN)) == 2
+    assert "this cycle plans without estimates" in caplog.text
+
+
+def test_a_damaged_store_is_left_to_the_cycle_to_set_aside(make_controller, monkeypatch, tmp_path):
+    told = [CorruptStoreError(tmp_path / "profiles.db", "damaged")]
+
+    def fail_once(*_):
+        if told:
+            raise told.pop()
+        return {}
+
+    monkeypatch.setattr(estimated, "estimates_of", fail_once)
+    with make_controller(slurm_with_two()) as controller:
+        controller.cycle()
+    assert list(tmp_path.glob("profiles.db.damaged*"))
 
 
 @pytest.mark.parametrize("profiles", [FOUR_KINDS[:1]])
