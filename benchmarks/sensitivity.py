@@ -28,7 +28,7 @@ from muri.profiler.sensitivity.storage import measure_bandwidth
 
 RESULT = Path(__file__).parent / "results" / "sensitivity.json"
 JOB = str(Path(__file__).with_name("sensitivity_job.py"))
-SHORT = Limits(iterations=30, steady_s=1.5)
+STEADY_S = 1.5
 
 WAITING = {
     "saturates in the middle": (10, ("--item-ms", "10", "--step-ms", "20")),
@@ -62,7 +62,9 @@ def waiting_job(max_cpus: int, arguments: tuple[str, ...]) -> dict[str, Any]:
     command = [JOB, "waits", "--workers", "{cpus}", *arguments]
 
     def meter() -> ScriptMeter:
-        return ScriptMeter(command, pinned=False, limits=SHORT, tell=lambda n, one: tell(f"  {n} {one.throughput:.1f}"))
+        return ScriptMeter(
+            command, pinned=False, steady_s=STEADY_S, tell=lambda n, one: tell(f"  {n} {one.throughput:.1f}")
+        )
 
     full, few = sweep(meter(), max_cpus), bisect(meter(), max_cpus)
     return {"max_cpus": max_cpus, "sweep": _figures(full), "bisection": _figures(few)}
@@ -79,7 +81,7 @@ def _figures(found: CpuSensitivity) -> dict[str, Any]:
 def affinity() -> dict[str, Any]:
     """A job that burns CPU in its loader's workers, kept on each number of cores that there is."""
     command = [JOB, "burns", "--workers", "2", "--item-ms", "5", "--step-ms", "2"]
-    meter = ScriptMeter(command, pinned=True, limits=SHORT)
+    meter = ScriptMeter(command, pinned=True, steady_s=STEADY_S)
     found = {str(cpus): round(meter(cpus).throughput, 2) for cpus in range(1, min(2, usable_cpus()) + 1)}
     return {"throughput": found}
 

@@ -3,20 +3,24 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from muri.profiler.commands.options import console, json_option, open_store, store_option
-from muri.profiler.dryrun.runner import Limits
+from muri.profiler.dryrun.result import DryRunResult
 from muri.profiler.sensitivity import cpu_limits
 from muri.profiler.sensitivity.bisection import bisect
 from muri.profiler.sensitivity.cache_model import Dataset
 from muri.profiler.sensitivity.curve import Measured
 from muri.profiler.sensitivity.errors import SensitivityError
 from muri.profiler.sensitivity.memory_axis import MemoryAxis
-from muri.profiler.sensitivity.profiling import STEADY_S, ScriptMeter
+from muri.profiler.sensitivity.profiling import ScriptMeter, overlap_seen
 from muri.profiler.sensitivity.record import KIND, Sensitivity, now_text, stored
+from muri.profiler.sensitivity.throughput import STEADY_S
+
+READING_SHARE: Final = 0.1
+"""A loop that waits longer for its data, as a share of the iteration, probably reads from storage."""
 
 
 @click.command(
@@ -38,7 +42,7 @@ from muri.profiler.sensitivity.record import KIND, Sensitivity, now_text, stored
 @store_option
 @json_option
 def sensitivity_command(show: str | None, store_path: Path | None, as_json: bool, **asked: Any) -> None:
-    """Measure a script's throughput on different CPU counts, by bisection, with at most 8 dry runs.
+    """Measure a script's throughput on different CPU counts, by bisection, in at most 8 measurements.
 
     Each count is enforced by affinity; the script's threads follow, and {cpus} in its arguments is
     replaced by the count. With the dataset's size, its bandwidth and --batch-mib the memory axis is computed.
@@ -109,11 +113,13 @@ def _measure(request: Request, store_path: Path | None) -> Sensitivity:
     with open_store(store_path):  # who may not write need not wait for the measurements
         pass
     dataset = None if axis is None else _read_dataset(axis)
-    meter = ScriptMeter(request.command, not request.no_pin, Limits(steady_s=request.seconds), _tell)
+    meter = ScriptMeter(request.command, not request.no_pin, request.seconds, _tell)
     cpu = bisect(meter, greatest)
+    seen = meter.dry_run(cpu.saturating_cpus)
     if axis is not None and dataset is not None:
-        dataset = axis.with_overlap(dataset, meter.overlap)
-    found = Sensitivity(name, now_text(), cpu, meter.pinned, dataset, meter.process_gib)
+        dataset = axis.with_overlap(dataset, overlap_seen(seen))
+        _warn_of_reading(seen)
+    found = Sensitivity(name, now_text(), cpu, meter.pinned, dataset, seen.detail.host_mem_gib)
     with open_store(store_path) as store:
         store.put_document(KIND, found.to_document())
     return found
@@ -123,6 +129,16 @@ def _read_dataset(axis: MemoryAxis) -> Dataset:
     dataset = axis.measure()
     click.echo(f"storage: {dataset.storage_mib_per_s:.4g} MiB/s, {dataset.dataset_gib:.4g} GiB", err=True)
     return dataset
+
+
+def _warn_of_reading(seen: DryRunResult) -> None:
+    share = seen.stage_s[0] / seen.iteration_s
+    if share > READING_SHARE:
+        click.echo(
+            f"muri: the loop waited for its data for {share:.0%} of an iteration. If that came from storage, the "
+            "throughput is not that at full memory: run the script once before, so that the page cache has the data",
+            err=True,
+        )
 
 
 def _tell(cpus: int, measured: Measured) -> None:

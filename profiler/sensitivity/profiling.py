@@ -1,9 +1,8 @@
-"""Measures a real script's sensitivity: one short dry run for each CPU count."""
+"""Measures a real script's sensitivity: some seconds on each CPU count, and a dry run where it is saturated."""
 
-import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from muri.profiler.dryrun.result import DryRunResult
@@ -11,67 +10,69 @@ from muri.profiler.dryrun.runner import Limits, measure_script
 from muri.profiler.sensitivity import cpu_limits
 from muri.profiler.sensitivity.cache_model import measured_overlap
 from muri.profiler.sensitivity.curve import Measured
-
-STEADY_S: Final = 5.0
-"""Most seconds of steady work in one measurement."""
+from muri.profiler.sensitivity.throughput import STEADY_S, Window, measure_throughput
 
 UNSEEN_SHARE: Final = 0.01
 """Where reading takes less of an iteration than this, nothing can be said about how it overlaps."""
 
+_WARMUP_ITERATIONS: Final = 10
+_BATCHES_AHEAD: Final = 2
+"""Of each loader worker, PyTorch's default: so many come before the loader's pace shows."""
 
-@dataclass
+
+@dataclass(frozen=True, slots=True)
 class ScriptMeter:
-    """Measures one script on different CPU counts and remembers what it saw.
+    """Measures one script on different CPU counts.
 
     Attributes:
         command: The script and its arguments; `{cpus}` in them is the count.
         pinned: Whether the kernel enforces the count; otherwise the script is only told.
-        limits: How much one measurement may take.
+        steady_s: Seconds of steady work in one measurement.
         tell: Called with each measurement.
-        results: The last measurement of each count.
     """
 
     command: Sequence[str]
     pinned: bool = True
-    limits: Limits = field(default_factory=lambda: Limits(steady_s=STEADY_S))
+    steady_s: float = STEADY_S
     tell: Callable[[int, Measured], None] = lambda _cpus, _measured: None
-    results: dict[int, DryRunResult] = field(default_factory=dict)
 
     def __call__(self, cpus: int) -> Measured:
         """Throughput on so many CPUs.
 
         Raises:
             CpuLimitError: There are fewer.
-            DryRunFailedError: The script failed or never iterated.
+            NoScriptError: There is no such script.
+            DryRunFailedError: It failed or never iterated.
         """
-        result = measure_script(
+        measured = measure_throughput(
             cpu_limits.command_for(cpus, self.command),
-            cpus=cpu_limits.cores(cpus) if self.pinned else None,
+            cpus=self._cores(cpus),
             environment=cpu_limits.environment(cpus, os.environ),
-            limits=self.limits,
+            window=Window(self.steady_s, _WARMUP_ITERATIONS + _BATCHES_AHEAD * cpus),
         )
-        self.results[cpus] = result
-        measured = throughput_of(result)
         self.tell(cpus, measured)
         return measured
 
-    @property
-    def process_gib(self) -> float | None:
-        """Peak memory of the script's processes over all measurements, None if nobody measured it."""
-        peaks = [result.detail.host_mem_gib for result in self.results.values()]
-        return max((peak for peak in peaks if peak is not None), default=None)
+    def dry_run(self, cpus: int) -> DryRunResult:
+        """Where the time and the memory go on so many CPUs.
 
-    @property
-    def overlap(self) -> float | None:
-        """How much of reading the script hides, seen on the most CPUs; None where it hardly read."""
-        result = self.results[max(self.results)]
-        busy_s = result.detail.busy_s
-        if busy_s is None or busy_s[0] < UNSEEN_SHARE * result.iteration_s:
-            return None
-        return measured_overlap(result.iteration_s, result.stage_s[0], busy_s[0])
+        Raises:
+            DryRunFailedError: The script failed or never iterated.
+        """
+        return measure_script(
+            cpu_limits.command_for(cpus, self.command),
+            cpus=self._cores(cpus),
+            environment=cpu_limits.environment(cpus, os.environ),
+            limits=Limits(steady_s=self.steady_s),
+        )
+
+    def _cores(self, cpus: int) -> frozenset[int] | None:
+        return cpu_limits.cores(cpus) if self.pinned else None
 
 
-def throughput_of(result: DryRunResult) -> Measured:
-    """Iterations per second, and the standard error that the scatter of the iterations leaves."""
-    scatter = result.detail.iteration_cv or 0.0
-    return Measured(1 / result.iteration_s, scatter / math.sqrt(max(1, result.iterations)))
+def overlap_seen(result: DryRunResult) -> float | None:
+    """How much of its reading a script hid in a dry run; None where it hardly read."""
+    busy_s = result.detail.busy_s
+    if busy_s is None or busy_s[0] < UNSEEN_SHARE * result.iteration_s:
+        return None
+    return measured_overlap(result.iteration_s, result.stage_s[0], busy_s[0])

@@ -23,6 +23,7 @@ from muri.profiler.sensitivity.cache_model import (
 )
 from muri.profiler.sensitivity.curve import GAIN, Measured, Point, combined, interpolated, monotone
 from muri.profiler.sensitivity.errors import SensitivityError
+from muri.profiler.sensitivity.throughput import Window, throughput_of
 
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference" / "synergy_sensitivity.json"
 
@@ -231,3 +232,25 @@ def test_overlap_is_what_a_dry_run_saw():
 def test_datasets_that_cannot_be_are_refused(change, text):
     with pytest.raises(SensitivityError, match=text):
         replace(Dataset(1.0, 10.0, 100.0), **change)
+
+
+def ends(times_s):
+    return [math.fsum(times_s[:count]) for count in range(len(times_s) + 1)]
+
+
+def test_throughput_counts_the_pauses_between_bursts():
+    bursts = ([0.003] * 11 + [0.127]) * 25  # twelve workers that each need 160 ms for a batch
+    measured = throughput_of(ends(bursts))
+    assert measured.throughput == pytest.approx(12 / 0.16)
+    assert measured.spread < 0.05
+    assert throughput_of(ends([0.1] * 40)).spread == pytest.approx(0, abs=1e-9)
+    assert throughput_of(ends([0.1] * 20 + [0.2] * 20)).spread > 0.1
+
+
+def test_a_window_begins_after_the_warm_up_and_lasts_its_time():
+    window = Window(steady_s=1.0, warmup_iterations=5)
+    assert window.start_index(ends([0.1] * 4)) == 5  # not there yet
+    assert window.start_index(ends([0.1] * 40)) == 5
+    assert window.start_index(ends([0.5] * 40)) == 2  # slow: the first second is enough
+    assert [window.is_over(ends([0.1] * count)) for count in (4, 14, 16)] == [False, False, True]
+    assert [window.is_over(ends([2.0] * count)) for count in (3, 4)] == [False, True]  # three of them at least

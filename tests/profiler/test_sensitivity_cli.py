@@ -118,6 +118,17 @@ def test_a_script_that_fails_says_its_last_words(run, tmp_path):
     assert isinstance(result.exception, MuriError)
 
 
+def test_a_script_that_ends_too_soon_is_told_what_to_do(run, tmp_path):
+    short = write(tmp_path / "short.py", "import muri\nfor _ in muri.batches(range(2)): pass\n")
+    assert "2 iterations were seen, up to 16 are needed; let it run longer" in str(
+        run("--max-cpus", 1, short).exception
+    )
+    none = write(tmp_path / "none.py", "print('nothing to do')")
+    text = str(run("--max-cpus", 1, none).exception)
+    assert "mark its iterations with muri.batches(loader)" in text
+    assert text.endswith("its last words: nothing to do")
+
+
 def test_what_is_stored_comes_back_and_what_is_not_is_said(tmp_path):
     cpu = bisect(lambda cpus: Measured(float(min(cpus, 5)), 0.01), 8)
     found = Sensitivity("resnet", "2026-03-01T12:00:00Z", cpu, dataset=Dataset(100, 50, 500, 0.5), process_gib=3.0)
