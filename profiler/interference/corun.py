@@ -182,7 +182,7 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[Runner]:
     folder.mkdir()
     log, output = folder / "iterations", folder / "output"
     with output.open("wb") as stream:
-        process = start(command, {**os.environ, ITERATION_LOG_VARIABLE: str(log)}, stream)
+        process = start(("--no-attach", *command), {**os.environ, ITERATION_LOG_VARIABLE: str(log)}, stream)
     runner = Runner(command, process, output, StampReader(log))
     try:
         yield runner
