@@ -2,8 +2,11 @@
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
+from muri.profiler.records import STAGES, ProfileKey
 from sandbox.driver import FINAL_STATES, Driver
 
 TRAIN_PY = """\
@@ -30,8 +33,6 @@ echo "script ends with $code"
 exit $code
 """
 
-STAGES = ("load", "preprocess", "propagate", "synchronize")
-
 
 class MuriCluster:
     """What the end-to-end tests do as administrator and as users."""
@@ -53,16 +54,19 @@ class MuriCluster:
     def know_profiles(self) -> None:
         """Import profiles of the four kinds, so that a test need not wait for dry runs."""
         for slow in STAGES:
-            stages = {f"{stage}_s": 0.07 if stage == slow else 0.01 for stage in STAGES}
-            key = {"model": slow, "batch_size": 8, "gpu_count": 1, "gpu_type": "gpu"}
-            self.python(
-                "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
-                "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
-                f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
-                "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
-                json.dumps(key),
-                json.dumps(stages),
-            )
+            self.know_profile(ProfileKey(slow, 8, 1, "gpu"), [0.07 if stage == slow else 0.01 for stage in STAGES])
+
+    def know_profile(self, key: ProfileKey, stage_s: Sequence[float]) -> None:
+        """Import the profile of a model whose iterations take 0.1 s."""
+        figures = dict(zip((f"{stage}_s" for stage in STAGES), stage_s, strict=True))
+        self.python(
+            "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
+            "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
+            f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
+            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
+            json.dumps(asdict(key)),
+            json.dumps(figures),
+        )
 
     def python(self, code: str, *arguments: str, check: bool = True, stdin: str = "") -> Any:
         """Run Python as root inside, with the project's environment."""

@@ -1,6 +1,5 @@
 """Groups of DDP jobs on several GPUs of a real Slurm: planned, run by srun steps, cancelled and killed."""
 
-import json
 import os
 import signal
 import time
@@ -11,6 +10,7 @@ import pytest
 from conftest import ROOT, start
 from muri_cluster import MuriCluster
 
+from muri.profiler.records import ProfileKey
 from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 
@@ -37,23 +37,9 @@ class DdpCluster(MuriCluster):
         self.configure(partitions=list(PARTITIONS.values()))
         driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
         driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
-        for model, stages in (("computes", (1, 1, 7, 1)), ("talks", (1, 1, 1, 7))):
+        for model, stage_s in (("computes", (0.01, 0.01, 0.07, 0.01)), ("talks", (0.01, 0.01, 0.01, 0.07))):
             for gpu_count in (2, 4):
-                self.know_profile(model, gpu_count, stages)
-
-    def know_profile(self, model: str, gpu_count: int, stages: tuple[int, ...]) -> None:
-        """Import a profile, stages in hundredths of a second."""
-        key = {"model": model, "batch_size": 32, "gpu_count": gpu_count, "gpu_type": "gpu"}
-        names = ("load_s", "preprocess_s", "propagate_s", "synchronize_s")
-        figures = {name: stage / 100 for name, stage in zip(names, stages, strict=True)}
-        self.python(
-            "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
-            "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
-            f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
-            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
-            json.dumps(key),
-            json.dumps(figures),
-        )
+                self.know_profile(ProfileKey(model, 32, gpu_count, "gpu"), stage_s)
 
     def submit_ddp(self, model: str, nodes: int, epochs: int, seed: int, *options: str) -> int:
         """Submit a DDP job, two GPUs on each of its nodes."""
