@@ -24,6 +24,7 @@ from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
 from muri.launcher.session_setup import build_state, own_working_directory
+from muri.launcher.timers import call_later
 from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
@@ -152,9 +153,7 @@ class Session:
             return
         if callable(handler) and handler is not signal.default_int_handler:
             self._handlers_due.append(signum)
-            timer = threading.Timer(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
-            timer.daemon = True
-            timer.start()
+            call_later(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
         elif threading.get_ident() == self._thread.ident:
             raise ending_of(signum)()
         else:
@@ -175,13 +174,9 @@ class Session:
             self.told_to_end = True
         if callable(handler):
             self.deliver(signal.SIGTERM)
-            timer = threading.Timer(grace_s / 2, self.end, args=(signal.SIGTERM, grace_s / 2))
-            timer.daemon = True
-            timer.start()
+            call_later(grace_s / 2, self.end, signal.SIGTERM, grace_s / 2)
         elif stopping.notify(self._state, signal.SIGTERM):
-            timer = threading.Timer(grace_s * 0.8, self.end, args=(signal.SIGTERM, grace_s * 0.2))
-            timer.daemon = True
-            timer.start()
+            call_later(grace_s * 0.8, self.end, signal.SIGTERM, grace_s * 0.2)
         else:
             self.end(signal.SIGTERM, grace_s)
 

@@ -24,6 +24,7 @@ from muri.launcher.processes import supervisor, wire
 from muri.launcher.processes.channels import Channels
 from muri.launcher.protocol import ISOLATION_VARIABLE, AttachRequest
 from muri.launcher.session_setup import GPU_VARIABLES
+from muri.launcher.timers import call_later
 
 logger = logging.getLogger("muri.launcher")
 
@@ -101,9 +102,7 @@ class ProcessSession:
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """Pass the signal on, and kill the script after the grace time."""
         self.deliver(signum)
-        timer = threading.Timer(grace_s, self._kill)
-        timer.daemon = True
-        timer.start()
+        call_later(grace_s, self._kill)
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: SIGTERM, and SIGKILL after the grace time."""

@@ -18,6 +18,7 @@ from muri.launcher.ranks.link import Place, RankLinkError
 from muri.launcher.ranks.membership import KEY_VARIABLE, Ranks, parse_place
 from muri.launcher.ranks.network_order import session_key
 from muri.launcher.task import task_of
+from muri.launcher.timers import call_later
 
 logger = logging.getLogger("muri.launcher")
 
@@ -125,9 +126,7 @@ class RankGroup:
         session = self._running(member, key)
         if session is not None:
             logger.warning("member %s failed on rank %d with exit code %d", member, rank, code)
-            timer = threading.Timer(self._peer_grace_s, self._end_orphan, (session, rank, code))
-            timer.daemon = True
-            timer.start()
+            call_later(self._peer_grace_s, self._end_orphan, session, rank, code)
 
     def _running(self, member: str, key: str) -> MemberSession | None:
         if self.arbiter.key_of(member) != key:
