@@ -150,9 +150,7 @@ class Checkpointer:
         if self.position.in_other_loop:
             return
         self.position.batch_done()
-        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), self._clock.recent_iteration_s())
-        if (stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop:
-            self.stopped_at = self.iteration
+        if self._saved_to_stop(self._clock.recent_iteration_s()):
             stopping.end_script(self.iteration)
 
     def own_boundary(self) -> bool:
@@ -165,7 +163,11 @@ class Checkpointer:
         if self._clock.iterations != self._before_clock:
             return False
         self._own_iterations += 1
-        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), None)
+        return self._saved_to_stop(None)
+
+    def _saved_to_stop(self, iteration_s: float | None) -> bool:
+        """Save if it is time to; whether the script is to stop now, its state being safe."""
+        stop, due = self._ranks.decide(self.stop_asked, self._is_due(), iteration_s)
         if not ((stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop):
             return False
         self.stopped_at = self.iteration
