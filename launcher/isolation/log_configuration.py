@@ -6,12 +6,11 @@ its own handlers are shared, but what it hands on to the root logger goes to the
 
 import logging
 import sys
-from typing import Any, Final
+from typing import Any
 
 from muri.launcher.context import PerSession, current_session
 from muri.launcher.isolation.local_modules import LocalModules
-
-_ROOT_FIELDS: Final = ("handlers", "filters", "level", "disabled")
+from muri.launcher.isolation.module_properties import session_value
 
 
 def _fresh_root() -> dict[str, Any]:
@@ -29,21 +28,6 @@ def _own_manager() -> logging.Manager:
 
 _managers: PerSession[logging.Manager] = PerSession(_own_manager)
 _disabled: PerSession[dict[str, int]] = PerSession(dict)
-
-
-def _root_property(name: str) -> property:
-    def get(root: logging.Logger) -> Any:
-        session = current_session()
-        return root.__dict__[name] if session is None else _roots.of(session)[name]
-
-    def put(root: logging.Logger, value: Any) -> None:
-        session = current_session()
-        if session is None:
-            root.__dict__[name] = value
-        else:
-            _roots.of(session)[name] = value
-
-    return property(get, put)
 
 
 def _disable_property() -> property:
@@ -93,6 +77,6 @@ def install(modules: LocalModules) -> None:
     Args:
         modules: Tells a script's own modules from installed ones.
     """
-    properties = {name: _root_property(name) for name in _ROOT_FIELDS}
+    properties = {name: session_value(name, _roots) for name in _fresh_root()}
     logging.root.__class__ = type("SessionRootLogger", (logging.RootLogger,), properties)
     _patch_loggers(modules)

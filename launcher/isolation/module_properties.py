@@ -1,4 +1,4 @@
-"""Attributes of a module that every session has for itself."""
+"""Attributes of a module, or of another object of the process, that every session has for itself."""
 
 from types import ModuleType
 from typing import Any
@@ -28,19 +28,20 @@ def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
         values: What the session has set.
     """
 
-    def get(module: ModuleType) -> Any:
+    def get(owner: Any) -> Any:
         session = current_session()
         if session is not None and name in (own := values.of(session)):
             return own[name]
         try:
-            return module.__dict__[name]
+            return owner.__dict__[name]
         except KeyError:
-            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}") from None
+            what = f"{type(owner).__name__} {getattr(owner, '__name__', owner)!r}"
+            raise AttributeError(f"{what} has no attribute {name!r}") from None
 
-    def put(module: ModuleType, value: Any) -> None:
+    def put(owner: Any, value: Any) -> None:
         session = current_session()
         if session is None:
-            module.__dict__[name] = value
+            owner.__dict__[name] = value
         else:
             values.of(session)[name] = value
 

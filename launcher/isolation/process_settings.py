@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from muri.launcher.context import PerSession, current_session
 from muri.launcher.isolation.import_hooks import after_import
-from muri.launcher.isolation.module_properties import add_properties
+from muri.launcher.isolation.module_properties import add_properties, session_value
 
 _values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
 
@@ -55,30 +55,19 @@ def own_excepthook() -> Callable[..., Any] | None:
 def _install_temporary_directory() -> None:
     """Each member has its own $TMPDIR; Python looks for it once."""
     plain = tempfile._gettempdir  # type: ignore[attr-defined]
-    own_directory: PerSession[dict[str, Any]] = PerSession(dict)
+    directories: PerSession[dict[str, Any]] = PerSession(lambda: {"tempdir": None})
 
     def gettempdir() -> Any:
         session = current_session()
         if session is None:
             return plain()
-        own = own_directory.of(session)
-        if own.get("tempdir") is None:
+        own = directories.of(session)
+        if own["tempdir"] is None:
             own["tempdir"] = tempfile._get_default_tempdir()  # type: ignore[attr-defined]
         return own["tempdir"]
 
-    def get(module: ModuleType) -> Any:
-        session = current_session()
-        return module.__dict__["tempdir"] if session is None else own_directory.of(session).get("tempdir")
-
-    def put(module: ModuleType, value: Any) -> None:
-        session = current_session()
-        if session is None:
-            module.__dict__["tempdir"] = value
-        else:
-            own_directory.of(session)["tempdir"] = value
-
     tempfile._gettempdir = gettempdir  # type: ignore[attr-defined]
-    add_properties(tempfile, {"tempdir": property(get, put)})
+    add_properties(tempfile, {"tempdir": session_value("tempdir", directories)})
 
 
 def _install_socket_timeout() -> None:
