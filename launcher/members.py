@@ -67,7 +67,7 @@ class Member:
             "share": telemetry.shares_of(records) if at_work else {},
             "stage_s": dict(zip(STAGES, mean, strict=True)),
             "wait_s": dict(zip(STAGES, wait, strict=True)),
-            "gpu_mem_peak_gib": None if session is None else getattr(session.clock.gpu, "gpu_mem_peak_gib", None),
+            "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
             "isolation": None if session is None else session.isolation,
             "checkpoint": session is not None and session.checkpointed,
             "exit_code": None if session is None or self.state == "running" else session.exit_code,

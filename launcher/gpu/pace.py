@@ -27,10 +27,15 @@ class GpuPace(Protocol):
     Attributes:
         counts_host_time: Whether the stage lasts as long as the thread is in it. Otherwise
             `iteration_ended` tells how long the GPU was busy.
+        gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where nobody looks.
     """
 
     @property
     def counts_host_time(self) -> bool:
+        """See the class."""
+
+    @property
+    def gpu_mem_peak_gib(self) -> float | None:
         """See the class."""
 
     def before(self) -> None:
@@ -53,6 +58,7 @@ class HostPace:
     """The thread waits for the GPU before it passes it on: for scripts alone, and without streams."""
 
     counts_host_time = True
+    gpu_mem_peak_gib: float | None = None
 
     def before(self) -> None:
         """Nothing is left running from before."""

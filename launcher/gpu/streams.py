@@ -119,6 +119,18 @@ class Device:
         return float(sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream)) / _GIB
 
 
+class _Turn(threading.local):
+    """A thread's use of the GPU, from its grant until it is passed on.
+
+    Attributes:
+        start: Events before and behind the wait for the previous holder's work, None while nothing is noted.
+        since_s: When that was, on `time.perf_counter`.
+    """
+
+    start: tuple[Any, Any] | None = None
+    since_s: float = 0.0
+
+
 class StreamPace:
     """One member's use of the GPU; the `GpuPace` of its clock."""
 
@@ -130,7 +142,7 @@ class StreamPace:
         self.stream: Final = device.cuda.Stream()
         self.gpu_mem_peak_gib = 0.0
         self._iteration = 0
-        self._open = threading.local()
+        self._turn = _Turn()
         self._lock = threading.Lock()
         self._unread: deque[Interval] = deque()
         self._held_s = 0.0
@@ -147,17 +159,17 @@ class StreamPace:
 
     def taken(self) -> None:
         """Order the member's work behind that of the last holder."""
-        self._open.start = None
+        self._turn.start = None
         if self._device.capturing():
             return
         asked = self._device.event()
         self._device.follow()
-        self._open.start = (asked, self._device.event())
-        self._open.since_s = time.perf_counter()
+        self._turn.start = (asked, self._device.event())
+        self._turn.since_s = time.perf_counter()
 
     def given(self) -> None:
         """Put an event behind the member's work, for the next holder to wait for."""
-        start, self._open.start = getattr(self._open, "start", None), None
+        start, self._turn.start = self._turn.start, None
         if start is None or self._device.capturing():
             return
         end = self._device.event()
@@ -171,9 +183,7 @@ class StreamPace:
 
         The stretch before it is waited for, so the GPU always has one to work at and never two.
         """
-        if getattr(self._open, "start", None) is None:
-            return False
-        if time.perf_counter() - self._open.since_s < MARK_INTERVAL_S:
+        if self._turn.start is None or time.perf_counter() - self._turn.since_s < MARK_INTERVAL_S:
             return False
         self.given()
         newest = self._unread[-1] if self._unread else None
@@ -248,15 +258,12 @@ class Preparation:
 preparation: Final = Preparation()
 
 
-def enter_session(session: SessionState) -> StreamPace | None:
+def enter_session(session: SessionState) -> None:
     """Give a session a stream of its own, in the calling thread and in those that it will start."""
     device = preparation.ready()
-    if device is None or session.clock is None:
-        return None
-    pace = StreamPace(device, session.member)
-    session.clock.gpu = pace
-    pace.enter_thread()
-    return pace
+    if device is not None and session.clock is not None:
+        pace = session.clock.gpu = StreamPace(device, session.member)
+        pace.enter_thread()
 
 
 def _enter_thread(session: SessionState) -> None:
