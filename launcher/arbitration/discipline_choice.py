@@ -168,9 +168,9 @@ class DisciplineChoice:
         verdict, tried, left = self._verdict(), self.discipline, self._other()
         kept = tried if new > old * (1 + LEAST_GAIN) else left
         self._tried_from = None
-        complete = len(common) == len(self._present)
         verdict.discipline, verdict.planned = kept, False
-        verdict.expected = max(new, old) if complete and kept == tried else old if complete else verdict.expected
+        if len(common) == len(self._present):
+            verdict.expected = new if kept == tried else old
         verdict.not_before_s = now_s + verdict.pause_s
         verdict.pause_s = min(2 * verdict.pause_s, LONGEST_PAUSE_S)
         reason = f"{tried} reaches {new:.2f}, {left} {old:.2f}"

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.clock import IterationRecord
 from muri.profiler.records import RESOURCES, STAGES
 
@@ -115,8 +116,8 @@ def group_status(
     speeds = [speed for member in members.values() if isinstance(speed := member["speed"], float)]
     return {
         "updated": utc_now(),
-        "discipline": getattr(arbiter, "discipline", discipline),
-        "disciplines": [asdict(change) for change in getattr(arbiter, "history", ())],
+        "discipline": discipline if arbiter is None else arbiter.discipline,
+        "disciplines": [asdict(change) for change in arbiter.history] if isinstance(arbiter, SwitchingArbiter) else [],
         "total_speed": sum(speeds) if speeds else None,
         "resources": _resources(members, holders),
         "members": members,
