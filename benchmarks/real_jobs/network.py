@@ -1,5 +1,6 @@
 """Averages its gradients with a peer over a slow link (gloo all-reduce): bound by the network."""
 
+import argparse
 import subprocess
 import sys
 from pathlib import Path
@@ -31,7 +32,7 @@ def main() -> None:
         train_with_peer(options, model, join_group(store, 0, address))
 
 
-def train_with_peer(options, model, group) -> None:  # type: ignore[no-untyped-def]
+def train_with_peer(options: argparse.Namespace, model: nn.Module, group: dist.ProcessGroup) -> None:
     """Train until told to stop."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(options.seed)
