@@ -50,15 +50,17 @@ class Traffic:
         latency_s: Seconds of a step of the ring.
         basis: Where the two come from, for people.
         own: Whether from the model's own all-reduce.
+        alone_s: Seconds per iteration that the network owns on one GPU too, for something else than the all-reduce.
     """
 
     size_over_bandwidth_s: float
     latency_s: float
     basis: str
     own: bool = False
+    alone_s: float = 0.0
 
-    def busy_s(self, ranks: int) -> float:
-        """Seconds per iteration that the network is busy."""
+    def all_reduce_s(self, ranks: int) -> float:
+        """Seconds per iteration that the all-reduce takes."""
         return ring_s(self.size_over_bandwidth_s, self.latency_s, ranks)
 
 
@@ -124,7 +126,7 @@ def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfi
     """The base with another all-reduce; as much of it is hidden behind the other stages as was before."""
     alone = base.key.gpu_count == 1  # then its network use is no all-reduce, which can't be hidden therefore
     hidden_s = 0.0 if alone else network_busy_s(base) - base.synchronize_s
-    owned_s = max(0.0, traffic.busy_s(key.gpu_count) - hidden_s) if key.gpu_count > 1 else 0.0
+    owned_s = traffic.alone_s + max(0.0, traffic.all_reduce_s(key.gpu_count) - hidden_s)
     others_s = max(base.iteration_s - base.synchronize_s, *base.stage_s[:NETWORK])
     return replace(
         base,
@@ -151,18 +153,19 @@ def traffic_of(measured: Sequence[StageProfile], key: ProfileKey, known: Sequenc
     """
     link = nearest_bandwidth(known, key.gpu_type, key.gpu_count)
     latency_s = link.latency_s if link else DEFAULT_LATENCY_S
+    alone_s = sum(item.synchronize_s for item in measured if item.key.gpu_count == 1)
     seen = [item for item in measured if item.key.gpu_count > 1]
     if seen:
         counts = ", ".join(str(item.key.gpu_count) for item in sorted(seen, key=lambda item: item.key))
-        seconds = fmean(_size_over_bandwidth_s(item, latency_s) for item in seen)
+        seconds = fmean(_size_over_bandwidth_s(item, latency_s, alone_s) for item in seen)
         basis = f"synchronize by the ring model from the model's own on {counts} GPUs"
-        return Traffic(seconds, latency_s, basis, own=True)
-    return _from_size(measured, link, latency_s)
+        return Traffic(seconds, latency_s, basis, own=True, alone_s=alone_s)
+    return replace(_from_size(measured, link, latency_s), alone_s=alone_s)
 
 
-def _size_over_bandwidth_s(profile: StageProfile, latency_s: float) -> float:
+def _size_over_bandwidth_s(profile: StageProfile, latency_s: float, alone_s: float) -> float:
     ranks = profile.key.gpu_count
-    return max(0.0, network_busy_s(profile) - ring_s(0.0, latency_s, ranks)) / ring_share(ranks)
+    return max(0.0, network_busy_s(profile) - alone_s - ring_s(0.0, latency_s, ranks)) / ring_share(ranks)
 
 
 def _from_size(measured: Sequence[StageProfile], link: Bandwidth | None, latency_s: float) -> Traffic:

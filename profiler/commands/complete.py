@@ -1,5 +1,6 @@
 """Names from the store for the shell's completion; silent about every error, for the shell has no place for them."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -13,7 +14,9 @@ from muri.profiler.store import ProfileStore, default_store_path
 def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The models in the store that begin so."""
     models = sorted({key.model for key in _keys(context)})
-    return [CompletionItem(model) for model in models if model.startswith(incomplete)]
+    # The shells' functions put what they are given into the line as it is: blanks and quotes would break it.
+    plain = (model for model in models if shlex.quote(model) == model)
+    return [CompletionItem(model) for model in plain if model.startswith(incomplete)]
 
 
 def complete_gpu_type(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -101,6 +101,7 @@ def test_bash_completes_commands_options_and_models(path):
     assert complete(path, "muri", "prof") == ["profile"]
     assert "predict" in complete(path, "muri", "profile", "p")
     assert complete(path, "muri", "profile", "show", "re") == ["resnet18"]
+    assert complete(path, "muri", "profile", "show", "ann") in ([], [""])  # its name has blanks
     assert complete(path, "muri", "profile", "predict", "gpt2", "--gpu-type", "") == ["a100", "gpu"]
     assert complete(path, "muri", "profile", "predict", "--gp") == ["--gpus", "--gpu-type"]
 

@@ -68,6 +68,15 @@ def test_what_was_hidden_stays_hidden():
     assert found.profile.synchronize_s == pytest.approx(1.5 * 0.10 - 0.06)
 
 
+def test_what_the_network_does_on_one_gpu_too_is_no_all_reduce():
+    """A parameter server, or samples from another node."""
+    alone = one_gpu(100.0, synchronize_s=0.05, iteration_s=0.52)
+    assert scale([alone], key(4), [A100]).profile.synchronize_s == pytest.approx(0.05 + 0.156)
+    both = [alone, make_profile(gpu_count=2, synchronize_s=0.092, iteration_s=0.56)]
+    assert scale(both, key(4), [A100]).profile.synchronize_s == pytest.approx(0.05 + 1.5 * 0.04 + 6e-3)
+    assert scale(both[1:], key(1), [A100]).profile.synchronize_s == 0.0
+
+
 def test_down_to_one_gpu_nothing_is_sent():
     found = scale([make_profile(gpu_count=4, synchronize_s=0.1, iteration_s=0.57)], key(1))
     assert found.profile.synchronize_s == 0.0
