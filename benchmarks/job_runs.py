@@ -14,6 +14,7 @@ from statistics import mean, median
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+from muri.launcher.telemetry.timeline import shares_of
 from muri.launcher.telemetry.trace_reader import read_slices
 from muri.profiler.records import STAGES
 
@@ -151,10 +152,8 @@ def run_traced(setting: Setting, job: str) -> Alone:
 
 def stage_shares(trace: Path) -> tuple[float, ...]:
     """Share of the time in which a job that runs alone holds storage, CPU, GPU, network."""
-    held = [piece for piece in read_slices(trace) if piece.what != "wait"]
-    elapsed_s = max(piece.end_s for piece in held) - min(piece.start_s for piece in held)
-    spans_s = [sum(piece.end_s - piece.start_s for piece in held if piece.what == stage) for stage in STAGES]
-    return tuple(span_s / elapsed_s for span_s in spans_s)
+    (shares,) = shares_of(read_slices(trace)).values()
+    return tuple(shares[stage] for stage in STAGES)
 
 
 def measure_in_turns(
