@@ -8,7 +8,7 @@ bandwidth is measured once.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,16 +115,3 @@ def measured_overlap(iteration_s: float, owned_s: float, busy_s: float) -> float
 def cache_sizes(dataset: Dataset, columns: int = 5) -> tuple[float, ...]:
     """Evenly spaced cache sizes from nothing to the whole dataset, in GiB."""
     return tuple(dataset.dataset_gib * index / (columns - 1) for index in range(columns))
-
-
-def from_measured_axes(
-    cpu_axis: Sequence[float], memory_axis: Sequence[float], limit: Callable[[float, float], float] = min
-) -> tuple[tuple[float, ...], ...]:
-    """A whole matrix from its column at full memory and its row at full CPU.
-
-    Args:
-        cpu_axis: Throughput at full memory, for each CPU count.
-        memory_axis: Throughput at the greatest CPU count, for each memory size.
-        limit: How two limits make one; the least, where reading and computing overlap.
-    """
-    return tuple(tuple(limit(row, column) for column in memory_axis) for row in cpu_axis)
