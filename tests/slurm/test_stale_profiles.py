@@ -1,0 +1,92 @@
+"""On a real Slurm: live drift is seen and measured again once, and a damaged store costs no job."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from conftest import start
+from muri_cluster import MuriCluster
+
+from sandbox.cluster import Partition, Shape
+from sandbox.driver import Driver
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[Driver]:
+    """A sandbox with one GPU to train on and one for dry runs."""
+    partitions = (Partition("train", "n1"), Partition("measure", "n2"))
+    yield from start("forky", Shape(nodes=2, gpus_per_node=1, extra_partitions=partitions), "stale")
+
+
+@pytest.fixture
+def muri(two_nodes: Driver) -> Iterator[MuriCluster]:
+    two_nodes.cancel_all()
+    yield MuriCluster(two_nodes, f"/var/lib/muri-{time.monotonic_ns()}")
+    two_nodes.cancel_all()
+
+
+def store(muri: MuriCluster, *command: str) -> str:
+    """Run a verb of `muri profile` on the controller's store."""
+    path = f"{muri.state_dir}/profiles.db"
+    return muri.driver.run("muri", "profile", *command, "--store", path, user="root").stdout
+
+
+def dry_runs(muri: MuriCluster) -> set[str]:
+    """Names of the dry-run jobs that slurmctld remembers, ended ones too."""
+    text = muri.driver.run("squeue", "-h", "-t", "all", "-n", "muri-dryrun", "-o", "%i", user="root").stdout
+    return set(text.split())
+
+
+def cycles_until(muri: MuriCluster, reached, what: str, deadline_s: float = 60.0) -> None:
+    def after_a_cycle() -> bool:
+        muri.cycle()
+        return bool(reached())
+
+    muri.driver.wait_until(after_a_cycle, what, deadline_s)
+
+
+def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> None:
+    # A limit that a loaded machine does not reach by itself.
+    profiles = {"drift_after_s": 3.0, "drift_limit": 1.5}
+    muri.configure(profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0})
+    muri.know_profiles()
+    # The profile says that loading takes 20 ms; the script takes 70 ms.
+    store(muri, "edit", "load", "--load-ms", "20")
+    before = dry_runs(muri)
+    jobs = [muri.submit("load", iterations=1000), muri.submit("propagate", iterations=1000)]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
+    cycles_until(muri, lambda: json.loads(store(muri, "stale", "--json"))["stale"], "a stale mark")
+    (mark,) = json.loads(store(muri, "stale", "--json"))["stale"]
+    assert (mark["model"], mark["who"]) == ("load", "drift")
+    assert mark["reason"].startswith("load took ")
+    assert dry_runs(muri) == before  # nobody waits with that model, nothing to measure it with
+
+    muri.driver.run("scancel", *map(str, jobs), user="alice")
+    later = [muri.submit("load", iterations=30), muri.submit("load", iterations=30)]
+    cycles_until(muri, lambda: not json.loads(store(muri, "stale", "--json"))["stale"], "a fresh measurement")
+    fields = muri.cycles_until_ended(*later)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    muri.cycles_until_ended(muri.submit("load", iterations=5))  # fresh again: no second dry run
+    assert len(dry_runs(muri) - before) == 1
+    shown = json.loads(store(muri, "show", "load", "--json"))
+    assert shown["source"] == "dry-run"
+    assert shown["load_s"] > 0.05
+
+
+def test_a_damaged_store_is_set_aside_and_no_job_is_lost(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    path = f"{muri.state_dir}/profiles.db"
+    muri.driver.run("sh", "-c", f"head -c 20000 /dev/urandom > {path}; rm -f {path}-wal {path}-shm", user="root")
+    examined = muri.driver.run("muri", "doctor", "--json", user="root", check=False)
+    found = {item["name"]: item["level"] for item in json.loads(examined.stdout)["findings"]}
+    assert (examined.returncode, found["profile store"], found["Slurm"]) == (1, "problem", "ok")
+    jobs = [muri.submit("load", iterations=30), muri.submit("propagate", iterations=30)]
+    assert "it was set aside as" in muri.cycle().stderr
+    fields = muri.cycles_until_ended(*jobs)
+    assert {(job["JobState"], job["Restarts"]) for job in fields.values()} == {("COMPLETED", "0")}
+    assert all(muri.output(job).count("started") == 1 for job in jobs)
+    names = muri.driver.run("ls", muri.state_dir, user="root").stdout.split()
+    assert len([name for name in names if name.startswith("profiles.db.damaged-")]) == 1
+    assert {item["model"] for item in json.loads(store(muri, "list", "--json"))["profiles"]} == {"load", "propagate"}
