@@ -25,7 +25,7 @@ from muri.profiler.telemetry.sampler import Sampler
 
 RESULT = Path(__file__).parent / "results" / "telemetry_overhead.json"
 SEED = 1
-ITERATIONS = 300
+BLOCK_S = 3.0
 BATCH_SIZE = 32
 HELPERS = 16
 """Sleeping child processes of the second case: about as many as a job's DataLoader workers."""
@@ -66,11 +66,13 @@ def run_block(step: Callable[[], None], sampled: bool) -> Block:
     if sampler is not None:
         sampler.start()
     began_s, cpu_began_s = time.perf_counter(), time.thread_time()
-    for _ in range(ITERATIONS):
+    iterations = 0
+    while (wall_s := time.perf_counter() - began_s) < BLOCK_S:
         step()
-    wall_s, cpu_s = time.perf_counter() - began_s, time.thread_time() - cpu_began_s
+        iterations += 1
+    cpu_s = time.thread_time() - cpu_began_s
     usage = sampler.stop() if sampler is not None else None
-    return Block(wall_s / ITERATIONS, cpu_s / ITERATIONS, usage)
+    return Block(wall_s / iterations, cpu_s / iterations, usage)
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -88,10 +90,10 @@ def measure(step: Callable[[], None], seconds: float) -> dict[str, Any]:
         found = {sampled: run_block(step, sampled) for sampled in order}
         pairs.append((found[False], found[True]))
     usages = [block.usage for _, block in pairs if block.usage is not None]
-    wall_s = sum(block.iteration_s * ITERATIONS for _, block in pairs)
+    wall_s = BLOCK_S * len(pairs)
     return {
         "pairs_of_blocks": len(pairs),
-        "iterations_per_block": ITERATIONS,
+        "seconds_per_block": BLOCK_S,
         "iteration_ms_without": round(statistics.median(block.iteration_s for block, _ in pairs) * 1e3, 3),
         "wall_ratio": spread([after.iteration_s / before.iteration_s for before, after in pairs]),
         "training_thread_cpu_ratio": spread([after.cpu_s / before.cpu_s for before, after in pairs]),
@@ -115,7 +117,13 @@ def main(seconds: float, write: bool) -> None:
         for helper in helpers:
             helper.communicate(b"\n")
     passed = all(case["sampler_cpu_share_of_a_core"] < 0.01 for case in cases.values())
-    result = {"machine": describe_machine(), "torch": torch.__version__, "cases": cases, "below_1_percent": passed}
+    result = {
+        "machine": describe_machine(),
+        "load_average": os.getloadavg()[0],
+        "torch": torch.__version__,
+        "cases": cases,
+        "below_1_percent": passed,
+    }
     text = json.dumps(result, indent=2)
     click.echo(text)
     if write:

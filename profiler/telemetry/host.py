@@ -1,6 +1,8 @@
 """What a process and its descendants use of the host: CPU, memory, disk; and the network of the node."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 import psutil
@@ -11,8 +13,9 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TREE_EVERY_S: Final = 0.05
 """New descendants are looked for so often at most; on nodes with many processes less often."""
-MEMORY_EVERY_S: Final = 0.2
-"""The kernel walks all pages of a process to tell what it shares: milliseconds for each GiB or so."""
+WEIGH_EVERY_S: Final = 0.2
+"""How much of a process's memory is shared is asked so often at most, and of large processes less often: the kernel
+walks all pages to tell."""
 LOOPBACK: Final = "lo"
 
 NETWORK_NOTE: Final = (
@@ -53,7 +56,8 @@ class HostReader:
         self._tree: dict[int, psutil.Process] = {}
         self._seen: set[int] = set()
         self._tree_due = Throttle(TREE_EVERY_S)
-        self._memory_due = Throttle(MEMORY_EVERY_S)
+        self._weigh_due = Throttle(WEIGH_EVERY_S)
+        self._weights: dict[int, float] = {}
         self._memory_gib: float | None = None
         self._totals = {"cpu": 0.0, "disk": 0.0}
         self._node_disk = False
@@ -71,9 +75,7 @@ class HostReader:
         elif self._tree_due.due():
             self._refresh_tree()
             self._tree_due.done()
-        if self._memory_due.due():
-            self._memory_gib = self._memory()
-            self._memory_due.done()
+        self._memory_gib = self._memory()
         network_mib, loopback_mib = self._network()
         return HostReading(self._cpu_s(), self._memory_gib, self._disk_mib(), network_mib, loopback_mib)
 
@@ -103,6 +105,7 @@ class HostReader:
                 total_s += sum(process.cpu_times()[:4])  # user, system and those of children waited for
             except psutil.NoSuchProcess:
                 del self._tree[pid]
+                self._weights.pop(pid, None)
             except psutil.Error:
                 continue
         return self._grown("cpu", total_s)
@@ -113,21 +116,31 @@ class HostReader:
         return self._totals[name]
 
     def _memory(self) -> float | None:
-        """Memory of all processes; of a single one, which shares with none of the job's, the cheap resident size."""
+        """Resident memory, of several processes each weighed by what of its pages is its own."""
         processes = list(self._tree.values())
         if not processes:
             return self._memory_gib
-        read = _rss if len(processes) == 1 else self._pss
-        return sum(map(read, processes)) / GIB
+        if len(processes) == 1:
+            return _rss(processes[0]) / GIB
+        if self._weigh_due.due():
+            self._weigh(processes)
+            self._weigh_due.done()
+        common = fmean(self._weights.values()) if self._weights else 1.0  # those who share share alike
+        return sum(_rss(process) * self._weights.get(process.pid, common) for process in processes) / GIB
 
-    def _pss(self, process: psutil.Process) -> int:
+    def _weigh(self, processes: Sequence[psutil.Process]) -> None:
+        """Learn one process's proportional share (PSS / RSS): a new one's, else the one that was learned first."""
+        order = list(self._weights)
+        process = min(processes, key=lambda item: order.index(item.pid) if item.pid in order else -1)
+        self._weights.pop(process.pid, None)
         try:
-            return int(process.memory_full_info().pss)
-        except psutil.NoSuchProcess:
-            return 0
+            memory = process.memory_full_info()
+            self._weights[process.pid] = memory.pss / max(1, memory.rss)
+        except psutil.NoSuchProcess:  # or it has ended and its parent has yet to notice
+            self._tree.pop(process.pid, None)
         except (psutil.AccessDenied, AttributeError):
             self.notes[RSS_NOTE] = None
-            return _rss(process)
+            self._weights[process.pid] = 1.0
 
     def _disk_mib(self) -> float | None:
         if not self._node_disk:

@@ -62,6 +62,22 @@ def test_a_child_whose_parent_ended_is_still_followed():
     assert after.cpu_s - before.cpu_s >= 0.1  # its own 0.2 s, less what the parent had used
 
 
+def test_memory_that_processes_share_counts_once():
+    code = (
+        "import os, time\ndata = bytearray(os.urandom(1 << 20)) * 200\n"
+        "for _ in range(3):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n"
+        "print(1, flush=True)\ninput()"
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        reader = HostReader(process.pid)
+        found = reader.read()
+        children = [item for item in psutil.Process(process.pid).children() if item.kill() is None]
+        process.communicate(b"\n")
+    assert len(children) == 3
+    assert 0.18 < found.mem_gib < 0.3  # four times that is resident
+
+
 def test_disk_bytes_of_the_process_are_counted(tmp_path):
     code = (
         f"import os\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nprint(1, flush=True)\ninput()\n"
