@@ -2,7 +2,9 @@
 
 import json
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
@@ -164,6 +166,15 @@ def joinable_runtime(launcher: Launcher, *members: str):
     return process
 
 
+def group_at_work(launcher: Launcher, iterations: int) -> tuple[Path, "subprocess.Popen[bytes]"]:
+    """A runtime that can be joined, with one member at work: its script and its process."""
+    joinable_runtime(launcher, "101")
+    steps = launcher.script(STEPS, "steps.py")
+    first = launcher.member("101", steps, iterations)
+    until(lambda: "started" in launcher.out("101"), "the first member")
+    return steps, first
+
+
 def joiner(launcher: Launcher, job_id: str, *arguments: object):
     script = launcher.script(JOINER, "joiner.py")
     variables = {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "5"}
@@ -173,10 +184,7 @@ def joiner(launcher: Launcher, job_id: str, *arguments: object):
 
 
 def test_a_job_that_the_controller_declared_joins_a_group_at_work(launcher):
-    joinable_runtime(launcher, "101")
-    steps = launcher.script(STEPS, "steps.py")
-    first = launcher.member("101", steps, 400)
-    until(lambda: "started" in launcher.out("101"), "the first member")
+    steps, first = group_at_work(launcher, 400)
     (launcher.folder / "host_of_102").write_text("900")
     second = joiner(launcher, "102", steps, 20)
     assert ends(second) == 0
@@ -188,10 +196,7 @@ def test_a_job_that_the_controller_declared_joins_a_group_at_work(launcher):
 
 
 def test_a_job_that_nobody_declared_is_not_admitted(launcher):
-    joinable_runtime(launcher, "101")
-    steps = launcher.script(STEPS, "steps.py")
-    first = launcher.member("101", steps, 200)
-    until(lambda: "started" in launcher.out("101"), "the first member")
+    steps, first = group_at_work(launcher, 200)
     (launcher.folder / "host_of_103").write_text("901")
     stranger = joiner(launcher, "103", steps, 20)
     assert ends(stranger) == 75
@@ -202,11 +207,8 @@ def test_a_job_that_nobody_declared_is_not_admitted(launcher):
 
 @pytest.mark.parametrize("how", ["cancel", "fail", "finish"])
 def test_a_joined_member_leaves_in_any_way_and_the_others_run_on(launcher, how):
-    joinable_runtime(launcher, "101")
-    steps = launcher.script(STEPS, "steps.py")
+    steps, first = group_at_work(launcher, 300)
     failing = launcher.script(STEPS + "    sys.exit(7)\n", "failing.py")
-    first = launcher.member("101", steps, 300)
-    until(lambda: "started" in launcher.out("101"), "the first member")
     (launcher.folder / "host_of_102").write_text("900")
     second = joiner(launcher, "102", failing if how == "fail" else steps, 3000 if how == "cancel" else 10)
     until(lambda: "started" in launcher.out("102"), "the new member")
