@@ -1,7 +1,7 @@
 """`muri profile fit`."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -63,7 +63,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
         print_fit(console(), name, unit, line)
 
 
-def _fits(chosen: list[StageProfile], every: Iterable[StageProfile]) -> Fits:
+def _fits(chosen: list[StageProfile], every: Sequence[StageProfile]) -> Fits:
     """All lines that the profiles determine.
 
     Raises:

@@ -40,7 +40,7 @@ class GpuReading:
 def check(environment: Mapping[str, str] | None = None, library: Any = None) -> str | None:
     """Why the visible GPUs cannot be read; None where they can."""
     try:
-        GpuReader(environment or os.environ, library).close()
+        GpuReader(os.environ if environment is None else environment, library).close()
     except GpuUnreadableError as error:
         return str(error)
     return None

@@ -111,3 +111,12 @@ def test_check_is_silent_when_gpus_can_be_read_and_lets_nvml_go(gpus):
     assert library.open == 0
     assert "finds no GPU" in check({}, FakeNvml())
     assert library.open == 0
+
+
+def test_the_stand_in_has_the_names_and_values_of_the_real_bindings():
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed (extra torch)")
+    names = [name for name in vars(FakeNvml) if name.startswith(("NVML", "nvml"))]
+    assert len(names) > 15
+    for name in names:
+        real = getattr(pynvml, name)
+        assert callable(real) or real == getattr(FakeNvml, name), name
