@@ -23,7 +23,7 @@ from muri.slurm_plugin.apply import Executor
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.damage import log_set_aside
 from muri.slurm_plugin.drift_watch import watch
-from muri.slurm_plugin.estimated import notes_of, with_estimates
+from muri.slurm_plugin.estimated import notes_of, with_estimates, without_started
 from muri.slurm_plugin.gateway import Gateway
 from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
@@ -80,9 +80,10 @@ def decide(
     stops = stop_actions(settled.stops, preparation.request, view)
     joins = find_joins(view, plan, know, config, snapshot.taken_s)
     new = tuple(run for run in preparation.dry_runs if not run.again)
+    starts = actions_of(plan, view, know) + joins
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
-    again = tuple(run for run in preparation.dry_runs if run.again)
-    actions = stops + releases + new + actions_of(plan, view, know) + joins + again
+    again = without_started(preparation, starts)
+    actions = stops + releases + new + starts + again
     return Decision(view, repairs, preparation, plan, actions)
 
 
@@ -114,6 +115,7 @@ def knowledge(journal: Journal | None, profiles: Sequence[StageProfile], marks: 
         profiles=known,
         stale=frozenset(mark.key for mark in marks),
         profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
+        targets=frozenset(int(intent.payload["job_id"]) for intent in running),
         failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
         bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
         served_gpu_s=served_gpu_s(journal.intents()),

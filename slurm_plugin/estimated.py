@@ -10,8 +10,9 @@ from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of, why_estimated
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.actions import Action, Join, ReleaseSolo, StartDryRun, StartGroup
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning import Knowledge
+from muri.slurm_plugin.planning import Knowledge, Preparation
 from muri.slurm_plugin.running import as_submitted, running_groups
 from muri.slurm_plugin.view import Role, View, profile_key
 
@@ -51,6 +52,24 @@ def _keys(view: View) -> Iterator[ProfileKey]:
     for group in running_groups(view):
         for member in group.members:
             yield profile_key(as_submitted(member, group.host), view.snapshot.nodes)
+
+
+def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:
+    """The dry runs that measure a model again, but none with the script of a job that starts on an estimate.
+
+    Another job of the model will wait some day; a script that runs twice at once could spoil its own files.
+    """
+    started: set[int] = set()
+    for action in starts:
+        match action:
+            case StartGroup(members=members):
+                started |= {member.job_id for member in members}
+            case ReleaseSolo(job_id):
+                started.add(job_id)
+            case Join(member=member):
+                started.add(member.job_id)
+    estimated = {job.job_id for job in preparation.request.jobs if job.profile and job.profile.is_estimate}
+    return tuple(run for run in preparation.dry_runs if run.again and run.job_id not in started & estimated)
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:

@@ -102,7 +102,7 @@ def _gain(
 ) -> tuple[float, float]:
     """What a join adds to a group's total speed, and the new member's own speed; (0, 0) when it cannot join."""
     profiles = [_profile(member, group.host, view, know.profiles) for member in group.members]
-    own = know.profiles.get(profile_key(job, view.snapshot.nodes))
+    own = know.profile_for(job, profile_key(job, view.snapshot.nodes))
     if own is None or None in profiles or not _has_room(job, group, view, config):
         return 0.0, 0.0
     shapes = [shape_of(profile) for profile in (*profiles, own) if profile is not None]

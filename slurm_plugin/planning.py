@@ -30,6 +30,7 @@ class Knowledge:
     Attributes:
         profiles: Stored profiles, and estimates of models without one.
         profiling: Keys that a dry run is measuring now.
+        targets: Jobs whose script a dry run executes now.
         stale: Keys whose profile serves, but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
         bars: Why a job must not be grouped again, by job id.
@@ -38,10 +39,20 @@ class Knowledge:
 
     profiles: Mapping[ProfileKey, StageProfile]
     profiling: frozenset[ProfileKey] = frozenset()
+    targets: frozenset[int] = frozenset()
     stale: frozenset[ProfileKey] = frozenset()
     failures: Mapping[str, tuple[int, str]] | None = None
     bars: Mapping[int, str] | None = None
     served_gpu_s: Mapping[int, float] | None = None
+
+    def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
+        """Return what a job may be planned with.
+
+        An estimate is not for the job whose own script a dry run executes: twice at once it could spoil
+        its own files. That job waits for the measurement, as it would without an estimate.
+        """
+        profile = self.profiles.get(key)
+        return None if profile is not None and profile.is_estimate and job.job_id in self.targets else profile
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
@@ -130,7 +141,7 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
     """Describe a job to a policy."""
     request = tags.parse_request(job.admin_comment) or tags.Request()
     alone = alone_reason(job, slurm_version, know, config)
-    profile = know.profiles.get(key)
+    profile = know.profile_for(job, key)
     if not alone and profile is None:
         failed = know.failed(key, config)
         if failed:

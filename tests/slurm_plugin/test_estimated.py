@@ -46,9 +46,7 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
     text = "\n".join(explanation(status.jobs[0]))
     assert "(from an estimated profile)" in text
     assert "job 1: its profile is estimated (scaled from another number of GPUs) until a dry run has measured" in text
-    runs = having(slurm, Role.DRY_RUN)
-    assert len(runs) == 2
-    assert all(run.job_id > host.job_id for run in runs)  # behind the group in Slurm's queue
+    assert not having(slurm, Role.DRY_RUN)  # their scripts run already
 
 
 def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
@@ -61,24 +59,38 @@ def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
 
 
 def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path):
+    """It is measured with the script of a job that waits, which is not started meanwhile."""
     slurm = slurm_with_two()
+    slurm.jobs[3] = replace(two_gpus(3, "m1"), user="bob", uid=1002)
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 0.7}
-        for run in having(slurm, Role.DRY_RUN):
-            token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
-            comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "token": token})
-            slurm.jobs[run.job_id] = replace(slurm.jobs[run.job_id], comment=comment)
+        controller.cycle()
+        (run,) = having(slurm, Role.DRY_RUN)
+        (intent,) = [intent for intent in controller._journal.intents("begun") if intent.kind == "dry-run"]
+        assert intent.payload["job_id"] == 3
+        slurm.nodes["n2"] = make_node("n2", gpu_count=2)
+        slurm.nodes["n3"] = make_node("n3", gpu_count=2)
+        controller.cycle()
+        assert slurm.jobs[3].held  # GPUs are free, but its script is being executed
+        publish(slurm, run)
         controller.cycle()
         slurm.tick()
-        status = controller.cycle()
+        controller.cycle()
     with ProfileStore(tmp_path / "profiles.db") as store:
         stored = store.get(ProfileKey("m1", 8, 2, "gpu"))
     assert stored is not None
-    assert stored.source == "dry-run"
-    assert stored.iteration_s == 0.7
-    assert status.jobs[0].state == "interleaved"
+    assert (stored.source, stored.iteration_s) == ("dry-run", 0.7)
+    assert not slurm.jobs[3].held
+
+
+def publish(slurm: FakeSlurm, run) -> None:
+    """What a dry run does at its end."""
+    figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 0.7}
+    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+    comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "token": token})
+    slurm.jobs[run.job_id] = replace(slurm.jobs[run.job_id], comment=comment)
+    slurm.end(run.job_id)
 
 
 def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_controller):
