@@ -119,7 +119,7 @@ def _run(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> _S
     # Without mkldnn recurrent layers show their matrix products, which the counter of FLOPs knows
     with (
         _told(),
-        warnings.catch_warnings(action="ignore"),
+        _quiet(),
         mode,
         torch.backends.mkldnn.flags(enabled=False),
         FlopCounterMode(display=False, custom_mapping=_ATTENTION_ON_CPU) as flops,
@@ -191,16 +191,23 @@ def _operators(
 
 def _exported(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> torch.fx.Graph | None:
     """The graph as torch.export sees it; None where it refuses, which it does for many reasons."""
-    logger = logging.getLogger("torch")
-    level = logger.level
     try:
-        logger.setLevel(logging.CRITICAL)  # it prints the whole graph when it refuses
-        with warnings.catch_warnings(action="ignore"), mode:
+        with _quiet(), mode:
             return torch.export.export(module, inputs).graph
     except Exception:  # for many reasons; the functions that were called tell nearly the same
         return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep PyTorch from printing graphs, tracebacks and warnings beside its exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
 
 
 def _name(target: Any) -> str:

@@ -22,7 +22,8 @@ _VIEWS: Final = (
     "view reshape flatten unflatten transpose permute t squeeze unsqueeze expand expand_as contiguous select slice "
     "narrow split chunk unbind getitem __getitem__ detach alias to size dim shape numel lift_fresh_copy "
     "movedim swapaxes view_as unfold_view clone zeros ones empty full arange zeros_like ones_like "
-    "_assert_tensor_metadata split_with_sizes __get__ __len__ is_floating_point stride type float long"
+    "_assert_tensor_metadata split_with_sizes __get__ __len__ is_floating_point stride type float long register_hook "
+    "requires_grad_ is_contiguous data_ptr"
 )
 _VIEW_NAMES: Final = frozenset(_VIEWS.split())
 

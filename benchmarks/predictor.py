@@ -1,0 +1,129 @@
+"""How well the predictor predicts: leave-one-model-out errors, coverage of the intervals, memory, time to learn."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import predictor_memory
+from machine import describe_machine
+
+from muri.profiler.exchange import from_json, to_dict
+from muri.profiler.prediction.documents import Example, examples
+from muri.profiler.prediction.features import GraphFeatures
+from muri.profiler.prediction.regression import fit_all
+from muri.profiler.prediction.targets import ITERATION, SHARES, TARGETS, UTILISATION
+from muri.profiler.prediction.validation import PREDICTORS, Score, covered, leave_one_model_out
+from muri.profiler.records import StageProfile
+from muri.profiler.store import ProfileStore
+
+RESULTS = Path(__file__).parent / "results"
+ZOO, PREDICTOR = RESULTS / "zoo.json", RESULTS / "predictor.json"
+
+
+def save_zoo(found: Sequence[Example]) -> None:
+    """Keep what was measured, so that the errors can be told again."""
+    entries = [{"profile": to_dict(item.profile), "features": item.features.to_dict()} for item in found]
+    lines = ",\n  ".join(json.dumps(entry, ensure_ascii=False) for entry in entries)
+    machine = json.dumps(describe_machine() | {"load_1min": round(os.getloadavg()[0], 1)})
+    ZOO.write_text(f'{{"machine": {machine},\n "entries": [\n  {lines}\n]}}\n', encoding="utf-8")
+
+
+def saved_zoo() -> tuple[Example, ...]:
+    """What `save_zoo` kept."""
+    entries = json.loads(ZOO.read_text(encoding="utf-8"))["entries"]
+    return tuple(Example(GraphFeatures.from_dict(item["features"]), _profile(item["profile"])) for item in entries)
+
+
+def _profile(values: dict[str, Any]) -> StageProfile:
+    document = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": [values]})
+    return from_json(document, str(ZOO))[0]
+
+
+def from_store(path: Path, gpu_type: str) -> tuple[Example, ...]:
+    """What a store that `profile_zoo.py` filled holds."""
+    with ProfileStore(path, read_only=True) as store:
+        return examples(store, gpu_type)
+
+
+def learning(found: tuple[Example, ...]) -> dict[str, float]:
+    """Seconds to learn all targets."""
+    fit_all.cache_clear()
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    fit_all(found)
+    return {
+        "wall_s": round(time.perf_counter() - wall_s, 2),
+        "cpu_s": round(time.process_time() - cpu_s, 2),
+        "examples": len(found),
+    }
+
+
+def coverage(found: Sequence[Example]) -> dict[str, float]:
+    """How often an interval holds what was measured of a model that was left out."""
+    told = {item.name: item for item in (UTILISATION, *SHARES, ITERATION)}
+    varying = [item for item in told.values() if np.ptp(item.learnt(found)) > 0]
+    return {item.name: round(covered(item, found), 3) for item in varying}
+
+
+def verdicts(scores: Sequence[Score]) -> dict[str, bool]:
+    """Per target, whether the trees' RMSLE is below both others'."""
+    error = {(item.target, item.predictor): item.rmsle for item in scores}
+    names = dict.fromkeys(item.target for item in scores)
+    return {name: all(error[name, "trees"] < error[name, other] for other in ("linear", "mean")) for name in names}
+
+
+def table(scores: Sequence[Score], covers: dict[str, float]) -> str:
+    """The errors for people."""
+    lines = [f"{'target':<20}{'predictor':<11}{'RMSLE':>7}{'MAE':>9}  unit"]
+    lines += [f"{item.target:<20}{item.predictor:<11}{item.rmsle:7.3f}{item.mae:9.2f}  {item.unit}" for item in scores]
+    return "\n".join([*lines, *(f"{name}: {share:.0%} in the 90 % interval" for name, share in covers.items())])
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--store", "store_path", type=click.Path(dir_okay=False, exists=True, path_type=Path))
+@click.option("--gpu-type", default="cpu", show_default=True, help="What to learn from in the store.")
+@click.option(
+    "--memory/--no-memory", "with_memory", default=True, help="Compare the memory formula with PyTorch's peak."
+)
+@click.option("--write/--no-write", "stored", default=True, help="Keep it in benchmarks/results/.")
+def main(store_path: Path | None, gpu_type: str, with_memory: bool, stored: bool) -> None:
+    """Tell the predictor's errors; exit with 1 where it is not better than the mean and a linear one.
+
+    \b
+    Examples:
+      python benchmarks/predictor.py                    of benchmarks/results/zoo.json
+      python benchmarks/predictor.py --store zoo.db     of what profile_zoo.py measured, which is kept
+    """
+    found = from_store(store_path, gpu_type) if store_path else saved_zoo()
+    if store_path and stored:
+        save_zoo(found)
+    scores, covers = leave_one_model_out(found), coverage(found)
+    better = verdicts(scores)
+    result: dict[str, Any] = {
+        "machine": describe_machine() | {"load_1min": round(os.getloadavg()[0], 1)},
+        "profiles": len(found),
+        "families": len({item.family for item in found}),
+        "targets": [item.name for item in TARGETS],
+        "predictors": list(PREDICTORS),
+        "scores": [item._asdict() | {"rmsle": round(item.rmsle, 4), "mae": round(item.mae, 3)} for item in scores],
+        "coverage_of_90": covers,
+        "better_than_both": better,
+        "learning": learning(found),
+    }
+    if with_memory:
+        result["memory"] = predictor_memory.measure()
+    if stored:
+        PREDICTOR.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    click.echo(table(scores, covers))
+    click.echo(json.dumps({"learning": result["learning"], "memory": result.get("memory", {}).get("error")}))
+    for name, passed in better.items():
+        click.echo(f"{'pass' if passed else 'FAIL'}  {name}: RMSLE below the mean's and the linear one's")
+    raise SystemExit(0 if all(better.values()) else 1)
+
+
+if __name__ == "__main__":
+    main()
