@@ -107,10 +107,9 @@ def _synthetic(case: Case) -> dict[str, Any]:
 
 def _undisturbed(command: list[str]) -> tuple[DryRunResult, int]:
     """A dry run that does not say of itself that others disturbed it, and how many it took; at most `MOST_TRIES`."""
-    for tries in range(1, MOST_TRIES + 1):
-        result = measure_script(command, limits=Limits())
-        if (result.detail.confidence or 0) >= SURE:
-            break
+    tries, result = 1, measure_script(command, limits=Limits())
+    while (result.detail.confidence or 0) < SURE and tries < MOST_TRIES:
+        tries, result = tries + 1, measure_script(command, limits=Limits())
     return result, tries
 
 
