@@ -46,8 +46,13 @@ def estimated(store: ProfileStore, key: ProfileKey) -> Known | None:
     scaled = scale(store.list(), key, bandwidths(store))
     if scaled is not None:
         return Known(scaled.profile, scaled.basis, scaled.interval_s)
-    predicted = _predicted(store, key)
-    return None if predicted is None else Known(predicted, ("predicted from the model's graph",))
+    from muri.profiler.prediction.estimate import prediction_of  # noqa: PLC0415 -- loads NumPy
+
+    prediction = prediction_of(store, key)
+    if prediction is None:
+        return None
+    basis = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
+    return Known(prediction.profile(key), ("predicted from the model's graph", basis), prediction.interval_s())
 
 
 def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:

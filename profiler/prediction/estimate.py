@@ -58,6 +58,12 @@ class Prediction:
             key, *stage_s, self.iteration_s.value, gpu_mem_gib=memory_gib, source="predicted", detail=detail
         )
 
+    def interval_s(self) -> tuple[tuple[float, float], ...]:
+        """Least and most seconds of each stage, with the ends of share and iteration together, and of the iteration."""
+        whole = self.iteration_s
+        stages = ((share.low * whole.low, share.high * whole.high) for share in self.shares)
+        return (*stages, (whole.low, whole.high))
+
 
 def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = DEFAULT_OPTIMIZER) -> Prediction:
     """Predict from a model's features.
@@ -99,7 +105,13 @@ def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tupl
 
 
 def predict_profile(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    """The predicted profile of a key, for planning until there is a measured one.
+    """The predicted profile of a key, for planning until there is a measured one; see `prediction_of`."""
+    prediction = prediction_of(store, key)
+    return None if prediction is None else prediction.profile(key)
+
+
+def prediction_of(store: ProfileStore, key: ProfileKey) -> Prediction | None:
+    """What is predicted of a key.
 
     Features of the same model with another batch size serve too, scaled. None where no features are known, where
     the store holds too little to learn from, or where scikit-learn is not installed.
@@ -113,7 +125,7 @@ def predict_profile(store: ProfileStore, key: ProfileKey) -> StageProfile | None
     if features is None or not _enough(known):
         return None
     try:
-        return predict(features, known).profile(key)
+        return predict(features, known)
     except LearnerMissingError:
         return None
 
