@@ -13,8 +13,9 @@ import click
 
 from muri.errors import UsageError
 from muri.profiler.commands.options import console, json_option, open_store, store_option
-from muri.profiler.errors import StoreMissingError
+from muri.profiler.errors import NoSuchProfileError, StoreMissingError
 from muri.profiler.fingerprint import of_command
+from muri.profiler.interference.expect import expected
 from muri.profiler.interference.next_pairs import next_pairs
 from muri.profiler.interference.ratios import Interference, known_pairs, put
 from muri.profiler.lookup import Wanted, key_for
@@ -66,10 +67,17 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
 @_request_options
 @click.option("--list", "listed", is_flag=True, help="List all measured pairs.")
 @click.option("--next", "upcoming", is_flag=True, help="List the pairs of known models that are worth measuring.")
+@click.option("--expect", is_flag=True, help=f"A and B are {SELECTOR}: what was measured of them, else an estimate.")
 @store_option
 @json_option
 def pair_command(
-    scripts: tuple[str, ...], request: Request, listed: bool, upcoming: bool, store_path: Path | None, as_json: bool
+    scripts: tuple[str, ...],
+    request: Request,
+    listed: bool,
+    upcoming: bool,
+    expect: bool,
+    store_path: Path | None,
+    as_json: bool,
 ) -> None:
     """Measure how two scripts slow each other down, as plain processes on one device.
 
@@ -81,12 +89,15 @@ def pair_command(
     Examples:
       muri profile pair train_a.py train_b.py
       muri profile pair "train.py --lr 0.1" "-m my.training" --seconds 15
-      muri profile pair a.py b.py --model-a resnet18:64 --model-b bert:8:1:a100
+      muri profile pair a.py b.py --model-a resnet18:64 --model-b bert:8
       muri profile pair --list
+      muri profile pair --expect resnet18:64 bert:8
       muri profile pair --next --json | jq -r '.pairs[0].a.model'
     """
-    _check_usage(scripts, listed=listed, upcoming=upcoming)
-    if listed:
+    _check_usage(scripts, [name for name, given in _views(listed, upcoming, expect) if given])
+    if expect:
+        _expect(scripts, store_path, as_json)
+    elif listed:
         _list(_read(store_path)[0], as_json)
     elif upcoming:
         _next(*_read(store_path), as_json)
@@ -94,14 +105,22 @@ def pair_command(
         _print_pairs([_measure(scripts, request, store_path)], as_json)
 
 
-def _check_usage(scripts: tuple[str, ...], *, listed: bool, upcoming: bool) -> None:
-    if listed and upcoming:
-        raise PairUsageError("give --list or --next, not both")
-    if (listed or upcoming) and scripts:
-        raise PairUsageError("--list and --next take no scripts")
-    if not (listed or upcoming) and len(scripts) != 2:
+def _views(listed: bool, upcoming: bool, expect: bool) -> tuple[tuple[str, bool], ...]:
+    return (("--list", listed), ("--next", upcoming), ("--expect", expect))
+
+
+def _check_usage(scripts: tuple[str, ...], views: Sequence[str]) -> None:
+    if len(views) > 1:
+        raise PairUsageError(f"give {' or '.join(views)}, not both")
+    if views and views[0] != "--expect":
+        if scripts:
+            raise PairUsageError(f"{views[0]} takes no scripts")
+        return
+    if len(scripts) != 2:
         raise PairUsageError(
-            f"a pair is two scripts, not {len(scripts)}; quote a script that has arguments: "
+            f"a pair is two models, not {len(scripts)}: muri profile pair --expect resnet18:64 bert:8"
+            if views
+            else f"a pair is two scripts, not {len(scripts)}; quote a script that has arguments: "
             'muri profile pair "a.py --lr 0.1" b.py. --list shows what was measured'
         )
 
@@ -165,6 +184,25 @@ def _wanted(text: str) -> Wanted:
     return Wanted(
         model, int(batch_size) if batch_size else None, int(gpu_count) if gpu_count else None, gpu_type or None
     )
+
+
+def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:
+    with open_store(store_path, read_only=True) as store:
+        known = [item.key for item in store.list()]
+        key_a, key_b = (key_for(known, _wanted(text)) for text in models)
+        found = expected(store, key_a, key_b)
+    if found is None:
+        unknown = [str(key) for key in (key_a, key_b) if key not in known]
+        raise NoSuchProfileError(
+            f"nothing is known of {' and of '.join(dict.fromkeys(unknown))}; measure a profile (muri profile run) or "
+            "the pair (muri profile pair A B)"
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(found), indent=2, ensure_ascii=False))
+        return
+    sure = "" if found.confidence is None else f", {found.confidence * 100:.0f} % sure"
+    for key, ratio in ((key_a, found.ratio_a), (key_b, found.ratio_b)):
+        click.echo(f"{key}: {ratio:.2f} times as long ({found.source}{sure})")
 
 
 def _list(pairs: tuple[Interference, ...], as_json: bool) -> None:

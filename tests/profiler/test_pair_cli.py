@@ -99,7 +99,8 @@ def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, messag
         (("", "job.py"), "there is nothing to measure"),
         (("job.py 'x", "job.py"), "is no command line"),
         (("--list", "--next"), "not both"),
-        (("--list", "job.py", "job.py"), "take no scripts"),
+        (("--list", "job.py", "job.py"), "--list takes no scripts"),
+        (("--expect", "one"), "a pair is two models, not 1"),
         (("job.py", "job.py", "--model-a", "x:y"), "is not MODEL[:BATCH[:GPUS[:TYPE]]]"),
         (("job.py", "job.py", "--model-a", "x:1:1:v100", "--model-b", "y:1:1:a100"), "cannot share GPUs"),
         (("job.py", "job.py", "--seconds", "0"), "0"),
@@ -128,6 +129,23 @@ def test_the_next_pairs_of_known_models(path, capsys):
     (found,) = json.loads(muri(capsys, "pair", "--next", "--json")[1])["pairs"]
     assert (found["a"]["model"], found["b"]["model"], found["confidence"]) == ("a", "b", None)
     assert "CHANCES" in muri(capsys, "pair", "--next")[1]
+
+
+def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
+    with ProfileStore(path) as store:
+        gpu_bound = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 1.0, "iteration_s": 1.0}
+        store.put_all([make_profile("a", **gpu_bound), make_profile("b", **(gpu_bound | {"iteration_s": 2.0}))])
+    code, out, err = muri(capsys, "pair", "--expect", "a", "b")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "a (batch 64, 1 × gpu): 1.50 times as long (estimated)",
+        "b (batch 64, 1 × gpu): 1.50 times as long (estimated)",
+    ]
+    found = json.loads(muri(capsys, "pair", "--expect", "a:64:1:gpu", "b", "--json")[1])
+    assert (found["source"], found["ratio_a"]) == ("estimated", pytest.approx(1.5))
+    code, _, err = muri(capsys, "pair", "--expect", "a", "unheard")
+    assert code == 2
+    assert "nothing is known of unheard" in err
 
 
 def test_fit_prints_and_stores_the_line(path, capsys):
