@@ -64,7 +64,7 @@ def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[Profil
     families: dict[ProfileKey, list[StageProfile]] = {}
     for item in store.list():
         families.setdefault(replace(item.key, gpu_count=1), []).append(item)
-    known, modelled = bandwidths(store), _with_features(store)
+    known, modelled = bandwidths(store), {key.model for key in keys_with_features(store)}
     found = {}
     for key in keys:
         family = families.get(replace(key, gpu_count=1), [])
@@ -91,8 +91,8 @@ def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
     return predict_profile(store, key)
 
 
-def _with_features(store: ProfileStore) -> frozenset[str]:
-    """The models whose graph is known; predicting others would only cost time."""
-    from muri.profiler.prediction.documents import all_features  # noqa: PLC0415
+def keys_with_features(store: ProfileStore) -> frozenset[ProfileKey]:
+    """The keys whose model's graph is known; predicting others would only cost time."""
+    from muri.profiler.prediction.documents import all_features  # noqa: PLC0415 -- loads NumPy
 
-    return frozenset(item.key.model for item in all_features(store))
+    return frozenset(item.key for item in all_features(store))

@@ -9,7 +9,7 @@ import click
 from muri.profiler.commands.options import console, json_option, open_store, store_option, wanted_options
 from muri.profiler.commands.predict_graph import WithModule
 from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.estimates import Known, estimated
+from muri.profiler.estimates import Known, estimated, keys_with_features
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import Wanted, find_all, key_for
 from muri.profiler.records import STAGES, StageProfile
@@ -24,9 +24,9 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
 
     From its profile on another number of GPUs: each GPU's own work stays as it is, and the
     all-reduce follows a ring model. Else from the model's graph, where its features are known. A
-    measured profile is shown beside it. What the options leave out is taken from the
-    model's profiles. The interval of a scaled profile held nine in ten
-    of the published measurements that it was checked with.
+    measured profile is shown beside it. What the options leave out is taken from what is known of
+    the model. The interval of a scaled profile held nine in ten of the published measurements that
+    it was checked with.
 
     A model that was never profiled is predicted from its code: see --module FILE.py:FACTORY --help.
 
@@ -37,7 +37,7 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
       muri profile predict resnet18 --gpus 8 --gpu-type a100 --json
     """
     with open_store(store_path, read_only=True) as store:
-        known = [item.key for item in store.list()]
+        known = {item.key for item in store.list()} | keys_with_features(store)
         key = key_for(known, wanted)
         found = estimated(store, key)
         stored = store.get(key)

@@ -158,8 +158,8 @@ def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
     """What a prediction is made of, tests/profiler/test_prediction*.py say."""
     predicted = make_profile("gpt2", gpu_count=4, source="predicted")
     monkeypatch.setattr("muri.profiler.prediction.predict_profile", lambda _, wanted: replace(predicted, key=wanted))
-    monkeypatch.setattr(estimates, "_with_features", lambda _: frozenset({"gpt2"}))
     keys = [key(4, model=model) for model in ("gpt2", "resnet18", "vgg16")]
+    monkeypatch.setattr(estimates, "keys_with_features", lambda _: frozenset(keys[:1]))
     with ProfileStore(tmp_path / "p.db") as store:
         store.put_all((one_gpu(100.0), make_profile("vgg16", gpu_count=4)))
         found = estimates.estimates_of(store, keys)
