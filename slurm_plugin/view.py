@@ -102,9 +102,11 @@ def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
 def profile_key(job: Job, nodes: tuple[Node, ...]) -> ProfileKey:
     """Return the key under which a job's model is profiled.
 
-    Without `model=` two jobs count as the same model when the same user submitted them with the same line
-    from the same directory.
+    Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
+    included, from the same directory, and their batch scripts have the same text.
     """
     request = tags.parse_request(job.admin_comment) or tags.Request()
-    model = request.model or f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
+    script = tags.token(job.admin_comment, tags.SCRIPT_PREFIX)
+    line = f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
+    model = request.model or (f"{line}#{script}" if script else line)
     return ProfileKey(model, request.batch_size, job.gpu_count, gpu_type_of(job, nodes))

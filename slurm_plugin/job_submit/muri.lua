@@ -10,6 +10,8 @@ local M = {}
 
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
+local SCRIPT_TAG = "muri-script:" -- without a model name, what the script says tells models apart
+local FINGERPRINT_BYTES = 65536 -- read of a script; slurmctld waits meanwhile
 local CANONICAL_MAX = 159 -- as MURI_CANONICAL_MAX in the SPANK plugin
 
 -- The canonical order of the keys and the form of each value.
@@ -130,11 +132,26 @@ local function reason_not(job_desc, mark)
   return nil
 end
 
+-- Sixteen hexadecimal digits that differ when the script does: two polynomial remainders, whose
+-- steps stay below 2^53, for Lua 5.1 counts in floating point.
+function M.fingerprint(script)
+  local first, second = #script % 2147483647, #script % 2147483629
+  for index = 1, math.min(#script, FINGERPRINT_BYTES) do
+    local byte = script:byte(index)
+    first = (first * 257 + byte) % 2147483647
+    second = (second * 263 + byte) % 2147483629
+  end
+  return string.format("%08x%08x", first, second)
+end
+
 local function tag_and_hold(job_desc, mark)
   local tokens = { TAG .. mark }
+  if not mark:match("^model=") then
+    tokens[2] = SCRIPT_TAG .. M.fingerprint(job_desc.script)
+  end
   local message = "muri: held until Muri starts it; `muri queue` shows how it stands"
   if job_desc.priority == 0 then -- sbatch --hold: the user releases it, nobody else
-    tokens[2] = USER_HOLD
+    tokens[#tokens + 1] = USER_HOLD
     message = "muri: held by --hold; once released it starts as an ordinary job"
   end
   -- The tag comes first: a held job without a tag would wait for ever.

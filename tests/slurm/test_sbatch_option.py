@@ -58,7 +58,10 @@ class Cluster:
         return found.group(1).strip() if found else ""
 
     def comment(self, job: int) -> str:
-        return self.field(job, "AdminComment")
+        """AdminComment without the fingerprint of the job's script, which jobs that name no model carry."""
+        text, found = re.subn(r" muri-script:[0-9a-f]{16}", "", self.field(job, "AdminComment"))
+        assert found == int("muri:" in text and "model=" not in text), text
+        return text
 
     def is_held(self, job: int) -> bool:
         held = self.field(job, "Priority") == "0"

@@ -1,6 +1,7 @@
 """The job_submit module, run by each Lua that Slurm is linked with."""
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,13 +90,13 @@ def test_a_marked_gpu_batch_job_is_tagged_and_held(slurm: Slurm) -> None:
 def test_other_text_is_kept_and_forged_tokens_are_replaced(slurm: Slurm, before: str | None, after: str) -> None:
     job = slurm.job(admin_comment=before)
     slurm.submit(job)
-    assert job.admin_comment == after
+    assert job.admin_comment == f"{after} muri-script:{muri(slurm).fingerprint(job.script)}"
 
 
 def test_a_job_its_user_holds_is_remembered(slurm: Slurm) -> None:
     job = slurm.job(priority=0)
     slurm.submit(job)
-    assert job.admin_comment == "muri:on muri-hold:user"
+    assert job.admin_comment == f"muri:on muri-script:{muri(slurm).fingerprint(job.script)} muri-hold:user"
     assert slurm.told == ["muri: held by --hold; once released it starts as an ordinary job"]
     assert job.priority == 0
 
@@ -183,6 +184,16 @@ def test_a_job_without_the_mark_is_left_alone(slurm: Slurm, environment: dict[in
 )
 def test_canonical_text(slurm: Slurm, mark: str, valid: bool) -> None:
     assert muri(slurm).is_canonical(mark) is valid
+
+
+def test_a_fingerprint_tells_scripts_apart_and_only_them(slurm: Slurm) -> None:
+    fingerprint = muri(slurm).fingerprint
+    script = "#!/bin/sh\nmuri run train.py\n"
+    scripts = [script, script + " ", script.replace("train", "trani"), "", "#", script * 5000, "é" * 100]
+    found = [fingerprint(text) for text in scripts]
+    assert found == [fingerprint(text) for text in scripts]
+    assert len(set(found)) == len(scripts)
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in found)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
