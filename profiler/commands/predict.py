@@ -46,8 +46,9 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
         find_all(known, Wanted(wanted.model))  # an unknown model: the nearest names
         beside = " It is measured: see `muri profile show`." if measured else ""
         raise NoSuchProfileError(
-            f"nothing to estimate {key} from: no profile of it on another number of GPUs, and no features of its "
-            f"graph.{beside or ' Measure it: muri profile run'}"
+            f"nothing to estimate {key} from: no profile of it on another number of GPUs, and its graph is not known "
+            f"or too few profiles on {key.gpu_count} × {key.gpu_type} to learn from."
+            f"{beside or ' Measure it: muri profile run'}"
         )
     if as_json:
         click.echo(json.dumps(_document(found, measured), indent=2, ensure_ascii=False))
