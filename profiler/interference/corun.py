@@ -29,7 +29,7 @@ from muri.profiler.records import ProfileKey
 
 DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0
-MOST_ROUNDS: Final = 5
+MOST_ROUNDS: Final = 10
 LEAST_ROUNDS: Final = 3
 """With fewer there is no telling how sure the ratio is."""
 

@@ -19,12 +19,10 @@ import muri
 own, other = sys.argv[1:3]
 while True:
     with muri.stage("propagate"):
-        for _ in range(2):
-            with open(own, "w"):
-                pass
+        with open(own, "w"):
             os.utime(own)
-            met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.1
-            time.sleep(0.02 if met else 0.01)
+        met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.1
+        time.sleep(0.04 if met else 0.02)
 """
 SHORT = "import time, muri\nfor _ in range(20):\n    with muri.stage('load'):\n        time.sleep(0.002)\n"
 BROKEN = "raise RuntimeError('no such weights')\n"
@@ -68,7 +66,7 @@ def test_two_scripts_that_share_a_resource(tmp_path, capsys):
     (found,) = json.loads(out)["pairs"]
     for side, model in ((found["a"], "first"), (found["b"], "second")):
         assert side["key"]["model"] == model
-        assert 1.5 < side["ratio"] < 2.3
+        assert 1.4 < side["ratio"] < 2.3
         assert side["iterations"] > 10
         assert side["solo_s"] < side["shared_s"]
     assert found["rounds"] >= 3
@@ -173,7 +171,7 @@ def test_fit_says_what_is_missing(path, capsys):
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed():
-    assert Budget(30.0).rounds(0.01) == 5
+    assert Budget(30.0).rounds(0.01) == 10
     assert Budget(30.0).rounds(0.5) == 3
     with pytest.raises(PairFailedError, match="need at least 109 s"):
         Budget(30.0).rounds(2.0)
