@@ -11,9 +11,12 @@ from typing import Any, Final
 
 from muri.launcher.clock import IterationRecord
 from muri.launcher.gradients import GradientSize
+from muri.launcher.operator_trace import OperatorTrace, worth_it
 from muri.profiler.dryrun.contention import CoreMeter
 from muri.profiler.dryrun.course import Course, TooShortError
+from muri.profiler.dryrun.operators import refine
 from muri.profiler.dryrun.request import DryRunRequest
+from muri.profiler.dryrun.result import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
 
 PROGRESS_INTERVAL_S: Final = 1.0
@@ -47,6 +50,9 @@ class DryRunRecorder:
         self._course = Course(request.limits)
         self._gradients = GradientSize()
         self._cores: CoreMeter | None = None
+        self._figures: DryRunResult | None = None
+        self._about: dict[str, Any] = {}
+        self._trace: OperatorTrace | None = None
         self._told_s = 0.0
         self._done = False
         self.hold = self._course.hold
@@ -58,7 +64,7 @@ class DryRunRecorder:
         now_s = time.perf_counter()
         if self._cores is None:
             self._cores = CoreMeter()
-        if not self._course.iteration(now_s - record.iteration_s, now_s):
+        if not self._enough(now_s - record.iteration_s, now_s):
             self._tell(now_s)
             return
         self.finish()
@@ -76,17 +82,53 @@ class DryRunRecorder:
 
     def result(self) -> dict[str, Any]:
         """The figures, or why there are none."""
-        detail = ProfileDetail(gradient_mib=self._gradients.mib)
         try:
-            figures = self._course.result(peak_gpu_mem_gib(), detail).to_dict()
+            figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
+        return figures.to_dict() | self._about
+
+    def _enough(self, start_s: float, end_s: float) -> bool:
+        if self._trace is not None:
+            return self._trace.add(start_s, end_s) and self._refined(self._trace)
+        return self._course.iteration(start_s, end_s) and not self._goes_on()
+
+    def _measured(self) -> DryRunResult:
         cores = self._cores or CoreMeter()
-        about = {"steady_since_s": self._course.steady_since_s, "busy_cores": cores.busy(), "core_count": cores.count}
-        return figures | about
+        self._about = {
+            "steady_since_s": self._course.steady_since_s,
+            "busy_cores": cores.busy(),
+            "core_count": cores.count,
+        }
+        return self._course.result(peak_gpu_mem_gib(), ProfileDetail(gradient_mib=self._gradients.mib))
+
+    def _goes_on(self) -> bool:
+        """Whether a few more iterations run under PyTorch's profiler."""
+        if self._request.limits.fixed_warmup is not None:
+            return False
+        try:
+            self._figures = self._measured()
+            if worth_it(self._figures):
+                self._trace = OperatorTrace()
+        except Exception as error:
+            _leave_out_operators(error)
+        return self._trace is not None
+
+    def _refined(self, trace: OperatorTrace) -> bool:
+        try:
+            if self._figures is not None:
+                operators = trace.stop()
+                self._figures = refine(self._figures, trace.windows, self._course.intervals, operators)
+        except Exception as error:
+            _leave_out_operators(error)
+        return True
 
     def _tell(self, now_s: float) -> None:
         if now_s - self._told_s >= PROGRESS_INTERVAL_S:
             self._told_s = now_s
             so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
             write_result(self._request.progress_path, so_far)
+
+
+def _leave_out_operators(error: Exception) -> None:
+    print(f"muri: PyTorch's operators are left out of the dry run: {type(error).__name__}: {error}", file=sys.stderr)

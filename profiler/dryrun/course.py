@@ -31,6 +31,7 @@ class Course:
 
     Attributes:
         windows: Start and end of each iteration so far, on `time.perf_counter`.
+        intervals: All work that was told of.
         stopped: Why it is enough, "" while it is not.
     """
 
@@ -38,7 +39,7 @@ class Course:
         self.windows: list[tuple[float, float]] = []
         self.stopped = ""
         self._limits = limits
-        self._intervals: list[Interval] = []
+        self.intervals: list[Interval] = []
         self._warmup = limits.fixed_warmup
         self._settled = limits.fixed_warmup is not None
 
@@ -56,7 +57,7 @@ class Course:
 
     def hold(self, stage: int, start_s: float, end_s: float, use: float, own: bool) -> None:
         """Work was done; may be called by any thread."""
-        self._intervals.append(Interval(stage, start_s, end_s, use, own))
+        self.intervals.append(Interval(stage, start_s, end_s, use, own))
 
     def iteration(self, start_s: float, end_s: float) -> bool:
         """An iteration ended; returns whether it is enough."""
@@ -127,11 +128,11 @@ class Course:
         return f"the means are sure within {half_width:.1%}" if half_width <= TOLERANCE else ""
 
     def _samples(self, until: int) -> list[IterationSample]:
-        return samples_of(self.windows[self._warmup or 0 : until], self._intervals)
+        return samples_of(self.windows[self._warmup or 0 : until], self.intervals)
 
     def _known(self, samples: list[IterationSample]) -> list[IterationSample]:
         """Leave out the last iterations in which work may have gone on that was not told of before the end."""
-        hidden = [interval.end_s - interval.start_s for interval in self._intervals if not interval.own]
+        hidden = [interval.end_s - interval.start_s for interval in self.intervals if not interval.own]
         if not hidden:
             return samples
         known_until_s = self.windows[-1][1] - max(hidden)

@@ -32,3 +32,15 @@ THREADS = """
         with muri.stage("propagate"):
             time.sleep(0.01)
 """
+
+UNMARKED = """
+    import torch, muri
+    torch.set_num_threads(1)
+    layer = torch.nn.Linear(64, 64)
+    for batch in muri.batches(range(400)):
+        inputs = torch.randn(64, 64)
+        for _ in range(200):
+            inputs = (inputs.sin() + inputs.cos()).tanh()
+        with muri.stage("propagate"):
+            layer(inputs).sum().backward()
+"""

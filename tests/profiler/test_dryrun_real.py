@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dryrun_scripts import FAILS, SLEEPS, THREADS
+from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED
 
 from muri.profiler.cli import profile
 from muri.profiler.dryrun.request import Limits
@@ -68,6 +68,12 @@ def test_workers_and_gradients_of_a_script_that_marks_nothing():
     assert result.stage_s[2] > 0
     parameters = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     assert result.detail.gradient_mib == pytest.approx(parameters * 4 / 1024**2)
+
+
+def test_operators_outside_of_stages_are_found_by_the_profiler(script):
+    result = measure_script([script(UNMARKED)], limits=LIMITS)
+    assert result.stage_s[1] > 0.5 * result.iteration_s
+    assert sum(result.stage_s) <= result.iteration_s * (1 + 1e-9)
 
 
 def test_the_cores_are_those_that_were_given(script):
