@@ -3,11 +3,16 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_connection import existing_journal, side_file
 from muri.profiler.store_file import SIDE_FILES, set_aside_stores
+
+REUSE_KIND: Final = "reuse"
+REUSE_NAME: Final = "jobs"
+REUSE_COUNT: Final = "count"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,7 @@ class StoreStats:
         stale: Profiles that are marked to be measured again.
         measurements: Kept measurements by source, older ones included.
         gpu_types: Profiles by GPU type.
+        dry_runs_saved: Jobs that started with a profile that was measured for another one.
         oldest: When the oldest of the newest profiles was measured, "" when there is none.
         newest: When the newest was.
         changes_by_hand: Entries of the audit.
@@ -39,6 +45,7 @@ class StoreStats:
     stale: int
     measurements: dict[str, int]
     gpu_types: dict[str, int]
+    dry_runs_saved: int
     oldest: str
     newest: str
     changes_by_hand: int
@@ -59,11 +66,18 @@ def stats_of(store: ProfileStore) -> StoreStats:
         stale=len(store.stale_marks()),
         measurements=store.measurements(),
         gpu_types=_gpu_types(profiles),
+        dry_runs_saved=reuse_count(store),
         oldest=times[0] if times else "",
         newest=times[-1] if times else "",
         changes_by_hand=len(store.audit()),
         damaged=tuple(str(path) for path in set_aside_stores(store.path)),
     )
+
+
+def reuse_count(store: ProfileStore) -> int:
+    """Jobs that the controller started with a profile that was measured for another one."""
+    found = {document.name: document.body for document in store.documents(REUSE_KIND)}
+    return int(found.get(REUSE_NAME, {}).get(REUSE_COUNT, 0))
 
 
 def _gpu_types(profiles: Sequence[StageProfile]) -> dict[str, int]:

@@ -31,6 +31,7 @@ from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.preemption import served_gpu_s
 from muri.slurm_plugin.reconcile import reconcile
+from muri.slurm_plugin.reuse import note_reuse
 from muri.slurm_plugin.running import Settled, running_units, settle, stop_actions
 from muri.slurm_plugin.status import Status, status_of, write_status
 from muri.slurm_plugin.view import Role, View, view_of
@@ -160,16 +161,18 @@ class Controller:
             errors += self._apply(decision, decision.repairs)
             decision = self.decide()
         errors += self._apply(decision, decision.actions)
-        errors += self._watch(decision.view)
+        errors += self._keep_up(decision)
         status = self._status(decision, errors)
         write_status(self._config.state_dir / "status.json", status)
         self._tidy(decision.view)
         return status
 
-    def _watch(self, view: View) -> list[str]:
-        """Look for drift, which is worth no cycle."""
+    def _keep_up(self, decision: Decision) -> list[str]:
+        """Look for drift and count, which is worth no cycle."""
+        jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
         try:
-            watch(self._store, view, self._config)
+            watch(self._store, decision.view, self._config)
+            note_reuse(self._store, decision.actions, jobs, self._journal.intents(), now_s)
         except CorruptStoreError:
             raise
         except StoreError as error:

@@ -42,6 +42,7 @@ def _lines(stats: StoreStats) -> Iterator[tuple[str, str]]:
     yield "stale", str(stats.stale)
     yield "measurements", _counts(stats.measurements)
     yield "GPU types", _counts(stats.gpu_types)
+    yield "dry runs", f"{stats.dry_runs_saved} saved: jobs that started with a profile of another one's dry run"
     if stats.newest:
         yield "measured", f"{age(stats.oldest, now)} to {age(stats.newest, now)} ago"
     yield "by hand", f"{stats.changes_by_hand} changes and marks (muri profile audit)"

@@ -11,6 +11,7 @@ from test_cycle import four_jobs, hosts, one_gpu
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileKey
 from muri.profiler.store import ProfileStore
+from muri.profiler.store_stats import stats_of
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.model import JobState
@@ -171,6 +172,26 @@ def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     with make_controller(slurm, profiling={"at_once": 1}) as controller:
         planned = controller.decide().preparation.dry_runs
     assert [(run.key, run.again) for run in planned] == [("new (batch 8, 1 × gpu)", False)]
+
+
+def test_jobs_that_need_no_dry_run_are_counted(make_controller, tmp_path):
+    """Four known models start; of two jobs of a new one, the first is measured and the second reuses that."""
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
+        assert stats_of(store).dry_runs_saved == 4
+    new = "muri:model=new,batch-size=8"
+    slurm = FakeSlurm([make_job(number, admin_comment=new) for number in (5, 6)], one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        (run,) = dry_runs(slurm)
+        slurm.tick()
+        answer(slurm, run, 5, **FIGURES)
+        controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
+        assert stats_of(store).dry_runs_saved == 5
 
 
 def damage(path: Path) -> bytes:

@@ -1,0 +1,49 @@
+"""Count the jobs that were planned with a profile that another job's dry run had measured."""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+
+from muri.policies.types import PlanJob
+from muri.profiler.store import Document, ProfileStore
+from muri.profiler.store_stats import REUSE_COUNT, REUSE_KIND, REUSE_NAME, reuse_count
+from muri.slurm_plugin.actions import Action, Join, ReleaseSolo, StartGroup
+from muri.slurm_plugin.journal import Intent
+
+
+def reused(actions: Iterable[Action], jobs: Sequence[PlanJob], measured_for: Collection[int]) -> int:
+    """How many of a cycle's starts needed no dry run of their own. Pure.
+
+    Args:
+        actions: What the cycle did.
+        jobs: What the policy was asked about.
+        measured_for: Jobs that a dry run was made for.
+    """
+    profiles = {job.job_id: job.profile for job in jobs}
+    known = {job_id for job_id, profile in profiles.items() if profile is not None and not profile.is_estimate}
+    return len((known & set(_started(actions))) - set(measured_for))
+
+
+def _started(actions: Iterable[Action]) -> Iterator[int]:
+    for action in actions:
+        match action:
+            case StartGroup(members):
+                yield from (member.job_id for member in members)
+            case Join():
+                yield action.member.job_id
+            case ReleaseSolo(job_id):
+                yield job_id
+
+
+def note_reuse(
+    store: ProfileStore, actions: Iterable[Action], jobs: Sequence[PlanJob], intents: Iterable[Intent], now_s: float
+) -> None:
+    """Add a cycle's count to the store's.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    measured_for = {int(intent.payload["job_id"]) for intent in intents if intent.kind == "dry-run"}
+    count = reused(actions, jobs, measured_for)
+    if count:
+        at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+        store.put_document(REUSE_KIND, Document(REUSE_NAME, at, {REUSE_COUNT: reuse_count(store) + count}))
