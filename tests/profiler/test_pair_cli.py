@@ -80,6 +80,7 @@ def test_two_scripts_that_share_a_resource(tmp_path, capsys):
         (BROKEN, (), "failed with exit code 1 after 0 iterations: RuntimeError: no such weights"),
         (IDLE, ("--startup", 1), "not steady after 1 s: no iterations; mark them"),
     ],
+    ids=["ends early", "fails", "never iterates"],
 )
 def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, message):
     (tmp_path / "job.py").write_text(text)
