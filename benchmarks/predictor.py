@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import predictor_memory
 from machine import describe_machine
 
@@ -16,8 +15,8 @@ from muri.profiler.exchange import from_json, to_dict
 from muri.profiler.prediction.documents import Example, examples
 from muri.profiler.prediction.features import GraphFeatures
 from muri.profiler.prediction.regression import fit_all
-from muri.profiler.prediction.targets import ITERATION, SHARES, TARGETS, UTILISATION
-from muri.profiler.prediction.validation import PREDICTORS, Score, covered, leave_one_model_out
+from muri.profiler.prediction.targets import TARGETS
+from muri.profiler.prediction.validation import PREDICTORS, Score, leave_one_model_out
 from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 
@@ -62,11 +61,8 @@ def learning(found: tuple[Example, ...]) -> dict[str, float]:
     }
 
 
-def coverage(found: Sequence[Example]) -> dict[str, float]:
-    """How often an interval holds what was measured of a model that was left out."""
-    told = {item.name: item for item in (UTILISATION, *SHARES, ITERATION)}
-    varying = [item for item in told.values() if np.ptp(item.learnt(found)) > 0]
-    return {item.name: round(covered(item, found), 3) for item in varying}
+def _rounded(score: Score) -> dict[str, Any]:
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in score._asdict().items()}
 
 
 def verdicts(scores: Sequence[Score]) -> dict[str, bool]:
@@ -76,11 +72,14 @@ def verdicts(scores: Sequence[Score]) -> dict[str, bool]:
     return {name: all(error[name, "trees"] < error[name, other] for other in ("linear", "mean")) for name in names}
 
 
-def table(scores: Sequence[Score], covers: dict[str, float]) -> str:
+def table(scores: Sequence[Score]) -> str:
     """The errors for people."""
-    lines = [f"{'target':<20}{'predictor':<11}{'RMSLE':>7}{'MAE':>9}  unit"]
-    lines += [f"{item.target:<20}{item.predictor:<11}{item.rmsle:7.3f}{item.mae:9.2f}  {item.unit}" for item in scores]
-    return "\n".join([*lines, *(f"{name}: {share:.0%} in the 90 % interval" for name, share in covers.items())])
+    lines = [f"{'target':<20}{'predictor':<11}{'RMSLE':>7}{'MAE':>9}  unit  in the 90 % interval"]
+    lines += [
+        f"{item.target:<20}{item.predictor:<11}{item.rmsle:7.3f}{item.mae:9.2f}  {item.unit:<4}  {item.covered:.0%}"
+        for item in scores
+    ]
+    return "\n".join(lines)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -101,7 +100,7 @@ def main(store_path: Path | None, gpu_type: str, with_memory: bool, stored: bool
     found = from_store(store_path, gpu_type) if store_path else saved_zoo()
     if store_path and stored:
         save_zoo(found)
-    scores, covers = leave_one_model_out(found), coverage(found)
+    scores = leave_one_model_out(found)
     better = verdicts(scores)
     result: dict[str, Any] = {
         "machine": describe_machine() | {"load_1min": round(os.getloadavg()[0], 1)},
@@ -109,8 +108,7 @@ def main(store_path: Path | None, gpu_type: str, with_memory: bool, stored: bool
         "families": len({item.family for item in found}),
         "targets": [item.name for item in TARGETS],
         "predictors": list(PREDICTORS),
-        "scores": [item._asdict() | {"rmsle": round(item.rmsle, 4), "mae": round(item.mae, 3)} for item in scores],
-        "coverage_of_90": covers,
+        "scores": [_rounded(item) for item in scores],
         "better_than_both": better,
         "learning": learning(found),
     }
@@ -118,7 +116,7 @@ def main(store_path: Path | None, gpu_type: str, with_memory: bool, stored: bool
         result["memory"] = predictor_memory.measure()
     if stored:
         PREDICTOR.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    click.echo(table(scores, covers))
+    click.echo(table(scores))
     click.echo(json.dumps({"learning": result["learning"], "memory": result.get("memory", {}).get("error")}))
     for name, passed in better.items():
         click.echo(f"{'pass' if passed else 'FAIL'}  {name}: RMSLE below the mean's and the linear one's")

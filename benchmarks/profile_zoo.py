@@ -29,6 +29,7 @@ LOAD, PREPROCESS, PROPAGATE, _ = range(len(STAGES))
 CPU_NODE = "cpu"
 """The GPU type under which a node without GPU is entered."""
 _GIB = 1024**3
+_SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, turns
 
 
 class Effort(NamedTuple):
@@ -48,7 +49,8 @@ class Effort(NamedTuple):
 class OwnTime:
     """A clock of what this thread itself took: its CPU time, and what it waited for storage.
 
-    On a CPU that others use too, wall-clock time says more about them than about the model.
+    On a CPU that others use too, wall-clock time says more about them than about the model: a thread that may run
+    but has to wait for a core is not counted.
     """
 
     def __init__(self) -> None:
@@ -60,12 +62,19 @@ class OwnTime:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count wall-clock time meanwhile."""
-        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        """Count wall-clock time meanwhile, less the wait for a core."""
+        began_s = self._elsewhere_s()
         try:
             yield
         finally:
-            self._waited_s += (time.perf_counter() - wall_s) - (time.thread_time() - cpu_s)
+            self._waited_s += max(0.0, self._elsewhere_s() - began_s)
+
+    @staticmethod
+    def _elsewhere_s() -> float:
+        """Seconds that this thread neither ran nor wanted to."""
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        runnable_ns = int(_SCHEDULER.read_text().split()[1])
+        return wall_s - cpu_s - runnable_ns / 1e9
 
 
 class Training:
@@ -191,7 +200,7 @@ def main(store_path: Path, only: str, features_only: bool, data_dir: Path) -> No
       python benchmarks/profile_zoo.py --store zoo.db                all: five minutes on a CPU
       python benchmarks/profile_zoo.py --store zoo.db --only lstm
 
-    On a CPU, times are those of the thread itself: CPU seconds, and wall-clock seconds where it reads.
+    On a CPU, times are those of the thread itself: CPU seconds, and its waits for the disk.
     The samples lie in a folder of some MiB in --data-dir (default: here), which is removed at the end.
     """
     device = chosen_device()

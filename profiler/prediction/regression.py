@@ -49,8 +49,8 @@ class Fitted(NamedTuple):
         return Estimate(*(float(self.target.value(end)) for end in ends))
 
 
-def trees() -> Any:
-    """The learner: many small trees, each on half of the examples and a third of the features.
+def learner(target: Target) -> Learner:
+    """What learns a target: many small trees, each on half of the examples and a third of the features.
 
     Raises:
         LearnerMissingError: scikit-learn is not installed.
@@ -59,15 +59,35 @@ def trees() -> Any:
         from sklearn.ensemble import GradientBoostingRegressor  # noqa: PLC0415 -- an extra, and slow to load
     except ImportError as error:
         raise LearnerMissingError(str(error)) from error
-    return GradientBoostingRegressor(
-        n_estimators=150,
-        learning_rate=0.05,
-        max_depth=3,
-        subsample=0.5,
-        max_features=0.3,
-        min_samples_leaf=3,
-        random_state=SEED,
-    )
+
+    def trees() -> Any:
+        return GradientBoostingRegressor(
+            init=linear() if target.follows_power_law else None,
+            n_estimators=150,
+            learning_rate=0.05,
+            max_depth=2 if target.follows_power_law else 3,
+            subsample=0.5,
+            max_features=0.3,
+            min_samples_leaf=3,
+            random_state=SEED,
+        )
+
+    return trees
+
+
+def linear() -> Any:
+    """Ridge regression on standardised features, its strength chosen by cross-validation.
+
+    Raises:
+        LearnerMissingError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.linear_model import RidgeCV  # noqa: PLC0415 -- an extra
+        from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+    except ImportError as error:
+        raise LearnerMissingError(str(error)) from error
+    return make_pipeline(StandardScaler(), RidgeCV(alphas=(1.0, 3.0, 10.0, 30.0, 100.0)))
 
 
 def vectors(examples: Sequence[Example]) -> Array:
@@ -86,10 +106,16 @@ def fit(target: Target, examples: Sequence[Example]) -> Fitted:
     inputs, outputs = vectors(examples), target.learnt(examples)
     if np.ptp(outputs) == 0:  # nothing to learn, such as synchronize on one GPU
         return Fitted(target, Constant().fit(inputs, outputs), 0.0, 0.0)
-    errors = outputs - held_out(trees, inputs, outputs, folds(examples))
+    trees = learner(target)
+    below, above = margins(outputs - held_out(trees, inputs, outputs, folds(examples)))
+    return Fitted(target, trees().fit(inputs, outputs), below, above)
+
+
+def margins(errors: Array) -> tuple[float, float]:
+    """Between which errors the middle nine of ten lie."""
     tail = (1 - COVERAGE) / 2
     below, above = np.quantile(errors, (tail, 1 - tail))
-    return Fitted(target, trees().fit(inputs, outputs), float(below), float(above))
+    return float(below), float(above)
 
 
 def folds(examples: Sequence[Example], count: int = FOLDS) -> Array:
@@ -98,12 +124,12 @@ def folds(examples: Sequence[Example], count: int = FOLDS) -> Array:
     return np.array([families[item.family] % count for item in examples], dtype=np.float64)
 
 
-def held_out(learner: Learner, inputs: Array, outputs: Array, fold: Array) -> Array:
+def held_out(make: Learner, inputs: Array, outputs: Array, fold: Array) -> Array:
     """Predictions of each example by a model that has not seen its fold."""
     found = np.empty_like(outputs)
     for one in np.unique(fold):
         out = fold == one
-        found[out] = learner().fit(inputs[~out], outputs[~out]).predict(inputs[out])
+        found[out] = make().fit(inputs[~out], outputs[~out]).predict(inputs[out])
     return found
 
 

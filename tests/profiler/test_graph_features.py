@@ -60,7 +60,8 @@ class TestByHand:
 
     def test_what_autograd_keeps(self):
         features = of(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)), 10, 8)
-        assert features.activation_bytes == 10 * 16 * FLOAT_BYTES  # the ReLU's output: input of the second layer
+        hidden, scores = 10 * 16, 10 * 4  # the ReLU's output, for the second layer; the result, for the loss
+        assert features.activation_bytes == (hidden + scores) * FLOAT_BYTES
         assert features.depth == 2
 
     def test_operators_by_class(self):

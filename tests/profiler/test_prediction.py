@@ -23,7 +23,7 @@ from muri.profiler.prediction.errors import (
 )
 from muri.profiler.prediction.estimate import check_enough, predict
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
-from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, trees, vectors
+from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, learner, vectors
 from muri.profiler.prediction.targets import ITERATION, SHARES
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
@@ -127,8 +127,8 @@ class TestRegression:
         found = examples(store, GPU)
         outputs, fold = ITERATION.learnt(found), folds(found, len(found))
         errors = [
-            float(np.sqrt(np.mean((held_out(learner, vectors(found), outputs, fold) - outputs) ** 2)))
-            for learner in (trees, Constant)
+            float(np.sqrt(np.mean((held_out(make, vectors(found), outputs, fold) - outputs) ** 2)))
+            for make in (learner(ITERATION), Constant)
         ]
         assert errors[0] < errors[1] / 2
 
@@ -309,5 +309,5 @@ def test_neither_pytorch_nor_scikit_learn_is_imported_early():
 def test_the_cache_keeps_what_was_learnt(store, monkeypatch):
     known = examples(store, GPU)
     first = fit_all(known)
-    monkeypatch.setattr(regression, "trees", lambda: pytest.fail("learnt again"))
+    monkeypatch.setattr(regression, "learner", lambda _: pytest.fail("learnt again"))
     assert fit_all(examples(store, GPU)) is first
