@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -39,12 +38,13 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
     if task_of(os.environ)[0] != 0:  # the first of several ranks measures and answers for all
         with _started(command, {}) as process:
             return _exit_code(process.wait())
-    found = replace(request, result_path=request.result_path.with_name(f".{request.result_path.name}.found"))
-    for path in (request.result_path, found.result_path):
+    found = request.for_script()
+    for path in (request.result_path, found.result_path, request.progress_path):
         path.unlink(missing_ok=True)
     with _started(command, found.environment()) as process, Sampler(process.pid) as sampler:
         code = process.wait()
         usage = sampler.stop()
+    request.progress_path.unlink(missing_ok=True)
     write_result(request.result_path, _completed(_take(found.result_path), code, usage))
     return _exit_code(code)
 

@@ -1,7 +1,7 @@
 """What a dry run is asked for and how it answers: the environment and the file between it and its script."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,7 @@ DRY_RUN_RESULT_VARIABLE: Final = "MURI_DRY_RUN_RESULT"
 DEFAULT_ITERATIONS: Final = 40
 DEFAULT_STEADY_S: Final = 60.0
 
+_OF_SCRIPT: Final = ".found"
 _FORMS: Final = (
     "give auto, auto:iterations:seconds (at most so many measured iterations and seconds, for example auto:40:60),"
     " or iterations:warm-up (for example 30:10)"
@@ -100,7 +101,12 @@ class DryRunRequest:
     @property
     def progress_path(self) -> Path:
         """Where the script says every second how far it is."""
-        return self.result_path.with_name(f"{self.result_path.name}.progress")
+        name = self.result_path.name.removesuffix(_OF_SCRIPT)
+        return self.result_path.with_name(f"{name}.progress")
+
+    def for_script(self) -> "DryRunRequest":
+        """What the script's own process is asked for, whose result still has to be completed."""
+        return replace(self, result_path=self.result_path.with_name(self.result_path.name + _OF_SCRIPT))
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> "DryRunRequest | None":

@@ -34,7 +34,10 @@ def script(tmp_path):
 
 
 def test_stages_of_a_script_without_overlap(script):
-    result = measure_script([script(SLEEPS.replace("PREFETCH", "0"))], limits=LIMITS)
+    told = []
+    result = measure_script([script(SLEEPS.replace("PREFETCH", "0"))], limits=LIMITS, on_progress=told.append)
+    assert told
+    assert told[0]["iterations"] <= 12 + result.detail.warmup_iterations
     load_s, _, propagate_s, _ = result.stage_s
     assert load_s >= 0.02
     assert 0.01 <= propagate_s < load_s
