@@ -47,15 +47,23 @@ class Prediction:
 
     def profile(self, key: ProfileKey) -> StageProfile:
         """As a stage profile whose source is "predicted"."""
-        stage_s = (share.value * self.iteration_s.value for share in self.shares)
-        on_gpu = key.gpu_type != NO_GPU
-        detail = ProfileDetail(
-            gpu_utilisation=self.utilisation.value if on_gpu else None,
-            gradient_mib=self.features.gradient_bytes / _MIB,
+        load_s, preprocess_s, propagate_s, synchronize_s = (
+            share.value * self.iteration_s.value for share in self.shares
         )
-        memory_gib = self.memory.allocated_gib if on_gpu else 0.0
+        on_gpu = key.gpu_type != NO_GPU
         return StageProfile(
-            key, *stage_s, self.iteration_s.value, gpu_mem_gib=memory_gib, source="predicted", detail=detail
+            key,
+            load_s,
+            preprocess_s,
+            propagate_s,
+            synchronize_s,
+            self.iteration_s.value,
+            gpu_mem_gib=self.memory.allocated_gib if on_gpu else 0.0,
+            source="predicted",
+            detail=ProfileDetail(
+                gpu_utilisation=self.utilisation.value if on_gpu else None,
+                gradient_mib=self.features.gradient_bytes / _MIB,
+            ),
         )
 
     def interval_s(self) -> tuple[tuple[float, float], ...]:

@@ -102,7 +102,7 @@ class _Functions(TorchFunctionMode):
     """Notes the names of the functions that are called, the outermost only."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  -- torch does not type it
+        super().__init__()
         self.names: list[str] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -131,7 +131,7 @@ def _run(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) -> _S
             loss = _loss(output)
         forward_flops = flops.get_total_flops()
         if loss is not None:
-            loss.backward()  # type: ignore[no-untyped-call]  -- torch does not type it
+            torch.autograd.backward(loss)
     return _Step(forward_flops, flops.get_total_flops(), kept.size_bytes, live, tuple(functions.names))
 
 
@@ -195,7 +195,8 @@ def _exported(module: nn.Module, inputs: tuple[Any, ...], mode: FakeTensorMode) 
     """The graph as torch.export sees it; None where it refuses, which it does for many reasons."""
     try:
         with _quiet(), mode:
-            return torch.export.export(module, inputs).graph
+            exported: torch.fx.Graph = torch.export.export(module, inputs).graph
+            return exported
     except Exception:  # for many reasons; the functions that were called tell nearly the same
         return None
 
@@ -228,11 +229,11 @@ def _longest(graph: torch.fx.Graph, names: dict[torch.fx.Node, str]) -> int:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
+    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call] # torch does not type it
 
 
 def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))
+    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call] # as above
 
 
 _ATTENTION_ON_CPU: Final = {

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch does not type it
     """Counts the storages that operators make until they are freed.
 
     The storages of fake tensors hold nothing but know their size, so this tells what a real run would hold.
@@ -22,7 +22,7 @@ class LiveBytes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  -- torch does not type it
+        super().__init__()  # type: ignore[no-untyped-call] # torch does not type it
         self.now_bytes = 0
         self.peak_bytes = 0
         self.kernels = 0
