@@ -12,7 +12,7 @@ from typing import Any, Final
 from muri.launcher.clock import IterationRecord
 from muri.launcher.gradients import GradientSize
 from muri.launcher.operator_trace import OperatorTrace, worth_it
-from muri.profiler.dryrun.contention import CoreMeter
+from muri.profiler.dryrun.contention import Disturbance
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.operators import refine
 from muri.profiler.dryrun.request import DryRunRequest
@@ -49,9 +49,8 @@ class DryRunRecorder:
         self._request = request
         self._course = Course(request.limits)
         self._gradients = GradientSize()
-        self._cores: CoreMeter | None = None
+        self._disturbance: Disturbance | None = None
         self._figures: DryRunResult | None = None
-        self._about: dict[str, Any] = {}
         self._trace: OperatorTrace | None = None
         self._told_s = 0.0
         self._done = False
@@ -62,8 +61,8 @@ class DryRunRecorder:
         if self._done:  # the script swallowed the SystemExit below
             os._exit(0)
         now_s = time.perf_counter()
-        if self._cores is None:
-            self._cores = CoreMeter()
+        if self._disturbance is None:
+            self._disturbance = Disturbance()
         if not self._enough(now_s - record.iteration_s, now_s):
             self._tell(now_s)
             return
@@ -86,7 +85,7 @@ class DryRunRecorder:
             figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
-        return figures.to_dict() | self._about
+        return figures.to_dict() | {"steady_since_s": self._course.steady_since_s}
 
     def _enough(self, start_s: float, end_s: float) -> bool:
         if self._trace is not None:
@@ -94,13 +93,9 @@ class DryRunRecorder:
         return self._course.iteration(start_s, end_s) and not self._goes_on()
 
     def _measured(self) -> DryRunResult:
-        cores = self._cores or CoreMeter()
-        self._about = {
-            "steady_since_s": self._course.steady_since_s,
-            "busy_cores": cores.busy(),
-            "core_count": cores.count,
-        }
-        return self._course.result(peak_gpu_mem_gib(), ProfileDetail(gradient_mib=self._gradients.mib))
+        disturbed = 0.0 if self._disturbance is None else self._disturbance.share()
+        detail = ProfileDetail(gradient_mib=self._gradients.mib)
+        return self._course.result(peak_gpu_mem_gib(), detail, disturbed)
 
     def _goes_on(self) -> bool:
         """Whether a few more iterations run under PyTorch's profiler."""

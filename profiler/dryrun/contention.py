@@ -1,47 +1,57 @@
-"""Whether something else kept the cores busy on which a script was measured."""
+"""Whether something else held a script up while it was measured, on cores that it does not have for itself."""
 
 import os
 import time
+from pathlib import Path
 from typing import Final
 
 import psutil
 
 CROWDED_FROM: Final = 0.9
-"""From this share of its cores in use on, what else runs there slows a script down."""
+"""Where Linux does not say how long threads waited, others count from this share of the cores in use on."""
+
+_S_PER_NS: Final = 1e-9
+_TASKS: Final = Path("/proc/self/task")
 
 
-class CoreMeter:
-    """Tells how many of the cores that this process may use were in use by anybody since it was made."""
+class Disturbance:
+    """Tells which share of the time since it was made others held this process up.
+
+    Linux counts for each thread how long it was ready to run and had no core. The thread that waited longest stands for
+    the script, and of that wait others are to blame by their share of the work on its cores; the rest are its own
+    threads and processes that are in each other's way.
+    """
 
     def __init__(self) -> None:
         self._cpus = sorted(os.sched_getaffinity(0))
         self._since_s = time.monotonic()
-        self._before_s = self._in_use_s()
+        self._own_s = time.process_time()
+        self._busy_s = self._in_use_s()
+        self._waited_s = _waited_s()
 
-    @property
-    def count(self) -> int:
-        """How many it may use."""
-        return len(self._cpus)
-
-    def busy(self) -> float:
-        """Mean number of them in use."""
-        lasted_s = time.monotonic() - self._since_s
-        return max(0.0, self._in_use_s() - self._before_s) / lasted_s if lasted_s > 0 else 0.0
+    def share(self) -> float:
+        """Share of the time that others held it up, 0 to 1."""
+        lasted_s = max(1e-9, time.monotonic() - self._since_s)
+        busy_s = max(1e-9, self._in_use_s() - self._busy_s)
+        others = 1 - min(1.0, (time.process_time() - self._own_s) / busy_s)
+        waits_s = [waited_s - self._waited_s.get(thread, 0.0) for thread, waited_s in _waited_s().items()]
+        if not waits_s:
+            return others if busy_s >= CROWDED_FROM * len(self._cpus) * lasted_s else 0.0
+        return min(1.0, others * max(waits_s) / lasted_s)
 
     def _in_use_s(self) -> float:
+        """Core seconds that anybody used of the cores that this process may use."""
         times = psutil.cpu_times(percpu=True)
         each = [times[cpu] for cpu in self._cpus if cpu < len(times)]
         return sum(sum(one[:8]) - one.idle - getattr(one, "iowait", 0.0) for one in each)  # guests are in user
 
 
-def undisturbed(own_cores: float, busy_cores: float, core_count: int) -> float:
-    """Share of the use of its cores that was the script's own; 1 while there was room for all.
-
-    Args:
-        own_cores: Mean cores that the script and its processes used.
-        busy_cores: Mean cores of those it may use that anybody used.
-        core_count: How many it may use.
-    """
-    if busy_cores < CROWDED_FROM * core_count or busy_cores <= 0:
-        return 1.0
-    return min(1.0, own_cores / busy_cores)
+def _waited_s() -> dict[str, float]:
+    """How long each thread waited for a core so far; empty where the kernel does not count it."""
+    waited: dict[str, float] = {}
+    for path in _TASKS.glob("*/schedstat"):
+        try:
+            waited[path.parent.name] = int(path.read_text().split()[1]) * _S_PER_NS
+        except (OSError, IndexError, ValueError):  # it has ended
+            continue
+    return waited

@@ -18,6 +18,9 @@ LEAST_TO_BE_SURE: Final = 2 * HALF_WINDOW
 CHECK_EVERY: Final = 4
 """Working out how sure the means are takes a millisecond, which hidden work uses; so it is not done every time."""
 
+NOTABLE: Final = 0.01
+"""From this share of the time on the result says that others held the script up."""
+
 _LATE: Final = 2
 """The last iterations are not looked at before the end: work in threads and workers is known when it is done."""
 
@@ -68,12 +71,15 @@ class Course:
             self.stopped = self._why_stop()
         return bool(self.stopped)
 
-    def result(self, gpu_mem_gib: float = 0.0, detail: ProfileDetail | None = None) -> DryRunResult:
+    def result(
+        self, gpu_mem_gib: float = 0.0, detail: ProfileDetail | None = None, disturbed: float = 0.0
+    ) -> DryRunResult:
         """The figures of a profile.
 
         Args:
             gpu_mem_gib: Peak GPU memory.
             detail: What else was measured.
+            disturbed: Share of the time that others held the script up.
 
         Raises:
             TooShortError: There were too few iterations.
@@ -87,10 +93,12 @@ class Course:
                 f"the script ended after {len(self.windows)} iterations, {self.measured} of them after the "
                 f"warm-up of {self._warmup}; at least {least} are needed"
             )
+        held_up = f"; others on its cores held it up for {disturbed:.0%} of the time" if disturbed >= NOTABLE else ""
         circumstances = Circumstances(
             warmup=self._warmup,
             settled=self._settled,
-            stopped=self.stopped or "the script ended",
+            disturbed=disturbed,
+            stopped=(self.stopped or "the script ended") + held_up,
             gpu_mem_gib=gpu_mem_gib,
             detail=detail or ProfileDetail(),
         )

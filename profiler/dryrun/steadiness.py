@@ -86,11 +86,15 @@ def ordinary(times_s: Sequence[float]) -> list[bool]:
     return kept if kept.count(False) <= MOST_OUTLIERS * len(kept) else [True] * len(kept)
 
 
-def certainty(values: Sequence[float]) -> Certainty:
+def certainty(values: Sequence[float], bias: float = 0.0) -> Certainty:
     """How sure the mean of values is that follow each other in time.
 
     What holds up one iteration often holds up the next: with the correlation ρ of neighbours, n values say as much
     as n (1 − ρ) / (1 + ρ) independent ones.
+
+    Args:
+        values: In the order of time.
+        bias: Share of the mean by which all of them may be too large; it uses up some of the tolerance.
     """
     count = len(values)
     mean = fmean(values)
@@ -103,8 +107,10 @@ def certainty(values: Sequence[float]) -> Certainty:
     error = math.sqrt(squares / (count - 1) / independent) / mean
     freedom = max(1, int(independent - 1))
     if error == 0:
-        return Certainty(mean, 0.0, 1.0)
-    return Certainty(mean, student_quantile(freedom) * error, student_within(TOLERANCE / error, freedom))
+        return Certainty(mean, 0.0, float(bias < TOLERANCE))
+    return Certainty(
+        mean, student_quantile(freedom) * error, student_within(max(0.0, TOLERANCE - bias) / error, freedom)
+    )
 
 
 def student_within(limit: float, freedom: int) -> float:

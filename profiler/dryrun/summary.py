@@ -40,6 +40,7 @@ class Circumstances:
     Attributes:
         warmup: Iterations that were left out before them.
         settled: Whether the script had settled by then.
+        disturbed: Share of the time that others held the script up.
         stopped: Why there are no more of them.
         gpu_mem_gib: Peak GPU memory.
         detail: What else was measured; the rest is filled in.
@@ -47,6 +48,7 @@ class Circumstances:
 
     warmup: int = 0
     settled: bool = True
+    disturbed: float = 0.0
     stopped: str = ""
     gpu_mem_gib: float = 0.0
     detail: ProfileDetail = field(default_factory=ProfileDetail)
@@ -89,15 +91,15 @@ def sample_of(attribution: Attribution, iteration_s: float) -> IterationSample:
     return IterationSample(attribution.owned_s, iteration_s, attribution.busy_s)
 
 
-def how_sure(samples: Sequence[IterationSample]) -> Certain:
-    """How sure the means of these iterations are."""
+def how_sure(samples: Sequence[IterationSample], disturbed: float = 0.0) -> Certain:
+    """How sure the means of these iterations are; what others held them up for may be missing from all alike."""
     kept = _counted(samples)
     columns = [[sample.iteration_s for sample in kept]]
     stages = list(zip(*(sample.owned_s for sample in kept), strict=True))
     dominant = max(stages, key=sum)
     if sum(dominant) > 0:
         columns.append(list(dominant))
-    sure = [certainty(column) for column in columns]
+    sure = [certainty(column, disturbed) for column in columns]
     return Certain(max(one.half_width for one in sure), min(one.probability for one in sure))
 
 
@@ -118,7 +120,9 @@ def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) 
     owned = [fmean(column) for column in zip(*(sample.owned_s for sample in kept), strict=True)]
     busy = [fmean(column) for column in zip(*(sample.busy_s for sample in kept), strict=True)]
     load_s, preprocess_s, propagate_s, synchronize_s = owned
-    confidence = how_sure(samples).confidence * (1.0 if circumstances.settled else UNSETTLED_FACTOR)
+    confidence = how_sure(samples, circumstances.disturbed).confidence * (
+        1.0 if circumstances.settled else UNSETTLED_FACTOR
+    )
     stages = list(zip(*(sample.owned_s for sample in samples), strict=True))
     iterations = [sample.iteration_s for sample in samples]
     return DryRunResult(
