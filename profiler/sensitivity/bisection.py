@@ -31,6 +31,9 @@ FEW_CPUS: Final = 6
 DOUBT: Final = 2.0
 """A count nearer to the threshold than so many standard errors is measured a second time."""
 
+RUN_SPREAD: Final = 0.02
+"""From one run to the next throughput differs by about this much, however steady each of them is."""
+
 Measure = Callable[[int], Measured]
 
 
@@ -129,10 +132,9 @@ def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int, gain: float)
     doubtful = [point for point in points if point.measurements == 1 and _in_doubt(points, point, gain)]
     if not doubtful:
         return None
-    # The reference of all comparisons first, then the most doubtful.
-    if points[-1].measurements == 1:
-        return max_cpus
-    return min(doubtful, key=lambda point: _distance(points, point, gain)).cpus
+    nearest = min(doubtful, key=lambda point: _distance(points, point, gain))
+    greatest = points[-1]  # what all are compared with
+    return max_cpus if greatest.measurements == 1 and greatest.spread > nearest.spread else nearest.cpus
 
 
 def _distance(points: tuple[Point, ...], point: Point, gain: float) -> float:
@@ -141,8 +143,10 @@ def _distance(points: tuple[Point, ...], point: Point, gain: float) -> float:
 
 
 def _in_doubt(points: tuple[Point, ...], point: Point, gain: float) -> bool:
-    scatter = math.hypot(point.spread, points[-1].spread)
-    return scatter > 0 and point is not points[-1] and _distance(points, point, gain) < DOUBT * scatter
+    spreads = (point.spread, points[-1].spread)
+    if point is points[-1] or not any(spreads):
+        return False
+    return _distance(points, point, gain) < DOUBT * math.hypot(*(max(spread, RUN_SPREAD) for spread in spreads))
 
 
 def _result(taken: Mapping[int, list[Measured]], gain: float, used: int) -> CpuSensitivity:
