@@ -31,13 +31,13 @@ JOB = str(Path(__file__).with_name("sensitivity_job.py"))
 STEADY_S = 1.5
 
 WAITING = {
-    "saturates in the middle": (10, ("--item-ms", "10", "--step-ms", "20")),
-    "rises to the end": (8, ("--item-ms", "10", "--step-ms", "4")),
-    "flat": (6, ("--item-ms", "1", "--step-ms", "25")),
+    "saturates in the middle": (10, ("--item-ms", "40", "--step-ms", "80")),
+    "rises to the end": (8, ("--item-ms", "40", "--step-ms", "16")),
+    "flat": (6, ("--item-ms", "4", "--step-ms", "80")),
 }
-"""Most CPUs, and the job's arguments."""
+"""Most CPUs, and the job's arguments: iterations long enough that what else runs on the machine hardly counts."""
 
-ITEMS, BATCH, STEP_MS, MIB_PER_S = 256, 16, 40, 16.0
+ITEMS, BATCH, STEP_MS, MIB_PER_S = 256, 16, 80, 8.0
 CACHED = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPOCH = ITEMS // BATCH
 
@@ -79,11 +79,14 @@ def _figures(found: CpuSensitivity) -> dict[str, Any]:
 
 
 def affinity() -> dict[str, Any]:
-    """A job that burns CPU in its loader's workers, kept on each number of cores that there is."""
+    """A job whose two loader workers burn CPU, kept on each number of cores that there is."""
     command = [JOB, "burns", "--workers", "2", "--item-ms", "5", "--step-ms", "2"]
-    meter = ScriptMeter(command, pinned=True, steady_s=STEADY_S)
-    found = {str(cpus): round(meter(cpus).throughput, 2) for cpus in range(1, min(2, usable_cpus()) + 1)}
-    return {"throughput": found}
+    meter, found = ScriptMeter(command, pinned=True, steady_s=STEADY_S), {}
+    for cpus in range(1, min(2, usable_cpus()) + 1):
+        used, measured = meter.dry_run(cpus).detail.cpu_cores, meter(cpus)
+        tell(f"  {cpus}: {measured.throughput:.1f}, {used} cores in use")
+        found[str(cpus)] = {"throughput": round(measured.throughput, 2), "cores_in_use": used}
+    return found
 
 
 def memory_axis(prefetch: int) -> dict[str, Any]:
@@ -94,7 +97,7 @@ def memory_axis(prefetch: int) -> dict[str, Any]:
         result = measure_script(
             [JOB, "throttled", "--prefetch", str(prefetch), "--cached", str(share), "--items", str(ITEMS),
              "--batch-size", str(BATCH), "--step-ms", str(STEP_MS), "--mib-per-s", str(MIB_PER_S)],
-            limits=Limits(iterations=2 * EPOCH, fixed_warmup=EPOCH + 1),
+            limits=Limits(iterations=EPOCH, fixed_warmup=EPOCH),
         )  # fmt: skip
         measured[share] = 1 / result.iteration_s
         if share == 0:
@@ -111,7 +114,7 @@ def memory_axis(prefetch: int) -> dict[str, Any]:
 
 
 def _throttled_bandwidth() -> float:
-    path = dataset_file(ITEMS // 4)
+    path = dataset_file(ITEMS // 2)
     dataset = Throttled(path, MIB_PER_S * 2**20)
     path.unlink()
     begin_s = time.perf_counter()
@@ -151,9 +154,9 @@ def bars(cases: dict[str, dict[str, Any]]) -> list[Bar]:
         elif name.startswith("memory"):
             worst = round(max(abs(row["error"]) for row in figures["sizes"]), 4)
             found.append(Bar(f"{name}: worst error", worst, "≤ 0.05", worst <= 0.05))
-        elif name == "affinity" and len(figures["throughput"]) == 2:
-            gain = round(figures["throughput"]["2"] / figures["throughput"]["1"], 2)
-            found.append(Bar("affinity: two cores / one", gain, "≥ 1.5", gain >= 1.5))
+        elif name == "affinity":
+            used = figures["1"]["cores_in_use"] or 0.0
+            found.append(Bar("affinity: cores in use on one", round(used, 2), "0.05 to 1.05", 0.05 <= used <= 1.05))
     return found
 
 
