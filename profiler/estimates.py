@@ -51,10 +51,8 @@ def estimated(store: ProfileStore, key: ProfileKey) -> Known | None:
     prediction = prediction_of(store, key)
     if prediction is None:
         return None
-    whole = prediction.iteration_s
-    stages = ((share.low * whole.low, share.high * whole.high) for share in prediction.shares)  # both ends together
     basis = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
-    return Known(prediction.profile(key), ("predicted from the model's graph", basis), (*stages, whole[1:]))
+    return Known(prediction.profile(key), ("predicted from the model's graph", basis), prediction.interval_s())
 
 
 def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:

@@ -10,6 +10,7 @@ from profile_builders import make_profile
 from muri.profiler import estimates
 from muri.profiler.bandwidth import KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
 from muri.profiler.estimates import best_known, estimated
+from muri.profiler.prediction.estimate import Prediction
 from muri.profiler.prediction.regression import Estimate
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.scaling import scale
@@ -173,17 +174,18 @@ def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
 
 
 def test_a_prediction_comes_with_its_interval(tmp_path, monkeypatch):
-    class Prediction:
-        """The part of muri.profiler.prediction.estimate.Prediction that counts here."""
+    class Predicted:
+        """The part of a prediction that counts here."""
 
         iteration_s = Estimate(1.0, 0.5, 2.0)
         shares = (Estimate(0.1, 0.0, 0.2), Estimate(0.2, 0.1, 0.3), Estimate(0.6, 0.5, 0.7), Estimate(0.0, 0.0, 0.0))
         profiles, families = 60, 10
+        interval_s = Prediction.interval_s
 
         def profile(self, wanted):
             return make_profile(source="predicted", gpu_count=wanted.gpu_count)
 
-    monkeypatch.setattr("muri.profiler.prediction.estimate.prediction_of", lambda *_: Prediction())
+    monkeypatch.setattr("muri.profiler.prediction.estimate.prediction_of", lambda *_: Predicted())
     with ProfileStore(tmp_path / "p.db") as store:
         found = estimated(store, key(1))
     assert found.interval_s == ((0.0, 0.4), (0.05, 0.6), (0.25, 1.4), (0.0, 0.0), (0.5, 2.0))
