@@ -2,9 +2,8 @@
 
 The rule, over the observations of a key since it was measured:
 
-1. Only the newest `after_s` seconds count. They must be covered: the oldest observation that counts is at
-   least that old, there are at least `LEAST_OBSERVATIONS`, and the jobs did at least `LEAST_ITERATIONS`
-   iterations meanwhile.
+1. Only the newest observations count: those of `after_s` seconds or, where that is longer, of
+   `LEAST_OBSERVATIONS` observations and `LEAST_ITERATIONS` iterations. They must reach back that far.
 2. Of each stage, the median of what was observed is compared with what was measured in the same way: the
    time in which the resource was used, hidden behind another one or not (`ProfileDetail.busy_s`; the stage
    times themselves where a profile has no such figure). Waits for other members are in neither.
@@ -86,8 +85,7 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
         What they say; None while they are too few or too young.
     """
     recent = _recent(profile, observations, rule.after_s)
-    iterations = _iterations(recent)
-    if len(recent) < LEAST_OBSERVATIONS or iterations < LEAST_ITERATIONS:
+    if not recent:
         return None
     expected = profile.detail.busy_s or profile.stage_s
     observed = [median(item.stage_s[index] for item in recent) for index in range(len(STAGES))]
@@ -99,7 +97,7 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
         expected[worst],
         observed[worst],
         differences[worst],
-        iterations,
+        _iterations(recent),
         drifted=differences[worst] > rule.limit,
         right=differences[worst] < rule.limit * _RIGHT_AGAIN,
     )
@@ -122,7 +120,7 @@ def is_due(observations: Sequence[Observation], job_id: int, observed_at: str, r
 
 
 def _recent(profile: StageProfile, observations: Sequence[Observation], after_s: float) -> list[Observation]:
-    """The observations of the newest `after_s` seconds; empty when they don't reach back that far."""
+    """The observations of the newest `after_s` seconds, of slow models as many more as it takes; empty if too few."""
     measured = moment(profile.measured_at)
     timed = [
         (at, item) for item in observations if len(item.stage_s) == len(STAGES) and (at := moment(item.observed_at))
@@ -132,11 +130,11 @@ def _recent(profile: StageProfile, observations: Sequence[Observation], after_s:
         return []
     newest = max(at for at, _ in since)
     ages_s = [((newest - at).total_seconds(), item) for at, item in since]
-    outside = [age_s for age_s, _ in ages_s if age_s >= after_s]
-    if not outside:
-        return []
-    edge_s = min(outside)  # the one that closes the window counts too
-    return [item for age_s, item in ages_s if age_s <= edge_s]
+    for edge_s in sorted({age_s for age_s, _ in ages_s if age_s >= after_s}):
+        window = [item for age_s, item in ages_s if age_s <= edge_s]  # the one that closes the window counts too
+        if len(window) >= LEAST_OBSERVATIONS and _iterations(window) >= LEAST_ITERATIONS:
+            return window
+    return []
 
 
 def _iterations(observations: Sequence[Observation]) -> int:

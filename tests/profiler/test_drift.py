@@ -64,6 +64,12 @@ def test_too_little_is_no_judgement(observations):
     assert find_drift(PROFILE, observations, RULE) is None
 
 
+def test_a_slow_model_is_watched_for_as_long_as_it_takes():
+    slow = observed((0.2, 0.05, 0.3, 0.001), count=30, per_observation=2)  # 12 iterations in the shortest window
+    assert find_drift(PROFILE, slow[:25], RULE) is None
+    assert find_drift(PROFILE, slow, RULE).iterations == LEAST_ITERATIONS
+
+
 def test_a_burst_is_no_drift():
     calm, burst = (0.1, 0.05, 0.3, 0.001), (0.9, 0.05, 0.3, 0.001)
     times = observed(calm, count=9)

@@ -100,7 +100,7 @@ def _write(path, writer, count):
 
 def test_eight_writers_lose_nothing(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(path, writer, 200)) for writer in range(8)]
+    writers = [context.Process(target=_write, args=(path, writer, 60)) for writer in range(8)]
     for process in writers:
         process.start()
     for process in writers:
@@ -108,7 +108,7 @@ def test_eight_writers_lose_nothing(path):
     assert [process.exitcode for process in writers] == [0] * 8
     with ProfileStore(path, read_only=True) as store:
         models = {profile.key.model for profile in store.list()}
-    assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(200)} | {"shared"}
+    assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(60)} | {"shared"}
 
 
 def test_a_reader_sees_what_a_writer_has_committed(path):

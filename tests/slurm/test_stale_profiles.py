@@ -38,26 +38,36 @@ def dry_runs(muri: MuriCluster) -> set[str]:
     return set(text.split())
 
 
-def cycles_until(muri: MuriCluster, reached, what: str, deadline_s: float = 60.0) -> None:
-    def after_a_cycle() -> bool:
-        muri.cycle()
-        return bool(reached())
+def know(muri: MuriCluster, **load_s: float) -> None:
+    """Import profiles of models by the time that loading takes; the scripts take 10 ms for each other stage."""
+    common = {"batch_size": 8, "gpu_count": 1, "gpu_type": "gpu", "iteration_s": 0.2}
+    rest = {"preprocess_s": 0.01, "propagate_s": 0.07, "synchronize_s": 0.01}
+    profiles = [{"model": model, "load_s": value, **common, **rest} for model, value in load_s.items()]
+    text = json.dumps({"schema": "muri-profiles", "version": 1, "profiles": profiles})
+    path = f"{muri.state_dir}/profiles.db"
+    muri.driver.run("muri", "profile", "import", "-", "--store", path, user="root", stdin=text)
 
-    muri.driver.wait_until(after_a_cycle, what, deadline_s)
+
+def cycles_until(muri: MuriCluster, logged: str, deadline_s: float = 60.0) -> None:
+    """Run cycles until one logs a text; on failure the test shows all that they logged."""
+    limit = time.monotonic() + deadline_s
+    log = ""
+    while logged not in log:
+        assert time.monotonic() < limit, f"no cycle logged {logged!r}, only:\n{log}"
+        log += muri.cycle(check=False).stderr
+        time.sleep(0.1)
 
 
 def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> None:
     # A limit that a loaded machine does not reach by itself.
-    profiles = {"drift_after_s": 3.0, "drift_limit": 1.5}
+    profiles = {"drift_after_s": 4.0, "drift_limit": 1.5}
     muri.configure(profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0})
-    muri.know_profiles()
-    # The profile says that loading takes 20 ms; the script takes 70 ms.
-    store(muri, "edit", "load", "--load-ms", "20")
+    know(muri, load=0.02, propagate=0.01)  # loading takes 70 ms in the script of the first
     before = dry_runs(muri)
     jobs = [muri.submit("load", iterations=1000), muri.submit("propagate", iterations=1000)]
     muri.cycle()
     muri.wait_grouped(*jobs)
-    cycles_until(muri, lambda: json.loads(store(muri, "stale", "--json"))["stale"], "a stale mark")
+    cycles_until(muri, "profile of load (batch 8, 1 × gpu) is stale")
     (mark,) = json.loads(store(muri, "stale", "--json"))["stale"]
     assert (mark["model"], mark["who"]) == ("load", "drift")
     assert mark["reason"].startswith("load took ")
@@ -65,7 +75,8 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
 
     muri.driver.run("scancel", *map(str, jobs), user="alice")
     later = [muri.submit("load", iterations=30), muri.submit("load", iterations=30)]
-    cycles_until(muri, lambda: not json.loads(store(muri, "stale", "--json"))["stale"], "a fresh measurement")
+    cycles_until(muri, "profile of load (batch 8, 1 × gpu): stored")
+    assert json.loads(store(muri, "stale", "--json"))["stale"] == []
     fields = muri.cycles_until_ended(*later)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     muri.cycles_until_ended(muri.submit("load", iterations=5))  # fresh again: no second dry run
@@ -76,7 +87,7 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
 
 
 def test_a_damaged_store_is_set_aside_and_no_job_is_lost(muri: MuriCluster) -> None:
-    muri.know_profiles()
+    know(muri, load=0.07, propagate=0.01)
     path = f"{muri.state_dir}/profiles.db"
     muri.driver.run("sh", "-c", f"head -c 20000 /dev/urandom > {path}; rm -f {path}-wal {path}-shm", user="root")
     examined = muri.driver.run("muri", "doctor", "--json", user="root", check=False)
