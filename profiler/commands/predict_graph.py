@@ -3,19 +3,30 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from muri.profiler.commands.options import console, json_option, open_store, store_option
+from muri.profiler.prediction.documents import put_features
 from muri.profiler.prediction.factory import InputSpec, build
 from muri.profiler.prediction.memory import DEFAULT_OPTIMIZER, OPTIMIZER_STATES
-from muri.profiler.records import STAGES
+from muri.profiler.records import STAGES, ProfileKey
 
 if TYPE_CHECKING:
     from muri.profiler.prediction.estimate import Prediction
     from muri.profiler.prediction.features import GraphFeatures
     from muri.profiler.prediction.regression import Estimate
+
+
+class Asked(NamedTuple):
+    """The model that is meant, as given on the command line."""
+
+    target: str
+    inputs: tuple[str, ...]
+    batch_size: int
+    gpu_type: str
+    model: str | None
 
 
 class WithModule(click.Command):
@@ -42,23 +53,19 @@ class WithModule(click.Command):
 )
 @click.option("--batch-size", type=click.IntRange(1), required=True, help="Samples per iteration and GPU.")
 @click.option("--gpu-type", default="gpu", show_default=True, help="Learn from this type; cpu: nodes without GPU.")
+@click.option("--keep-as", "model", metavar="MODEL", help="Keep the graph's features beside the profiles of MODEL.")
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZER_STATES)), default=DEFAULT_OPTIMIZER, show_default=True)
 @store_option
 @json_option
-def predict_graph_command(
-    target: str,
-    inputs: tuple[str, ...],
-    batch_size: int,
-    gpu_type: str,
-    optimizer: str,
-    store_path: Path | None,
-    as_json: bool,
-) -> None:
+def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool, **asked: Any) -> None:
     """Predict what a model will need from its graph, without running it.
 
     FILE.py is loaded and FACTORY() called, without memory for weights where it allows that. What is
     predicted rests on the measured profiles in the store whose graphs are known; the interval is
     meant to hold the truth nine times in ten. Memory follows a formula.
+
+    With --keep-as the features stay in the store: MODEL is predicted with every batch size, and once it
+    is measured, other predictions learn from it.
 
     \b
     Examples:
@@ -66,24 +73,35 @@ def predict_graph_command(
       muri profile predict --module gpt.py:make --input int:1024 --batch-size 8 \\
           --gpu-type a100 --optimizer adam --json
     """
-    specs = [InputSpec.parse(text) for text in inputs]
-    from muri.profiler.prediction.estimate import check_enough, predict  # noqa: PLC0415 -- loads NumPy
-
-    with open_store(store_path, read_only=True) as store:
-        known = check_enough(store, gpu_type)
-    found = predict(_features(target, specs, batch_size), known, optimizer)
+    found = _predicted(Asked(**asked), optimizer, store_path)
     if as_json:
         click.echo(json.dumps(_document(found), indent=2))
-        return
-    _print(found, target)
+    else:
+        _print(found, asked["target"])
 
 
-def _features(target: str, specs: Sequence[InputSpec], batch_size: int) -> "GraphFeatures":
+def _predicted(asked: Asked, optimizer: str, store_path: Path | None) -> "Prediction":
+    """Tell the features, keep them where that was asked for, and predict from the store's profiles."""
+    from muri.profiler.prediction.estimate import check_enough, predict  # noqa: PLC0415 -- loads NumPy
+
+    specs = [InputSpec.parse(text) for text in asked.inputs]
+    with open_store(store_path, read_only=asked.model is None) as store:
+        if asked.model is None:
+            check_enough(store, asked.gpu_type)  # before PyTorch is loaded, which takes seconds
+        features = _features(asked, specs)
+        if asked.model is not None:
+            put_features(store, ProfileKey(asked.model, asked.batch_size, 1, asked.gpu_type), features)
+            click.echo(f"kept the features of {asked.model}", err=True)
+        known = check_enough(store, asked.gpu_type)
+    return predict(features, known, optimizer)
+
+
+def _features(asked: Asked, specs: Sequence[InputSpec]) -> "GraphFeatures":
     """Of the model that the factory makes."""
-    model = build(target)
+    model = build(asked.target)
     from muri.profiler.prediction.graph import features_of  # noqa: PLC0415 -- imports PyTorch
 
-    return features_of(model, [spec.example(batch_size) for spec in specs])
+    return features_of(model, [spec.example(asked.batch_size) for spec in specs])
 
 
 def _figures(found: "Prediction") -> "dict[str, Estimate]":

@@ -26,15 +26,12 @@ class Target:
         unit: The unit in which errors are told.
         per_unit: How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds.
         of: The measured value.
-        follows_power_law: Whether it grows with FLOPs and sizes as a product of powers, so that the trees only
-            need to learn what a linear fit of the logarithms leaves.
     """
 
     name: str
     unit: str
     per_unit: float
     of: Callable[[Example], float]
-    follows_power_law: bool = False
 
     def learnt(self, examples: Sequence[Example]) -> Array:
         """The measured values on the scale on which they are learnt."""
@@ -63,7 +60,5 @@ def _share_target(index: int, stage: str) -> Target:
 
 UTILISATION: Final = Target("device_utilisation", "%", 100.0, device_utilisation)
 SHARES: Final = tuple(_share_target(index, stage) for index, stage in enumerate(STAGES))
-ITERATION: Final = Target(
-    "iteration", "ms", 1000.0, lambda example: example.profile.iteration_s, follows_power_law=True
-)
+ITERATION: Final = Target("iteration", "ms", 1000.0, lambda example: example.profile.iteration_s)
 TARGETS: Final = (UTILISATION, *SHARES, ITERATION)

@@ -1,15 +1,32 @@
 """How well is predicted: leave-one-model-out cross-validation beside simpler predictors."""
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from muri.profiler.prediction.documents import Example
-from muri.profiler.prediction.regression import Constant, Learner, folds, held_out, learner, linear, margins, vectors
+from muri.profiler.prediction.errors import LearnerMissingError
+from muri.profiler.prediction.regression import Constant, Learner, folds, held_out, margins, trees, vectors
 from muri.profiler.prediction.targets import TARGETS, Array, Target
 
-PREDICTORS: Final = ("trees", "linear", "mean")
+
+def linear() -> Any:
+    """Ridge regression on standardised features, its strength chosen by cross-validation.
+
+    Raises:
+        LearnerMissingError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.linear_model import RidgeCV  # noqa: PLC0415 -- an extra
+        from sklearn.pipeline import make_pipeline  # noqa: PLC0415
+        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+    except ImportError as error:
+        raise LearnerMissingError(str(error)) from error
+    return make_pipeline(StandardScaler(), RidgeCV(alphas=(1.0, 3.0, 10.0, 30.0, 100.0)))
+
+
+PREDICTORS: Final[dict[str, Learner]] = {"trees": trees, "linear": linear, "mean": Constant}
 
 
 class Score(NamedTuple):
@@ -43,9 +60,8 @@ def leave_one_model_out(examples: Sequence[Example]) -> tuple[Score, ...]:
 
 
 def _score(target: Target, name: str, examples: Sequence[Example]) -> Score:
-    makers: dict[str, Learner] = {"trees": learner(target), "linear": linear, "mean": Constant}
     outputs, fold = target.learnt(examples), folds(examples, count=len(examples))
-    found = held_out(makers[name], vectors(examples), outputs, fold)
+    found = held_out(PREDICTORS[name], vectors(examples), outputs, fold)
     rmsle = float(np.sqrt(np.mean((found - outputs) ** 2)))
     mae = float(np.mean(np.abs(target.value(found) - target.value(outputs)))) * target.per_unit
     return Score(target.name, target.unit, name, rmsle, mae, _covered(outputs - found, fold))

@@ -23,7 +23,7 @@ from muri.profiler.prediction.errors import (
 )
 from muri.profiler.prediction.estimate import check_enough, predict
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
-from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, learner, vectors
+from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, trees, vectors
 from muri.profiler.prediction.targets import ITERATION, SHARES
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
@@ -128,7 +128,7 @@ class TestRegression:
         outputs, fold = ITERATION.learnt(found), folds(found, len(found))
         errors = [
             float(np.sqrt(np.mean((held_out(make, vectors(found), outputs, fold) - outputs) ** 2)))
-            for make in (learner(ITERATION), Constant)
+            for make in (trees, Constant)
         ]
         assert errors[0] < errors[1] / 2
 
@@ -289,6 +289,13 @@ class TestCommand:
         assert run_command(cli, [*arguments, "--store", str(path)]) == 1
         assert f"{LEAST_PROFILES} of {LEAST_FAMILIES} are needed" in capsys.readouterr().err
 
+    def test_kept_features_serve_other_batch_sizes(self, tmp_path, model):
+        path = fill(tmp_path / "p.db", zoo())
+        done = self.run(path, f"{model}:build", "--keep-as", "mine")
+        assert (done.exit_code, done.stderr) == (0, "kept the features of mine\n")
+        with ProfileStore(path, read_only=True) as store:
+            assert predict_profile(store, ProfileKey("mine", 32, 1, GPU)).source == "predicted"
+
     def test_predicting_a_name_is_still_the_other_command(self, path):
         done = CliRunner().invoke(
             profile, ["predict", "family3/1", "--batch-size", "32", "--gpus", "1", "--store", str(path)]
@@ -309,5 +316,5 @@ def test_neither_pytorch_nor_scikit_learn_is_imported_early():
 def test_the_cache_keeps_what_was_learnt(store, monkeypatch):
     known = examples(store, GPU)
     first = fit_all(known)
-    monkeypatch.setattr(regression, "learner", lambda _: pytest.fail("learnt again"))
+    monkeypatch.setattr(regression, "trees", lambda: pytest.fail("learnt again"))
     assert fit_all(examples(store, GPU)) is first
