@@ -169,7 +169,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
 
     \b
     Examples:
-      python benchmarks/sensitivity.py                          all: three minutes on an idle machine
+      python benchmarks/sensitivity.py                          all: five minutes
       python benchmarks/sensitivity.py --case disk --no-write
     """
     results = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
