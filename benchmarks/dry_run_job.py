@@ -40,7 +40,10 @@ class PacedReader:
         start_s, done, count = time.perf_counter(), 0, int(length_s * self._bytes_per_s)
         self._file.seek(0)
         while done < count:
-            done += len(self._file.read(min(CHUNK_BYTES, count - done)))
+            chunk = self._file.read(min(CHUNK_BYTES, count - done))
+            if not chunk:
+                self._file.seek(0)
+            done += len(chunk)
             sleep(start_s + done / self._bytes_per_s - time.perf_counter())
 
 
