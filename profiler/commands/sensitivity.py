@@ -22,6 +22,11 @@ from muri.profiler.sensitivity.throughput import STEADY_S
 READING_SHARE: Final = 0.1
 """A loop that waits longer for its data, as a share of the iteration, probably reads from storage."""
 
+UNSEEN_OVERLAP: Final = (
+    "the dry run saw no reading behind other work, so the loop is taken to wait for each batch. If the script marks its "
+    "stages itself and its loader has workers, give --overlap 1"
+)
+
 
 @click.command(
     "sensitivity",
@@ -119,6 +124,8 @@ def _measure(request: Request, store_path: Path | None) -> Sensitivity:
     if axis is not None and dataset is not None:
         dataset = axis.with_overlap(dataset, overlap_seen(seen))
         _warn_of_reading(seen)
+        if dataset.overlap == 0 and axis.overlap is None:
+            click.echo(f"muri: {UNSEEN_OVERLAP}", err=True)
     found = Sensitivity(name, now_text(), cpu, meter.pinned, dataset, seen.detail.host_mem_gib)
     with open_store(store_path) as store:
         store.put_document(KIND, found.to_document())
