@@ -23,8 +23,8 @@ READING_SHARE: Final = 0.1
 """A loop that waits longer for its data, as a share of the iteration, probably reads from storage."""
 
 UNSEEN_OVERLAP: Final = (
-    "the dry run saw no reading behind other work, so the loop is taken to wait for each batch. If the script marks its "
-    "stages itself and its loader has workers, give --overlap 1"
+    "the dry run saw no reading behind other work, so the loop is taken to wait for each batch. If the script marks "
+    "its stages itself and its loader has workers, give --overlap 1"
 )
 
 

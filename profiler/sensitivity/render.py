@@ -15,7 +15,7 @@ _MOST_ROWS: Final = 24
 def print_sensitivity(console: Console, found: Sensitivity) -> None:
     """Throughput over the CPU count and the cache as bars, and the demand."""
     how = "cores by affinity" if found.pinned else "counts only told to the script"
-    console.print(Text(f"{found.name}: {found.cpu.measurements} measurements, {how}", style="bold"))
+    console.print(Text(f"{found.name}: {_several(found.cpu.measurements, 'measurement')}, {how}", style="bold"))
     _print_cpus(console, found)
     if found.dataset is not None:
         _print_memory(console, found)
@@ -28,7 +28,7 @@ def print_sensitivity(console: Console, found: Sensitivity) -> None:
 def demand_line(found: Sensitivity) -> str:
     """The least that saturates, in one line."""
     demand = found.demand
-    parts = [f"{demand.cpus} CPU{'s' if demand.cpus > 1 else ''}"]
+    parts = [_several(demand.cpus, "CPU")]
     if demand.process_gib is not None:
         parts.append(f"{demand.process_gib:.2f} GiB for its processes")
     if demand.cache_gib is not None:
@@ -66,7 +66,9 @@ def _print_memory(console: Console, found: Sensitivity) -> None:
     if dataset is None:
         return
     at_full = found.cpu.throughput(found.demand.cpus)
-    console.print(Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {found.demand.cpus} CPUs", style="dim"))
+    console.print(
+        Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {_several(found.demand.cpus, 'CPU')}", style="dim")
+    )
     for gib in cache_sizes(dataset):
         value = throughput(dataset, at_full, gib)
         console.print(_bar(f"{gib:>5.3g} {value:>13.3g} ", value / at_full, "blue").append(f" {gib:.3g} GiB"))
@@ -77,6 +79,10 @@ def _print_memory(console: Console, found: Sensitivity) -> None:
             style="dim",
         )
     )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _bar(head: str, share: float, style: str) -> Text:
