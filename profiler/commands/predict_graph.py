@@ -121,6 +121,7 @@ def _document(found: "Prediction") -> dict[str, Any]:
             "framework": memory.framework_gib,
             "allocated": memory.allocated_gib,
             "total": memory.total_gib,
+            "allocated_interval": found.allocated_gib._asdict() if found.allocated_gib else None,
         },
         "features": found.features.to_dict(),
         "learnt_from": {"profiles": found.profiles, "families": found.families},
@@ -147,6 +148,11 @@ def _print(found: "Prediction", target: str) -> None:
         f"parameters {memory.parameters_gib:.2f},\n  optimizer {memory.optimizer_gib:.2f}, "
         f"gradients {memory.gradients_gib:.2f}, framework {memory.framework_gib:.2f} (stated, not measured)"
     )
+    if found.allocated_gib:
+        _, low, high = found.allocated_gib
+        out.print(f"  without framework {low:.2f} to {high:.2f} GiB, by what was measured of other models")
+    else:
+        out.print("  no interval: too few profiles with GPU memory")
     out.print(f"learnt from {found.profiles} profiles of {found.families} model families")
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from muri.profiler.prediction.documents import Example, Known, all_features, examples
 from muri.profiler.prediction.errors import (
     LEAST_FAMILIES,
@@ -11,8 +13,8 @@ from muri.profiler.prediction.errors import (
     TooFewProfilesError,
 )
 from muri.profiler.prediction.features import GraphFeatures
-from muri.profiler.prediction.memory import DEFAULT_OPTIMIZER, MemoryEstimate, estimate_memory
-from muri.profiler.prediction.regression import Estimate, fit_all
+from muri.profiler.prediction.memory import DEFAULT_OPTIMIZER, FRAMEWORK_GIB, MemoryEstimate, estimate_memory
+from muri.profiler.prediction.regression import Estimate, fit_all, margins
 from muri.profiler.prediction.targets import ITERATION, SHARES, UTILISATION
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
@@ -32,7 +34,9 @@ class Prediction:
         utilisation: Of the GPU as telemetry measures it; on nodes without GPU the share of propagate.
         shares: What each stage owns of the iteration, in the order of `STAGES`; the values sum to 1 at most.
         iteration_s: Seconds of an iteration.
-        memory: Of the device.
+        memory: Of the device, by formula.
+        allocated_gib: What PyTorch allocates of it, between what the measured profiles needed compared with the
+            formula; None where too few have a GPU's memory.
         profiles: How many measured profiles it rests on.
         families: Of how many model families.
     """
@@ -42,6 +46,7 @@ class Prediction:
     shares: tuple[Estimate, ...]
     iteration_s: Estimate
     memory: MemoryEstimate
+    allocated_gib: Estimate | None
     profiles: int
     families: int
 
@@ -87,12 +92,15 @@ def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = 
     """
     fitted = fit_all(tuple(known))
     shares = _normalised([fitted[target.name].estimate(features) for target in SHARES])
+    on_gpu = any(item.profile.key.gpu_type != NO_GPU for item in known)
+    memory = estimate_memory(features, optimizer, FRAMEWORK_GIB if on_gpu else 0.0)
     return Prediction(
         features=features,
         utilisation=_at_most_one(fitted[UTILISATION.name].estimate(features)),
         shares=shares,
         iteration_s=fitted[ITERATION.name].estimate(features),
-        memory=estimate_memory(features, optimizer),
+        memory=memory,
+        allocated_gib=_memory_interval(memory, known, optimizer),
         profiles=len(known),
         families=_families(known),
     )
@@ -152,6 +160,17 @@ def _features_for(known: Sequence[Known], key: ProfileKey) -> GraphFeatures | No
 
 def _enough(known: Sequence[Example]) -> bool:
     return len(known) >= LEAST_PROFILES and _families(known) >= LEAST_FAMILIES
+
+
+def _memory_interval(memory: MemoryEstimate, known: Sequence[Example], optimizer: str) -> Estimate | None:
+    """The formula's value, and the range in which nine of ten measured profiles lie compared with it."""
+    measured = [item for item in known if item.profile.gpu_mem_gib > 0]
+    if not _enough(measured):
+        return None
+    formula = [estimate_memory(item.features, optimizer).allocated_gib for item in measured]
+    least, most = margins(np.array([item.profile.gpu_mem_gib for item in measured]) / np.array(formula))
+    value = memory.allocated_gib
+    return Estimate(value, value * min(1.0, least), value * max(1.0, most))
 
 
 def _families(known: Sequence[Example]) -> int:

@@ -47,7 +47,9 @@ class MemoryEstimate:
         return self.allocated_gib + self.framework_gib
 
 
-def estimate_memory(features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER) -> MemoryEstimate:
+def estimate_memory(
+    features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER, framework_gib: float = FRAMEWORK_GIB
+) -> MemoryEstimate:
     """Peak memory of a training step.
 
     The peak is that of the backward pass, or the optimizer's step where that needs more: it holds the
@@ -56,6 +58,7 @@ def estimate_memory(features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER)
     Args:
         features: Of the model with its batch.
         optimizer: One of `OPTIMIZER_STATES`.
+        framework_gib: δ; 0 on a node without GPU.
 
     Raises:
         UsageError: The optimizer is not known.
@@ -69,4 +72,5 @@ def estimate_memory(features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER)
         parameters_gib=features.parameter_bytes / _GIB,
         optimizer_gib=OPTIMIZER_STATES[optimizer] * features.gradient_bytes / _GIB,
         gradients_gib=gradients_bytes / _GIB,
+        framework_gib=framework_gib,
     )

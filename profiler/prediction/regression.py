@@ -96,10 +96,10 @@ def fit(target: Target, examples: Sequence[Example]) -> Fitted:
     return Fitted(target, trees().fit(inputs, outputs), below, above)
 
 
-def margins(errors: Array) -> tuple[float, float]:
-    """Between which errors the middle nine of ten lie."""
+def margins(figures: Array) -> tuple[float, float]:
+    """Between which figures the middle nine of ten lie."""
     tail = (1 - COVERAGE) / 2
-    below, above = np.quantile(errors, (tail, 1 - tail))
+    below, above = np.quantile(figures, (tail, 1 - tail))
     return float(below), float(above)
 
 

@@ -23,6 +23,7 @@ from muri.profiler.prediction.errors import (
 )
 from muri.profiler.prediction.estimate import check_enough, predict
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
+from muri.profiler.prediction.memory import estimate_memory
 from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, trees, vectors
 from muri.profiler.prediction.targets import ITERATION, SHARES
 from muri.profiler.records import ProfileKey
@@ -148,6 +149,18 @@ class TestRegression:
         assert all(share.high <= 1 for share in found.shares)
         assert found.shares[3] == (0, 0, 0)  # one GPU: nobody has measured a synchronize
         assert found.shares[2].low < SHARES[2].of(lawful(5, 2, 32)) < found.shares[2].high
+
+    def test_memory_has_the_range_of_what_was_measured(self):
+        asked, known = lawful(5, 2, 32).features, zoo()
+        formula = estimate_memory(asked).allocated_gib
+
+        def measured(factor):
+            needed = [factor * estimate_memory(item.features).allocated_gib for item in known]
+            profiles = [replace(item.profile, gpu_mem_gib=gib) for item, gib in zip(known, needed, strict=True)]
+            return [item._replace(profile=profile) for item, profile in zip(known, profiles, strict=True)]
+
+        assert predict(asked, measured(1.5)).allocated_gib == pytest.approx((formula, formula, 1.5 * formula))
+        assert predict(asked, measured(0)).allocated_gib is None
 
     def test_without_scikit_learn(self, store, monkeypatch):
         fit_all.cache_clear()
