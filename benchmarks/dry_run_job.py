@@ -1,6 +1,7 @@
 """A training loop whose stage times are known: it sleeps, computes, or reads at a limited rate."""
 
 import argparse
+import hashlib
 import tempfile
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ import muri
 
 SPIN_S = 0.0015
 CHUNK_BYTES = 64 * 1024
+BLOCK = bytes(16 * 1024)
 STAGES = ("preprocess", "propagate", "synchronize")
 
 
@@ -17,14 +19,14 @@ def sleep(length_s: float) -> None:
     until_s = time.perf_counter() + length_s
     time.sleep(max(0.0, length_s - SPIN_S))
     while time.perf_counter() < until_s:
-        pass
+        time.sleep(0)  # lets other threads have the interpreter
 
 
 def compute(length_s: float) -> None:
-    """Take exactly so long, computing."""
+    """Take exactly so long, computing outside of the interpreter's lock, as PyTorch does."""
     until_s = time.perf_counter() + length_s
     while time.perf_counter() < until_s:
-        pass
+        hashlib.sha256(BLOCK)
 
 
 class PacedReader:

@@ -140,7 +140,8 @@ class Course:
 
     def _known(self, samples: list[IterationSample]) -> list[IterationSample]:
         """Leave out the last iterations in which work may have gone on that was not told of before the end."""
-        hidden = [interval.end_s - interval.start_s for interval in self.intervals if not interval.own]
+        steady = (one for one in self.intervals if not one.own and one.start_s >= self.steady_since_s)
+        hidden = [interval.end_s - interval.start_s for interval in steady]
         if not hidden:
             return samples
         known_until_s = self.windows[-1][1] - max(hidden)
