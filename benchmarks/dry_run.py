@@ -22,7 +22,7 @@ EXAMPLES = HERE.parent / "examples"
 JOBS = ("storage", "cpu", "gpu", "network")
 MOST_ITERATIONS = 40
 STAGE_TOLERANCE, REPEAT_TOLERANCE = 0.05, 0.10
-MOST_TRIES = 3
+MOST_TRIES = 5
 SURE = 0.9
 """A dry run with less confidence says itself that another one may differ."""
 

@@ -10,7 +10,8 @@ import muri
 
 SPIN_S = 0.0015
 CHUNK_BYTES = 64 * 1024
-BLOCK = bytes(16 * 1024)
+BLOCK = bytes(256 * 1024)  # long enough for another thread to wake up and take the lock
+LONG_S = 0.001
 STAGES = ("preprocess", "propagate", "synchronize")
 
 
@@ -26,7 +27,7 @@ def compute(length_s: float) -> None:
     """Take exactly so long, computing outside of the interpreter's lock, as PyTorch does."""
     until_s = time.perf_counter() + length_s
     while time.perf_counter() < until_s:
-        hashlib.sha256(BLOCK)
+        hashlib.sha256(BLOCK if until_s - time.perf_counter() > LONG_S else BLOCK[:4096])
 
 
 class PacedReader:
