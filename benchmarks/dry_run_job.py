@@ -65,11 +65,14 @@ def main() -> None:
     parser.add_argument("--load", choices=["sleep", "read"], default="sleep")
     parser.add_argument("--prefetch", type=int, default=0)
     parser.add_argument("--warmup", type=int, default=4)
+    parser.add_argument("--log", help="own stopwatch: when each iteration began, a line each")
     parser.add_argument("--iterations", type=int, default=100_000)
     options = parser.parse_args()
     load_s, *rest_s = (value / 1000 for value in options.stages_ms)
     source = batches(load_s, options.load, options.warmup, options.iterations)
+    log = open(options.log or "/dev/null", "w", buffering=1)  # noqa: SIM115 (open as long as the job runs)
     for _ in muri.batches(source, prefetch=options.prefetch):
+        log.write(f"{time.perf_counter()}\n")
         for stage, length_s, work in zip(STAGES, rest_s, (compute, compute, sleep), strict=True):
             with muri.stage(stage):
                 work(length_s)
