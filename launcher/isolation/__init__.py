@@ -15,6 +15,7 @@ from muri.launcher.isolation import (
     exits,
     file_numbers,
     import_hooks,
+    import_turns,
     interpreter,
     local_modules,
     log_configuration,
@@ -58,6 +59,7 @@ def install() -> None:
     file_numbers.install()
     threads.at_session_start(c_output.install().begin)
     modules = local_modules.install()
+    import_turns.install(modules)
     exits.install(modules)
     log_configuration.install(modules)
     warning_filters.install()
