@@ -5,6 +5,7 @@ import hashlib
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import muri
 
@@ -70,7 +71,7 @@ def main() -> None:
     options = parser.parse_args()
     load_s, *rest_s = (value / 1000 for value in options.stages_ms)
     source = batches(load_s, options.load, options.warmup, options.iterations)
-    log = open(options.log or "/dev/null", "w", buffering=1)  # noqa: SIM115 (open as long as the job runs)
+    log = Path(options.log or "/dev/null").open("w", buffering=1)  # noqa: SIM115 (open as long as the job runs)
     for _ in muri.batches(source, prefetch=options.prefetch):
         log.write(f"{time.perf_counter()}\n")
         for stage, length_s, work in zip(STAGES, rest_s, (compute, compute, sleep), strict=True):
