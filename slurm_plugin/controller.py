@@ -74,6 +74,7 @@ def decide(
     view = view_of(snapshot, config.partitions)
     repairs = reconcile(view, intents, config, snapshot.taken_s)
     preparation = prepare(view, know, config, snapshot.taken_s)
+    know = preparation.know
     settled, preparation = ask(policy, preparation, view, know, config)
     plan = settled.plan
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)

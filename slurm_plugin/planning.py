@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -30,7 +30,7 @@ class Knowledge:
     Attributes:
         profiles: Stored profiles, and estimates of models without one.
         profiling: Keys that a dry run is measuring now.
-        targets: Jobs whose script a dry run executes now.
+        targets: Jobs whose script a dry run executes, or is about to; they wait for it.
         stale: Keys whose profile serves, but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
         bars: Why a job must not be grouped again, by job id.
@@ -48,11 +48,10 @@ class Knowledge:
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.
 
-        An estimate is not for the job whose own script a dry run executes: twice at once it could spoil
-        its own files. That job waits for the measurement, as it would without an estimate.
+        The job whose own script a dry run executes has nothing: twice at once it could spoil its own files. It
+        waits for the measurement, as the first job of a model does.
         """
-        profile = self.profiles.get(key)
-        return None if profile is not None and profile.is_estimate and job.job_id in self.targets else profile
+        return None if job.job_id in self.targets else self.profiles.get(key)
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
@@ -68,11 +67,14 @@ class Preparation:
         request: For the policy.
         dry_runs: To start now.
         waiting: Jobs that are not ready, with the reason.
+        know: What the cycle knows, the jobs of these dry runs among the targets unless they are planned with an
+            estimate: those may start, and then nothing is measured with them.
     """
 
     request: PlanRequest
     dry_runs: tuple[StartDryRun, ...]
     waiting: Mapping[int, str]
+    know: Knowledge
 
 
 def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) -> str:
@@ -125,8 +127,12 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
         else:
             ready.append((job, profile_key(job, view.snapshot.nodes)))
     version = view.snapshot.slurm_version
+    dry_runs = _dry_runs(view, ready, know, config)
+    measured = {str(key) for key, profile in know.profiles.items() if not profile.is_estimate}
+    know = replace(know, targets=know.targets | {run.job_id for run in dry_runs if run.key in measured})
     pending = [plan_job(job, key, version, know, config) for job, key in ready]
-    patient = _patient(pending, config, now_s)
+    unknown = {job.job_id for job, key in ready if key not in know.profiles}
+    patient = _patient(pending, unknown, config, now_s)
     waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
     request = PlanRequest(
         jobs=tuple(job for job in pending if job.job_id not in patient),
@@ -134,7 +140,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
         now_s=now_s,
         max_group_size=config.grouping.max_group_size,
     )
-    return Preparation(request, _dry_runs(view, ready, know, config), waiting)
+    return Preparation(request, dry_runs, waiting, know)
 
 
 def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
@@ -165,15 +171,22 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
     )
 
 
-def _patient(pending: list[PlanJob], config: Config, now_s: float) -> set[int]:
-    """Return the young jobs that share a bucket with a model being profiled: better partners may come."""
-    unknown = {_bucket(job) for job in pending if job.groupable and job.profile is None}
+def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
+    """Return the young jobs that share a bucket with a model being profiled: better partners may come.
+
+    Args:
+        pending: The jobs that are ready.
+        unknown: Those among them whose models have no profile.
+        config: Limits.
+        now_s: The cycle's time.
+    """
+    buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
     return {
         job.job_id
         for job in pending
         if job.groupable
         and job.profile is not None
-        and _bucket(job) in unknown
+        and _bucket(job) in buckets
         and now_s - job.submit_s < config.grouping.wait_for_profiles_s
     }
 
