@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import click
 import interleaving_overhead
 import interleaving_soak
 import interleaving_synthetic as synthetic
+from bars import Bar, tell
 from machine import describe_machine
 from runtime_process import BenchmarkError
 
@@ -20,22 +21,6 @@ ROOT = Path(__file__).parent.parent
 RESULT = Path(__file__).parent / "results" / "interleaving.json"
 UNEQUAL_SEEDS = (1, 2, 3)
 SOAK_STARTS = 2000
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One figure that has to reach something."""
-
-    case: str
-    what: str
-    measured: float
-    needed: str
-    passed: bool
-
-
-def tell(text: str) -> None:
-    """Progress, for people."""
-    click.echo(text, err=True)
 
 
 def equal() -> dict[str, Any]:
@@ -165,9 +150,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
     if as_json:
         click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in found]}, indent=1, ensure_ascii=False))
     for bar in found:
-        click.echo(
-            f"{'pass' if bar.passed else 'FAIL'}  {bar.case:9} {bar.what}: {bar.measured:g} ({bar.needed})", err=True
-        )
+        tell(str(bar))
     sys.exit(0 if all(bar.passed for bar in found) else 1)
 
 

@@ -11,11 +11,12 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
+from bars import Bar, tell
 from machine import describe_machine
 from sensitivity_job import ITEM_BYTES, Throttled, dataset_file
 
@@ -40,21 +41,6 @@ WAITING = {
 ITEMS, BATCH, STEP_MS, MIB_PER_S = 256, 16, 80, 8.0
 CACHED = (0.0, 0.25, 0.5, 0.75, 1.0)
 EPOCH = ITEMS // BATCH
-
-
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One figure that has to reach something."""
-
-    what: str
-    measured: float
-    needed: str
-    passed: bool
-
-
-def tell(text: str) -> None:
-    """Progress, for people."""
-    click.echo(text, err=True)
 
 
 def waiting_job(max_cpus: int, arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -149,14 +135,14 @@ def bars(cases: dict[str, dict[str, Any]]) -> list[Bar]:
             few, full = figures["bisection"], figures["sweep"]
             off = abs(few["saturating_cpus"] - full["saturating_cpus"])
             share = few["measurements"] / full["measurements"]
-            found.append(Bar(f"{name}: cores off the sweep", off, "≤ 1", off <= 1))
-            found.append(Bar(f"{name}: measurements / sweep's", round(share, 2), "≤ 0.5", share <= 0.5))
+            found.append(Bar(name, "cores off the sweep", off, "≤ 1", off <= 1))
+            found.append(Bar(name, "measurements / sweep's", round(share, 2), "≤ 0.5", share <= 0.5))
         elif name.startswith("memory"):
             worst = round(max(abs(row["error"]) for row in figures["sizes"]), 4)
-            found.append(Bar(f"{name}: worst error", worst, "≤ 0.05", worst <= 0.05))
+            found.append(Bar(name, "worst error", worst, "≤ 0.05", worst <= 0.05))
         elif name == "affinity":
             used = figures["1"]["cores_in_use"] or 0.0
-            found.append(Bar("affinity: cores in use on one", round(used, 2), "0.05 to 1.05", 0.05 <= used <= 1.05))
+            found.append(Bar(name, "cores in use on one", round(used, 2), "0.05 to 1.05", 0.05 <= used <= 1.05))
     return found
 
 
@@ -185,7 +171,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
             "bars": [asdict(bar) for bar in own],
         }
         for bar in own:
-            tell(f"{'pass' if bar.passed else 'FAIL'}  {bar.what}: {bar.measured:g} ({bar.needed})")
+            tell(str(bar))
         missed = missed or not all(bar.passed for bar in own)
     if stored:
         RESULT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
