@@ -85,25 +85,37 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
     return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type)
 
 
+SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE]]]"
+"""How a person names a profile in one word."""
+
 _SELECTOR_PARTS: Final = 3
 """What may follow the model: batch size, GPU count, GPU type."""
 
 
 def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
-    """The one key that MODEL[:BATCH[:GPUS[:TYPE]]] means; a model's name may have colons itself.
+    """The one key that a `SELECTOR` means.
 
     Raises:
         NoSuchProfileError: None or several match; the text lists the choices.
     """
     known = tuple(keys)
-    models = {key.model for key in known}
+    return find_one(known, selector(known, text))
+
+
+def selector(keys: Iterable[ProfileKey], text: str) -> Wanted:
+    """What a `SELECTOR` says; a model's name may have colons itself where the model is known.
+
+    Raises:
+        NoSuchProfileError: The text is none.
+    """
+    models = {key.model for key in keys}
     parts = text.split(":")
     model = next((name for end in range(len(parts), 0, -1) if (name := ":".join(parts[:end])) in models), parts[0])
-    said = [part or None for part in text[len(model) + 1 :].split(":")] if len(text) > len(model) else []
-    if len(said) > _SELECTOR_PARTS or not all(part is None or part.isdecimal() for part in said[:2]):
-        raise NoSuchProfileError(f"{text!r} is not MODEL[:BATCH[:GPUS[:TYPE]]], such as resnet18:64:2:a100")
+    said = [part or None for part in text[len(model) + 1 :].split(":")]
+    if not model or len(said) > _SELECTOR_PARTS or not all(part is None or part.isdecimal() for part in said[:2]):
+        raise NoSuchProfileError(f"{text!r} is not {SELECTOR}, such as resnet18:64:2:a100")
     batch_size, gpu_count, gpu_type = (said + [None] * _SELECTOR_PARTS)[:_SELECTOR_PARTS]
-    return find_one(known, Wanted(model, _number(batch_size), _number(gpu_count), gpu_type))
+    return Wanted(model, _number(batch_size), _number(gpu_count), gpu_type)
 
 
 def _number(text: str | None) -> int | None:

@@ -18,12 +18,11 @@ from muri.profiler.fingerprint import of_command
 from muri.profiler.interference.expect import expected
 from muri.profiler.interference.next_pairs import next_pairs
 from muri.profiler.interference.ratios import Interference, known_pairs, put
-from muri.profiler.lookup import Wanted, key_for
+from muri.profiler.lookup import SELECTOR, Wanted, key_for, selector
 from muri.profiler.records import ProfileKey
 
 SECONDS_HELP: Final = "Measure at most so long, once both have warmed up."
 STARTUP_HELP: Final = "Seconds that both may take to warm up."
-SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE]]]"
 
 
 class PairUsageError(UsageError):
@@ -166,7 +165,7 @@ def _keys(commands: Iterable[Sequence[str]], models: Iterable[str | None], store
     """What each script is: as the user says, else its fingerprint."""
     _, known = _read(store_path, missing_ok=True)
     named = zip(commands, models, strict=True)
-    return [key_for(known, _wanted(text) if text else Wanted(of_command(command))) for command, text in named]
+    return [key_for(known, selector(known, text) if text else Wanted(of_command(command))) for command, text in named]
 
 
 def _split(script: str) -> list[str]:
@@ -176,20 +175,10 @@ def _split(script: str) -> list[str]:
         raise PairUsageError(f"{script!r} is no command line: {error}") from error
 
 
-def _wanted(text: str) -> Wanted:
-    model, *rest = text.split(":")
-    if not model or len(rest) > 3 or not all(part.isdecimal() for part in rest[:2] if part):
-        raise PairUsageError(f"{text!r} is not {SELECTOR}, such as resnet18:64:2:a100")
-    batch_size, gpu_count, gpu_type = (*rest, "", "", "")[:3]
-    return Wanted(
-        model, int(batch_size) if batch_size else None, int(gpu_count) if gpu_count else None, gpu_type or None
-    )
-
-
 def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:
     with open_store(store_path, read_only=True) as store:
         known = [item.key for item in store.list()]
-        key_a, key_b = (key_for(known, _wanted(text)) for text in models)
+        key_a, key_b = (key_for(known, selector(known, text)) for text in models)
         found = expected(store, key_a, key_b)
     if found is None:
         unknown = [str(key) for key in (key_a, key_b) if key not in known]
