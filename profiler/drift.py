@@ -15,11 +15,11 @@ The rule, over the observations of a key since it was measured:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import Final
 
 from muri.profiler.records import STAGES, StageProfile
+from muri.profiler.times import moment
 from muri.profiler.upkeep import Observation
 
 LEAST_OBSERVATIONS: Final = 3
@@ -143,12 +143,3 @@ def _iterations(observations: Sequence[Observation]) -> int:
     for item in observations:
         counts.setdefault(item.job_id, []).append(item.iterations)
     return sum(max(found) - min(found) for found in counts.values())
-
-
-def moment(text: str) -> datetime | None:
-    """A time as it is stored, None when it cannot be read; UTC where it names no zone."""
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)

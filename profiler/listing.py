@@ -2,22 +2,18 @@
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.lookup import Wanted, find_all
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.times import moment
 
 
-def moment(profile: StageProfile) -> float:
-    """When it was measured, seconds since the epoch; 0 when that is not known."""
-    try:
-        then = datetime.fromisoformat(profile.measured_at)
-    except ValueError:
-        return 0.0
-    return (then if then.tzinfo else then.replace(tzinfo=UTC)).timestamp()
+def _newest_first(profile: StageProfile) -> float:
+    then = moment(profile.measured_at)
+    return 0.0 if then is None else -then.timestamp()
 
 
 def _unsure_first(profile: StageProfile) -> float:
@@ -26,7 +22,7 @@ def _unsure_first(profile: StageProfile) -> float:
 
 SORTS: Final[dict[str, Callable[[StageProfile], Any]]] = {
     "model": lambda profile: profile.key,
-    "age": lambda profile: -moment(profile),
+    "age": _newest_first,
     "iteration": lambda profile: -profile.iteration_s,
     "bottleneck": lambda profile: (profile.bottleneck, -max(profile.stage_s)),
     "gpu-mem": lambda profile: -profile.gpu_mem_gib,

@@ -1,34 +1,20 @@
 """Profiles as text for a terminal of 80 columns."""
 
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.times import age
 
 
 def milliseconds(seconds: float) -> str:
     """Seconds as milliseconds, with digits enough to tell short stages apart."""
     value = seconds * 1000
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def age(measured_at: str, now: datetime) -> str:
-    """How long ago a measurement was: "5 min", "3 h", "12 d"; "?" when it is not known."""
-    try:
-        then = datetime.fromisoformat(measured_at)
-    except ValueError:
-        return "?"
-    if then.tzinfo is None:
-        then = then.replace(tzinfo=UTC)
-    seconds = max(0.0, (now - then).total_seconds())
-    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def gpus(profile: StageProfile) -> str:

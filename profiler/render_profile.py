@@ -9,7 +9,8 @@ from rich.text import Text
 
 from muri.profiler.comparison import Row
 from muri.profiler.records import RESOURCES, STAGES, StageProfile
-from muri.profiler.render import age, mark_of, milliseconds
+from muri.profiler.render import mark_of, milliseconds
+from muri.profiler.times import age
 from muri.profiler.upkeep import StaleMark
 
 _BAR_WIDTH = 28

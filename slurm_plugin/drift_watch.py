@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
-from muri.profiler.drift import Drift, DriftRule, find_drift, is_due, moment
+from muri.profiler.drift import Drift, DriftRule, find_drift, is_due
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.times import moment
 from muri.profiler.upkeep import DRIFT, AuditEntry, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.running import as_submitted, running_groups

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -19,6 +18,7 @@ from muri.profiler.allreduce import (
 )
 from muri.profiler.bandwidth import KIND, Bandwidth, bandwidths, ring_s
 from muri.profiler.commands.options import json_option, open_store, store_option
+from muri.profiler.times import now_text
 
 
 @click.command("bandwidth", short_help="Measure the all-reduce that scaled profiles rest on.")
@@ -66,7 +66,7 @@ def bandwidth_command(
 def _bandwidth(timings: Sequence[Timing], gpu_type: str, ranks: int, nodes: int, backend: str) -> Bandwidth:
     if ranks % nodes:
         raise AllReduceError(f"{ranks} tasks on {nodes} nodes: give every node as many (srun --ntasks-per-node)")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
+    now = now_text()
     return Bandwidth(gpu_type, nodes, ranks // nodes, *fit(timings, ranks), backend, now)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Final
@@ -22,6 +21,7 @@ from muri.profiler.interference.fits import (
 from muri.profiler.lookup import Wanted, find_all
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
+from muri.profiler.times import now_text
 
 SAMPLE: Final = "sample"
 MIB: Final = "MiB"
@@ -50,7 +50,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
         profiles = store.list()
         keys = set(find_all((item.key for item in profiles), wanted))
         fits = _fits([item for item in profiles if item.key in keys], profiles)
-        now = datetime.now(UTC).isoformat(timespec="seconds")
+        now = now_text()
         for name, (unit, line) in fits.items():
             store.put_document(KIND, Document(name, now, {"unit": unit, **line.to_dict()}))
     if as_json:

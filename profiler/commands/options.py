@@ -1,7 +1,6 @@
 """What the commands share: options, the store they mean, the terminal."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +10,7 @@ import click
 from muri.profiler.commands.complete import complete_gpu_type, complete_model
 from muri.profiler.lookup import Wanted
 from muri.profiler.store import ProfileStore, default_store_path
+from muri.profiler.times import now_text
 from muri.profiler.upkeep import Author, user_name
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _with_model(command: Callable[..., None], *, required: bool) -> Callable[...
 
 def author(action: str) -> Author:
     """Who runs the command, now, for the audit."""
-    return Author(user_name(), datetime.now(UTC).isoformat(timespec="seconds"), action)
+    return Author(user_name(), now_text(), action)
 
 
 def open_store(store_path: Path | None, *, read_only: bool = False) -> ProfileStore:

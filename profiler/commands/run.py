@@ -15,6 +15,7 @@ from muri.profiler.dryrun.request import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, L
 from muri.profiler.exchange import to_dict
 from muri.profiler.fingerprint import of_command
 from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.times import now_text
 
 if TYPE_CHECKING:
     from muri.profiler.dryrun.runner import DryRunResult, Progress
@@ -80,7 +81,7 @@ def run_command(
         with open_store(store_path):  # before the measurement: who may not write need not wait for it
             pass
     result = _measure(command, Limits(asked["iterations"], asked["seconds"]))
-    profile = result.profile(key, datetime.now(UTC).isoformat(timespec="seconds"))
+    profile = result.profile(key, now_text())
     history: tuple[StageProfile, ...] = (profile,)
     if not no_store:
         with open_store(store_path) as store:

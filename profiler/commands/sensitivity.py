@@ -16,8 +16,9 @@ from muri.profiler.sensitivity.curve import Measured
 from muri.profiler.sensitivity.errors import SensitivityError
 from muri.profiler.sensitivity.memory_axis import MemoryAxis
 from muri.profiler.sensitivity.profiling import ScriptMeter, overlap_seen
-from muri.profiler.sensitivity.record import KIND, Sensitivity, now_text, stored
+from muri.profiler.sensitivity.record import KIND, Sensitivity, stored
 from muri.profiler.sensitivity.throughput import STEADY_S
+from muri.profiler.times import now_text
 
 READING_SHARE: Final = 0.1
 """A loop that waits longer for its data, as a share of the iteration, probably reads from storage."""

@@ -10,6 +10,7 @@ import click
 from muri.profiler.commands.options import author, json_option, maybe_wanted_options, open_store, store_option
 from muri.profiler.errors import StoreMissingError
 from muri.profiler.lookup import Wanted, find_one
+from muri.profiler.times import age
 from muri.profiler.upkeep import StaleMark
 
 
@@ -68,10 +69,8 @@ def _list(store_path: Path | None, as_json: bool) -> None:
     if not marks:
         click.echo("No profile is stale.")
         return
-    from muri.profiler.render import age  # noqa: PLC0415 -- rich takes a while to load
-
     for mark in marks:
-        click.echo(f"{mark.key}\n  {mark.reason}\n  since {age(mark.since, datetime.now(UTC))}, by {mark.who}")
+        click.echo(f"{mark.key}\n  {mark.reason}\n  {age(mark.since, datetime.now(UTC))} ago, by {mark.who}")
 
 
 def _plain(mark: StaleMark) -> dict[str, object]:

@@ -10,6 +10,7 @@ import click
 
 from muri.profiler.commands.options import json_option, open_store, store_option
 from muri.profiler.store_stats import StoreStats, stats_of
+from muri.profiler.times import age
 
 
 @click.command("stats", short_help="Count profiles, measurements and marks.")
@@ -33,8 +34,6 @@ def stats_command(store_path: Path | None, as_json: bool) -> None:
 
 
 def _lines(stats: StoreStats) -> Iterator[tuple[str, str]]:
-    from muri.profiler.render import age  # noqa: PLC0415 -- rich takes a while to load
-
     now = datetime.now(UTC)
     yield "store", stats.path
     yield "size", f"{stats.file_mib:.2f} MiB, journal {stats.journal}"

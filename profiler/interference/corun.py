@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -26,6 +25,7 @@ from muri.profiler.interference.errors import PairFailedError, PairUnstartableEr
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.records import ProfileKey
+from muri.profiler.times import now_text
 
 DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0
@@ -174,7 +174,7 @@ def measure_pair(
         rounds = _take_turns(runners, budget, tell)
         measured_s = time.perf_counter() - began_s
         a, b = (_side(key, runner) for key, runner in zip(keys, runners, strict=True))
-        return Interference(a, b, rounds, measured_s, datetime.now(UTC).isoformat(timespec="seconds"))
+        return Interference(a, b, rounds, measured_s, now_text())
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from muri.profiler.interference.fits import LinearFit
 from muri.profiler.interference.next_pairs import Candidate
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey
-from muri.profiler.render import age, milliseconds
+from muri.profiler.render import milliseconds
+from muri.profiler.times import age
 
 
 def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) -> None:

@@ -1,12 +1,12 @@
 """Features beside the profiles in the store: documents of the kind "features"."""
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
+from muri.profiler.times import now_text
 
 KIND: Final = "features"
 
@@ -32,7 +32,7 @@ class Example(NamedTuple):
 
 def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) -> None:
     """Store the features of a key; earlier ones are replaced."""
-    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    now = now_text()
     about = {"model": key.model, "batch_size": key.batch_size, "gpu_count": key.gpu_count, "gpu_type": key.gpu_type}
     store.put_document(KIND, Document(str(key), now, {"key": about, "features": features.to_dict()}))
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
@@ -128,11 +127,6 @@ def stored(store: DocumentStore, name: str) -> Sensitivity:
         if document.name == name:
             return Sensitivity.from_document(document)
     raise NoSuchSensitivityError(_nothing(name, (document.name for document in documents)))
-
-
-def now_text() -> str:
-    """The UTC time as the store writes it."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _nothing(name: str, known: Iterable[str]) -> str:

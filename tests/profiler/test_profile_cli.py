@@ -11,8 +11,9 @@ from profile_builders import make_profile
 from muri.cli import cli, run_command
 from muri.profiler.cli import profile
 from muri.profiler.exchange import to_json
-from muri.profiler.render import age, milliseconds
+from muri.profiler.render import milliseconds
 from muri.profiler.store import ProfileStore
+from muri.profiler.times import age
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,29 @@
+"""Points in time as the store has them: ISO-8601 texts in UTC."""
+
+from datetime import UTC, datetime
+
+
+def now_text() -> str:
+    """The time now, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def moment(text: str) -> datetime | None:
+    """The point in time that a text names, UTC where it names no zone; None when it names none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def age(text: str, now: datetime) -> str:
+    """How long ago that was: "5 min", "3 h", "12 d"; "?" when it is not known."""
+    then = moment(text)
+    if then is None:
+        return "?"
+    seconds = max(0.0, (now - then).total_seconds())
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
