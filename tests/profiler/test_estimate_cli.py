@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from profile_builders import make_profile
+from profile_commands import use_own_store
 
 from muri.cli import cli, run_command
 from muri.profiler.cli import profile
@@ -21,11 +22,9 @@ NAMED_LIKE_A_PATH = "ann:/home/ann/runs:sbatch train.sh"
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
-    monkeypatch.delenv("MURI_PROFILES", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
+    path = use_own_store(tmp_path, monkeypatch)
     detail = ProfileDetail(gradient_mib=102.4)
-    with ProfileStore(tmp_path / "profiles.db") as store:
+    with ProfileStore(path) as store:
         store.put_all(
             (
                 make_profile("resnet18", synchronize_s=0.0, detail=detail),
@@ -34,7 +33,7 @@ def path(tmp_path, monkeypatch):
                 make_profile(NAMED_LIKE_A_PATH, batch_size=0),
             )
         )
-    return tmp_path / "profiles.db"
+    return path
 
 
 def predict(*arguments):

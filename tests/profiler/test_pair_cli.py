@@ -5,8 +5,8 @@ import json
 import psutil
 import pytest
 from profile_builders import make_profile
+from profile_commands import muri, use_own_store
 
-from muri.cli import cli, run_command
 from muri.profiler.interference.corun import Budget
 from muri.profiler.interference.errors import PairFailedError, PairUnstartableError
 from muri.profiler.store import ProfileStore
@@ -31,17 +31,8 @@ IDLE = "import time\ntime.sleep(60)\n"
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
-    monkeypatch.delenv("MURI_PROFILES", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(tmp_path)
-    return tmp_path / "profiles.db"
-
-
-def muri(capsys, *arguments):
-    code = run_command(cli, ["profile", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return use_own_store(tmp_path, monkeypatch)
 
 
 def test_two_scripts_that_share_a_resource(tmp_path, capsys):

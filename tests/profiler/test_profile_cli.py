@@ -5,11 +5,9 @@ import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from click.testing import CliRunner
 from profile_builders import make_profile
+from profile_commands import invoke, muri, use_own_store
 
-from muri.cli import cli, run_command
-from muri.profiler.cli import profile
 from muri.profiler.exchange import to_json
 from muri.profiler.render import milliseconds
 from muri.profiler.store import ProfileStore
@@ -18,10 +16,7 @@ from muri.profiler.times import age
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
-    monkeypatch.delenv("MURI_PROFILES", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
-    return tmp_path / "profiles.db"
+    return use_own_store(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -34,17 +29,6 @@ def filled(path):
     with ProfileStore(path) as store:
         store.put_all(profiles)
     return path
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(profile, [str(argument) for argument in arguments], catch_exceptions=False, **options)
-
-
-def muri(capsys, *arguments):
-    """Run `muri profile …` as its entry point does: exit code, stdout, stderr."""
-    code = run_command(cli, ["profile", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def models(path):

@@ -5,11 +5,9 @@ import os
 import pwd
 
 import pytest
-from click.testing import CliRunner
 from profile_builders import make_profile
+from profile_commands import invoke, muri, use_own_store
 
-from muri.cli import cli, run_command
-from muri.profiler.cli import profile
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import ProfileStore
 from muri.profiler.upkeep import user_name
@@ -19,24 +17,11 @@ ME = pwd.getpwuid(os.geteuid()).pw_name
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
-    for name in ("MURI_PROFILES", "SUDO_USER", "MURI_STORE_JOURNAL"):
-        monkeypatch.delenv(name, raising=False)
-    path = tmp_path / "profiles.db"
+    path = use_own_store(tmp_path, monkeypatch)
     with ProfileStore(path) as store:
         store.put(make_profile("resnet18", detail=ProfileDetail(busy_s=(0.2, 0.1, 0.3, 0.0), cpu_cores=2.0)))
         store.put(make_profile("gpt2", gpu_type="a100"))
     return path
-
-
-def invoke(*arguments, **options):
-    return CliRunner().invoke(profile, [str(argument) for argument in arguments], catch_exceptions=False, **options)
-
-
-def muri(capsys, *arguments):
-    code = run_command(cli, ["profile", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def plain(*arguments):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 import pytest
 from click.testing import CliRunner
 from profile_builders import make_profile
+from profile_commands import use_own_store
 
 from muri.cli import cli, run_command
 from muri.profiler.cli import profile
@@ -25,11 +26,9 @@ DETAIL = ProfileDetail(
 
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
-    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
-    monkeypatch.delenv("MURI_PROFILES", raising=False)
-    monkeypatch.setenv("COLUMNS", "80")
+    path = use_own_store(tmp_path, monkeypatch)
     slow = make_profile("vgg16", gpu_count=2, iteration_s=0.9, load_s=0.6, gpu_mem_gib=8.0)
-    with ProfileStore(tmp_path / "profiles.db") as store:
+    with ProfileStore(path) as store:
         store.put_all(
             (
                 make_profile("resnet18", detail=DETAIL),
@@ -39,7 +38,7 @@ def path(tmp_path, monkeypatch):
             )
         )
         store.mark_stale(slow.key, "load takes twice as long", Author("ann", "2026-03-02T12:00:00Z", "stale"))
-    return tmp_path / "profiles.db"
+    return path
 
 
 def output_of(*arguments):
