@@ -37,11 +37,6 @@ def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None
     return 1 + sum(share_a * share_b for index, (share_a, share_b) in enumerate(shares) if index != free)
 
 
-def least_ratio(a: StageProfile, b: StageProfile) -> float:
-    """ξ when the two take turns as well as can be: max(1, max_r (u_a,r + u_b,r))."""
-    return max(1.0, *(one + two for one, two in zip(busy_shares(a), busy_shares(b), strict=True)))
-
-
 def busy_shares(profile: StageProfile) -> tuple[float, ...]:
     """Share of an iteration in which each resource is used, hidden behind another or not."""
     used_s = profile.detail.busy_s or profile.stage_s

@@ -131,11 +131,6 @@ def find(known: Iterable[Interference], key_a: ProfileKey, key_b: ProfileKey) ->
     return next((item.seen_from(key_a) for item in known if item.pair == wanted), None)
 
 
-def remove(store: ProfileStore, key_a: ProfileKey, key_b: ProfileKey) -> bool:
-    """Forget a pair; returns whether there was one."""
-    return store.remove_document(KIND, _name(*ordered(key_a, key_b)))
-
-
 def _name(*keys: ProfileKey) -> str:
     return _JOIN.join(str(key) for key in keys)
 

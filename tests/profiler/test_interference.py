@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from profile_builders import make_profile
 
 from muri.profiler.interference.errors import FitError, InterferenceError
-from muri.profiler.interference.estimate import busy_shares, estimated_ratio, least_ratio
+from muri.profiler.interference.estimate import busy_shares, estimated_ratio
 from muri.profiler.interference.expect import expected
 from muri.profiler.interference.fits import LinearFit, Point, fit_communication, fit_computation, fit_line
 from muri.profiler.interference.next_pairs import next_pairs
-from muri.profiler.interference.ratios import Interference, Side, find, known_pairs, put, remove
+from muri.profiler.interference.ratios import Interference, Side, find, known_pairs, put
 from muri.profiler.interference.stamps import StampReader
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore
@@ -36,6 +36,11 @@ def profile(shares, **changes):
         make_profile(load_s=0.1, preprocess_s=0.1, propagate_s=0.1, synchronize_s=0.1, iteration_s=1.0),
         detail=ProfileDetail(busy_s=tuple(shares), **changes),
     )
+
+
+def best_interleaving(a, b):
+    """ξ when the two take turns as well as can be: max(1, max_r (u_a,r + u_b,r))."""
+    return max(1.0, *(one + two for one, two in zip(busy_shares(a), busy_shares(b), strict=True)))
 
 
 shares = st.lists(st.floats(0, 1), min_size=4, max_size=4)
@@ -118,7 +123,7 @@ def test_communication_is_fitted_over_gradient_sizes_of_several_models():
 def test_the_estimate_is_symmetric_and_no_better_than_the_best_interleaving(first, second):
     a, b = profile(first), profile(second)
     assert estimated_ratio(a, b) == pytest.approx(estimated_ratio(b, a))
-    assert least_ratio(a, b) - 1e-9 <= max(estimated_ratio(a, b), 1.0)
+    assert best_interleaving(a, b) - 1e-9 <= max(estimated_ratio(a, b), 1.0)
     assert 1 <= estimated_ratio(a, b) <= 5
 
 
@@ -127,7 +132,7 @@ def test_the_estimate_of_plain_cases():
     assert estimated_ratio(gpu, gpu) == 2
     assert estimated_ratio(gpu, storage) == 1
     assert estimated_ratio(half, half) == 1.5
-    assert least_ratio(half, half) == 1
+    assert best_interleaving(half, half) == 1
     assert busy_shares(make_profile(load_s=0.24))[0] == 0.5  # without detail: what each stage owns
 
 
@@ -149,8 +154,6 @@ def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
         assert find(known, A, C) is None
         put(store, pair(A, B, 1.9, 1.1))
         assert [item.a.ratio for item in known_pairs(store)] == [1.9]  # the same pair, newer
-        assert remove(store, B, A)
-        assert known_pairs(store) == ()
 
 
 def test_what_to_expect_is_measured_else_estimated_else_unknown(tmp_path):
