@@ -86,7 +86,7 @@ def why_estimated(profile: StageProfile) -> str:
 
 
 def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    from muri.profiler.prediction import predict_profile  # noqa: PLC0415 -- loads NumPy, and SciPy where it is used
+    from muri.profiler.prediction.estimate import predict_profile  # noqa: PLC0415 -- loads NumPy
 
     return predict_profile(store, key)
 

@@ -1,6 +1,5 @@
 """Features beside the profiles in the store: documents of the kind "features"."""
 
-from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
@@ -53,20 +52,13 @@ def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Ex
         FeaturesError: A document is not what `put_features` writes.
     """
     features = {known.key: known.features for known in all_features(store)}
-    return _examples(store.list(), features, gpu_type, gpu_count)
-
-
-def _examples(
-    profiles: Iterable[StageProfile], features: dict[ProfileKey, GraphFeatures], gpu_type: str, gpu_count: int
-) -> tuple[Example, ...]:
-    wanted = [
-        item
-        for item in profiles
+    return tuple(
+        Example(features[item.key], item)
+        for item in store.list()
         if item.key in features
         and not item.is_estimate
         and (item.key.gpu_type, item.key.gpu_count) == (gpu_type, gpu_count)
-    ]
-    return tuple(Example(features[item.key], item) for item in sorted(wanted, key=lambda item: item.key))
+    )
 
 
 def _decode(document: Document) -> Known:

@@ -79,7 +79,7 @@ def build(target: str) -> "nn.Module":
         except (Exception, SystemExit):  # weights are looked at or loaded: then make it for real
             model = _call(factory, target)
     if not isinstance(model, torch.nn.Module):
-        raise FactoryError(f"{target} returned a {type(model).__name__}; it must return a torch.nn.Module")
+        raise FactoryError(f"{target} returned no module but {type(model).__name__}; it must return a torch.nn.Module")
     return model
 
 

@@ -13,7 +13,7 @@ from profile_builders import make_profile
 from muri.cli import cli, run_command
 from muri.profiler.cli import profile
 from muri.profiler.estimates import best_known
-from muri.profiler.prediction import predict_profile, regression
+from muri.profiler.prediction import regression
 from muri.profiler.prediction.documents import KIND, Example, all_features, examples, put_features
 from muri.profiler.prediction.errors import (
     LEAST_FAMILIES,
@@ -21,7 +21,7 @@ from muri.profiler.prediction.errors import (
     LearnerMissingError,
     TooFewProfilesError,
 )
-from muri.profiler.prediction.estimate import check_enough, predict
+from muri.profiler.prediction.estimate import check_enough, predict, predict_profile
 from muri.profiler.prediction.features import FeaturesError, GraphFeatures
 from muri.profiler.prediction.memory import estimate_memory
 from muri.profiler.prediction.regression import Constant, fit_all, folds, held_out, trees, vectors
@@ -282,7 +282,7 @@ class TestCommand:
             ("{folder}/model.py:constant", "3x4x4", "constant is not callable"),
             ("{folder}/model.py:broken", "3x4x4", "broken failed: ValueError: no such size"),
             ("{folder}/model.py:leaves", "3x4x4", "leaves failed: SystemExit: 0"),
-            ("{folder}/model.py:number", "3x4x4", "returned a int; it must return a torch.nn.Module"),
+            ("{folder}/model.py:number", "3x4x4", "returned no module but int; it must return a torch.nn.Module"),
             ("{folder}/typo.py:build", "3x4x4", "typo.py cannot be loaded: SyntaxError"),
             ("{folder}/model.py:build", "3x0x4", "--input '3x0x4': give the shape of one sample"),
             ("{folder}/model.py:build", "int:", "--input 'int:'"),

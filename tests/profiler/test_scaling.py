@@ -159,7 +159,9 @@ def test_network_use_of_one_gpu_is_no_hidden_all_reduce():
 def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
     """What a prediction is made of, tests/profiler/test_prediction*.py say."""
     predicted = make_profile("gpt2", gpu_count=4, source="predicted")
-    monkeypatch.setattr("muri.profiler.prediction.predict_profile", lambda _, wanted: replace(predicted, key=wanted))
+    monkeypatch.setattr(
+        "muri.profiler.prediction.estimate.predict_profile", lambda _, wanted: replace(predicted, key=wanted)
+    )
     keys = [key(4, model=model) for model in ("gpt2", "resnet18", "vgg16")]
     monkeypatch.setattr(estimates, "keys_with_features", lambda _: frozenset(keys[:1]))
     with ProfileStore(tmp_path / "p.db") as store:
