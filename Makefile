@@ -21,7 +21,7 @@ unit: venv ## Tests that need no Slurm.
 	@.venv/bin/python -m pytest -q tests -m "not slurm"
 
 sandbox-test: venv ## Tests on the sandbox, a real Slurm on this machine.
-	@.venv/bin/python -m pytest -q tests -m slurm
+	@.venv/bin/python -m pytest -q tests/slurm -m slurm -n 2 --dist loadfile
 
 sandbox: venv ## Start a sandbox to play in: bin/muri-sandbox shell
 	@bin/muri-sandbox up
