@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from muri.profiler.bandwidth import bandwidths
+from muri.profiler.prediction.documents import all_features
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.scaling import scale
 from muri.profiler.store import ProfileStore
@@ -93,6 +94,4 @@ def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
 
 def keys_with_features(store: ProfileStore) -> frozenset[ProfileKey]:
     """The keys whose model's graph is known; predicting others would only cost time."""
-    from muri.profiler.prediction.documents import all_features  # noqa: PLC0415 -- loads NumPy
-
     return frozenset(item.key for item in all_features(store))

@@ -17,7 +17,7 @@ from muri.profiler.allreduce import (
     usable_backend,
 )
 from muri.profiler.bandwidth import KIND, Bandwidth, bandwidths, ring_s
-from muri.profiler.commands.options import json_option, open_store, store_option
+from muri.profiler.commands.options import json_option, open_if_any, open_store, store_option
 from muri.profiler.times import now_text
 
 
@@ -43,8 +43,7 @@ def bandwidth_command(
       muri profile bandwidth --list
     """
     if list_only:
-        with open_store(store_path, read_only=True) as store:
-            _print(bandwidths(store), as_json)
+        _print(_measured(store_path), as_json)
         return
     step = step_of(os.environ)
     backend = usable_backend(backend, ranks if step is None else step.ranks // step.nodes)
@@ -61,6 +60,14 @@ def bandwidth_command(
     _print((found,), as_json)
     if not as_json:
         _print_timings(found, timings)
+
+
+def _measured(store_path: Path | None) -> tuple[Bandwidth, ...]:
+    store = open_if_any(store_path)
+    if store is None:
+        return ()
+    with store:
+        return bandwidths(store)
 
 
 def _bandwidth(timings: Sequence[Timing], gpu_type: str, ranks: int, nodes: int, backend: str) -> Bandwidth:

@@ -33,7 +33,7 @@ def edit_command(wanted: Wanted, store_path: Path | None, as_json: bool, **figur
       muri profile edit resnet18 --batch-size 64 --load-ms 120 --iteration-ms 480
     """
     by = author("edit")
-    with open_store(store_path) as store:
+    with open_store(store_path, existing=True) as store:
         key = find_one((item.key for item in store.list()), wanted)
         old = store.history(key)[0]
         new = edited(old, Edit(**figures), by.at)

@@ -46,7 +46,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
       muri profile fit resnet18
       muri profile fit resnet18 --gpus 1 --gpu-type a100 --json
     """
-    with open_store(store_path) as store:
+    with open_store(store_path, existing=True) as store:
         profiles = store.list()
         keys = set(find_all((item.key for item in profiles), wanted))
         fits = _fits([item for item in profiles if item.key in keys], profiles)

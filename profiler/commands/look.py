@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 from muri.profiler.commands.complete import complete_gpu_type, complete_model
-from muri.profiler.commands.options import console, json_option, open_store, store_option, wanted_options
-from muri.profiler.errors import StoreMissingError
+from muri.profiler.commands.options import console, json_option, open_if_any, open_store, store_option, wanted_options
 from muri.profiler.exchange import to_dict, to_json
 from muri.profiler.listing import SORTS, Filter, listed
 from muri.profiler.lookup import Wanted, find_one
@@ -57,13 +56,11 @@ def list_command(sort: str, reverse: bool, store_path: Path | None, as_json: boo
 
 def _read(store_path: Path | None) -> tuple[tuple[StageProfile, ...], frozenset[ProfileKey]]:
     """All profiles, and the keys of the stale ones."""
-    try:
-        with open_store(store_path, read_only=True) as store:
-            return store.list(), frozenset(mark.key for mark in store.stale_marks())
-    except StoreMissingError:
-        if store_path is not None:
-            raise
-        return (), frozenset()  # a cluster that has measured nothing yet is no error
+    store = open_if_any(store_path)
+    if store is None:
+        return (), frozenset()
+    with store:
+        return store.list(), frozenset(mark.key for mark in store.stale_marks())
 
 
 @click.command("show", short_help="Show a profile with its stages as bars.")

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from muri.profiler.commands.complete import complete_gpu_type, complete_model
+from muri.profiler.errors import StoreMissingError
 from muri.profiler.lookup import Wanted
 from muri.profiler.store import ProfileStore, default_store_path
+from muri.profiler.store_connection import exists
 from muri.profiler.times import now_text
 from muri.profiler.upkeep import Author, user_name
 
@@ -74,9 +76,36 @@ def author(action: str) -> Author:
     return Author(user_name(), now_text(), action)
 
 
-def open_store(store_path: Path | None, *, read_only: bool = False) -> ProfileStore:
-    """The store that a command means."""
-    return ProfileStore(store_path or default_store_path(), read_only=read_only)
+def open_store(store_path: Path | None, *, read_only: bool = False, existing: bool = False) -> ProfileStore:
+    """The store that a command means.
+
+    Args:
+        store_path: As given with --store.
+        read_only: Open it only to read.
+        existing: Don't make it: the command changes what is in it, and a path that is mistyped should be heard of.
+
+    Raises:
+        StoreMissingError: There is none, and none is made.
+    """
+    path = store_path or default_store_path()
+    if existing and not exists(path):
+        raise StoreMissingError(path)
+    return ProfileStore(path, read_only=read_only)
+
+
+def open_if_any(store_path: Path | None, *, missing_ok: bool = False) -> ProfileStore | None:
+    """The store to read; None where nothing was measured yet, which is no error unless --store names a file.
+
+    Args:
+        store_path: As given with --store.
+        missing_ok: It is no error there either.
+    """
+    try:
+        return open_store(store_path, read_only=True)
+    except StoreMissingError:
+        if store_path is not None and not missing_ok:
+            raise
+        return None
 
 
 def console() -> "Console":

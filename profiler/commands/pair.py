@@ -12,8 +12,8 @@ from typing import Final
 import click
 
 from muri.errors import UsageError
-from muri.profiler.commands.options import console, json_option, open_store, store_option
-from muri.profiler.errors import NoSuchProfileError, StoreMissingError
+from muri.profiler.commands.options import console, json_option, open_if_any, open_store, store_option
+from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.fingerprint import of_command
 from muri.profiler.interference.expect import expected
 from muri.profiler.interference.next_pairs import next_pairs
@@ -128,13 +128,11 @@ def _read(
     store_path: Path | None, *, missing_ok: bool = False
 ) -> tuple[tuple[Interference, ...], tuple[ProfileKey, ...]]:
     """All pairs and the keys of all profiles; nothing where nothing was ever measured."""
-    try:
-        with open_store(store_path, read_only=True) as store:
-            return known_pairs(store), tuple(item.key for item in store.list())
-    except StoreMissingError:
-        if store_path is not None and not missing_ok:
-            raise
+    store = open_if_any(store_path, missing_ok=missing_ok)
+    if store is None:
         return (), ()
+    with store:
+        return known_pairs(store), tuple(item.key for item in store.list())
 
 
 def _measure(scripts: tuple[str, ...], request: Request, store_path: Path | None) -> Interference:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import click
 
-from muri.profiler.commands.options import author, json_option, maybe_wanted_options, open_store, store_option
-from muri.profiler.errors import StoreMissingError
+from muri.profiler.commands.options import (
+    author,
+    json_option,
+    maybe_wanted_options,
+    open_if_any,
+    open_store,
+    store_option,
+)
 from muri.profiler.lookup import Wanted, find_one
 from muri.profiler.times import age
 from muri.profiler.upkeep import StaleMark
@@ -41,7 +47,7 @@ def stale_command(
         return
     if (reason is None) != clear:
         raise click.UsageError('say one of --reason "…" to mark it and --clear to take the mark back')
-    with open_store(store_path) as store:
+    with open_store(store_path, existing=True) as store:
         key = find_one((item.key for item in store.list()), wanted)
         if reason is None:
             changed = store.clear_stale(key, author("clear"))
@@ -56,13 +62,7 @@ def stale_command(
 
 
 def _list(store_path: Path | None, as_json: bool) -> None:
-    try:
-        with open_store(store_path, read_only=True) as store:
-            marks = store.stale_marks()
-    except StoreMissingError:
-        if store_path is not None:
-            raise
-        marks = ()  # a cluster that has measured nothing yet is no error
+    marks = _marks(store_path)
     if as_json:
         click.echo(json.dumps({"stale": [_plain(mark) for mark in marks]}, indent=2, ensure_ascii=False))
         return
@@ -71,6 +71,14 @@ def _list(store_path: Path | None, as_json: bool) -> None:
         return
     for mark in marks:
         click.echo(f"{mark.key}\n  {mark.reason}\n  {age(mark.since, datetime.now(UTC))} ago, by {mark.who}")
+
+
+def _marks(store_path: Path | None) -> tuple[StaleMark, ...]:
+    store = open_if_any(store_path)
+    if store is None:
+        return ()
+    with store:
+        return store.stale_marks()
 
 
 def _plain(mark: StaleMark) -> dict[str, object]:
