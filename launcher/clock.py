@@ -118,6 +118,7 @@ class StageClock:
         iterations: Iterations done.
         recent: The last iterations' records.
         on_hold: Hears of all work, also of threads that are not gated and of worker processes.
+        on_ahead: Hears how many batches a loader may have ready, and after how many its waits recur.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class StageClock:
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
         self.gpu: GpuPace = HostPace()
         self.on_hold: HoldListener | None = None
+        self.on_ahead: Callable[[int, int], None] | None = None
         self._alone = gate is None
         self._gate: Gate = gate or OpenGate()
         self._on_interval = on_interval

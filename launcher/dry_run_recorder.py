@@ -55,6 +55,7 @@ class DryRunRecorder:
         self._told_s = 0.0
         self._done = False
         self.hold = self._course.hold
+        self.works_ahead = self._course.works_ahead
 
     def add(self, record: IterationRecord) -> None:
         """Take one iteration; after the last one, write the result and end the script."""

@@ -79,6 +79,7 @@ def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalLi
     atexit.register(_finish_in, os.getpid(), recorder)
     clock = StageClock(gate, on_interval=on_interval, on_iteration=recorder.add)
     clock.on_hold = recorder.hold
+    clock.on_ahead = recorder.works_ahead
     return clock
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
+from muri.launcher.ahead import tell_ahead
 from muri.launcher.checkpoints.loader_position import begin_loop
 from muri.launcher.clock import StageClock
 from muri.launcher.prefetch import Prefetcher
@@ -141,6 +142,7 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
         if not clock.explicit:
             clock.become_explicit()
         clock.ask_batch()
+        tell_ahead(clock, self._loader, int(self._prefetch))
         with stage("load"):
             source = begin_loop(self._loader, self._site, clock.yield_point)
         yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))

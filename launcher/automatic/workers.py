@@ -16,8 +16,10 @@ from typing import Any, Final
 
 from torch.utils.data import _utils, dataloader
 
+from muri.launcher.ahead import tell_ahead
 from muri.launcher.automatic.transforms import Meter, metered
 from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, replace, switch_off, watching
+from muri.launcher.stages import current_clock
 
 _HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
@@ -113,6 +115,7 @@ def install() -> None:
 
     @functools.wraps(plain_init)
     def make_iterator(iterator: Any, loader: Any) -> None:
+        _tell_ahead(loader)
         board = _make_board(loader)
         _forking.board = board
         try:
@@ -130,6 +133,14 @@ def install() -> None:
 
     replace(dataloader._MultiProcessingDataLoaderIter, "__init__", make_iterator)
     replace(_utils.worker, "_worker_loop", loop)
+
+
+def _tell_ahead(loader: Any) -> None:
+    """Also in a script that marks its stages itself."""
+    try:
+        tell_ahead(current_clock(), loader)
+    except Exception as error:
+        switch_off(_HOOK, error)
 
 
 def _make_board(loader: Any) -> Board | None:

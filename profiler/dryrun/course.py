@@ -1,13 +1,18 @@
-"""The course of one dry run: takes iterations as they end, says when it is enough, and sums up. Pure."""
+"""The course of one dry run: takes iterations as they end, says when it is enough, and sums up. Pure.
+
+A loader with workers delivers in bursts; what follows from that is said in `bursts`. Of a loader that was not seen
+only its waits tell: once an iteration stands out, the dry run goes to its limit, to see whether that recurs.
+"""
 
 from typing import Final
 
 from muri.errors import MuriError
 from muri.profiler.dryrun.attribution import Interval
+from muri.profiler.dryrun.bursts import LEAST_PERIODS, Ahead, moving_means, whole_periods
 from muri.profiler.dryrun.request import Limits
 from muri.profiler.dryrun.result import DryRunResult
-from muri.profiler.dryrun.steadiness import HALF_WINDOW, LEAST_WARMUP, MOST_WARMUP, TOLERANCE, settled_after
-from muri.profiler.dryrun.summary import Circumstances, IterationSample, how_sure, samples_of, summarise
+from muri.profiler.dryrun.steadiness import HALF_WINDOW, LEAST_WARMUP, TOLERANCE, most_warmup, settled_after
+from muri.profiler.dryrun.summary import Circumstances, IterationSample, enough_periods, how_sure, samples_of, summarise
 from muri.profiler.records import ProfileDetail
 
 LEAST_ITERATIONS: Final = 3
@@ -45,6 +50,7 @@ class Course:
         self.intervals: list[Interval] = []
         self._warmup = limits.fixed_warmup
         self._settled = limits.fixed_warmup is not None
+        self._ahead = Ahead()
 
     @property
     def measured(self) -> int:
@@ -61,6 +67,10 @@ class Course:
     def hold(self, stage: int, start_s: float, end_s: float, use: float, own: bool) -> None:
         """Work was done; may be called by any thread."""
         self.intervals.append(Interval(stage, start_s, end_s, use, own))
+
+    def works_ahead(self, depth: int, period: int) -> None:
+        """A loader of the script may have `depth` batches ready, and its waits recur with `period`."""
+        self._ahead = self._ahead.widened(Ahead(depth, period))
 
     def iteration(self, start_s: float, end_s: float) -> bool:
         """An iteration ended; returns whether it is enough."""
@@ -86,32 +96,54 @@ class Course:
             ProfileError: A figure cannot be true.
         """
         if self._warmup is None:
-            self._warmup = LEAST_WARMUP
+            self._warmup = self._unsettled_warmup()
         least = 1 if self.stopped else min(LEAST_ITERATIONS, self._limits.iterations)
         if self.measured < least:
             raise TooShortError(
                 f"the script ended after {len(self.windows)} iterations, {self.measured} of them after the "
                 f"warm-up of {self._warmup}; at least {least} are needed"
             )
-        held_up = f"; others on its cores held it up for {disturbed:.0%} of the time" if disturbed >= NOTABLE else ""
+        samples = self._in_periods()
         circumstances = Circumstances(
             warmup=self._warmup,
             settled=self._settled,
             disturbed=disturbed,
-            stopped=(self.stopped or "the script ended") + held_up,
+            stopped=(self.stopped or "the script ended") + self._reservations(samples, disturbed),
+            period=self._ahead.period,
             gpu_mem_gib=gpu_mem_gib,
             detail=detail or ProfileDetail(),
         )
-        return summarise(self._known(self._samples(len(self.windows))), circumstances)
+        return summarise(samples, circumstances)
+
+    def _reservations(self, samples: list[IterationSample], disturbed: float) -> str:
+        """What lowers the confidence, for the user."""
+        period, said = self._ahead.period, ""
+        if not enough_periods(samples, period):
+            said = (
+                f"; its loader's waits recur every {period} iterations, and fewer than {LEAST_PERIODS} × {period} count"
+                " (measure more: --iterations)"
+            )
+        if disturbed >= NOTABLE:
+            said += f"; others on its cores held it up for {disturbed:.0%} of the time"
+        return said
 
     def _look_for_warmup(self) -> None:
-        times_s = [end_s - start_s for start_s, end_s in self.windows]
+        depth, period = self._ahead.depth, self._ahead.period
+        least = max(LEAST_WARMUP, depth)
+        # Looking at longer periods than fit would itself take more than the limit.
+        fits = max(1, self._limits.iterations - 2 * HALF_WINDOW + 1)
+        times_s = moving_means([end_s - start_s for start_s, end_s in self.windows], min(period, fits))
         # Only the one place is new that the latest iteration completes the window of.
-        newest = max(LEAST_WARMUP, len(times_s) - 2 * HALF_WINDOW)
-        self._warmup = settled_after(times_s, known_unsettled=newest)
-        self._settled = self._warmup is not None and self._warmup < MOST_WARMUP
+        newest = max(least, len(times_s) - 2 * HALF_WINDOW)
+        self._warmup = settled_after(times_s, known_unsettled=newest, least=least)
+        self._settled = self._warmup is not None and self._warmup < most_warmup(least)
         if self._warmup is None and self._lasts_s(LEAST_WARMUP) > self._limits.steady_s:
-            self._warmup = LEAST_WARMUP
+            self._warmup = self._unsettled_warmup()
+
+    def _unsettled_warmup(self) -> int:
+        """Of a script that there is no more time for: what was ready ahead is left out as far as a period remains."""
+        remaining = len(self.windows) - max(self._ahead.period, LEAST_ITERATIONS)
+        return max(LEAST_WARMUP, min(self._ahead.depth, remaining))
 
     def _lasts_s(self, first: int) -> float:
         """How long the iterations since the given one took, and the next one probably will."""
@@ -129,14 +161,32 @@ class Course:
             return ""
         if self._lasts_s(warmup) > self._limits.steady_s:
             return f"another iteration would take it over {self._limits.steady_s:g} s of steady work"
-        since = self.measured - LEAST_TO_BE_SURE
+        period = self._ahead.period
+        since = self.measured - max(LEAST_TO_BE_SURE, LEAST_PERIODS * period)
         if since < 0 or since % CHECK_EVERY:
             return ""
-        half_width = how_sure(self._samples(len(self.windows) - _LATE)).half_width
-        return f"the means are sure within {half_width:.1%}" if half_width <= TOLERANCE else ""
+        if period > 1:
+            samples = whole_periods(self._known(self._samples(len(self.windows))), period)
+        else:
+            samples = self._samples(len(self.windows) - _LATE)
+        if not enough_periods(samples, period):
+            return ""
+        sure = how_sure(samples, period=period)
+        enough = sure.half_width <= TOLERANCE and not sure.left_out
+        return f"the means are sure within {sure.half_width:.1%}" if enough else ""
 
     def _samples(self, until: int) -> list[IterationSample]:
         return samples_of(self.windows[self._warmup or 0 : until], self.intervals)
+
+    def _in_periods(self) -> list[IterationSample]:
+        """The iterations that count: whole periods, of which all is known if these suffice; a fixed number is kept."""
+        samples, period = self._samples(len(self.windows)), self._ahead.period
+        known = self._known(samples)
+        if self._limits.fixed_warmup is not None:
+            return known
+        choices = [whole_periods(known, period), whole_periods(samples, period)]
+        enough = (choice for choice in choices if enough_periods(choice, period))
+        return next(enough, choices[0] or choices[1] or known)
 
     def _known(self, samples: list[IterationSample]) -> list[IterationSample]:
         """Leave out the last iterations in which work may have gone on that was not told of before the end."""

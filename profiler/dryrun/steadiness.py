@@ -3,7 +3,8 @@
 Warm-up: the script has settled after `w` iterations when of the 2 × `HALF_WINDOW` next ones the medians of the two
 halves differ by at most `TOLERANCE`, or no trend is found in them (Mann and Kendall's test at 5 %), and neither the
 first of them nor the last three stand out. The least `w` counts; it is at least `LEAST_WARMUP` and, for a script that
-never settles, `MOST_WARMUP`.
+never settles, `MOST_WARMUP`. With a loader that delivers in bursts both are higher, and the times are means of whole
+periods (`bursts`).
 
 Enough: the 95 % confidence half-widths of the mean iteration time and of the mean time of the stage that takes
 most of it are both within `TOLERANCE` of these means.
@@ -21,18 +22,24 @@ TOLERANCE: Final = 0.05
 """How near to its true value a mean should be, as a share of it."""
 
 HALF_WINDOW: Final = 5
+LEAST_FOR_SCATTER: Final = 3
 LEAST_WARMUP: Final = 2
 MOST_WARMUP: Final = 20
 
 MOST_OUTLIERS: Final = 0.1
 """A larger share of far-off iterations is not chance but part of the job."""
 
+FEW: Final = 2
+"""And so are more far-off iterations than these."""
+
+RECURS_FROM: Final = 2.0
+"""An iteration that takes this many times the median is chance only if there is one."""
+
 _OUTLIER_DEVIATIONS: Final = 4.0
 _SIGMA_PER_MAD: Final = 1.4826  # of a normal distribution
 _LEVEL: Final = 0.95
 _CHANCE_RISES: Final = 21  # Mann and Kendall's S: of 10 values without trend, 5 % exceed it
 _PRECISION: Final = 1e-6
-_LEAST_FOR_SCATTER: Final = 3
 _MOST_CORRELATED: Final = 0.9
 
 
@@ -61,32 +68,41 @@ def has_settled(times_s: Sequence[float]) -> bool:
     return abs(median(first) - median(second)) <= TOLERANCE * middle_s or not _has_trend(times_s)
 
 
-def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0) -> int | None:
+def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0, least: int = LEAST_WARMUP) -> int | None:
     """After how many iterations a script has settled; None while it has not.
 
     Args:
         times_s: Wall-clock seconds of all iterations so far.
         known_unsettled: So many iterations are known to be too few; what was found out before need not be again.
+        least: The least warm-up; the most lies as much higher as it does for `LEAST_WARMUP`.
     """
-    for warmup in range(max(LEAST_WARMUP, known_unsettled), len(times_s) - 2 * HALF_WINDOW + 1):
-        if warmup >= MOST_WARMUP or has_settled(times_s[warmup : warmup + 2 * HALF_WINDOW]):
+    for warmup in range(max(least, known_unsettled), len(times_s) - 2 * HALF_WINDOW + 1):
+        if warmup >= most_warmup(least) or has_settled(times_s[warmup : warmup + 2 * HALF_WINDOW]):
             return warmup
     return None
+
+
+def most_warmup(least: int = LEAST_WARMUP) -> int:
+    """After how many iterations measuring begins although the script has not settled."""
+    return least + MOST_WARMUP - LEAST_WARMUP
 
 
 def ordinary(times_s: Sequence[float]) -> list[bool]:
     """Which iterations count for the means: all but a few that something else on the machine held up.
 
     Left out is what lies further than four standard deviations, estimated from the median absolute deviation,
-    and further than the tolerance from the median, unless that is more than a tenth of all.
+    and further than the tolerance from the median, unless that is more than `FEW` or a tenth of all, or takes a
+    multiple of the median (`RECURS_FROM`) and recurs: then it is a part of the job, such as waiting for data.
     """
     middle_s = median(times_s)
     far_s = max(_OUTLIER_DEVIATIONS * _deviation(times_s), 2 * TOLERANCE * middle_s)
     kept = [abs(value - middle_s) <= far_s for value in times_s]
-    return kept if kept.count(False) <= MOST_OUTLIERS * len(kept) else [True] * len(kept)
+    recurs = sum(value >= RECURS_FROM * middle_s for value in times_s) > 1
+    few = kept.count(False) <= min(FEW, MOST_OUTLIERS * len(kept))
+    return kept if few and not recurs else [True] * len(kept)
 
 
-def certainty(values: Sequence[float], bias: float = 0.0) -> Certainty:
+def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR_SCATTER) -> Certainty:
     """How sure the mean of values is that follow each other in time.
 
     What holds up one iteration often holds up the next: with the correlation ρ of neighbours, n values say as much
@@ -95,10 +111,11 @@ def certainty(values: Sequence[float], bias: float = 0.0) -> Certainty:
     Args:
         values: In the order of time.
         bias: Share of the mean by which all of them may be too large; it uses up some of the tolerance.
+        least: From so many values on their scatter says something.
     """
     count = len(values)
     mean = fmean(values)
-    if count < _LEAST_FOR_SCATTER or mean <= 0:
+    if count < least or mean <= 0:
         return Certainty(mean, math.inf, 0.0)
     squares = sum((value - mean) ** 2 for value in values)
     correlation = _neighbours(values, mean) / squares if squares > 0 else 0.0

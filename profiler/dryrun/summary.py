@@ -8,12 +8,13 @@ from statistics import fmean, pstdev
 from typing import Final
 
 from muri.profiler.dryrun.attribution import Attribution, Interval, attribute
+from muri.profiler.dryrun.bursts import LEAST_PERIODS, period_means
 from muri.profiler.dryrun.result import DryRunResult
-from muri.profiler.dryrun.steadiness import certainty, ordinary
+from muri.profiler.dryrun.steadiness import LEAST_FOR_SCATTER, certainty, ordinary
 from muri.profiler.records import STAGES, ProfileDetail, ProfileError
 
 UNSETTLED_FACTOR: Final = 0.5
-"""What the confidence is multiplied with when a script never settled."""
+"""What the confidence is multiplied with when a script never settled, and when too few periods were measured."""
 
 _P95: Final = 0.95
 
@@ -42,6 +43,7 @@ class Circumstances:
         settled: Whether the script had settled by then.
         disturbed: Share of the time that others held the script up.
         stopped: Why there are no more of them.
+        period: Iterations after which the waits for the loader recur.
         gpu_mem_gib: Peak GPU memory.
         detail: What else was measured; the rest is filled in.
     """
@@ -50,6 +52,7 @@ class Circumstances:
     settled: bool = True
     disturbed: float = 0.0
     stopped: str = ""
+    period: int = 1
     gpu_mem_gib: float = 0.0
     detail: ProfileDetail = field(default_factory=ProfileDetail)
 
@@ -62,10 +65,12 @@ class Certain:
         half_width: The larger of the two 95 % half-widths, of the iteration and of the stage that takes most
             of it, as a share of the mean.
         confidence: The smaller of the probabilities that these means lie within the tolerance of the true ones.
+        left_out: Iterations that do not count for them.
     """
 
     half_width: float
     confidence: float
+    left_out: int = 0
 
 
 def samples_of(windows: Sequence[tuple[float, float]], intervals: Iterable[Interval]) -> list[IterationSample]:
@@ -91,16 +96,29 @@ def sample_of(attribution: Attribution, iteration_s: float) -> IterationSample:
     return IterationSample(attribution.owned_s, iteration_s, attribution.busy_s)
 
 
-def how_sure(samples: Sequence[IterationSample], disturbed: float = 0.0) -> Certain:
-    """How sure the means of these iterations are; what others held them up for may be missing from all alike."""
-    kept = _counted(samples)
+def how_sure(samples: Sequence[IterationSample], disturbed: float = 0.0, period: int = 1) -> Certain:
+    """How sure the means of these iterations are; what others held them up for may be missing from all alike.
+
+    Where waits recur the means of whole periods are the values, if there are enough.
+    """
+    kept = _counted(samples, period)
+    by_period = period > 1 and enough_periods(samples, period)
     columns = [[sample.iteration_s for sample in kept]]
     stages = list(zip(*(sample.owned_s for sample in kept), strict=True))
     dominant = max(stages, key=sum)
     if sum(dominant) > 0:
         columns.append(list(dominant))
-    sure = [certainty(column, disturbed) for column in columns]
-    return Certain(max(one.half_width for one in sure), min(one.probability for one in sure))
+    if by_period:
+        columns = [period_means(column, period) for column in columns]
+    least = LEAST_PERIODS if by_period else LEAST_FOR_SCATTER
+    sure = [certainty(column, disturbed, least) for column in columns]
+    half_width, confidence = max(one.half_width for one in sure), min(one.probability for one in sure)
+    return Certain(half_width, confidence, len(samples) - len(kept))
+
+
+def enough_periods(samples: Sequence[IterationSample], period: int) -> bool:
+    """Whether so many whole periods were measured that their means can be trusted."""
+    return period <= 1 or len(samples) >= LEAST_PERIODS * period
 
 
 def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) -> DryRunResult:
@@ -115,14 +133,13 @@ def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) 
     if not samples:
         raise ProfileError("there are no iterations to measure after the warm-up")
     _refuse_impossible(samples)
-    kept = _counted(samples)
+    kept = _counted(samples, circumstances.period)
     iteration_s = fmean(sample.iteration_s for sample in kept)
     owned = [fmean(column) for column in zip(*(sample.owned_s for sample in kept), strict=True)]
     busy = [fmean(column) for column in zip(*(sample.busy_s for sample in kept), strict=True)]
     load_s, preprocess_s, propagate_s, synchronize_s = owned
-    confidence = how_sure(samples, circumstances.disturbed).confidence * (
-        1.0 if circumstances.settled else UNSETTLED_FACTOR
-    )
+    trusted = circumstances.settled and enough_periods(samples, circumstances.period)
+    sure = how_sure(samples, circumstances.disturbed, circumstances.period)
     stages = list(zip(*(sample.owned_s for sample in samples), strict=True))
     iterations = [sample.iteration_s for sample in samples]
     return DryRunResult(
@@ -137,14 +154,16 @@ def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) 
             busy_s=tuple(busy),
             iteration_p95_s=_percentile(iterations),
             iteration_cv=_variation(iterations),
-            confidence=confidence,
+            confidence=sure.confidence * (1.0 if trusted else UNSETTLED_FACTOR),
             warmup_iterations=circumstances.warmup,
         ),
         stopped=circumstances.stopped,
     )
 
 
-def _counted(samples: Sequence[IterationSample]) -> list[IterationSample]:
+def _counted(samples: Sequence[IterationSample], period: int) -> list[IterationSample]:
+    if period > 1:  # what stands out are the waits
+        return list(samples)
     return list(compress(samples, ordinary([sample.iteration_s for sample in samples])))
 
 
