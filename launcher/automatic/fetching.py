@@ -9,11 +9,11 @@ import functools
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, Final
 
-from torch.utils.data import dataloader
+from torch.utils.data import Subset, dataloader
 
 from muri.launcher.automatic import workers
 from muri.launcher.automatic.transforms import Meter, metered
@@ -48,29 +48,49 @@ class ReadKind:
 
 
 class YieldingDataset:
-    """A map-style dataset that lets other members go first between two samples."""
+    """A map-style dataset that lets other members go first between two samples, or two batches read at once."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
     def __getitem__(self, index: Any) -> Any:
         """The dataset's own sample."""
-        now_s = time.perf_counter()
-        if now_s >= thread.yield_due_s:
-            offer_to_yield(_HOOK, now_s)
+        _offer_if_due()
         return self._dataset[index]
+
+    @property
+    def __getitems__(self) -> Callable[[Any], Any] | None:
+        """The dataset's own reading of a whole batch; None, as PyTorch's fetcher understands it, without one."""
+        return self._read_batch if _reads_batches(self._dataset) else None
+
+    def _read_batch(self, indices: Any) -> Any:
+        _offer_if_due()
+        samples = self._dataset.__getitems__(indices)
+        _offer_if_due()
+        return samples
 
     def __getattr__(self, name: str) -> Any:
         """Whatever else the dataset has."""
         return getattr(self._dataset, name)
 
 
+def _reads_batches(dataset: Any) -> bool:
+    """Whether it reads batches at once; a plain Subset only passes that on, else it reads sample by sample."""
+    if type(dataset) is Subset:
+        return _reads_batches(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+def _offer_if_due() -> None:
+    now_s = time.perf_counter()
+    if now_s >= thread.yield_due_s:
+        offer_to_yield(_HOOK, now_s)
+
+
 def yielding_samples(samples: Iterator[Any]) -> Iterator[Any]:
     """The samples of an iterable dataset, with yield points in between."""
     for sample in samples:
-        now_s = time.perf_counter()
-        if now_s >= thread.yield_due_s:
-            offer_to_yield(_HOOK, now_s)
+        _offer_if_due()
         yield sample
 
 

@@ -35,6 +35,10 @@ LOADERS = """
             sample = torch.zeros(4)
             return self.transform(sample) if self.transform else sample
 
+    class AtOnce(Samples):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
     class Stream(IterableDataset):
         def __iter__(self):
             for _ in range(16):
@@ -91,6 +95,7 @@ LOADERS = """
         train(torch.zeros(1, 4))
         measured("map", each(DataLoader(Samples(slow), batch_size=4)))
         measured("subset", each(DataLoader(Subset(Samples(slow), range(8)), batch_size=4)))
+        measured("at_once", each(DataLoader(AtOnce(slow), batch_size=4)))
         measured("iterable", each(DataLoader(Stream(), batch_size=4)))
         sampler = BatchSampler(SequentialSampler(range(16)), 8, False)
         measured("sampler", each(DataLoader(Samples(), batch_sampler=sampler)))
@@ -112,6 +117,7 @@ SAMPLE_READ_S, SAMPLE_TRANSFORM_S = 0.002, 0.003
 EXPECTED = {  # iterations, samples read here or in workers, samples transformed, workers
     "map": (4, 16, 16, 1),
     "subset": (2, 8, 8, 1),
+    "at_once": (4, 16, 16, 1),
     "iterable": (4, 16, 0, 1),
     "sampler": (2, 16, 0, 1),
     "unbatched": (16, 16, 0, 1),
