@@ -95,6 +95,6 @@ def _why_no_result(code: int) -> str:
         return f"the script was ended by {signal.Signals(-code).name} before the dry run was done"
     ending = "ended" if code == 0 else f"failed with exit code {code}"
     return (
-        f"the script {ending}, and no stages marked: it never called muri.stage or muri.batches, and automatic stages"
+        f"the script {ending}, no stages marked: it never called muri.stage or muri.batches, and automatic stages"
         " saw no loader, module, backward or optimizer of PyTorch (docs/automatic-stages.md)"
     )

@@ -32,7 +32,7 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
     Examples:
       muri doctor
       muri doctor --json | jq '.findings[] | select(.level != "ok")'
-      muri doctor --set-aside            rename a damaged store; models are measured again
+      muri doctor --set-aside    rename a damaged store
     """
     from muri.slurm_plugin.doctor import examine  # noqa: PLC0415
 

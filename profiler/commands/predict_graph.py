@@ -69,7 +69,7 @@ def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool
 
     \b
     Examples:
-      muri profile predict --module model.py:build --input 3x224x224 --batch-size 64
+      muri profile predict --module model.py:build --input 3x32x32 --batch-size 64
       muri profile predict --module gpt.py:make --input int:1024 --batch-size 8 \\
           --gpu-type a100 --optimizer adam --json
     """

@@ -56,7 +56,8 @@ def sensitivity_command(show: str | None, store_path: Path | None, as_json: bool
     \b
     Examples:
       muri profile sensitivity -- train.py --workers {cpus}
-      muri profile sensitivity --max-cpus 8 --dataset /data/imagenet --batch-mib 28 -- train.py
+      muri profile sensitivity --dataset /data/imagenet --batch-mib 28 \\
+        -- train.py --workers {cpus}
       muri profile sensitivity --show train
       muri profile sensitivity --show train --json | jq .demand
     """
@@ -150,5 +151,5 @@ def _warn_of_reading(seen: DryRunResult) -> None:
 
 
 def _tell(cpus: int, measured: Measured) -> None:
-    scatter = f"± {measured.spread * 100:.1f} %"
-    click.echo(f"{cpus:>4} CPUs: {measured.throughput:.4g} iterations/s {scatter}", err=True)
+    count, scatter = f"{cpus:>4} {'CPU: ' if cpus == 1 else 'CPUs:'}", f"± {measured.spread * 100:.1f} %"
+    click.echo(f"{count} {measured.throughput:.4g} iterations/s {scatter}", err=True)

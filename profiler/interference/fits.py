@@ -122,7 +122,7 @@ def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
     if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
         raise FitError("a fit of communication is of one GPU count and one GPU type")
     points = (Point(item.detail.gradient_mib or 0.0, item.synchronize_s) for item in measured)
-    return fit_line(points, "measured profiles with a known gradient size that synchronize")
+    return fit_line(points, "measured profiles that synchronize and have a known gradient size")
 
 
 def computation_name(key: ProfileKey) -> str:
@@ -143,5 +143,5 @@ def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:
     sizes = sorted({point.size for point in kept})
     if len(sizes) < LEAST_POINTS:
         found = f"all have size {sizes[0]:g}" if sizes else "there are none"
-        raise FitError(f"a line needs {what} of at least {LEAST_POINTS} different sizes; {found}")
+        raise FitError(f"a line needs {what}, of at least {LEAST_POINTS} different sizes; {found}")
     return tuple(kept)

@@ -5,7 +5,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from muri.profiler.sensitivity.cache_model import cache_sizes, throughput
+from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, throughput
 from muri.profiler.sensitivity.record import Sensitivity
 
 _BAR_WIDTH: Final = 40
@@ -18,7 +18,7 @@ def print_sensitivity(console: Console, found: Sensitivity) -> None:
     console.print(Text(f"{found.name}: {_several(found.cpu.measurements, 'measurement')}, {how}", style="bold"))
     _print_cpus(console, found)
     if found.dataset is not None:
-        _print_memory(console, found)
+        _print_memory(console, found, found.dataset)
     console.print(Text(demand_line(found), style="bold"))
     if found.cpu.undecided_cpus:
         least = found.demand.cpus - found.cpu.undecided_cpus
@@ -49,7 +49,8 @@ def _print_cpus(console: Console, found: Sensitivity) -> None:
     points = {point.cpus: point for point in found.cpu.points}
     best = found.cpu.points[-1].throughput
     console.print(Text(f"{'CPUS':>5} {'ITERATIONS/S':>13}", style="dim"))
-    for cpus in shown_counts(found):
+    counts = shown_counts(found)
+    for cpus in counts:
         value = found.cpu.throughput(cpus)
         point = points.get(cpus)
         line = _bar(f"{cpus:>5} {value:>13.3g} ", value / best, "yellow" if point else "dim yellow")
@@ -58,13 +59,11 @@ def _print_cpus(console: Console, found: Sensitivity) -> None:
         if cpus == found.demand.cpus:
             line.append("  enough", style="green")
         console.print(line)
-    console.print(Text("      Without ±: interpolated between measured counts.", style="dim"))
+    if not points.keys() >= set(counts):
+        console.print(Text("      Without ±: interpolated between measured counts.", style="dim"))
 
 
-def _print_memory(console: Console, found: Sensitivity) -> None:
-    dataset = found.dataset
-    if dataset is None:
-        return
+def _print_memory(console: Console, found: Sensitivity, dataset: Dataset) -> None:
     at_full = found.cpu.throughput(found.demand.cpus)
     console.print(
         Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {_several(found.demand.cpus, 'CPU')}", style="dim")
