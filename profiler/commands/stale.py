@@ -47,6 +47,8 @@ def stale_command(
         return
     if (reason is None) != clear:
         raise click.UsageError('say one of --reason "…" to mark it and --clear to take the mark back')
+    if reason is not None and not reason.strip():
+        raise click.UsageError("--reason is empty; say why, for those who read the list")
     with open_store(store_path, existing=True) as store:
         key = find_one((item.key for item in store.list()), wanted)
         if reason is None:

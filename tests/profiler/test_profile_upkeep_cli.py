@@ -45,6 +45,7 @@ def test_a_mark_is_set_listed_and_taken_back():
     [
         (("stale", "gpt2"), "--reason"),
         (("stale", "gpt2", "--reason", "x", "--clear"), "--reason"),
+        (("stale", "gpt2", "--reason", " "), "--reason is empty"),
         (("stale", "--clear"), "need a MODEL"),
         (("stale", "--gpus", "2"), "name one"),
         (("stale", "gpt3", "--reason", "x"), "did you mean gpt2"),
