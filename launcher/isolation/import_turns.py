@@ -19,7 +19,7 @@ from muri.launcher.isolation.local_modules import LocalModules
 LONGEST_WAIT_S: Final = 120.0
 """Then it is imported out of turn, as plain threads would do; a package may wait for another session's import."""
 
-_bootstrap: Final[Any] = importlib._bootstrap  # type: ignore[attr-defined]
+_bootstrap: Final[Any] = importlib._bootstrap
 _RUNTIME: Final = object()
 
 
