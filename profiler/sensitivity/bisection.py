@@ -153,6 +153,3 @@ def _result(taken: Mapping[int, list[Measured]], gain: float, used: int) -> CpuS
     points = _points(taken)
     below, least = _bounds(points, gain)
     return CpuSensitivity(points, least, max(0, least - below - 1), used)
-
-
-__all__ = ["CpuSensitivity", "Measure", "Measured", "Point", "bisect", "sweep"]

@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.bisection import CpuSensitivity
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, matrix, saturating_cache_gib
+from muri.profiler.sensitivity.curve import Point
 from muri.profiler.sensitivity.errors import NoSuchSensitivityError, SensitivityError
-from muri.profiler.store import Document
+from muri.profiler.store import Document, ProfileStore
 
 KIND: Final = "sensitivity"
 
@@ -109,14 +110,7 @@ class Sensitivity:
         return known
 
 
-class DocumentStore(Protocol):
-    """What is needed of the profile store."""
-
-    def documents(self, kind: str) -> tuple[Document, ...]:
-        """All documents of a kind."""
-
-
-def stored(store: DocumentStore, name: str) -> Sensitivity:
+def stored(store: ProfileStore, name: str) -> Sensitivity:
     """The stored sensitivity of a job.
 
     Raises:

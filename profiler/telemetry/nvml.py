@@ -9,7 +9,6 @@ from typing import Any, Final
 from muri.errors import MuriError
 from muri.profiler.telemetry.throttle import Throttle
 
-MIB: Final = 1024**2
 GIB: Final = 1024**3
 KIB_PER_MIB: Final = 1024
 VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
