@@ -1,5 +1,6 @@
 """What a cycle can do to Slurm, as plain records: rendered for `--dry-run`, carried out by `apply`."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -228,6 +229,20 @@ Action = (
     | KeepProfile
     | DryRunFailed
 )
+
+
+def started(actions: Iterable[Action]) -> frozenset[int]:
+    """The jobs that these actions start: alone, in a new group, or in one that runs."""
+    found: set[int] = set()
+    for action in actions:
+        match action:
+            case StartGroup(members=members):
+                found |= {member.job_id for member in members}
+            case ReleaseSolo(job_id=job_id):
+                found.add(job_id)
+            case Join(member=member):
+                found.add(member.job_id)
+    return frozenset(found)
 
 
 def render_action(action: Action) -> dict[str, Any]:

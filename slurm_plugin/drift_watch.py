@@ -5,52 +5,21 @@ model be measured by a dry run again (planning); until then the old profile serv
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from muri.profiler.drift import Drift, DriftRule, find_drift, is_due
-from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.records import STAGES, ProfileKey
+from muri.profiler.store import ProfileStore
 from muri.profiler.times import moment
-from muri.profiler.upkeep import DRIFT, AuditEntry, Author, Observation, StaleMark
+from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.running import as_submitted, running_groups
 from muri.slurm_plugin.telemetry import member_report
 from muri.slurm_plugin.view import View, profile_key
 
 log = logging.getLogger("muri.controller")
-
-
-class DriftStore(Protocol):
-    """The profile store as far as drift needs it."""
-
-    def get(self, key: ProfileKey) -> StageProfile | None:
-        """The newest profile of a key."""
-        ...
-
-    def observe(self, key: ProfileKey, observation: Observation) -> None:
-        """Keep an observation."""
-        ...
-
-    def observations(self, key: ProfileKey) -> Sequence[Observation]:
-        """Observations since the key was measured."""
-        ...
-
-    def mark_stale(self, key: ProfileKey, reason: str, author: Author) -> bool:
-        """Mark a key."""
-        ...
-
-    def clear_stale(self, key: ProfileKey, author: Author) -> bool:
-        """Take a mark back."""
-        ...
-
-    def stale_marks(self) -> Sequence[StaleMark]:
-        """All marks."""
-        ...
-
-    def audit(self) -> Sequence[AuditEntry]:
-        """All marks and changes that ever were."""
-        ...
 
 
 class Observed(NamedTuple):
@@ -71,7 +40,7 @@ def observed(view: View) -> Iterator[Observed]:
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
 
 
-def watch(store: DriftStore, view: View, config: Config) -> None:
+def watch(store: ProfileStore, view: View, config: Config) -> None:
     """Keep a cycle's observations and set or take back marks.
 
     Raises:
@@ -93,7 +62,7 @@ def watch(store: DriftStore, view: View, config: Config) -> None:
 
 
 def _judge(
-    store: DriftStore, key: ProfileKey, drift: Drift, mark: StaleMark | None, config: Config, now_s: float
+    store: ProfileStore, key: ProfileKey, drift: Drift, mark: StaleMark | None, config: Config, now_s: float
 ) -> None:
     if mark is None and drift.drifted and _may_mark(store, key, config, now_s):
         log.warning("profile of %s is stale: %s; the next job of it is measured again", key, drift)
@@ -103,7 +72,7 @@ def _judge(
         store.clear_stale(key, Author(DRIFT, _text(now_s), "clear"))
 
 
-def _may_mark(store: DriftStore, key: ProfileKey, config: Config, now_s: float) -> bool:
+def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float) -> bool:
     """Whether the last mark is long ago: a measurement that did not help is not repeated at once."""
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]

@@ -10,7 +10,7 @@ from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of, why_estimated
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.actions import Action, Join, ReleaseSolo, StartDryRun, StartGroup
+from muri.slurm_plugin.actions import Action, StartDryRun, started
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning import Knowledge, Preparation
 from muri.slurm_plugin.running import as_submitted, running_groups
@@ -59,17 +59,9 @@ def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple
 
     Another job of the model will wait some day; a script that runs twice at once could spoil its own files.
     """
-    started: set[int] = set()
-    for action in starts:
-        match action:
-            case StartGroup(members=members):
-                started |= {member.job_id for member in members}
-            case ReleaseSolo(job_id):
-                started.add(job_id)
-            case Join(member=member):
-                started.add(member.job_id)
     estimated = {job.job_id for job in preparation.request.jobs if job.profile and job.profile.is_estimate}
-    return tuple(run for run in preparation.dry_runs if run.again and run.job_id not in started & estimated)
+    on_estimates = started(starts) & estimated
+    return tuple(run for run in preparation.dry_runs if run.again and run.job_id not in on_estimates)
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:

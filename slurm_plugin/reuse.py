@@ -1,12 +1,12 @@
 """Count the jobs that were planned with a profile that another job's dry run had measured."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 
 from muri.policies.types import PlanJob
 from muri.profiler.store import Document, ProfileStore
 from muri.profiler.store_stats import REUSE_COUNT, REUSE_KIND, REUSE_NAME, reuse_count
-from muri.slurm_plugin.actions import Action, Join, ReleaseSolo, StartGroup
+from muri.slurm_plugin.actions import Action, started
 from muri.slurm_plugin.journal import Intent
 
 
@@ -20,18 +20,7 @@ def reused(actions: Iterable[Action], jobs: Sequence[PlanJob], measured_for: Col
     """
     profiles = {job.job_id: job.profile for job in jobs}
     known = {job_id for job_id, profile in profiles.items() if profile is not None and not profile.is_estimate}
-    return len((known & set(_started(actions))) - set(measured_for))
-
-
-def _started(actions: Iterable[Action]) -> Iterator[int]:
-    for action in actions:
-        match action:
-            case StartGroup(members):
-                yield from (member.job_id for member in members)
-            case Join():
-                yield action.member.job_id
-            case ReleaseSolo(job_id):
-                yield job_id
+    return len((known & started(actions)) - set(measured_for))
 
 
 def note_reuse(
