@@ -11,19 +11,18 @@ from muri.profiler.store import ProfileStore
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """A profile and what it rests on.
+class ProfileEstimate:
+    """An estimated profile and what it rests on.
 
     Attributes:
-        profile: Its `source` says whether it is measured, scaled or predicted.
-        basis: What an estimate rests on, a sentence each.
-        interval_s: Least and most seconds of each stage and of the iteration, right nine times in ten; empty
-            when not known.
+        profile: Its `source` says whether it is scaled or predicted.
+        basis: What it rests on, a sentence each.
+        interval_s: Least and most seconds of each stage and of the iteration, right nine times in ten.
     """
 
     profile: StageProfile
-    basis: tuple[str, ...] = ()
-    interval_s: tuple[tuple[float, float], ...] = ()
+    basis: tuple[str, ...]
+    interval_s: tuple[tuple[float, float], ...]
 
 
 def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
@@ -42,18 +41,20 @@ def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
     return estimate.profile if estimate else stored
 
 
-def estimated(store: ProfileStore, key: ProfileKey) -> Known | None:
+def estimated(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     """What would be estimated of a key, whether it was measured or not; None when nothing is known."""
     scaled = scale(store.list(), key, bandwidths(store))
     if scaled is not None:
-        return Known(scaled.profile, scaled.basis, scaled.interval_s)
+        return ProfileEstimate(scaled.profile, scaled.basis, scaled.interval_s)
     from muri.profiler.prediction.estimate import prediction_of  # noqa: PLC0415 -- loads NumPy
 
     prediction = prediction_of(store, key)
     if prediction is None:
         return None
     basis = f"learnt from {prediction.profiles} measured profiles of {prediction.families} families of models"
-    return Known(prediction.profile(key), ("predicted from the model's graph", basis), prediction.interval_s())
+    return ProfileEstimate(
+        prediction.profile(key), ("predicted from the model's graph", basis), prediction.interval_s()
+    )
 
 
 def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:

@@ -6,12 +6,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muri.profiler.estimates import Known
+from muri.profiler.estimates import ProfileEstimate
 from muri.profiler.records import STAGES, StageProfile
 from muri.profiler.render import milliseconds
 
 
-def print_estimate(console: Console, found: Known, measured: StageProfile | None) -> None:
+def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:
     """Value and interval of each stage and the iteration, in milliseconds, and what they rest on."""
     profile = found.profile
     console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
@@ -22,9 +22,10 @@ def print_estimate(console: Console, found: Known, measured: StageProfile | None
         table.add_column(heading, justify="right", no_wrap=True)
     values = (*profile.stage_s, profile.iteration_s)
     truths = (*measured.stage_s, measured.iteration_s) if measured else (None,) * len(values)
-    intervals = found.interval_s or (None,) * len(values)
-    for name, value, interval, truth in zip((*STAGES, "iteration"), values, intervals, truths, strict=True):
-        ends = f"{milliseconds(interval[0])} – {milliseconds(interval[1])}" if interval else "-"
+    for name, value, (least_s, most_s), truth in zip(
+        (*STAGES, "iteration"), values, found.interval_s, truths, strict=True
+    ):
+        ends = f"{milliseconds(least_s)} – {milliseconds(most_s)}"
         beside = () if truth is None else (milliseconds(truth), _error(value, truth))
         table.add_row(name, milliseconds(value), ends, *beside)
     console.print(table)

@@ -9,7 +9,7 @@ import click
 from muri.profiler.commands.options import console, json_option, open_store, store_option, wanted_options
 from muri.profiler.commands.predict_graph import WithModule
 from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.estimates import Known, estimated, keys_with_features
+from muri.profiler.estimates import ProfileEstimate, estimated, keys_with_features
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import Wanted, find_all, key_for
 from muri.profiler.records import STAGES, StageProfile
@@ -58,11 +58,11 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
     print_estimate(console(), found, measured)
 
 
-def _document(found: Known, measured: StageProfile | None) -> dict[str, Any]:
+def _document(found: ProfileEstimate, measured: StageProfile | None) -> dict[str, Any]:
     names = [*(f"{stage}_s" for stage in STAGES), "iteration_s"]
     return {
         "estimate": to_dict(found.profile),
-        "interval": {name: list(ends) for name, ends in zip(names, found.interval_s, strict=False)},
+        "interval": {name: list(ends) for name, ends in zip(names, found.interval_s, strict=True)},
         "basis": list(found.basis),
         "measured": None if measured is None else to_dict(measured),
     }

@@ -10,7 +10,7 @@ from muri.profiler.times import now_text
 KIND: Final = "features"
 
 
-class Known(NamedTuple):
+class KnownFeatures(NamedTuple):
     """The features of a key."""
 
     key: ProfileKey
@@ -36,7 +36,7 @@ def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) 
     store.put_document(KIND, Document(str(key), now, {"key": about, "features": features.to_dict()}))
 
 
-def all_features(store: ProfileStore) -> tuple[Known, ...]:
+def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
     """All features in the store, by key.
 
     Raises:
@@ -61,10 +61,10 @@ def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Ex
     )
 
 
-def _decode(document: Document) -> Known:
+def _decode(document: Document) -> KnownFeatures:
     try:
         about = document.body["key"]
         key = ProfileKey(about["model"], about["batch_size"], about["gpu_count"], about["gpu_type"])
-        return Known(key, GraphFeatures.from_dict(document.body["features"]))
+        return KnownFeatures(key, GraphFeatures.from_dict(document.body["features"]))
     except (KeyError, TypeError) as error:
         raise FeaturesError(f"the features stored for {document.name} are incomplete: {error!r} is missing") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muri.profiler.prediction.documents import Example, Known, all_features, examples
+from muri.profiler.prediction.documents import Example, KnownFeatures, all_features, examples
 from muri.profiler.prediction.errors import (
     LEAST_FAMILIES,
     LEAST_PROFILES,
@@ -146,7 +146,7 @@ def prediction_of(store: ProfileStore, key: ProfileKey) -> Prediction | None:
         return None
 
 
-def _features_for(known: Sequence[Known], key: ProfileKey) -> GraphFeatures | None:
+def _features_for(known: Sequence[KnownFeatures], key: ProfileKey) -> GraphFeatures | None:
     """Those of the key, else of its model with the nearest batch size; a graph is the same on every GPU."""
     own = [item.features for item in known if item.key == key]
     if own or key.batch_size == 0:
