@@ -16,16 +16,15 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
 from muri.launcher.clock import IterationRecord
 from muri.launcher.processes import wire
 from muri.launcher.processes.wire import GateAddress
 
-
-class GateLostError(ConnectionError):
-    """The runtime does not answer any more."""
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
 
 
 class ProcessGate:
@@ -83,46 +82,47 @@ class ProcessGate:
         return own
 
     def _tell(self, message: bytes) -> None:
-        if self._lost:
-            return
-        try:
-            self._channel().send(message)
-        except OSError:
-            self._lost = True
+        """Send a message, whatever a signal handler of the script raises meanwhile: that comes after it."""
+        raised: BaseException | None = None
+        sent: list[int] = []
+        while not sent and not self._lost:
+            try:
+                _call(self._channel().send, message, sent)
+            except OSError:
+                self._lost = True
+            except BaseException as error:  # kept until the message is on its way
+                raised = error
+        if raised is not None:
+            raise raised
 
     def _ask(self, kind: int, stage: int) -> float:
         """Send a request and wait for its answer: the seconds that the arbiter let wait.
 
-        A signal handler of the script may raise while it waits. The request stands at the runtime by
-        then, so the answer is waited for, what it grants goes back, and then the script has its exception.
+        A signal handler of the script may raise at any time. Once the request stands at the runtime its answer is
+        waited for, what it grants goes back, and then the script has its exception.
         """
-        if self._lost:
-            return 0.0
+        message = wire.STAGE_MESSAGE.pack(kind, stage)
         raised: BaseException | None = None
-        answer = b""
-        try:
-            self._channel().send(wire.STAGE_MESSAGE.pack(kind, stage))
-        except OSError:
-            self._lost = True
-            return 0.0
-        while not answer and not self._lost:
+        sent: list[int] = []
+        answers: list[bytes] = []
+        while not answers and not self._lost:
             try:
-                answer = self._receive()
+                if not sent:
+                    _call(self._channel().send, message, sent)
+                _call(self._channel().recv, wire.LARGEST_MESSAGE_BYTES, answers)
             except OSError:
                 self._lost = True
             except BaseException as error:  # kept until the answer is there
+                if not sent:
+                    raise
                 raised = error
+        answer = answers[0] if answers else b""
+        self._lost |= not answer  # the runtime closed the connection
         if raised is not None:
             if kind == wire.ACQUIRE and answer[:1] == bytes([wire.GRANTED]):
                 self.release(stage)
             raise raised
         return self._waited_s(answer)
-
-    def _receive(self) -> bytes:
-        answer = self._channel().recv(wire.LARGEST_MESSAGE_BYTES)
-        if not answer:
-            raise GateLostError("the group's runtime closed the connection")
-        return answer
 
     def _waited_s(self, answer: bytes) -> float:
         if not answer:
@@ -136,6 +136,11 @@ class ProcessGate:
 def is_gated(environment: Mapping[str, str]) -> bool:
     """Whether this process is a member's own (and not only a child of one), so that its stages are granted."""
     return _own_address(environment) is not None
+
+
+def _call(function: Callable[[Argument], Result], argument: Argument, results: list[Result]) -> None:
+    """Append what a function returns, even if a signal handler raises right after: Python runs it between two steps."""
+    results.extend(map(function, (argument,)))
 
 
 def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:

