@@ -12,6 +12,7 @@ import click
 
 from muri.profiler.commands.options import console, json_option, open_store, store_option
 from muri.profiler.dryrun.request import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.profiler.dryrun.steadiness import HALF_WINDOW
 from muri.profiler.exchange import to_dict
 from muri.profiler.fingerprint import of_command
 from muri.profiler.records import ProfileKey, StageProfile
@@ -44,7 +45,11 @@ class Asked(TypedDict):
 @click.option("--gpus", "gpu_count", type=click.IntRange(1), default=1, show_default=True, help="GPUs it runs on.")
 @click.option("--gpu-type", default="gpu", show_default=True, help="GRES type of the GPUs, as Slurm names it.")
 @click.option(
-    "--iterations", type=click.IntRange(1), default=DEFAULT_ITERATIONS, show_default=True, help="Most to measure."
+    "--iterations",
+    type=click.IntRange(2 * HALF_WINDOW),
+    default=DEFAULT_ITERATIONS,
+    show_default=True,
+    help="Most to measure.",
 )
 @click.option(
     "--seconds",

@@ -13,10 +13,11 @@ most of it are both within `TOLERANCE` of these means.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations, pairwise
 from statistics import fmean, median
 from typing import Final
+
+from scipy.special import stdtr, stdtrit
 
 TOLERANCE: Final = 0.05
 """How near to its true value a mean should be, as a share of it."""
@@ -39,7 +40,6 @@ _OUTLIER_DEVIATIONS: Final = 4.0
 _SIGMA_PER_MAD: Final = 1.4826  # of a normal distribution
 _LEVEL: Final = 0.95
 _CHANCE_RISES: Final = 21  # Mann and Kendall's S: of 10 values without trend, 5 % exceed it
-_PRECISION: Final = 1e-6
 _MOST_CORRELATED: Final = 0.9
 
 
@@ -131,25 +131,13 @@ def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR
 
 
 def student_within(limit: float, freedom: int) -> float:
-    """Probability that |t| is at most `limit` (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
-    angle = math.atan(limit / math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    term, total = (cosine if odd else 1.0), 0.0
-    for power in range(2 + odd, freedom + 1, 2):
-        total += term
-        term *= cosine**2 * (power - 1) / power
-    return (angle + sine * total) * 2 / math.pi if odd else sine * total
+    """Probability that |t| is at most `limit`."""
+    return float(2 * stdtr(freedom, limit) - 1)
 
 
-@cache
 def student_quantile(freedom: int) -> float:
     """What |t| stays below with a probability of 95 %."""
-    low, high = 0.0, 16.0
-    while high - low > _PRECISION:
-        middle = (low + high) / 2
-        low, high = (middle, high) if student_within(middle, freedom) < _LEVEL else (low, middle)
-    return high
+    return float(stdtrit(freedom, (1 + _LEVEL) / 2))
 
 
 def _has_trend(values: Sequence[float]) -> bool:
