@@ -32,6 +32,9 @@ from muri.profiler.store import Document, ProfileStore
 from muri.profiler.store_connection import JOURNALS, Journal
 
 DOCUMENT_EVERY = 5
+START = "start"
+"""A file that lets the writers begin: the first ones would be done before the last ones are forked."""
+
 REOPEN_EVERY = 10
 KIND = "kills"
 
@@ -95,7 +98,9 @@ def record(writer: int, number: int) -> StageProfile | Document:
 
 
 def write(path: Path, journal: Journal, acknowledgements: Path, writer: int, writes: int) -> None:
-    """Go on writing after the last acknowledged record, until all are written."""
+    """Go on writing after the last acknowledged record, until all are written; begin when all writers are there."""
+    while not (path.parent / START).exists():
+        time.sleep(0.001)
     done = acknowledged(acknowledgements)
     first = done[-1] + 1 if done else 0
     handle = os.open(acknowledgements, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -155,6 +160,7 @@ def _write_and_kill(folder: Path, path: Path, journal: Journal, load: Load) -> t
         return process
 
     running = {writer: start(writer) for writer in range(load.writers)}
+    (folder / START).touch()
     while running:
         if not wait([process.sentinel for process in running.values()], chance.expovariate(1 / load.kill_every_s)):
             if kills < load.most_kills:
