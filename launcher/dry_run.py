@@ -12,8 +12,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from muri.launcher.dry_run_recorder import write_result
 from muri.launcher.task import task_of
+from muri.launcher.whole_files import write_whole
 from muri.profiler.dryrun.request import DryRunRequest
 from muri.profiler.dryrun.usage import with_usage
 from muri.profiler.telemetry.sample import Usage
@@ -45,7 +45,7 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
         code = process.wait()
         usage = sampler.stop()
     request.progress_path.unlink(missing_ok=True)
-    write_result(request.result_path, _completed(_take(found.result_path), code, usage))
+    write_whole(request.result_path, _completed(_take(found.result_path), code, usage))
     return _exit_code(code)
 
 

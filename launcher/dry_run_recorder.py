@@ -1,17 +1,15 @@
 """Measures the first iterations of a script from inside it, writes the result and ends the script."""
 
-import json
 import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
 from muri.launcher.clock import IterationRecord
 from muri.launcher.gradients import GradientSize
 from muri.launcher.operator_trace import OperatorTrace, worth_it
+from muri.launcher.whole_files import write_whole
 from muri.profiler.dryrun.contention import Disturbance
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.operators import refine
@@ -21,13 +19,6 @@ from muri.profiler.records import ProfileDetail, ProfileError
 
 PROGRESS_INTERVAL_S: Final = 1.0
 _GIB: Final = 1024**3
-
-
-def write_result(path: Path, result: Mapping[str, object]) -> None:
-    """Write a result so that a reader sees all of it or none."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(result) + "\n", encoding="utf-8")
-    temporary.replace(path)
 
 
 def peak_gpu_mem_gib() -> float:
@@ -78,7 +69,7 @@ class DryRunRecorder:
         """Write what was measured, once."""
         if not self._done:
             self._done = True
-            write_result(self._request.result_path, self.result())
+            write_whole(self._request.result_path, self.result())
 
     def result(self) -> dict[str, Any]:
         """The figures, or why there are none."""
@@ -123,7 +114,7 @@ class DryRunRecorder:
         if now_s - self._told_s >= PROGRESS_INTERVAL_S:
             self._told_s = now_s
             so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
-            write_result(self._request.progress_path, so_far)
+            write_whole(self._request.progress_path, so_far)
 
 
 def _leave_out_operators(error: Exception) -> None:

@@ -1,6 +1,5 @@
 """What the runtime knows of its members, and the status file that tells the controller."""
 
-import json
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.member_session import MemberSession
 from muri.launcher.telemetry import rates as telemetry
 from muri.launcher.telemetry.rates import Expectation, SpeedMeter
+from muri.launcher.whole_files import write_whole
 from muri.profiler.records import STAGES
 
 
@@ -144,6 +144,4 @@ class MemberTable:
 
     def write_status(self, path: Path) -> None:
         """Write the status file so that a reader sees all of it or none."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        temporary.write_text(json.dumps(self.status()) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, self.status())
