@@ -1,8 +1,14 @@
 """What the benchmarks' figures have to reach, and how they say so."""
 
-from dataclasses import dataclass
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import click
+from machine import describe_machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +29,14 @@ class Bar:
 def tell(text: str) -> None:
     """Progress, for people."""
     click.echo(text, err=True)
+
+
+def keep(result: Path, cases: Mapping[str, dict[str, Any]], found: Iterable[Bar]) -> None:
+    """Replace the measured cases in a file of results, and leave the others with the machine they were measured on."""
+    bars = tuple(found)
+    stored = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    load = round(os.getloadavg()[0], 1)
+    for name, figures in cases.items():
+        own = [asdict(bar) for bar in bars if bar.case == name]
+        stored[name] = {"machine": describe_machine() | {"load_1min": load}, "figures": figures, "bars": own}
+    result.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,6 @@
 """Interleaving measured: throughput of four members with different bottlenecks, cost of a switch, and a soak."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,8 +12,7 @@ import click
 import interleaving_overhead
 import interleaving_soak
 import interleaving_synthetic as synthetic
-from bars import Bar, tell
-from machine import describe_machine
+from bars import Bar, keep, tell
 from runtime_process import BenchmarkError
 
 ROOT = Path(__file__).parent.parent
@@ -115,16 +113,6 @@ def _real_bars(figures: Mapping[str, Any]) -> list[Bar]:
     ]
 
 
-def write(cases: Mapping[str, dict[str, Any]], found: list[Bar]) -> None:
-    """Replace the measured cases in the results, and keep the others with the machine they were measured on."""
-    stored = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    load = round(os.getloadavg()[0], 1)
-    for name, figures in cases.items():
-        own = [asdict(bar) for bar in found if bar.case == name]
-        stored[name] = {"machine": describe_machine() | {"load_1min": load}, "figures": figures, "bars": own}
-    RESULT.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--case", "chosen", multiple=True, type=click.Choice(list(CASES)), help="Only this one; may be repeated.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
@@ -146,7 +134,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
         raise click.ClickException(str(error)) from error
     found = bars(cases)
     if stored:
-        write(cases, found)
+        keep(RESULT, cases, found)
     if as_json:
         click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in found]}, indent=1, ensure_ascii=False))
     for bar in found:

@@ -7,7 +7,6 @@ there are. The storage of the memory axis is a throttle in front of real reads.
 """
 
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -16,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from bars import Bar, tell
-from machine import describe_machine
+from bars import Bar, keep, tell
 from sensitivity_job import ITEM_BYTES, Throttled, dataset_file
 
 from muri.profiler.dryrun.runner import Limits, measure_script
@@ -158,23 +156,16 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
       python benchmarks/sensitivity.py                          all: five minutes
       python benchmarks/sensitivity.py --case disk --no-write
     """
-    results = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
     measured, missed = {}, False
     for name in chosen or CASES:
         tell(name)
         measured[name] = CASES[name]()
         own = bars({name: measured[name]})
-        load = {"load_1min": round(os.getloadavg()[0], 1)}
-        results[name] = {
-            "machine": describe_machine() | load,
-            "figures": measured[name],
-            "bars": [asdict(bar) for bar in own],
-        }
+        if stored:
+            keep(RESULT, {name: measured[name]}, own)
         for bar in own:
             tell(str(bar))
         missed = missed or not all(bar.passed for bar in own)
-    if stored:
-        RESULT.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     if as_json:
         click.echo(json.dumps(measured, indent=1, ensure_ascii=False))
     sys.exit(1 if missed else 0)
