@@ -1,11 +1,17 @@
 """Points in time as the store has them: ISO-8601 texts in UTC."""
 
+import time
 from datetime import UTC, datetime
 
 
 def now_text() -> str:
     """The time now, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return text_of(time.time())
+
+
+def text_of(unix_s: float, timespec: str = "seconds") -> str:
+    """A time in seconds since the epoch; `timespec` as datetime.isoformat has it."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec=timespec)
 
 
 def moment(text: str) -> datetime | None:

@@ -6,13 +6,12 @@ model be measured by a dry run again (planning); until then the old profile serv
 
 import logging
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from muri.profiler.drift import Drift, DriftRule, find_drift, is_due
 from muri.profiler.records import STAGES, ProfileKey
 from muri.profiler.store import ProfileStore
-from muri.profiler.times import moment
+from muri.profiler.times import moment, text_of
 from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.running import as_submitted, running_groups
@@ -20,6 +19,9 @@ from muri.slurm_plugin.telemetry import member_report
 from muri.slurm_plugin.view import View, profile_key
 
 log = logging.getLogger("muri.controller")
+
+_CLOCK: Final = "milliseconds"
+"""Cycles may follow each other within a second."""
 
 
 class Observed(NamedTuple):
@@ -31,7 +33,7 @@ class Observed(NamedTuple):
 
 def observed(view: View) -> Iterator[Observed]:
     """What the members of running groups tell of their stages."""
-    at = _text(view.snapshot.taken_s)
+    at = text_of(view.snapshot.taken_s, _CLOCK)
     for group in running_groups(view):
         for job in group.members:
             report = member_report(view, group.host.job_id, job.job_id)
@@ -66,10 +68,10 @@ def _judge(
 ) -> None:
     if mark is None and drift.drifted and _may_mark(store, key, config, now_s):
         log.warning("profile of %s is stale: %s; the next job of it is measured again", key, drift)
-        store.mark_stale(key, str(drift), Author(DRIFT, _text(now_s), "stale"))
+        store.mark_stale(key, str(drift), Author(DRIFT, text_of(now_s, _CLOCK), "stale"))
     elif mark is not None and mark.who == DRIFT and drift.right:
         log.info("profile of %s is right again: %s", key, drift)
-        store.clear_stale(key, Author(DRIFT, _text(now_s), "clear"))
+        store.clear_stale(key, Author(DRIFT, text_of(now_s, _CLOCK), "clear"))
 
 
 def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float) -> bool:
@@ -77,7 +79,3 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
     times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
     return not times or now_s - max(times) >= config.profiles.drift_again_s
-
-
-def _text(now_s: float) -> str:
-    return datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from datetime import UTC, datetime
 from typing import Any
 
 from muri.profiler.records import ProfileError, ProfileKey
+from muri.profiler.times import text_of
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import (
     Abandon,
@@ -190,7 +190,7 @@ def _is_run(job: Job, intent: Intent) -> bool:
 def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action:
     if "error" in measured:
         return DryRunFailed(intent.token, str(key), str(measured["error"]))
-    measured_at = datetime.fromtimestamp(intent.begun_s, UTC).isoformat(timespec="seconds")
+    measured_at = text_of(intent.begun_s)
     try:
         profile = profile_in(measured, key, measured_at)
     except (ProfileError, KeyError, TypeError, ValueError) as error:

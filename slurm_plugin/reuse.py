@@ -1,11 +1,11 @@
 """Count the jobs that were planned with a profile that another job's dry run had measured."""
 
 from collections.abc import Collection, Iterable, Sequence
-from datetime import UTC, datetime
 
 from muri.policies.types import PlanJob
 from muri.profiler.store import Document, ProfileStore
 from muri.profiler.store_stats import REUSE_COUNT, REUSE_KIND, REUSE_NAME, reuse_count
+from muri.profiler.times import text_of
 from muri.slurm_plugin.actions import Action, started
 from muri.slurm_plugin.journal import Intent
 
@@ -34,5 +34,5 @@ def note_reuse(
     measured_for = {int(intent.payload["job_id"]) for intent in intents if intent.kind == "dry-run"}
     count = reused(actions, jobs, measured_for)
     if count:
-        at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="seconds")
+        at = text_of(now_s)
         store.put_document(REUSE_KIND, Document(REUSE_NAME, at, {REUSE_COUNT: reuse_count(store) + count}))
