@@ -1,0 +1,1 @@
+"""CPUs and host memory by sensitivity: Synergy's demands and mechanisms."""
