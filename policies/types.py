@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from muri.policies.reason import Reason
+from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.records import StageProfile
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ class PlanJob:
         preemptible: Whether it may be stopped once it runs, because it can go on from a checkpoint.
         opportunistic: Whether it only asks for what others leave over (AntMan's second class of jobs).
         node_count: Nodes that it must have, each with the same share of its GPUs; 1 leaves them to placement.
+        sensitivity: Throughput over CPUs and host memory; None while unknown.
+        batch: How iteration time and memory follow from the batch size; None while unknown.
+        gpu_utilization: Share of its GPUs' time that it computes on them when alone, measured or predicted, 0 to 1;
+            None while unknown.
+        gpu_mem_request_gib: GPU memory that it asked for anew after an out-of-memory error; None before one.
     """
 
     job_id: int
@@ -48,6 +55,17 @@ class PlanJob:
     preemptible: bool = False
     opportunistic: bool = False
     node_count: int = 1
+    sensitivity: Sensitivity | None = None
+    batch: BatchModel | None = None
+    gpu_utilization: float | None = None
+    gpu_mem_request_gib: float | None = None
+
+    @property
+    def gpu_mem_gib(self) -> float:
+        """Memory that it needs on each of its GPUs; 0 while unknown."""
+        if self.gpu_mem_request_gib is not None:
+            return self.gpu_mem_request_gib
+        return 0.0 if self.profile is None else self.profile.gpu_mem_gib
 
     @property
     def attained_s(self) -> float:
@@ -69,6 +87,10 @@ class FreeNode:
             NVLink domain or one socket). Empty when the topology is unknown.
         topology: Indices of all its GPUs by island, free or not: where GPUs belong that a running
             job gives back. Empty when unknown.
+        cpu_count: CPUs that the node has; 0 when unknown, which limits nothing.
+        mem_gib: Host memory that the node has; 0 when unknown, which limits nothing.
+        free_cpus: CPUs that can be given out now.
+        free_mem_gib: Host memory that can be given out now.
     """
 
     name: str
@@ -78,6 +100,31 @@ class FreeNode:
     gpu_count: int = 0
     islands: tuple[tuple[int, ...], ...] = ()
     topology: tuple[tuple[int, ...], ...] = ()
+    cpu_count: float = 0.0
+    mem_gib: float = 0.0
+    free_cpus: float = 0.0
+    free_mem_gib: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostShare:
+    """CPUs and host memory of one node that a job holds, beside GPUs.
+
+    Attributes:
+        node: Node name.
+        cpus: CPUs.
+        mem_gib: Host memory.
+    """
+
+    node: str
+    cpus: float
+    mem_gib: float
+
+
+HostShares = Mapping[int, tuple[HostShare, ...]]
+"""What jobs hold of each of their nodes, by job id."""
+
+NO_HOST_SHARES: Final[HostShares] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +149,16 @@ class Running:
     Attributes:
         members: The jobs, in the ordering in which they interleave.
         gpus: What they hold. These GPUs are not among the nodes' free ones.
+        host_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
+        accumulate_steps: Steps in which each iteration's batch is computed.
+        mode: How members share, as in `Group.mode`.
     """
 
     members: tuple[PlanJob, ...]
     gpus: tuple[NodeShare, ...]
+    host_shares: HostShares = NO_HOST_SHARES
+    accumulate_steps: int = 1
+    mode: Literal["interleave", "plain"] = "interleave"
 
     @property
     def preemptible(self) -> bool:
@@ -128,7 +181,9 @@ class PlanRequest:
             for its restarts.
         larger_than_a_node: What becomes of jobs that need more GPUs than any node has: "slurm" leaves
             them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
-        interference: Measured speeds of pairs, for the speed model "measured".
+        interference: Measured speeds of pairs, for the speed model "measured"; for policies that pack, with
+            estimates of the pairs that nobody measured.
+        whole_sets_only: Whether a job may share GPUs only with jobs that hold just the same ones.
     """
 
     jobs: tuple[PlanJob, ...]
@@ -140,6 +195,7 @@ class PlanRequest:
     interval_s: float = 360.0
     larger_than_a_node: Literal["slurm", "whole-nodes", "refuse"] = "slurm"
     interference: "InterferenceTable | None" = None
+    whole_sets_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +211,7 @@ class Group:
         speed: Predicted speed of each member by job id, 1 = as fast as alone.
         reasons: Why these jobs, for people.
         kept: Whether exactly this group runs on these GPUs already.
+        mode: "interleave": stages take turns on resources (Muri); "plain": members run side by side without turns.
     """
 
     members: tuple[int, ...]
@@ -165,6 +222,7 @@ class Group:
     speed: Mapping[int, float]
     reasons: tuple[Reason, ...] = ()
     kept: bool = False
+    mode: Literal["interleave", "plain"] = "interleave"
 
     @property
     def node(self) -> str:
@@ -192,6 +250,27 @@ class Solo:
     def node(self) -> str:
         """Name of the node that it gets; empty when it spans nodes or must queue in Slurm."""
         return self.gpus[0].node if len(self.gpus) == 1 else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharer:
+    """A job on GPUs of its own choice, some or all of which others may hold as well.
+
+    Attributes:
+        job_id: The job.
+        gpus: What it gets, with `gpu_ids`. Their number is the job's own, save under an elastic policy.
+        speed: Predicted speed, 1 = as fast as alone with its own GPU count and undivided batch.
+        accumulate_steps: Steps in which each iteration's batch is to be computed.
+        reasons: Why here, for people.
+        kept: Whether it runs there already, in as many steps.
+    """
+
+    job_id: int
+    gpus: tuple[NodeShare, ...]
+    speed: float = 1.0
+    accumulate_steps: int = 1
+    reasons: tuple[Reason, ...] = ()
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +324,8 @@ class Plan:
         solo: Jobs to start or keep alone.
         waiting: Jobs to keep held or to stop, most urgent first.
         certificate: How far the grouping can be from the optimum.
+        sharers: Jobs to start or keep on GPUs of their own choice; of a policy that packs, and of no other.
+        host_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
     """
 
     policy: str
@@ -252,6 +333,8 @@ class Plan:
     solo: tuple[Solo, ...] = ()
     waiting: tuple[Waiting, ...] = field(default=())
     certificate: Certificate = Certificate()
+    sharers: tuple[Sharer, ...] = ()
+    host_shares: HostShares = NO_HOST_SHARES
 
 
 class Policy(Protocol):

@@ -33,6 +33,8 @@ class QueuePolicy(ABC):
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
+        packs: Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups.
+        elastic: Whether a job may get another number of GPUs than it asked for.
     """
 
     options: PolicyOptions | None = None
@@ -40,6 +42,8 @@ class QueuePolicy(ABC):
     order: ClassVar[str]
     defaults: ClassVar[OptionValues] = NONE
     fixed: ClassVar[OptionValues] = NONE
+    packs: ClassVar[bool] = False
+    elastic: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:

@@ -1,0 +1,1 @@
+"""Placement by predicted utilisation and memory: Horus."""

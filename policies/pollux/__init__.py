@@ -1,0 +1,1 @@
+"""Elastic GPU counts by goodput: Pollux, simplified."""
