@@ -1,4 +1,4 @@
-"""What sibling systems know of a job beyond its stage profile: appetite for CPUs, memory and batch size. Pure records."""
+"""What sibling systems know of a job beyond its stage profile: appetite for CPUs, memory and batch size. Pure."""
 
 import math
 from bisect import bisect_right

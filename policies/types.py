@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from muri.policies.reason import Reason
 from muri.policies.traits import BatchModel, Sensitivity
@@ -124,8 +123,6 @@ class HostShare:
 HostShares = Mapping[int, tuple[HostShare, ...]]
 """What jobs hold of each of their nodes, by job id."""
 
-NO_HOST_SHARES: Final[HostShares] = MappingProxyType({})
-
 
 @dataclass(frozen=True, slots=True)
 class NodeShare:
@@ -156,7 +153,7 @@ class Running:
 
     members: tuple[PlanJob, ...]
     gpus: tuple[NodeShare, ...]
-    host_shares: HostShares = NO_HOST_SHARES
+    host_shares: HostShares = field(default_factory=dict)
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
 
@@ -334,7 +331,7 @@ class Plan:
     waiting: tuple[Waiting, ...] = field(default=())
     certificate: Certificate = Certificate()
     sharers: tuple[Sharer, ...] = ()
-    host_shares: HostShares = NO_HOST_SHARES
+    host_shares: HostShares = field(default_factory=dict)
 
 
 class Policy(Protocol):
