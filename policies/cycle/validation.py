@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Final
 
@@ -20,8 +20,14 @@ class RequestError(UsageError):
     """A planning request contradicts itself or holds a figure that cannot be true."""
 
 
-def check_request(request: PlanRequest) -> None:
+def check_request(request: PlanRequest, *, packs: bool = False, elastic: bool = False) -> None:
     """Refuse a request that no plan can be made for.
+
+    Args:
+        request: The request.
+        packs: Whether it is for a policy that gives out GPUs one by one: then each GPU must be known, and running
+            units may overlap.
+        elastic: Whether running jobs may hold another number of GPUs than they asked for.
 
     Raises:
         RequestError: Says which job or node is wrong, and how.
@@ -34,7 +40,10 @@ def check_request(request: PlanRequest) -> None:
         _check_job(job)
     for node in request.nodes:
         _check_node(node)
-    _check_running(request)
+    if packs:
+        _check_packed(request, elastic=elastic)
+    else:
+        _check_running(request)
     if request.larger_than_a_node != "slurm":
         _check_sizes(request)
 
@@ -128,11 +137,7 @@ def _check_running(request: PlanRequest) -> None:
     for unit in request.running:
         _check_unit(unit)
         for share in unit.gpus:
-            if share.node not in nodes:
-                raise RequestError(
-                    f"job {unit.members[0].job_id} runs on node {share.node}, which is not among the request's nodes; "
-                    "list every node that anything runs on, with 0 free GPUs where it is busy"
-                )
+            _check_known(unit, share, nodes)
             held[share.node] += share.gpu_count
             _check_gpu_ids(unit, share, taken)
     for name, count in held.items():
@@ -147,7 +152,60 @@ def _check_running(request: PlanRequest) -> None:
             raise RequestError(f"node {name}: GPU {both[0]} is both free and held by a running job")
 
 
-def _check_unit(unit: Running) -> None:
+def _check_packed(request: PlanRequest, *, elastic: bool) -> None:
+    """What runs may overlap, but every GPU must be named, and the named ones fit their nodes beside the free ones."""
+    nodes = {node.name: node for node in request.nodes}
+    for node in request.nodes:
+        if node.free_gpus and not node.islands:
+            raise RequestError(
+                f"node {node.name}: {node.free_gpus} GPUs are free, but islands doesn't say which; "
+                "a policy that gives out GPUs one by one needs their indices"
+            )
+    held: dict[str, set[int]] = {node.name: set() for node in request.nodes}
+    for unit in request.running:
+        _check_unit(unit, elastic=elastic)
+        for share in unit.gpus:
+            _check_known(unit, share, nodes)
+            _check_named(unit, share)
+            held[share.node].update(share.gpu_ids)
+    for name, gpu_ids in held.items():
+        _check_beside_free(nodes[name], gpu_ids)
+
+
+def _check_named(unit: Running, share: NodeShare) -> None:
+    job_id = unit.members[0].job_id
+    if len(share.gpu_ids) != share.gpu_count or len(set(share.gpu_ids)) != share.gpu_count:
+        raise RequestError(
+            f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
+            "name each one once"
+        )
+    if sum(other.node == share.node for other in unit.gpus) > 1:
+        raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one")
+
+
+def _check_beside_free(node: FreeNode, held: set[int]) -> None:
+    free = {gpu for island in node.islands for gpu in island}
+    known = {gpu for island in node.topology for gpu in island}
+    if both := sorted(held & free):
+        raise RequestError(f"node {node.name}: GPU {both[0]} is both free and held by a running job")
+    if known and (strangers := sorted(held - known)):
+        raise RequestError(f"node {node.name}: GPU {strangers[0]} is held by a running job but not in topology")
+    if node.gpu_count and len(held) + node.free_gpus > node.gpu_count:
+        raise RequestError(
+            f"node {node.name}: running jobs hold {len(held)} GPUs and {node.free_gpus} are free, "
+            f"but it has {node.gpu_count} in all"
+        )
+
+
+def _check_known(unit: Running, share: NodeShare, nodes: Mapping[str, FreeNode]) -> None:
+    if share.node not in nodes:
+        raise RequestError(
+            f"job {unit.members[0].job_id} runs on node {share.node}, which is not among the request's nodes; "
+            "list every node that anything runs on, with 0 free GPUs where it is busy"
+        )
+
+
+def _check_unit(unit: Running, *, elastic: bool = False) -> None:
     if not unit.members:
         raise RequestError("a running unit has no members; leave it out")
     first = unit.members[0]
@@ -156,7 +214,7 @@ def _check_unit(unit: Running) -> None:
     if any(share.gpu_count < 1 for share in unit.gpus):
         raise RequestError(f"job {first.job_id} holds a share of {unit.gpus}; gpu_count of a share must be ≥ 1")
     total = sum(share.gpu_count for share in unit.gpus)
-    if total != first.gpu_count:
+    if total != first.gpu_count and not elastic:
         raise RequestError(f"job {first.job_id} runs on {total} GPUs but its gpu_count is {first.gpu_count}")
 
 

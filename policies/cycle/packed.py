@@ -1,0 +1,210 @@
+"""The GPUs of a request one by one, and who is on each of them: what policies plan on whose jobs overlap."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from math import inf
+from types import MappingProxyType
+
+from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest
+
+
+def mem_gib_of(job: PlanJob, accumulate_steps: int = 1) -> float:
+    """GPU memory that a job needs on each of its GPUs; 0 while nothing is known of it.
+
+    What it asked for after an out-of-memory error counts before what models say.
+    """
+    batch = job.batch
+    if job.gpu_mem_request_gib is None and batch is not None and (batch.fixed_mem_gib or batch.mem_gib_per_sample):
+        return batch.mem_gib(accumulate_steps)
+    return job.gpu_mem_gib
+
+
+@dataclass(slots=True, eq=False)
+class PackedGpu:
+    """One GPU. Only `PackedGpus` changes it.
+
+    Attributes:
+        node: Name of its node.
+        gpu_id: Its index on the node.
+        capacity_gib: Its memory; infinite when unknown.
+        tenants: The jobs on it, by job id.
+        mem_gib: Memory that they need, as far as it is known.
+        utilization: Sum of their shares of its time, as far as they are known; may exceed 1.
+    """
+
+    node: str
+    gpu_id: int
+    capacity_gib: float
+    tenants: dict[int, PlanJob] = field(default_factory=dict)
+    mem_gib: float = 0.0
+    utilization: float = 0.0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Node and index: what GPUs are sorted by."""
+        return self.node, self.gpu_id
+
+    @property
+    def left_gib(self) -> float:
+        """Memory that is still free; infinite when the GPU's is unknown."""
+        return self.capacity_gib - self.mem_gib
+
+
+Gpus = tuple[PackedGpu, ...]
+"""GPUs by node and index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A job and the GPUs that it is on.
+
+    Attributes:
+        job: The job.
+        gpus: Its GPUs.
+        accumulate_steps: Steps in which each iteration's batch is computed.
+        shares: The same GPUs as a plan writes them.
+        kept: Whether it ran there before this plan.
+    """
+
+    job: PlanJob
+    gpus: Gpus
+    accumulate_steps: int
+    shares: Shares
+    kept: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether nobody else is on any of its GPUs."""
+        return all(len(gpu.tenants) == 1 for gpu in self.gpus)
+
+    @property
+    def partners(self) -> tuple[PlanJob, ...]:
+        """The other jobs on its GPUs, each once, by job id."""
+        others = {job_id: job for gpu in self.gpus for job_id, job in gpu.tenants.items()}
+        others.pop(self.job.job_id, None)
+        return tuple(others[job_id] for job_id in sorted(others))
+
+
+class PackedGpus:
+    """The GPUs that a policy may give out, free or held by its own jobs, while one plan is made.
+
+    GPUs that jobs of others hold are not among them.
+
+    Args:
+        request: A request that `check_request(request, packs=True)` let pass; it is not changed.
+    """
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
+        self._nodes = {node.name: node for node in request.nodes}
+        self._gpus = {place: self._make(place) for place in sorted(_places(request))}
+        self._holdings: dict[int, Holding] = {}
+        for unit in request.running:
+            places = [(share.node, gpu_id) for share in unit.gpus for gpu_id in share.gpu_ids]
+            gpus = tuple(self._gpus[place] for place in sorted(places))
+            for job in unit.members:
+                self._hold(Holding(job, gpus, unit.accumulate_steps, unit.gpus, kept=True))
+
+    @property
+    def gpus(self) -> Iterable[PackedGpu]:
+        """All GPUs by node and index."""
+        return self._gpus.values()
+
+    @property
+    def holdings(self) -> Mapping[int, Holding]:
+        """The jobs on GPUs, by job id: those that ran before the plan, then those that were put there."""
+        return MappingProxyType(self._holdings)
+
+    def node(self, gpu: PackedGpu) -> FreeNode:
+        """The node of a GPU."""
+        return self._nodes[gpu.node]
+
+    def of_partition(self, partition: str) -> Gpus:
+        """GPUs of a partition's nodes."""
+        return tuple(gpu for gpu in self._gpus.values() if partition in self._nodes[gpu.node].partitions)
+
+    def put_on_free(
+        self, job: PlanJob, *, gpu_count: int = 0, gpu_mem_gib: float = 0.0, accumulate_steps: int = 1
+    ) -> Holding | None:
+        """Put a job on free GPUs of the fewest nodes: best fit, close to each other, the first by name.
+
+        Args:
+            job: The job; its partition and node count are kept to.
+            gpu_count: How many GPUs, if not as many as the job asks for.
+            gpu_mem_gib: Memory that each GPU must have; those of unknown memory qualify.
+            accumulate_steps: Steps in which it computes each iteration's batch.
+
+        Returns:
+            What it holds now; None when there is no such place.
+        """
+        shares = self.free.take(job.partition, gpu_count or job.gpu_count, gpu_mem_gib, job.node_count)
+        if shares is None:
+            return None
+        self.free.give_back(shares)
+        gpus = (self._gpus[share.node, gpu_id] for share in shares for gpu_id in share.gpu_ids)
+        return self.put(job, gpus, accumulate_steps)
+
+    def put(self, job: PlanJob, gpus: Iterable[PackedGpu], accumulate_steps: int = 1) -> Holding:
+        """Put a job on GPUs, whoever is there; its memory is not checked.
+
+        Args:
+            job: A job that is on no GPU.
+            gpus: GPUs of this object.
+            accumulate_steps: Steps in which it computes each iteration's batch.
+        """
+        chosen = tuple(sorted(gpus, key=lambda gpu: gpu.place))
+        self.free.take_exactly(shares_of(gpu for gpu in chosen if not gpu.tenants))
+        holding = Holding(job, chosen, accumulate_steps, shares_of(chosen))
+        self._hold(holding)
+        return holding
+
+    def take(self, job_id: int) -> Holding:
+        """Take a job off its GPUs; those that nobody else is on become free."""
+        holding = self._holdings.pop(job_id)
+        for gpu in holding.gpus:
+            del gpu.tenants[job_id]
+            self._sum_up(gpu)
+        self.free.give_back(shares_of(gpu for gpu in holding.gpus if not gpu.tenants))
+        return holding
+
+    def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
+        """Sets of GPUs that are shared by nobody but jobs that hold just the same set, and these jobs."""
+        sets: dict[Gpus, list[Holding]] = {}
+        for holding in self._holdings.values():
+            if all(partition in self._nodes[gpu.node].partitions for gpu in holding.gpus):
+                sets.setdefault(holding.gpus, []).append(holding)
+        return {
+            gpus: tuple(holders)
+            for gpus, holders in sets.items()
+            if all(len(gpu.tenants) == len(holders) for gpu in gpus)
+        }
+
+    def _make(self, place: tuple[str, int]) -> PackedGpu:
+        return PackedGpu(*place, self._nodes[place[0]].gpu_mem_gib or inf)
+
+    def _hold(self, holding: Holding) -> None:
+        self._holdings[holding.job.job_id] = holding
+        for gpu in holding.gpus:
+            gpu.tenants[holding.job.job_id] = holding.job
+            self._sum_up(gpu)
+
+    def _sum_up(self, gpu: PackedGpu) -> None:
+        """Sums made anew, so that what comes and goes leaves no rounding errors behind."""
+        holdings = self._holdings
+        gpu.mem_gib = sum(mem_gib_of(job, holdings[job_id].accumulate_steps) for job_id, job in gpu.tenants.items())
+        gpu.utilization = sum(job.gpu_utilization or 0.0 for job in gpu.tenants.values())
+
+
+def shares_of(gpus: Iterable[PackedGpu]) -> Shares:
+    """GPUs as a plan writes them, by node and index."""
+    places = sorted(gpu.place for gpu in gpus)
+    by_node = ((node, tuple(gpu_id for _, gpu_id in group)) for node, group in groupby(places, lambda place: place[0]))
+    return tuple(NodeShare(node, len(gpu_ids), gpu_ids) for node, gpu_ids in by_node)
+
+
+def _places(request: PlanRequest) -> set[tuple[str, int]]:
+    """GPUs that are free or held by the policy's own jobs."""
+    free = {(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island}
+    return free | {(share.node, gpu_id) for unit in request.running for share in unit.gpus for gpu_id in share.gpu_ids}
