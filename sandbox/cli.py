@@ -22,6 +22,7 @@ _EPILOG = """examples:
   muri-sandbox run -- sbatch --gres=gpu:1 --wrap='echo $CUDA_VISIBLE_DEVICES'
   muri-sandbox shell --user bob                     an interactive shell
   muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05
+  muri-sandbox build                                only build what later starts need, for both suites
   muri-sandbox down                                 end it; nothing is left but the cache
 The cache is $MURI_CACHE (default ~/.cache/muri); deleting its folder `sandbox` frees the space.
 """
@@ -36,13 +37,18 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def add(name: str, text: str, handler: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    def add(name: str, text: str, handler: Callable[[argparse.Namespace], int],
+            named: bool = True) -> argparse.ArgumentParser:  # fmt: skip
         command = commands.add_parser(name, help=text, description=text, epilog=_EPILOG, formatter_class=formatter)
-        command.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
-        command.set_defaults(handler=handler)
+        command.set_defaults(handler=handler, name="default")
+        if named:
+            command.add_argument("--name", default="default", help="which sandbox (default: %(default)s)")
         return command
 
     _add_up_options(add("up", "Start a sandbox, building what is missing.", _up))
+    build = add("build", "Build what is missing for later starts; starts nothing.", _build, named=False)
+    build.add_argument("--suite", action="append", default=[],
+                       help=f"{' or '.join(SUITES)}; may be repeated (default: all)")  # fmt: skip
     add("down", "End a sandbox and remove everything of it but the cache.", _down)
     status = add("status", "Say whether a sandbox is up and what it has.", _status)
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -70,6 +76,15 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
                         help="virtual CPUs, bookkeeping only (default: %(default)s)")  # fmt: skip
     parser.add_argument("--partition", action="append", default=[], metavar="NAME=NODES",
                         help="a partition beside main, such as small=n[1-2]; may be repeated")  # fmt: skip
+
+
+def _build(options: argparse.Namespace) -> int:
+    progress = Progress()
+    for suite in [suite_named(name) for name in options.suite or SUITES]:
+        built, pyslurm = lifecycle.build(suite, progress)
+        has = "with pyslurm" if pyslurm.directory else f"without pyslurm: {pyslurm.reason}"
+        print(f"{suite.name}: Slurm {built.slurm_version}, {has}.")
+    return 0
 
 
 def _up(options: argparse.Namespace) -> int:

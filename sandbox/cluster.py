@@ -5,7 +5,7 @@ from pathlib import Path
 from string import Template
 
 from sandbox.errors import UsageError
-from sandbox.paths import CHECKOUT
+from sandbox.paths import CHECKOUT, node_names
 from sandbox.suites import Suite
 
 _TEMPLATES = CHECKOUT / "etc/sandbox"
@@ -50,7 +50,7 @@ class Shape:
     @property
     def node_names(self) -> tuple[str, ...]:
         """Return n1, n2, and so on."""
-        return tuple(f"n{number}" for number in range(1, self.nodes + 1))
+        return node_names(self.nodes)
 
     @property
     def node_range(self) -> str:

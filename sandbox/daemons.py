@@ -1,29 +1,34 @@
 """Start Slurm's daemons in a sandbox and wait until every node is idle."""
 
 import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from sandbox import instance as instances
 from sandbox.errors import StartError
 from sandbox.instance import Instance
 from sandbox.progress import Progress
+from sandbox.readiness import SINFO_FORMAT, NodeState, parse_nodes, waiting_for
 from sandbox.suites import Suite
 
-_LOGS = ("/var/log/slurmctld.log", "/var/log/slurmd-n1.log")
+#: A slurmd that ends this often while it starts will not do better the next time.
+_MOST_STARTS = 3
+#: How often a wait looks for slurmds that have ended.
+_REVIVE_EVERY_S = 2.0
+_MOST_LOGS = 4
 
 
-#: A restarted controller finds jobs running, hence not only "idle".
-_USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
-
-
-def _require(instance: Instance, *command: str) -> None:
+def _require(instance: Instance, *command: str, nodes: Iterable[str] = ()) -> None:
     done = instances.run(instance, *command)
     if done.returncode != 0:
         said = (done.stderr + done.stdout).strip()
-        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance)}")
+        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance, nodes)}")
 
 
-def _last_log_lines(instance: Instance) -> str:
-    return instances.run(instance, "tail", "-n", "8", *_LOGS).stdout.strip()
+def _last_log_lines(instance: Instance, nodes: Iterable[str]) -> str:
+    logs = [f"/var/log/slurmd-{node}.log" for node in nodes]
+    tail = instances.run(instance, "tail", "--verbose", "-n", "8", "/var/log/slurmctld.log", *logs[:_MOST_LOGS])
+    return (tail.stdout + tail.stderr).strip()
 
 
 def start(instance: Instance, suite: Suite, progress: Progress) -> None:
@@ -32,25 +37,79 @@ def start(instance: Instance, suite: Suite, progress: Progress) -> None:
         _require(instance, "chown", "-R", "munge:munge", "/etc/munge", "/run/munge")
         _require(instance, "setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged")
     _require(instance, "slurmctld")
-    for number in range(1, instance.nodes + 1):
-        _require(instance, "slurmd", "-N", f"n{number}")
+    for node in instance.node_names:
+        ensure_slurmd(instance, node, progress)
     wait_until_idle(instance, progress)
 
 
-def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 60.0) -> None:
-    """Wait for the controller to answer and all nodes to have registered."""
-    limit = time.monotonic() + deadline_s
-    seen = ""
-    while time.monotonic() < limit:
-        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", "%T")
-        seen = done.stdout.strip() or done.stderr.strip()
-        states = done.stdout.split()
-        # A trailing * marks a node that does not answer (yet).
-        if len(states) == instance.nodes and set(states) <= _USABLE:
+def ensure_slurmd(instance: Instance, node: str, progress: Progress) -> None:
+    """Start a node's slurmd unless it runs; returns when it has everything it shares with other slurmds.
+
+    With auth/slurm each slurmd removes /run/slurm/sack.socket and binds it anew. Two that do so at the same time
+    disturb each other, and the loser ends after `slurmd` has already returned 0. Hence one after the other.
+
+    Raises:
+        StartError: It ends again and again; the text holds its log.
+    """
+    for attempt in range(_MOST_STARTS):
+        if _slurmd_runs(instance, node):
             return
-        progress.detail(f"waiting for the nodes: {seen.replace(chr(10), ' ')}")
+        if attempt:
+            progress.step(f"the slurmd of {node} ended while it started; starting it again")
+        if _start_slurmd(instance, node):
+            return
+    raise StartError(
+        f"the slurmd of {node} ended {_MOST_STARTS} times while it started:\n{_last_log_lines(instance, [node])}"
+    )
+
+
+def _slurmd_runs(instance: Instance, node: str) -> bool:
+    return instances.run(instance, "pgrep", "--exact", "--full", f"(.*/)?slurmd -N {node}").returncode == 0
+
+
+def _start_slurmd(instance: Instance, node: str, deadline_s: float = 60.0) -> bool:
+    """Start a slurmd and wait for its pid file, written once its sockets are bound; returns whether it lives."""
+    pid_file = Path(f"/proc/{instance.pid}/root/run/slurmd-{node}.pid")
+    pid_file.unlink(missing_ok=True)
+    _require(instance, "slurmd", "-N", node, nodes=[node])
+    limit = time.monotonic() + deadline_s
+    while not pid_file.exists():
+        if not _slurmd_runs(instance, node):
+            return False
+        if time.monotonic() > limit:
+            raise StartError(
+                f"the slurmd of {node} was not ready within {deadline_s:.0f} s:\n{_last_log_lines(instance, [node])}"
+            )
+        time.sleep(0.01)
+    return True
+
+
+def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 180.0) -> None:
+    """Wait for the controller to answer and all nodes to have registered; a slurmd that has ended is started again.
+
+    Raises:
+        StartError: Some did not; the text names them with their states, reasons and logs.
+    """
+    began = revived = time.monotonic()
+    while True:
+        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", SINFO_FORMAT)
+        missing = waiting_for(instance.node_names, parse_nodes(done.stdout))
+        if not missing:
+            return
+        seen = "; ".join([*map(str, missing), *filter(None, [done.stderr.strip()])])
+        if time.monotonic() - began > deadline_s:
+            raise _not_idle(instance, missing, seen, deadline_s)
+        progress.detail(f"waiting for the nodes: {seen}")
+        if time.monotonic() - revived > _REVIVE_EVERY_S:
+            revived = time.monotonic()
+            for node in missing:
+                ensure_slurmd(instance, node.name, progress)
         time.sleep(0.1)
-    raise StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{_last_log_lines(instance)}")
+
+
+def _not_idle(instance: Instance, missing: Sequence[NodeState], seen: str, deadline_s: float) -> StartError:
+    logs = _last_log_lines(instance, [node.name for node in missing])
+    return StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{logs}")
 
 
 def stop_controller(instance: Instance, deadline_s: float = 30.0) -> None:

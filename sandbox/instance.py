@@ -46,6 +46,11 @@ class Instance:
         """Whether its first process still runs."""
         return namespace.start_ticks(self.pid) == self.start_ticks
 
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Return n1, n2, and so on."""
+        return paths.node_names(self.nodes)
+
     def save(self) -> None:
         """Record this instance."""
         target = InstancePaths(self.name).state

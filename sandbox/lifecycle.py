@@ -20,7 +20,7 @@ from sandbox.suites import Suite
 _SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
 
 
-def root_plan(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pyslurm) -> Plan:
+def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm) -> Plan:
     """Return the plan of an instance's root."""
     files = {**cluster.slurm_files(shape, suite, name), "/etc/hosts": cluster.hosts_file(shape)}
     secret = secrets.token_urlsafe(768)[:1024]
@@ -29,7 +29,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pysl
     if pyslurm.directory:
         binds.append(Bind(str(pyslurm.directory), str(paths.PYSLURM_TARGET)))
     return Plan(
-        lower=str(build.root),
+        lower=str(built.root),
         mountpoint=str(InstancePaths(name).mountpoint),
         binds=tuple(binds),
         files=(
@@ -43,6 +43,13 @@ def root_plan(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pysl
     )
 
 
+def build(suite: Suite, progress: Progress) -> tuple[Build, Pyslurm]:
+    """Build what every start of a suite needs and the cache lacks: its root and, where one fits, its pyslurm."""
+    host.require_tools({"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"})
+    built = ensure_rootfs(suite, progress)
+    return built, ensure_pyslurm(built, progress)
+
+
 def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Instance, bool]:
     """Start an instance, building what is missing; a running one is left as it is.
 
@@ -50,9 +57,7 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
         The instance, and whether it was started just now.
     """
     files = InstancePaths(name)
-    host.require_tools({"unshare": "util-linux", "nsenter": "util-linux", "setpriv": "util-linux"})
-    build = ensure_rootfs(suite, progress)
-    pyslurm = ensure_pyslurm(build, progress)
+    built, pyslurm = build(suite, progress)
     with locked_directory(files.directory, progress, f"another process that handles the sandbox {name!r}"):
         present = load(name)
         if present and present.alive and present.phase == "up":
@@ -61,19 +66,19 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
             namespace.end(present.pid, present.start_ticks)
         namespace.end_strays(files.plan)
         try:
-            return _start(name, suite, shape, build, pyslurm, progress), True
+            return _start(name, suite, shape, built, pyslurm, progress), True
         except BaseException:
             _remove(name)
             raise
 
 
-def _start(name: str, suite: Suite, shape: Shape, build: Build, pyslurm: Pyslurm,
+def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm,
            progress: Progress) -> Instance:  # fmt: skip
     files = InstancePaths(name)
-    progress.step(f"starting the sandbox {name!r}: Slurm {build.slurm_version}, {shape.nodes} nodes")
-    pid = namespace.start_plan(root_plan(name, suite, shape, build, pyslurm), files.plan, files.log)
+    progress.step(f"starting the sandbox {name!r}: Slurm {built.slurm_version}, {shape.nodes} nodes")
+    pid = namespace.start_plan(root_plan(name, suite, shape, built, pyslurm), files.plan, files.log)
     instance = Instance(
-        name, suite.name, build.slurm_version, shape.nodes, shape.gpus_per_node, shape.cpus_per_node,
+        name, suite.name, built.slurm_version, shape.nodes, shape.gpus_per_node, shape.cpus_per_node,
         pid, namespace.start_ticks(pid) or 0,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         pyslurm=pyslurm.directory is not None, pyslurm_reason=pyslurm.reason,

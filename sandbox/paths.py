@@ -1,4 +1,4 @@
-"""Every directory and file name of the sandbox comes from here."""
+"""Every directory, file and node name of the sandbox comes from here."""
 
 import os
 import re
@@ -31,6 +31,11 @@ def builds_dir() -> Path:
 def instances_dir() -> Path:
     """Where the running instances keep their state."""
     return builds_dir() / "run"
+
+
+def node_names(count: int) -> tuple[str, ...]:
+    """Return the names of that many nodes: n1, n2, and so on."""
+    return tuple(f"n{number}" for number in range(1, count + 1))
 
 
 @dataclass(frozen=True)

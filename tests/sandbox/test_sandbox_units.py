@@ -18,6 +18,7 @@ from sandbox.locks import locked_directory
 from sandbox.paths import InstancePaths
 from sandbox.plan import Bind, Plan, TextFile
 from sandbox.progress import Progress
+from sandbox.readiness import NodeState, parse_nodes, waiting_for
 from sandbox.rootfs import Build
 from sandbox.suites import SUITES, suite_named
 
@@ -153,6 +154,20 @@ def test_a_process_that_reuses_an_id_is_not_the_instance(tmp_path: Path, monkeyp
     assert instance.load("x") == stale
     with pytest.raises(NotRunningError, match="muri-sandbox up --name x"):
         instance.require("x")
+
+
+def test_nodes_are_read_with_reasons_that_hold_separators() -> None:
+    nodes = parse_nodes("n1|idle|none\nn2|down*|Not responding | since noon\nslurm_load: error\n")
+    assert nodes == {
+        "n1": NodeState("n1", "idle"),
+        "n2": NodeState("n2", "down*", "Not responding | since noon"),
+    }
+
+
+def test_nodes_that_are_down_silent_or_left_out_are_waited_for() -> None:
+    nodes = parse_nodes("n1|mixed|none\nn2|idle*|none\nn3|down|broken\n")
+    missing = waiting_for(("n1", "n2", "n3", "n4"), nodes)
+    assert [str(node) for node in missing] == ["n2 is idle*", "n3 is down (broken)", "n4 is unknown"]
 
 
 @pytest.mark.parametrize("text", ["NAME", "=x", ""])

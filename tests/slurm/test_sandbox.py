@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sandbox import instance, lifecycle, namespace
+from sandbox import daemons, instance, lifecycle, namespace
 from sandbox.cluster import Shape
 from sandbox.driver import Driver
+from sandbox.errors import StartError
 from sandbox.paths import CHECKOUT, InstancePaths
 from sandbox.progress import Progress
 from sandbox.suites import SUITES
@@ -128,6 +129,45 @@ def test_second_instance_runs_beside_and_leaves_nothing(sandbox: Driver) -> None
 
 
 @pytest.mark.usefixtures("sandbox")  # so that the cached build is there
+def test_a_slurmd_that_ended_is_started_again_and_one_that_cannot_start_is_named() -> None:
+    name = f"revived-{os.getpid()}"
+    started, _ = lifecycle.up(name, SUITES["forky"], Shape(nodes=2), Progress())
+    try:
+        driver = Driver(started)
+        end_n2 = ("pkill", "-KILL", "--exact", "--full", "slurmd -N n2")
+        driver.run(*end_n2, user="root")
+        driver.run("scontrol", "update", "nodename=n2", "state=down", "reason=test", user="root")
+        daemons.wait_until_idle(started, Progress())
+        job = driver.submit("--nodelist=n2", "--wrap=true")
+        assert driver.wait_state(job)["JobState"] == "COMPLETED"
+        driver.run(*end_n2, user="root")
+        # A socket that cannot be removed has the same end as two slurmds that bind it at the same time.
+        driver.run("sh", "-c", "rm /run/slurm/sack.socket && mkdir -p /run/slurm/sack.socket/x", user="root")
+        with pytest.raises(StartError, match=r"(?s)slurmd of n2 ended 3 times.*slurmd-n2.log.*sack\.socket"):
+            daemons.ensure_slurmd(started, "n2", Progress())
+    finally:
+        lifecycle.down(name, Progress())
+
+
+def test_a_wait_in_vain_names_the_nodes_their_states_and_reasons(cluster: Driver) -> None:
+    change = ("scontrol", "update", "nodename=n3")
+    cluster.run(*change, "state=drain", "reason=fan broken", user="root")
+    try:
+        with pytest.raises(StartError, match=r"(?s)n3 is drained \(fan broken\)\n.*slurmd-n3\.log"):
+            daemons.wait_until_idle(cluster.instance, Progress(), deadline_s=0.2)
+    finally:
+        cluster.run(*change, "state=resume", user="root")
+
+
+def test_build_starts_nothing(sandbox: Driver) -> None:
+    before = instance.names()
+    done = cli("build", "--suite", "forky")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"forky: Slurm {sandbox.instance.slurm_version}, with pyslurm.\n"
+    assert instance.names() == before
+
+
+@pytest.mark.usefixtures("sandbox")
 def test_interrupted_up_cleans_up() -> None:
     name = f"interrupted-{os.getpid()}"
     process = subprocess.Popen([COMMAND, "up", "--name", name, "--nodes", "32"], stderr=subprocess.PIPE, text=True)
