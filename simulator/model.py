@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muri.errors import UsageError
+from muri.policies.speed.interference import PairSpeed
+from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.records import ProfileKey, StageProfile
 
 
@@ -28,6 +30,9 @@ class TraceJob:
         cpu_count: CPUs asked for; None: in proportion to the GPUs.
         mem_gib: Host memory asked for; None: in proportion to the GPUs.
         restart_s: Seconds that a restart costs; None: the simulation's default.
+        sensitivity: Throughput over CPUs and host memory; None: derived from the profile.
+        batch: How iteration time and GPU memory follow from the batch size; None: the batch is never split.
+        gpu_utilization: Share of its GPUs' time that it computes on them when alone, 0 to 1; None: as the profile says.
     """
 
     job_id: int
@@ -41,6 +46,9 @@ class TraceJob:
     cpu_count: float | None = None
     mem_gib: float | None = None
     restart_s: float | None = None
+    sensitivity: Sensitivity | None = None
+    batch: BatchModel | None = None
+    gpu_utilization: float | None = None
 
     @property
     def service_s(self) -> float:
@@ -125,6 +133,9 @@ class Settings:
         seed: For noise.
         checkpoints: Whether jobs can go on from a checkpoint: only then may a policy stop them, and only then
             does the failure of a node leave them the progress that they have made.
+        interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
+        slowdown: What slows jobs on one GPU down: "pairs", the speeds of pairs, or "utilization", Horus's function
+            of the GPU utilisation that they have together.
     """
 
     model: Literal["default", "reference"] = "default"
@@ -136,6 +147,8 @@ class Settings:
     outages: tuple[Outage, ...] = ()
     seed: int = 0
     checkpoints: bool = True
+    interference: tuple[PairSpeed, ...] = ()
+    slowdown: Literal["pairs", "utilization"] = "pairs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +161,8 @@ class JobRecord:
         end_s: End.
         run_s: Seconds during which it held GPUs.
         restarts: Starts after the first, moves and regroupings.
-        shared_s: Of `run_s`, the seconds in a group.
+        shared_s: Of `run_s`, the seconds in company on its GPUs.
+        out_of_memory: How often it failed for want of GPU memory.
     """
 
     job: TraceJob
@@ -157,6 +171,7 @@ class JobRecord:
     run_s: float = 0.0
     restarts: int = 0
     shared_s: float = 0.0
+    out_of_memory: int = 0
 
     @property
     def jct_s(self) -> float:
