@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -178,6 +178,7 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
     from muri.slurm_plugin.controller import decide, knowledge  # noqa: PLC0415
     from muri.slurm_plugin.estimated import with_estimates  # noqa: PLC0415
+    from muri.slurm_plugin.known_traits import read_traits  # noqa: PLC0415
     from muri.slurm_plugin.setup import policy_of, profiles_path, read_config  # noqa: PLC0415
     from muri.slurm_plugin.snapshot_file import load_snapshot  # noqa: PLC0415
     from muri.slurm_plugin.view import view_of  # noqa: PLC0415
@@ -187,7 +188,8 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     queue_then, know = load_snapshot(file), knowledge(None, ())
     if path.exists():
         with ProfileStore(path, read_only=True) as store:
-            know = with_estimates(knowledge(None, store.list()), view_of(queue_then, config.partitions), store, config)
+            know = replace(knowledge(None, store.list()), traits=read_traits(store))
+            know = with_estimates(know, view_of(queue_then, config.partitions), store, config)
     elif profiles is not None:
         raise UsageError(f"there is no profile store {profiles}")
     decision = decide(queue_then, (), know, policy_of(config), config)

@@ -193,6 +193,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "MinCPUsNode": _least_cpus(change),
         "Dependency": change.dependency,
         "MinMemoryNode": change.mem_per_node_mib,
+        "MinMemoryCPU": change.mem_per_cpu_mib,
         "TimeLimit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
         "AdminComment": change.admin_comment,
     }

@@ -27,6 +27,7 @@ from muri.slurm_plugin.estimated import notes_of, with_estimates, without_starte
 from muri.slurm_plugin.gateway import Gateway
 from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
+from muri.slurm_plugin.known_traits import read_traits
 from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.preemption import served_gpu_s
@@ -185,6 +186,7 @@ class Controller:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
         know = knowledge(self._journal, self._store.list(), self._store.stale_marks())
+        know = replace(know, traits=read_traits(self._store))
         know = with_estimates(know, view_of(snapshot, self._config.partitions), self._store, self._config)
         return decide(snapshot, self._journal.intents(), know, self._policy, self._config)
 

@@ -126,4 +126,6 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         gpu_count=slurm_text.gpu_total(configured),
         gpus_allocated=slurm_text.gpu_total(slurm_text.gres_counts(fields.get("GresUsed", ""))),
         gpu_type=slurm_text.gpu_type(configured),
+        mem_mib=slurm_text.node_mem_mib(int(fields.get("RealMemory", 0))),
+        mem_allocated_mib=int(fields.get("AllocMem", 0)),
     )

@@ -77,6 +77,7 @@ class Job:
         submit_line: The sbatch command as typed, its words joined by spaces; "" when Slurm does not tell.
         admin_comment: AdminComment, Muri's tags among others' text.
         comment: The job's own comment, which its user may write.
+        mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
     """
 
     job_id: int
@@ -115,6 +116,7 @@ class Job:
     submit_line: str
     admin_comment: str
     comment: str
+    mem_per_cpu_mib: int = 0
 
     @property
     def task_count(self) -> int:
@@ -141,6 +143,8 @@ class Node:
         gpu_count: GPUs configured.
         gpus_allocated: GPUs given out.
         gpu_type: GRES type, "gpu" when untyped.
+        mem_mib: Memory configured; 0 when unknown.
+        mem_allocated_mib: Memory given out.
     """
 
     name: str
@@ -152,6 +156,8 @@ class Node:
     gpu_count: int
     gpus_allocated: int
     gpu_type: str
+    mem_mib: int = 0
+    mem_allocated_mib: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,7 @@ class JobChange:
         cpus_per_task: CPUs per task.
         dependency: Dependency expression; "" clears it.
         mem_per_node_mib: Memory per node.
+        mem_per_cpu_mib: Memory per CPU; takes the place of `mem_per_node_mib`, never both.
         time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
         start_now: Whether it may start at once: a requeued job would wait for two minutes first.
         admin_comment: The whole new AdminComment.
@@ -195,6 +202,7 @@ class JobChange:
     cpus_per_task: int | None = None
     dependency: str | None = None
     mem_per_node_mib: int | None = None
+    mem_per_cpu_mib: int | None = None
     time_limit_s: int | None = None
     start_now: bool = False
     admin_comment: str | None = None

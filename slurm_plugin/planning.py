@@ -2,18 +2,20 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.reason import sentences
-from muri.policies.types import FreeNode, Group, Plan, PlanJob, PlanRequest
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState
+from muri.slurm_plugin.free_resources import free_nodes
+from muri.slurm_plugin.known_traits import KnownTraits
+from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
 from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
 
@@ -21,6 +23,7 @@ from muri.slurm_plugin.view import Role, View, profile_key
 _MEMBER_MEM_MIB = 512
 # A host outlives its members by this much, for the last of them to leave in order.
 _HOST_EXTRA_S = 600
+_MIB_PER_GIB = 1024.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Knowledge:
         failures: Failed dry runs by key text: how many, and the last cause.
         bars: Why a job must not be grouped again, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
+        traits: What is stored of models beyond their stage profiles.
     """
 
     profiles: Mapping[ProfileKey, StageProfile]
@@ -44,6 +48,7 @@ class Knowledge:
     failures: Mapping[str, tuple[int, str]] | None = None
     bars: Mapping[int, str] | None = None
     served_gpu_s: Mapping[int, float] | None = None
+    traits: KnownTraits = field(default_factory=KnownTraits)
 
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.
@@ -168,7 +173,12 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
+        sensitivity=know.traits.sensitivity(key, _mem_gib_per_gpu(job)),
     )
+
+
+def _mem_gib_per_gpu(job: Job) -> float:
+    return job.mem_per_node_mib / max(1, job.gpus_per_node) / _MIB_PER_GIB
 
 
 def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
@@ -208,44 +218,6 @@ def _dry_runs(
     measured = {key for key, profile in know.profiles.items() if not profile.is_estimate}
     new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
     return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
-
-
-def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:
-    """Return the GPUs that can be given out: idle ones, less those promised to Muri's jobs that still wait."""
-    nodes = [
-        node
-        for node in view.snapshot.nodes
-        if node.usable
-        and node.gpu_count
-        and (not config.partitions or any(part in config.partitions for part in node.partitions))
-    ]
-    free = {node.name: node.gpu_count - node.gpus_allocated for node in nodes}
-    for job in view.snapshot.jobs:
-        if job.state is JobState.PENDING and not job.held and view.roles[job.job_id] in _PROMISED:
-            _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
-    return tuple(
-        FreeNode(
-            node.name,
-            node.partitions,
-            max(free[node.name], 0),
-            gpu_mem_gib=config.gpu_mem_gib.get(node.gpu_type, 0.0),
-            gpu_count=node.gpu_count,
-        )
-        for node in nodes
-    )
-
-
-_PROMISED = {Role.HOST, Role.DRY_RUN, Role.RELEASED}
-
-
-def _take(free: dict[str, int], job: Job, eligible: set[str]) -> None:
-    required = sorted(set(NodeSet(job.required_nodes)) & free.keys()) if job.required_nodes else []
-    names = required or sorted(eligible, key=lambda name: (-free[name], name))
-    wanted = job.gpu_count
-    for name in names:
-        taken = min(wanted, max(free[name], 0))
-        free[name] -= taken
-        wanted -= taken
 
 
 def actions_of(plan: Plan, view: View, know: Knowledge) -> tuple[Action, ...]:

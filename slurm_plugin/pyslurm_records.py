@@ -84,6 +84,7 @@ def job_record(job: Any, taken_s: float) -> Job:
         work_dir=job.working_directory or "",
         admin_comment=job.admin_comment or "",
         comment=job.comment or "",
+        mem_per_cpu_mib=int(job.memory_per_cpu or 0),
     )
 
 
@@ -130,6 +131,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "min_cpus_per_node": change.cpu_count,
         "cpus_per_task": change.cpus_per_task,
         "memory_per_node": None if change.mem_per_node_mib is None else f"{change.mem_per_node_mib}M",
+        "memory_per_cpu": None if change.mem_per_cpu_mib is None else f"{change.mem_per_cpu_mib}M",
         "time_limit": None if change.time_limit_s is None else time_limit_argument(change.time_limit_s),
     }
     return {name: value for name, value in fields.items() if value is not None}

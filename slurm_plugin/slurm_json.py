@@ -125,6 +125,7 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         work_dir=record.get("current_working_directory") or "",
         admin_comment=record.get("admin_comment") or "",
         comment=record.get("comment") or "",
+        mem_per_cpu_mib=number(record.get("memory_per_cpu")),
     )
 
 
@@ -188,6 +189,8 @@ def node(record: Mapping[str, Any]) -> Node:
         gpu_count=slurm_text.gpu_total(configured),
         gpus_allocated=slurm_text.gpu_total(slurm_text.gres_counts(record.get("gres_used") or "")),
         gpu_type=slurm_text.gpu_type(configured),
+        mem_mib=slurm_text.node_mem_mib(number(record.get("real_memory"))),
+        mem_allocated_mib=number(record.get("alloc_memory")),
     )
 
 

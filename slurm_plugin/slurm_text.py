@@ -68,6 +68,11 @@ def node_usable(words: Iterable[str]) -> bool:
     return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
 
 
+def node_mem_mib(configured_mib: int) -> int:
+    """A node's memory; 0 where the administrator configured none, for which Slurm has 1 MiB."""
+    return configured_mib if configured_mib > 1 else 0
+
+
 def gres_counts(text: str) -> dict[str, int]:
     """Count per GRES, keyed "gpu" or "gpu:a100", of any of Slurm's notations.
 

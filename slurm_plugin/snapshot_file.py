@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -80,11 +80,13 @@ def _record(kind: Any, value: object, place: str) -> Any:
         raise SnapshotFileError(f"{place}: an object is expected, not {_shown(value)}")
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind)]
-    if missing := [name for name in names if name not in value]:
+    # What has a default came later: older files lack it.
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in needed if name not in value]:
         raise SnapshotFileError(f"{place}: {', '.join(missing)} missing")
     if unknown := sorted(set(value) - set(names)):
         raise SnapshotFileError(f"{place}: unknown {', '.join(unknown)}; known are {', '.join(names)}")
-    return kind(**{name: _value(hints[name], value[name], f"{place}: {name}") for name in names})
+    return kind(**{name: _value(hints[name], value[name], f"{place}: {name}") for name in names if name in value})
 
 
 def _value(kind: Any, value: object, place: str) -> Any:

@@ -1,0 +1,116 @@
+"""What the profile store knows of models beyond their stage profiles, as policies take it."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from muri.errors import MuriError
+from muri.policies.traits import Demand, Sensitivity, TraitError
+from muri.profiler.errors import CorruptStoreError
+from muri.profiler.records import ProfileKey
+from muri.profiler.sensitivity import record
+from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
+from muri.profiler.store import ProfileStore
+
+log = logging.getLogger("muri.controller")
+
+_MIB_PER_GIB = 1024.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTraits:
+    """What is stored of models, read once in a cycle.
+
+    Attributes:
+        sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
+    """
+
+    sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
+
+    def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
+        """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown.
+
+        Args:
+            key: What the job is profiled under.
+            least_mem_gib: Memory per GPU that the job is not to get less than.
+        """
+        found = self.sensitivities.get(str(key)) or self.sensitivities.get(key.model)
+        if found is None:
+            return None
+        try:
+            return sensitivity_of(found, key.gpu_count, least_mem_gib)
+        except (MuriError, ArithmeticError) as error:
+            log.warning("the sensitivity of %s is not used: %s", found.name, error)
+            return None
+
+
+def read_traits(store: ProfileStore) -> KnownTraits:
+    """Read what is stored; what cannot be read costs no cycle.
+
+    Raises:
+        CorruptStoreError: The store is damaged, which the caller mends.
+    """
+    try:
+        return KnownTraits(sensitivities={found.name: found for found in _sensitivities(store)})
+    except CorruptStoreError:
+        raise
+    except MuriError as error:
+        log.warning("this cycle plans without what is known of CPUs and memory: %s", error)
+        return KnownTraits()
+
+
+def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
+    for document in store.documents(record.KIND):
+        try:
+            found = record.Sensitivity.from_document(document)
+        except MuriError as error:
+            log.warning("%s", error)
+            continue
+        if found.cpu.points:
+            yield found
+
+
+def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
+    """Convert a stored sensitivity. Pure.
+
+    It was measured on one GPU. Each GPU of a larger job is taken to want the same CPUs; the job's GPUs share one
+    cache of the dataset and the bandwidth of its storage.
+
+    Args:
+        known: CPU curve as measured, memory by the cache model.
+        gpu_count: GPUs of the job.
+        least_mem_gib: Memory per GPU below which the demand is not to lie.
+
+    Raises:
+        TraitError: The stored figures make no sensitivity.
+        SensitivityError: The dataset's figures make no sense.
+    """
+    process_gib = known.process_gib or 0.0
+    cpus = sorted({1, *(point.cpus for point in known.cpu.points)})
+    at_full = [known.cpu.throughput(count) for count in cpus]
+    best = known.cpu.throughput(known.cpu.saturating_cpus)
+    if known.dataset is None:
+        caches_gib, needed_gib = [0.0], 0.0
+        rows = [(value,) for value in at_full]
+    else:
+        dataset = _shared(known.dataset, gpu_count)
+        needed_gib = saturating_cache_gib(dataset, best)
+        caches_gib = sorted({*cache_sizes(dataset), needed_gib})
+        rows = [tuple(throughput(dataset, value, gib) for gib in caches_gib) for value in at_full]
+    demand = Demand(float(known.cpu.saturating_cpus), max(process_gib + needed_gib, least_mem_gib))
+    return Sensitivity(
+        tuple(float(count) for count in cpus), tuple(process_gib + gib for gib in caches_gib), tuple(rows), demand
+    )
+
+
+def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
+    """One GPU's part of the dataset and of its storage's bandwidth."""
+    if gpu_count < 1:
+        raise TraitError(f"a job with {gpu_count} GPUs has no share of a dataset")
+    part_gib = dataset.dataset_gib / gpu_count
+    return replace(
+        dataset,
+        dataset_gib=part_gib,
+        batch_mib=min(dataset.batch_mib, part_gib * _MIB_PER_GIB),
+        storage_mib_per_s=dataset.storage_mib_per_s / gpu_count,
+    )
