@@ -12,6 +12,7 @@ import click
 
 from muri.errors import MuriError, UsageError
 from muri.launcher import automatic, measure, solo
+from muri.launcher.accumulation import planned
 from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
@@ -32,6 +33,7 @@ Examples:
   muri run -m my.training --epochs 3  as python -m my.training --epochs 3
   muri run --timing train.py          stage times on stderr at the end
   muri run --trace t.json train.py    every stage, for ui.perfetto.dev
+  muri run --accumulate 4 train.py    batches in 4 parts: same training, less memory
 
 Everything after SCRIPT belongs to the script. Stages of PyTorch scripts are found by
 themselves; muri.stage("load"), "preprocess", "propagate", "synchronize" and
@@ -61,6 +63,13 @@ class TargetError(UsageError):
     expose_value=False,
     callback=lambda _context, _option, given: _leave_hooks_out(given),
     help="Only stages that the script marks (or set MURI_AUTOMATIC=0).",
+)
+@click.option(
+    "--accumulate",
+    metavar="N",
+    expose_value=False,
+    callback=lambda _context, _option, given: _split_batches(given),
+    help="Split each batch into N micro-batches and accumulate their gradients; auto: as many as the scheduler chose.",
 )
 @click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
 @click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
@@ -101,6 +110,13 @@ def run(
 def _leave_hooks_out(given: bool) -> None:
     if given:
         os.environ[automatic.AUTOMATIC_VARIABLE] = "0"
+
+
+def _split_batches(given: str | None) -> None:
+    if given is not None:
+        if given != planned.AUTO:
+            planned.steps_from(given, "--accumulate")
+        os.environ[planned.ACCUMULATE_VARIABLE] = given
 
 
 def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:

@@ -13,13 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muri.launcher import automatic, gloo_exit, measure, script
+from muri.launcher import accumulation, automatic, gloo_exit, measure, script
 from muri.launcher.automatic.watch import close_iterations
 from muri.launcher.processes.gate import is_gated
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
-    """Whether hooks are to tell the script's stages apart: they are measured, or a group's runtime grants them."""
+    """Whether hooks are to tell the script's stages apart, or to split its batches."""
+    return wants_stages(environment) or accumulation.wanted(environment)
+
+
+def wants_stages(environment: Mapping[str, str]) -> bool:
+    """Whether stages are to be told apart: they are measured, or a group's runtime grants them."""
     return automatic.wanted(environment) and (measure.wanted(environment) or is_gated(environment))
 
 
@@ -38,8 +43,10 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(error.exit_code) from None
     sys.argv[0] = loaded.argv0
     sys.modules["__main__"] = loaded.module
-    if wants_hooks(os.environ):
+    if wants_stages(os.environ):
         automatic.install()
+    if accumulation.wanted(os.environ):
+        accumulation.install()
     _execute(loaded)
 
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Final, Generic, TypeVar
 
 from muri.errors import UsageError
+from muri.launcher.accumulation.state import local as splitting
 from muri.launcher.ahead import tell_ahead
 from muri.launcher.checkpoints.loader_position import begin_loop
 from muri.launcher.clock import StageClock
@@ -158,7 +159,8 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
                     return
                 yield batch
                 del batch
-                clock.ask_batch()
+                if not splitting.amid_batch:
+                    clock.ask_batch()
         except GeneratorExit:  # the loop was left with `break`: its last iteration is done
             clock.end_iteration()
             raise

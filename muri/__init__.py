@@ -1,6 +1,7 @@
 """Muri interleaves training jobs that wait for different resources on the same GPUs.
 
-A training script needs two names from here; two more let it be stopped and resumed, and read less::
+A training script needs two names from here; three more let it be stopped and resumed, read less, and
+need less memory::
 
     import muri
 
@@ -18,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from muri.launcher.accumulation.accumulate import accumulate as accumulate
     from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
     from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
     from muri.launcher.checkpoints.checkpoint import should_stop as should_stop
@@ -27,10 +29,21 @@ if TYPE_CHECKING:
     from muri.launcher.stages import yield_point as yield_point
 
 __version__ = "0.1.0"
-__all__ = ["Resumed", "__version__", "batches", "cache", "checkpoint", "should_stop", "stage", "yield_point"]
+__all__ = [
+    "Resumed",
+    "__version__",
+    "accumulate",
+    "batches",
+    "cache",
+    "checkpoint",
+    "should_stop",
+    "stage",
+    "yield_point",
+]
 
 _LAZY = {
     "Resumed": "muri.launcher.checkpoints.checkpoint",
+    "accumulate": "muri.launcher.accumulation.accumulate",
     "batches": "muri.launcher.stages",
     "cache": "muri.launcher.dataset_cache",
     "checkpoint": "muri.launcher.checkpoints.checkpoint",

@@ -1,0 +1,202 @@
+"""Hooks in PyTorch that let an unchanged training loop run on micro-batches.
+
+Loaders hand out parts of a batch, backward passes are weighted, and what belongs to whole batches (optimizer steps,
+`zero_grad`, schedules, gradient scaling and clipping, averaged models, DDP's exchange) waits for the last part. In
+threads whose batches are not split every hook passes through.
+"""
+
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler, swa_utils
+from torch.optim.optimizer import Optimizer
+from torch.utils.data import dataloader
+
+from muri.launcher.accumulation.loop import SplitLoop
+from muri.launcher.accumulation.state import local
+
+FETCH_AHEAD: Final = ("accelerate.data_loader", "lightning.pytorch.loops", "pytorch_lightning.loops")
+"""Modules whose loops fetch a batch ahead of the one they train on, and have accumulation of their own."""
+
+
+class Patches:
+    """What was put in the place of PyTorch's own, and how to put that back."""
+
+    def __init__(self) -> None:
+        self._done: list[tuple[Any, str, Any, Any]] = []
+        self._users = 0
+        self._lock = threading.Lock()
+
+    def wrap(self, place: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace one function; what a version of PyTorch does not have stays out."""
+        own = place.__dict__.get(name)
+        if own is None:
+            return
+        plain = own.__func__ if isinstance(own, staticmethod) else own
+        function: Any = functools.wraps(plain)(make(plain))
+        if isinstance(own, staticmethod):
+            function = staticmethod(function)
+        setattr(place, name, function)
+        self._done.append((place, name, own, function))
+
+    def acquire(self, install: Callable[[], None]) -> None:
+        """Install for the first of several users."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                install()
+
+    def release(self) -> None:
+        """Put everything back after the last user, unless somebody else replaced it since."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for place, name, own, function in reversed(self._done):
+                if place.__dict__.get(name) is function:
+                    setattr(place, name, own)
+            self._done.clear()
+
+
+patches: Final = Patches()
+
+
+def install() -> None:
+    """Put the hooks in place for the rest of the process."""
+    patches.acquire(_install)
+
+
+@contextmanager
+def in_effect(steps: int) -> Iterator[None]:
+    """Within the context, split what loaders give to the calling thread.
+
+    Args:
+        steps: Micro-batches per batch.
+    """
+    patches.acquire(_install)
+    try:
+        with local.looping(SplitLoop(steps)):
+            yield
+    finally:
+        patches.release()
+
+
+def _install() -> None:
+    patches.wrap(dataloader._BaseDataLoaderIter, "__next__", _fetching)
+    patches.wrap(torch.autograd, "backward", _weighting)
+    patches.wrap(DistributedDataParallel, "forward", _exchanging_last)
+    for owner in (Optimizer, torch.nn.Module):
+        patches.wrap(owner, "zero_grad", _clearing)
+    patches.wrap(Optimizer, "profile_hook_step", lambda plain: lambda step: _stepping(plain(step)))
+    hooked: list[type] = [kind for kind in _family(Optimizer) if getattr(kind.__dict__.get("step"), "hooked", False)]
+    for place in (*hooked, *_with_step_of_their_own(hooked)):
+        patches.wrap(place, "step", _stepping)
+    for schedule in _family(lr_scheduler.LRScheduler):
+        patches.wrap(schedule, "step", _waiting)
+    patches.wrap(swa_utils.AveragedModel, "update_parameters", _waiting)
+    patches.wrap(torch.amp.GradScaler, "step", _scaled_stepping)
+    for name in ("unscale_", "update"):
+        patches.wrap(torch.amp.GradScaler, name, _waiting)
+    for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+        patches.wrap(module, "clip_grad_norm_", _clipping)
+        patches.wrap(module, "clip_grad_value_", _waiting)
+
+
+def _family(root: type) -> Iterator[type]:
+    yield root
+    for child in root.__subclasses__():
+        yield from _family(child)
+
+
+def _with_step_of_their_own(kinds: list[type]) -> list[Any]:
+    """Optimizers made before the hooks whose schedule has put a counting `step` into the object."""
+    found = gc.get_referrers(*kinds) if kinds else []
+    return [thing for thing in found if type(thing) in kinds and "step" in vars(thing)]
+
+
+def _fetching(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def next_batch(iterator: Any) -> Any:
+        loop = local.loop
+        if loop is None:
+            return plain(iterator)
+        if any(name in sys.modules for name in FETCH_AHEAD):
+            loop.refuse("Lightning and Accelerate fetch batches ahead; use their own option to accumulate gradients")
+        fetch = functools.partial(plain, iterator)
+        return loop.next_batch(iterator, iterator._dataset, fetch, training=torch.is_grad_enabled())
+
+    return next_batch
+
+
+def _weighting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(*args: Any, **kwargs: Any) -> None:
+        loop = local.loop
+        if loop is None:
+            plain(*args, **kwargs)
+        else:
+            loop.backward(plain, args, kwargs)
+
+    return backward
+
+
+def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def step(*args: Any, **kwargs: Any) -> Any:
+        loop = local.loop
+        closure = next((value for value in (*args, kwargs.get("closure")) if callable(value)), None)
+        if loop is None or loop.may_step(closure=closure is not None):
+            return plain(*args, **kwargs)
+        with torch.enable_grad():
+            return None if closure is None else closure()
+
+    functools.update_wrapper(step, plain)
+    step.hooked = True  # type: ignore[attr-defined] # so that PyTorch does not wrap it again
+    return step
+
+
+def _scaled_stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+        loop = local.loop
+        return plain(scaler, *args, **kwargs) if loop is None or loop.may_step() else None
+
+    return step
+
+
+def _waiting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def once_per_batch(*args: Any, **kwargs: Any) -> Any:
+        return None if local.amid_batch else plain(*args, **kwargs)
+
+    return once_per_batch
+
+
+def _clearing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        loop = local.loop
+        if loop is None or not loop.keeps_gradients:
+            plain(*args, **kwargs)
+
+    return zero_grad
+
+
+def _clipping(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        if not local.amid_batch:
+            return plain(parameters, *args, **kwargs)
+        return torch.zeros(())  # gradients are not complete yet: they have no norm
+
+    return clip_grad_norm_
+
+
+def _exchanging_last(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (local.amid_batch and torch.is_grad_enabled()):
+            return plain(model, *args, **kwargs)
+        with model.no_sync():  # what backward does is decided by forward
+            return plain(model, *args, **kwargs)
+
+    return forward

@@ -1,0 +1,282 @@
+"""A training loop whose loader hands out micro-batches without the script's knowing: where it is, and what may pass.
+
+A batch is split when a loader is asked for it. Until its last part was handed out, optimizer steps and all that
+belongs to them wait. What shows that the loop cannot be split so ends the splitting: the batch's parts so far are
+undone, and it is handed out once more, whole.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from muri.launcher.accumulation.gradients import Gradients, Shares
+from muri.launcher.accumulation.losses import UnknownLossError
+from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
+
+_ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
+
+
+@dataclass
+class SplitBatch:
+    """A batch that is being handed out in parts.
+
+    Attributes:
+        iterator: Who it came from.
+        whole: The batch.
+        sizes: Samples of each part.
+        position: The part that the loop works on.
+        backward: Whether the part's gradient was computed.
+        step: Whether the script wanted the optimizer's step after it.
+        stepped: Whether the optimizer stepped on the whole batch.
+        undone: The parts so far do not count; the whole batch comes next.
+    """
+
+    iterator: "weakref.ref[Any]"
+    whole: Any
+    sizes: list[int]
+    position: int = 0
+    backward: bool = False
+    step: bool = False
+    stepped: bool = False
+    undone: bool = False
+
+    @property
+    def last(self) -> bool:
+        """Whether the loop works on its last part."""
+        return self.position == len(self.sizes) - 1
+
+    def part(self) -> Any:
+        """The part at the present position."""
+        start = sum(self.sizes[: self.position])
+        return cut(self.whole, start, start + self.sizes[self.position], sum(self.sizes))
+
+
+class SplitLoop:
+    """What one thread's loop goes through.
+
+    Args:
+        steps: Micro-batches per batch.
+        notify: Tells the user.
+    """
+
+    def __init__(self, steps: int, notify: Callable[[str], None] | None = None) -> None:
+        self._steps = steps
+        self._notify = notify or (lambda text: print(f"muri: {text}", file=sys.stderr, flush=True))
+        self._batch: SplitBatch | None = None
+        self._again: dict[int, Any] = {}
+        self._whole_for: set[int] = set()
+        self._refused = False
+        self._inside = False
+        self._gradients = Gradients()
+        self._shares = Shares(1)
+        self._told_of_batch_norm = False
+
+    @property
+    def amid_batch(self) -> bool:
+        """Whether what belongs to a whole batch (steps, schedules) has to wait."""
+        batch = self._current()
+        return batch is not None and (batch.undone or not batch.last)
+
+    @property
+    def keeps_gradients(self) -> bool:
+        """Whether `zero_grad` would clear what parts have accumulated and no step has used."""
+        batch = self._current()
+        return batch is not None and not (batch.stepped or batch.undone) and (batch.position > 0 or batch.backward)
+
+    def next_batch(self, iterator: Any, source: Any, fetch: Callable[[], Any], *, training: bool) -> Any:
+        """What the loop gets next from a loader.
+
+        Args:
+            iterator: The loader's iterator.
+            source: Its dataset.
+            fetch: Gets the loader's next batch.
+            training: Whether gradients are recorded.
+        """
+        batch = self._current()
+        if batch is not None and batch.iterator() is iterator:
+            more = self._continue(batch, source)
+            if more is not None:
+                return more
+        elif batch is not None and training and not batch.stepped and self._is_second(batch):
+            self._again[id(iterator)] = fetch()
+            return self._again[id(iterator)]
+        if id(iterator) in self._again:
+            return self._again.pop(id(iterator))
+        whole = fetch()
+        if self._refused or not training or id(source) in self._whole_for:
+            return whole
+        return self._begin(iterator, whole)
+
+    def backward(self, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A backward pass of the script."""
+        batch = self._current()
+        if batch is None or self._inside or batch.stepped:
+            plain(*args, **kwargs)
+            return
+        self._inside = True
+        try:
+            if batch.undone or not self._weighted(batch, plain, args, kwargs):
+                plain(*args, **kwargs)  # the script may look at gradients
+                self._gradients.clear()
+        finally:
+            self._inside = False
+
+    def may_step(self, *, closure: bool = False) -> bool:
+        """The script wants the optimizer to step; whether it may now."""
+        batch = self._current()
+        if batch is None:
+            return True
+        if closure and not batch.undone:
+            self.refuse("the optimizer's step takes a closure")
+        elif not (batch.backward or batch.undone or batch.stepped):
+            self.refuse("the optimizer steps on gradients that do not come from backward()")
+        batch.step = True
+        if self.amid_batch:
+            return False
+        batch.stepped = True
+        return True
+
+    def refuse(self, reason: str) -> None:
+        """This loop cannot be split: say why, undo the current batch's parts and hand out whole batches."""
+        if not self._refused:
+            self._notify(
+                f"batches are not split: {reason}; training goes on with whole batches. To split them, {_ADVICE}"
+            )
+        self._refused = True
+        if self._batch is not None:
+            self._batch.undone = True
+            self._gradients.clear()
+
+    def end(self) -> None:
+        """The loop is over, or the script splits its batches itself from now on."""
+        batch, self._batch = self._batch, None
+        if batch is not None and (batch.undone or (not batch.last and batch.backward)):
+            self._left_amid()
+
+    def _current(self) -> SplitBatch | None:
+        """The batch under way, unless its loop was left."""
+        if self._batch is not None and self._batch.iterator() is None:
+            self.end()
+        return self._batch
+
+    def _begin(self, iterator: Any, whole: Any) -> Any:
+        self._batch = None
+        try:
+            samples = sample_count(whole)
+            sizes = sizes_of(samples, self._steps)
+            batch = SplitBatch(weakref.ref(iterator), whole, sizes)
+            part = batch.part()
+        except UnsplittableError as error:
+            self.refuse(str(error))
+            return whole
+        if len(sizes) == 1:
+            return whole
+        self._batch, self._shares = batch, Shares(samples)
+        self._gradients.forget_mark()
+        return part
+
+    def _continue(self, batch: SplitBatch, source: Any) -> Any:
+        """The next part of the batch, or all of it again; None: it is done."""
+        if not (batch.undone or batch.last):
+            if not batch.backward and batch.position == 0:
+                return self._rest(batch, source)
+            self._check_part(batch)
+        if batch.undone:
+            self._batch = None
+            return batch.whole
+        if batch.last:
+            self._batch = None
+            return None
+        batch.position += 1
+        batch.backward = batch.step = False
+        return batch.part()
+
+    def _rest(self, batch: SplitBatch, source: Any) -> Any:
+        """Nothing was trained on the first part: the loop evaluates, or fetches ahead of training."""
+        self._whole_for.add(id(source))
+        self._batch = None
+        return cut(batch.whole, batch.sizes[0], sum(batch.sizes), sum(batch.sizes))
+
+    def _check_part(self, batch: SplitBatch) -> None:
+        if not batch.backward:
+            self.refuse("the loop passed over a part of a batch")
+        elif not batch.step:
+            self.refuse("the script accumulates gradients over several batches itself")
+
+    def _is_second(self, batch: SplitBatch) -> bool:
+        """Whether a loader that is asked amid another one's batch belongs to the same iteration."""
+        if batch.undone or batch.backward:
+            self.end()
+            return False
+        self.refuse("an iteration takes batches from two loaders")
+        return True
+
+    def _left_amid(self) -> None:
+        self._gradients.clear()
+        self._notify(
+            f"the loop was left amid a batch, whose {self._steps} parts count as iterations of the script's own: "
+            f"that batch was not trained on. To keep count of whole batches, {_ADVICE}"
+        )
+
+    def _weighted(
+        self, batch: SplitBatch, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """A part's backward pass with its share as the gradient; False: it cannot be given one."""
+        loss = _single_loss(args, kwargs)
+        if loss is not None:
+            self._look_at(loss)
+        problem = self._problem(batch, loss)
+        if problem or loss is None:
+            self.refuse(problem)
+            return False
+        try:
+            share, correction = self._shares.next_share(loss, batch.sizes[batch.position], last=batch.last)
+        except UnknownLossError as error:
+            self.refuse(f"the loss is no mean or sum over its samples that could be recognized ({error})")
+            return False
+        if correction != 1.0:
+            self._gradients.scale(correction)
+        rest = {name: value for name, value in kwargs.items() if name not in {"tensors", "grad_tensors"}}
+        plain(loss, _full_like(loss, share), *args[2:], **rest)
+        batch.backward = True
+        self._gradients.mark()
+        return True
+
+    def _problem(self, batch: SplitBatch, loss: Any) -> str:
+        if loss is None:
+            return "backward() was called on several losses, or with arguments that cannot be weighted"
+        if batch.step or batch.backward:
+            return "an iteration has several backward passes"
+        if not self._gradients.untouched:
+            return "the script changes or clears gradients between backward() and the optimizer's step"
+        return ""
+
+    def _look_at(self, loss: Any) -> None:
+        self._gradients.look_at(loss)
+        if self._gradients.batch_norm and not self._told_of_batch_norm:
+            self._told_of_batch_norm = True
+            self._notify(
+                "batch normalization takes its statistics from micro-batches: training differs from whole batches"
+            )
+
+
+def _single_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The loss of `torch.autograd.backward(tensors, grad_tensors, …)` if it is one value without a gradient given."""
+    loss = args[0] if args else kwargs.get("tensors")
+    if isinstance(loss, list | tuple):
+        loss = loss[0] if len(loss) == 1 else None
+    gradient = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
+    create_graph = args[3] if len(args) > 3 else kwargs.get("create_graph")
+    if create_graph or any(
+        value is not None for value in (gradient, kwargs.get("inputs"), kwargs.get("grad_variables"))
+    ):
+        return None
+    return loss if loss is not None and loss.numel() == 1 else None
+
+
+def _full_like(loss: Any, value: float) -> Any:
+    import torch  # noqa: PLC0415 (there is a loss, so it is there)
+
+    return torch.full_like(loss, value)

@@ -1,0 +1,172 @@
+"""Reads from autograd's graph whether a loss is a mean over the samples of its batch, a sum, or neither.
+
+The gradient of a mean over B samples is the sum of its micro-batches' mean gradients, each times its part of B; that
+of a sum is their plain sum. What is neither surely one nor the other cannot be split without being asked.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import isclose, prod
+from typing import Any, Final
+
+MEAN: Final = "mean"
+SUM: Final = "sum"
+CONSTANT: Final = "constant"
+
+_MEAN_REDUCTION: Final = 1
+_SUM_REDUCTION: Final = 2
+
+_LINEAR: Final = frozenset(
+    {"Add", "Sub", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "ToCopy", "Clone", "Alias", "Reshape"}
+)
+_OF_ONE_VALUE: Final = frozenset({"Pow", "Abs", "Square"})
+_ENDS: Final = "AccumulateGrad"
+
+
+class UnknownLossError(Exception):
+    """The graph does not say what the loss is a mean of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How a loss depends on the number of its samples.
+
+    Attributes:
+        kind: "mean", "sum", or "constant": a term that does not depend on the samples.
+        weights: Of each mean term, what it was divided by: its samples, or the sum of their weights.
+    """
+
+    kind: str
+    weights: tuple[float, ...] = ()
+
+
+def reduction_of(loss: Any, samples: int) -> Reduction:
+    """How a scalar loss was reduced.
+
+    Args:
+        loss: What `backward` is called on.
+        samples: Samples of the micro-batch.
+
+    Raises:
+        UnknownLossError: It cannot be told; the message says at which operation.
+    """
+    if loss.grad_fn is None or loss.numel() != 1:
+        raise UnknownLossError("the loss is no single value with a graph")
+    return _of_node(loss.grad_fn, samples)
+
+
+def _of_node(node: Any, samples: int) -> Reduction:
+    kind = _operation(node)
+    if kind == "Mean":
+        return _of_mean(node, samples)
+    if kind in {"Sum", "LinalgVectorNorm", "Norm"}:
+        return _of_sum(node, samples)
+    if kind == "Div":
+        return _of_quotient(node, samples)
+    if kind == "Mul":
+        return _of_product(node, samples)
+    if kind in _LINEAR:
+        return _combined([_of_node(child, samples) for child in _children(node)])
+    if hasattr(node, "_saved_reduction"):
+        return _of_loss_function(node, samples)
+    raise UnknownLossError(f"its graph ends with {node.name()}")
+
+
+def _operation(node: Any) -> str:
+    return str(type(node).__name__).partition("Backward")[0]
+
+
+def _children(node: Any) -> list[Any]:
+    return [child for child, _ in node.next_functions if child is not None]
+
+
+def _of_loss_function(node: Any, samples: int) -> Reduction:
+    if node._saved_reduction == _SUM_REDUCTION:
+        return Reduction(SUM)
+    if node._saved_reduction != _MEAN_REDUCTION:
+        raise UnknownLossError(f"{node.name()} does not reduce")
+    weight = getattr(node, "_saved_total_weight", None)  # classes' weights and ignored targets change the divisor
+    return Reduction(MEAN, (float(samples if weight is None else weight.item()),))
+
+
+def _of_mean(node: Any, samples: int) -> Reduction:
+    sizes = node._saved_self_sym_sizes
+    if not _over_samples(sizes, samples) or (_sum_of_dimensions(node) and len(sizes) > 1):
+        raise UnknownLossError(f"a mean over {tuple(sizes)} is none over {samples} samples")
+    return Reduction(MEAN, (float(samples),))
+
+
+def _of_sum(node: Any, samples: int) -> Reduction:
+    children = _children(node)
+    if len(children) == 1 and _only_of_parameters(children[0]):
+        return Reduction(CONSTANT)
+    sizes = getattr(node, "_saved_self_sym_sizes", ())
+    if not sizes or not _over_samples(sizes, samples) or _sum_of_dimensions(node):
+        raise UnknownLossError(f"{node.name()} over {tuple(sizes)} is no sum over {samples} samples")
+    if any(_operation(child) in {"Mean", "Stack", "Cat"} for child in children):
+        raise UnknownLossError("it sums what may be means")
+    return Reduction(SUM)
+
+
+def _of_quotient(node: Any, samples: int) -> Reduction:
+    return _scaled(node, samples, lambda other: other)
+
+
+def _of_product(node: Any, samples: int) -> Reduction:
+    return _scaled(node, samples, lambda other: 1 / other if other else float("nan"))
+
+
+def _scaled(node: Any, samples: int, divisor_of: Callable[[float], float]) -> Reduction:
+    """A term times a constant; a sum's could be the number of samples, which differs from part to part."""
+    children = _children(node)
+    if len(children) != 1:
+        raise UnknownLossError("it scales one trained term by another")
+    inner = _of_node(children[0], samples)
+    if inner.kind != SUM:
+        return inner
+    divisor, elements = divisor_of(float(node._saved_other)), prod(getattr(children[0], "_saved_self_sym_sizes", ()))
+    if not any(isclose(divisor, count, rel_tol=1e-6) for count in (samples, elements)):
+        raise UnknownLossError(f"it divides a sum by {divisor:g}, with {samples} samples in the micro-batch")
+    return Reduction(MEAN, (divisor,))
+
+
+def _combined(terms: list[Reduction]) -> Reduction:
+    kinds = {term.kind for term in terms}
+    if not kinds or {MEAN, SUM} <= kinds or {SUM, CONSTANT} <= kinds:
+        raise UnknownLossError("it adds terms of which some grow with the number of samples and some do not")
+    kind = next(iter(kinds - {CONSTANT}), CONSTANT)
+    return Reduction(kind, tuple(weight for term in terms for weight in term.weights))
+
+
+def _over_samples(sizes: Any, samples: int) -> bool:
+    return any(size and size % samples == 0 for size in sizes)
+
+
+def _sum_of_dimensions(node: Any) -> bool:
+    """Whether it reduces given dimensions only, of several."""
+    return hasattr(node, "_saved_dim") and len(node._saved_self_sym_sizes) > 1
+
+
+def _only_of_parameters(node: Any) -> bool:
+    """Whether only powers and absolute values lie between here and one parameter."""
+    while _operation(node) in _OF_ONE_VALUE:
+        children = _children(node)
+        if len(children) != 1:
+            return False
+        node = children[0]
+    return _operation(node) == _ENDS
+
+
+def scale_between(first: Reduction, now: Reduction) -> float:
+    """By how much the divisors of a later micro-batch are greater than the first's.
+
+    Raises:
+        UnknownLossError: They are other terms, or not all greater by the same.
+    """
+    if first.kind != now.kind or len(first.weights) != len(now.weights):
+        raise UnknownLossError("it has other terms than for the batch's first part")
+    pairs = zip(first.weights, now.weights, strict=True)
+    ratios = [after / before if before else float("nan") for before, after in pairs]
+    if not all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios):
+        raise UnknownLossError("its terms are divided by numbers that differ from part to part")
+    return ratios[0] if ratios else 1.0

@@ -1,0 +1,92 @@
+"""Cuts a batch along its first dimension, whatever tensors, mappings and sequences it is made of."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from muri.launcher.accumulation.planned import AccumulateError
+
+
+class UnsplittableError(AccumulateError):
+    """What a loader gave is no batch that could be cut."""
+
+
+def sample_count(batch: Any) -> int:
+    """Number of samples: the length of the first dimension, which all arrays of the batch share.
+
+    Raises:
+        UnsplittableError: There is no array in it, or arrays differ in length.
+    """
+    counts = set(_lengths(batch))
+    if len(counts) != 1:
+        found = ", ".join(map(str, sorted(counts))) or "none"
+        raise UnsplittableError(f"a batch must hold tensors with one common first dimension (found: {found})")
+    return counts.pop()
+
+
+def sizes_of(samples: int, steps: int) -> list[int]:
+    """Sizes of at most `steps` micro-batches, as equal as possible, larger ones first; none is empty.
+
+    Returns:
+        The sizes; one that is 0 for a batch without samples.
+    """
+    steps = max(1, min(steps, samples))
+    whole, rest = divmod(samples, steps)
+    return [whole + (position < rest) for position in range(steps)]
+
+
+def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
+    """The samples from `start` on, before `stop`, in the same structure; tensors are views, not copies.
+
+    Args:
+        batch: Tensors or arrays, or mappings, lists, tuples and named tuples of them.
+        start: First sample.
+        stop: One after the last.
+        samples: `sample_count(batch)`; texts and other objects in a list of that length are one per sample.
+    """
+    if _is_array(batch):
+        return batch[start:stop]
+    if isinstance(batch, Mapping):
+        return _like_mapping(batch, {key: cut(value, start, stop, samples) for key, value in batch.items()})
+    if _is_sequence(batch):
+        if not any(True for _ in _lengths(batch)) and len(batch) == samples:
+            return batch[start:stop]
+        return _like_sequence(batch, [cut(value, start, stop, samples) for value in batch])
+    return batch
+
+
+def _lengths(batch: Any) -> Iterator[int]:
+    if _is_array(batch):
+        yield len(batch)
+    elif isinstance(batch, Mapping):
+        for value in batch.values():
+            yield from _lengths(value)
+    elif _is_sequence(batch):
+        for value in batch:
+            yield from _lengths(value)
+
+
+def _is_array(value: Any) -> bool:
+    """A tensor or array with a first dimension; scalars are the batch's as a whole."""
+    return hasattr(value, "ndim") and hasattr(value, "shape") and value.ndim > 0
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _like_mapping(original: Any, values: dict[Any, Any]) -> Any:
+    if type(original) is dict:
+        return values
+    try:
+        return type(original)(values)
+    except Exception as error:
+        raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error
+
+
+def _like_sequence(original: Any, values: list[Any]) -> Any:
+    try:
+        if hasattr(original, "_fields"):
+            return type(original)(*values)
+        return type(original)(values)
+    except Exception as error:
+        raise UnsplittableError(f"a batch of type {type(original).__name__} cannot be made again: {error}") from error
