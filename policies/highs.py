@@ -47,7 +47,14 @@ def solve_linear(value: Floats, matrix: csr_array, right: Floats, most: Floats |
 
 
 def solve_integer(
-    value: Floats, matrix: csr_array, least: Floats | float, most: Floats, *, gap: float, nodes: int | None = None
+    value: Floats,
+    matrix: csr_array,
+    least: Floats | float,
+    most: Floats,
+    *,
+    gap: float,
+    nodes: int | None = None,
+    time_limit_s: float = np.inf,
 ) -> IntegerSolution:
     """Maximise value·x with least ≤ matrix·x ≤ most over whole numbers x ≥ 0.
 
@@ -58,13 +65,18 @@ def solve_integer(
         most: Their upper sides.
         gap: Relative gap at which HiGHS may stop; 0 for the optimum.
         nodes: Branches at most, which unlike a limit in seconds is the same on every machine; None: no limit.
+        time_limit_s: Seconds at most; with a limit that is reached, the solution depends on the machine.
     """
     solved = milp(
         -value,
         constraints=LinearConstraint(matrix, least, most),
         integrality=np.ones(len(value), dtype=np.intp),
         bounds=Bounds(0, np.inf),
-        options={"mip_rel_gap": gap, "node_limit": _UNLIMITED if nodes is None else nodes},
+        options={
+            "mip_rel_gap": gap,
+            "node_limit": _UNLIMITED if nodes is None else nodes,
+            "time_limit": time_limit_s,
+        },
     )
     return IntegerSolution(
         amount=None if solved.x is None else np.rint(solved.x).astype(np.intp),

@@ -139,6 +139,10 @@ class FreeGpus:
             if self._gpus is not None:
                 self._gpus[index].take_exactly(share.gpu_ids)
 
+    def take_on(self, node: str, gpu_count: int) -> NodeShare:
+        """Take GPUs of this node, which must have them."""
+        return self._take_from(self._index[node], gpu_count)
+
     def give_back(self, shares: Shares) -> None:
         """Free what somebody holds."""
         for share in shares:

@@ -1,0 +1,107 @@
+"""What a job asks of a node's CPUs and host memory for each of its GPUs: its demand, or its proportional share."""
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import product
+from typing import Final
+
+from muri.policies.traits import Demand, Sensitivity
+from muri.policies.types import FreeNode, PlanJob
+
+_SLACK: Final = 1e-9
+"""Relative difference that is only a rounding error."""
+
+Wish = Callable[[PlanJob, FreeNode, int], Demand]
+"""What a job asks for each of its GPUs on a node, of which it has so many there."""
+
+
+def fair_share(node: FreeNode) -> Demand:
+    """The GPU-proportional share: a node's CPUs and memory by its GPUs; 0 of what is unknown of the node."""
+    if not node.gpu_count:
+        return Demand(0.0, 0.0)
+    return Demand(node.cpu_count / node.gpu_count, node.mem_gib / node.gpu_count)
+
+
+def proportional_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
+    """The wish of every job when CPUs and memory follow the GPUs."""
+    return fair_share(node)
+
+
+def saturating_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
+    """The least that saturates a job's throughput, as far as the node has it; never slower than the fair share.
+
+    A job of which nothing is known asks for its proportional share.
+
+    Source: Synergy (Mohan et al., OSDI 2022), section 3: the demand vector.
+    """
+    fair = fair_share(node)
+    if job.sensitivity is None or not node.gpu_count:
+        return fair
+    return _saturating(job.sensitivity, fair, Demand(node.cpu_count / gpus, node.mem_gib / gpus))
+
+
+def speed(job: PlanJob, per_gpu: Demand, node: FreeNode) -> float:
+    """Throughput with a share, relative to the proportional share of the node; 1 while nothing is known."""
+    if job.sensitivity is None:
+        return 1.0
+    fair = fair_share(node)
+    usual = throughput(job.sensitivity, fair, fair)
+    return throughput(job.sensitivity, per_gpu, fair) / usual if usual > 0 else 1.0
+
+
+def exceeds(first: Demand, second: Demand) -> bool:
+    """Whether the first has more of anything than the second."""
+    return more(first.cpus, second.cpus) or more(first.mem_gib, second.mem_gib)
+
+
+def more(first: float, second: float) -> bool:
+    """Whether the first amount is larger by more than a rounding error."""
+    return first > second + _SLACK * max(1.0, abs(second))
+
+
+def cells(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand, ...]:
+    """The shares worth considering: up to `most`, as fast as the fair share at least, none beaten by a smaller one.
+
+    The fair share and the demand are among the candidates. What is unknown of the node (0) stays 0.
+    """
+    cpus = _candidates((*sensitivity.cpus, sensitivity.demand.cpus, fair.cpus), most.cpus, known=fair.cpus > 0)
+    mem_gib = _candidates(
+        (*sensitivity.mem_gib, sensitivity.demand.mem_gib, fair.mem_gib), most.mem_gib, known=fair.mem_gib > 0
+    )
+    usual = throughput(sensitivity, fair, fair)
+    found: list[tuple[float, Demand]] = []
+    for share in (Demand(*pair) for pair in product(cpus, mem_gib)):
+        reached = throughput(sensitivity, share, fair)
+        beaten = any(
+            other >= reached * (1 - _SLACK) and smaller.cpus <= share.cpus and smaller.mem_gib <= share.mem_gib
+            for other, smaller in found
+        )
+        if reached >= usual * (1 - _SLACK) and not beaten:
+            found.append((reached, share))
+    return tuple(share for _, share in found)
+
+
+@lru_cache(maxsize=4096)
+def _saturating(sensitivity: Sensitivity, fair: Demand, most: Demand) -> Demand:
+    wanted = Demand(
+        min(sensitivity.demand.cpus, most.cpus) if fair.cpus else 0.0,
+        min(sensitivity.demand.mem_gib, most.mem_gib) if fair.mem_gib else 0.0,
+    )
+    usual = throughput(sensitivity, fair, fair)
+    if throughput(sensitivity, wanted, fair) >= usual * (1 - _SLACK):
+        return wanted
+    # Profiles tell the demand within some tolerance: take the least that is really as fast as the fair share.
+    enough = [share for share in cells(sensitivity, fair, most) if not exceeds(share, fair)]
+    return min(enough, default=fair)
+
+
+def throughput(sensitivity: Sensitivity, per_gpu: Demand, fair: Demand) -> float:
+    """Throughput of a share; of what is unknown of the node there is enough."""
+    return sensitivity.throughput_at(
+        per_gpu.cpus if fair.cpus else math.inf, per_gpu.mem_gib if fair.mem_gib else math.inf
+    )
+
+
+def _candidates(amounts: tuple[float, ...], most: float, *, known: bool) -> list[float]:
+    return sorted({amount for amount in amounts if amount <= most}) if known else [0.0]

@@ -1,0 +1,202 @@
+"""Synergy-TUNE: jobs get what they demand while nobody falls below the GPU-proportional share."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from muri.policies.allocation import reasons
+from muri.policies.allocation.demand import Wish, exceeds, fair_share, saturating_wish, speed
+from muri.policies.allocation.seats import Round, Seat, Seating, spread
+from muri.policies.allocation.servers import per_gpu
+from muri.policies.cycle.placement import Shares
+from muri.policies.cycle.placing import Placement
+from muri.policies.cycle.queue import Contender
+from muri.policies.traits import Demand
+from muri.policies.types import NodeShare
+
+
+def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
+    """Seat the runnable jobs, the most demanding first; then whoever else fits.
+
+    1. The node where the demand fits, the one with the least left.
+    2. The same with the GPU-proportional share.
+    3. The node with the fewest GPUs that are enough, where jobs that hold more than their proportional share
+       go back to it until there is room.
+
+    What runs keeps node and share (lease renewal): its share only shrinks in step 3, and only grows again if that
+    gains more until the next plan than its restart costs.
+
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.2.
+
+    Args:
+        round_: The jobs and the nodes.
+        wish: What jobs demand.
+    """
+    placements = round_.runnable()
+    tuner = _Tuner(round_, wish)
+    if not tuner.seat_all(placements):
+        # Best fit by three resources left holes that best fit by GPUs does not.
+        tuner = _Tuner(round_, wish)
+        tuner.seat_all(placements, as_placed=True)
+    tuner.backfill()
+    tuner.grow()
+    return tuner.seating
+
+
+class _Tuner:
+    def __init__(self, round_: Round, wish: Wish) -> None:
+        self._round, self._wish = round_, wish
+        self._servers = round_.servers.copy()
+        self._on_node: dict[str, list[Seat]] = {name: [] for name in self._servers.nodes}
+        self.seating = Seating()
+
+    def seat_all(self, placements: Iterable[Placement], *, as_placed: bool = False) -> bool:
+        """Seat the runnable jobs; False where one of them finds no node with enough GPUs.
+
+        Args:
+            placements: The jobs, and GPUs for each of them.
+            as_placed: Whether to use just these GPUs.
+        """
+        new = []
+        for placement in placements:
+            (contender,) = placement.unit.members
+            seat = self._round.seat_of(contender) if placement.kept else None
+            if seat is not None:
+                self._settle(seat)
+            elif len(placement.gpus) > 1:
+                self._seat_at(contender, placement.gpus)
+            else:
+                new.append(placement)
+        complete = True
+        for placement in sorted(new, key=self._demand_first):
+            (contender,) = placement.unit.members
+            nodes = [placement.gpus[0].node] if as_placed else self._nodes_for(contender)
+            complete = complete and bool(nodes)
+            self._seat_on_one(contender, nodes)
+        return complete
+
+    def backfill(self) -> None:
+        """Seat, in order of priority, whoever else finds room."""
+        hopeless = set()
+        for contender in self._round.contenders:
+            bucket = contender.bucket
+            size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+            if contender.rank in self.seating.seats or size in hopeless:
+                continue
+            if not self._seat_anywhere(contender):
+                hopeless.add(size)
+
+    def grow(self) -> None:
+        """Let jobs on one node that have less than they demand have it, where that is free and worth a restart."""
+        for seat in self.seating.by_rank():
+            if len(seat.gpus) > 1:
+                continue
+            job, node, gpus = seat.contender.job, self._servers.nodes[seat.node], seat.gpus[0].gpu_count
+            wanted = self._wish(job, node, gpus)
+            if not exceeds(wanted, seat.share):
+                continue
+            now, then = speed(job, seat.share, node), speed(job, wanted, node)
+            lost_s = job.restart_s if seat.stays and seat.host == seat.held else 0.0
+            interval_s = max(self._round.interval_s, 1.0)
+            if then * (interval_s - lost_s) > now * interval_s * (1 + 1e-9):
+                self._resize(seat, wanted)
+
+    def _demand_first(self, placement: Placement) -> tuple[float, ...]:
+        """GPU demand, then CPU, then memory, descending."""
+        (contender,) = placement.unit.members
+        gpus = placement.unit.gpu_count
+        wanted = self._wish(contender.job, self._servers.nodes[placement.gpus[0].node], gpus)
+        return (-gpus, -wanted.cpus * gpus, -wanted.mem_gib * gpus, contender.rank)
+
+    def _nodes_for(self, contender: Contender) -> list[str]:
+        return list(self._servers.with_gpus(contender.job, contender.job.gpu_count))
+
+    def _seat_anywhere(self, contender: Contender) -> bool:
+        job = contender.job
+        nodes = self._nodes_for(contender) if job.node_count == 1 else []
+        if nodes:
+            return self._seat_on_one(contender, nodes)
+        gpus = self._servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)
+        return gpus is not None and self._seat_at(contender, gpus)
+
+    def _seat_on_one(self, contender: Contender, nodes: Sequence[str]) -> bool:
+        """The three steps."""
+        job = contender.job
+        for proportional in (False, True):
+            fitting = [name for name in nodes if self._fits(contender, name, proportional=proportional)]
+            if fitting:
+                best = min(fitting, key=lambda name: (*self._servers.tightness(name), name))
+                self._settle(self._seat(contender, best, proportional=proportional))
+                return True
+        for name in sorted(nodes, key=lambda name: (self._servers.gpus.on_node(name), name)):
+            node = self._servers.nodes[name]
+            wanted = self._wish(job, node, job.gpu_count)
+            seat = self._seat(contender, name, proportional=exceeds(wanted, fair_share(node)))
+            if self._make_room(seat):
+                self._settle(seat)
+                return True
+        return False
+
+    def _fits(self, contender: Contender, name: str, *, proportional: bool) -> bool:
+        seat = self._seat(contender, name, proportional=proportional)
+        return self._servers.fits(seat.gpus, seat.host)
+
+    def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
+        job, node = contender.job, self._servers.nodes[name]
+        each = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
+        gpus = (NodeShare(name, job.gpu_count),)
+        return Seat(contender, gpus, self._servers.host_of(gpus, each))
+
+    def _make_room(self, seat: Seat) -> bool:
+        """Take jobs on a seat's nodes back to their proportional share until it fits; none, if that does not help."""
+        trial = self._servers.copy()
+        others = {other.rank: other for share in seat.gpus for other in self._on_node[share.node]}
+        reverted = []
+        # New jobs before running ones, whose change would cost a restart; then those with the most.
+        for other in sorted(
+            others.values(), key=lambda other: (other.kept, *(-part for part in other.share), -other.rank)
+        ):
+            if not self._has_more_than_its_share(other):
+                continue
+            trial.give_back_host(other.host)
+            trial.take_host(trial.host_of(other.gpus))
+            reverted.append(other)
+            if trial.fits(seat.gpus, seat.host):
+                for less in reverted:
+                    self._resize(less, None)
+                    less.notes = (reasons.gave_way(seat.contender.job),)
+                return True
+        return False
+
+    def _has_more_than_its_share(self, seat: Seat) -> bool:
+        parts = zip(seat.gpus, seat.host, strict=True)
+        return any(
+            exceeds(per_gpu(host, gpus.gpu_count), fair_share(self._servers.nodes[gpus.node])) for gpus, host in parts
+        )
+
+    def _seat_at(self, contender: Contender, gpus: Shares) -> bool:
+        """Several nodes: what the job demands, or else its share of each node."""
+        hosts = (spread(self._servers, contender.job, gpus, self._wish), self._servers.host_of(gpus))
+        seats = [Seat(contender, gpus, host) for host in hosts]
+        for seat in seats:
+            if self._servers.fits(gpus, seat.host):
+                self._settle(seat)
+                return True
+        if self._make_room(seats[-1]):
+            self._settle(seats[-1])
+            return True
+        return False
+
+    def _resize(self, seat: Seat, each: Demand | None) -> None:
+        """Give a seat another share, the proportional one without a figure, if it is free."""
+        self._servers.give_back_host(seat.host)
+        host = self._servers.host_of(seat.gpus, each)
+        if each is None or self._servers.fits((), host):
+            seat.host = host
+        self._servers.take_host(seat.host)
+
+    def _settle(self, seat: Seat) -> None:
+        self._servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
+        self._servers.take_host(seat.host)
+        self.seating.seats[seat.rank] = seat
+        for share in seat.gpus:
+            self._on_node[share.node].append(seat)

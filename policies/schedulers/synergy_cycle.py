@@ -1,0 +1,179 @@
+"""The cycle of policies that give out CPUs and memory beside GPUs: set aside, seat, explain."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from muri.policies.allocation import reasons as host_reasons
+from muri.policies.allocation.demand import Wish, exceeds, speed
+from muri.policies.allocation.seats import Round, Seat, Seating
+from muri.policies.allocation.servers import Servers
+from muri.policies.cycle import reasons
+from muri.policies.cycle.collector import collector_paused
+from muri.policies.cycle.decisions import Clerk
+from muri.policies.cycle.forecast import Forecasts
+from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.cycle.queue import Contender, Queue, line_up, waited_s
+from muri.policies.cycle.validation import check_request
+from muri.policies.options import PolicyOptions
+from muri.policies.priority import PriorityKey
+from muri.policies.reason import Reason
+from muri.policies.speed.registry import speed_model
+from muri.policies.types import HostShare, Plan, PlanRequest, Running, Solo, Waiting
+
+Mechanism = Callable[[Round], Seating]
+"""A way to give out GPUs, CPUs and memory."""
+
+
+def plan_allocation(
+    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, mechanism: Mechanism, wish: Wish
+) -> Plan:
+    """Decide on every job of a request; nobody shares GPUs.
+
+    Args:
+        request: Jobs, nodes, what runs, and time.
+        policy: Name to put on the plan.
+        key: Order of priority.
+        options: Whether running jobs compete, and the aging bound.
+        mechanism: Who gets what.
+        wish: What jobs ask for under the mechanism, to explain.
+
+    Raises:
+        RequestError: The request contradicts itself.
+    """
+    check_request(request)
+    with collector_paused():
+        queue = line_up(request, key, options)
+        cycle = _Cycle(request, options, queue, wish)
+        seating = mechanism(cycle.round())
+        return cycle.plan(policy, seating)
+
+
+class _Cycle:
+    def __init__(self, request: PlanRequest, options: PolicyOptions, queue: Queue, wish: Wish) -> None:
+        self._request, self._queue, self._wish = request, queue, wish
+        self._max_wait_s = options.max_wait_s
+        self._to_slurm = request.larger_than_a_node == "slurm"
+        self._free = FreeGpus(request.nodes, whole_nodes=not self._to_slurm)
+        self._servers = Servers(request.nodes, self._free)
+        model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
+        self._clerk = Clerk(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        self._contenders: tuple[Contender, ...] = ()
+
+    def round(self) -> Round:
+        """What the mechanism decides from: nothing is held by jobs that may be stopped."""
+        for members in self._queue.fixed:
+            self._clerk.keep_fixed(members)
+        self._contenders = tuple(self._not_larger_than_a_node())
+        for unit in _units(self._contenders):
+            self._free.give_back(unit.gpus)
+            self._servers.give_back_host(self._servers.held(unit))
+        return Round(self._contenders, self._servers, self._request.interval_s)
+
+    def plan(self, policy: str, seating: Seating) -> Plan:
+        """Name single GPUs, and say why."""
+        shares = dict(self._fixed_shares())
+        seats = seating.by_rank()
+        for seat in seats:
+            if seat.stays:
+                self._free.take_exactly(seat.gpus)
+        for seat in seats:
+            gpus = seat.gpus if seat.stays else self._named(seat)
+            self._servers.take_host(seat.host)
+            self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
+            if not seat.kept or _is_told(seat.contender):
+                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if item.cpus or item.mem_gib)
+        self._keep_waiting(seating)
+        decided = self._clerk.decisions
+        return Plan(
+            policy=policy,
+            groups=tuple(decided.groups),
+            solo=tuple(decided.solo),
+            waiting=tuple(decided.waiting),
+            certificate=seating.certificate,
+            host_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
+        )
+
+    def _not_larger_than_a_node(self) -> Iterator[Contender]:
+        """Release to Slurm what is larger than a node."""
+        largest: dict[str, int | None] = {}
+        for contender in self._queue.contenders:
+            job = contender.job
+            if job.partition not in largest:
+                largest[job.partition] = self._free.largest_node(job.partition)
+            limit = largest[job.partition]
+            on_one_node = job.gpu_count // job.node_count
+            if self._to_slurm and contender.unit is None and limit is not None and on_one_node > limit:
+                self._free.take_spanning(job.partition, job.gpu_count)
+                why = (reasons.larger_than_a_node(job, limit), reasons.QUEUES_IN_SLURM)
+                self._clerk.decisions.solo.append(Solo(job.job_id, why))
+            else:
+                yield contender
+
+    def _fixed_shares(self) -> Iterator[tuple[int, tuple[HostShare, ...]]]:
+        for members in self._queue.fixed:
+            unit = members[0].unit
+            assert unit is not None
+            yield from unit.host_shares.items()
+
+    def _named(self, seat: Seat) -> Shares:
+        return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
+
+    def _why(self, seat: Seat) -> tuple[Reason, ...]:
+        contender, job, node = seat.contender, seat.contender.job, self._servers.nodes[seat.node]
+        why = []
+        if contender.unit is not None and not seat.stays:
+            why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else host_reasons.MOVED)
+        elif seat.stays and not seat.kept:
+            why.append(host_reasons.restarted(seat.held, seat.host))
+        if not any(item.cpus or item.mem_gib for item in seat.host):
+            return (*why, host_reasons.NOT_ALLOCATED)
+        why.append(host_reasons.share(seat.host))
+        wanted = self._wish(job, node, seat.gpus[0].gpu_count)
+        if job.sensitivity is None:
+            why.append(host_reasons.UNKNOWN)
+        elif exceeds(wanted, seat.share):
+            why.append(host_reasons.below_demand(wanted, speed(job, wanted, node)))
+        else:
+            why.append(host_reasons.saturated(speed(job, seat.share, node)))
+        return (*why, *seat.notes)
+
+    def _keep_waiting(self, seating: Seating) -> None:
+        """Give reasons, and to Slurm whatever has waited too long."""
+        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._to_slurm)
+        ahead: Counter[str] = Counter()
+        for contender in self._contenders:
+            job = contender.job
+            if contender.rank in seating.seats or (self._to_slurm and self._is_given_to_slurm(contender)):
+                continue
+            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting, ahead[job.partition]),)
+            if contender.unit is not None:
+                why = (reasons.preempted(job), *why)
+            self._clerk.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            ahead[job.partition] += 1
+
+    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons, ahead: int) -> Reason:
+        """GPUs are missing, or only CPUs or memory beside them."""
+        job = contender.job
+        if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
+            name = next(self._servers.with_gpus(job, job.gpu_count))
+            wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
+            return host_reasons.no_host_room(job, ahead, wanted)
+        return why_waiting.of(job, ahead)
+
+    def _is_given_to_slurm(self, contender: Contender) -> bool:
+        """Release a waiting job that has waited too long."""
+        waited = waited_s(contender.job, self._request.now_s)
+        if contender.unit is not None or waited <= self._max_wait_s:
+            return False
+        why = (reasons.aged(waited, self._max_wait_s), reasons.QUEUES_IN_SLURM)
+        self._clerk.decisions.solo.append(Solo(contender.job.job_id, why))
+        return True
+
+
+def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
+    return {id(item.unit): item.unit for item in contenders if item.unit is not None}.values()
+
+
+def _is_told(contender: Contender) -> bool:
+    """Whether a running job's share is known, or only taken to be proportional."""
+    return contender.unit is not None and contender.job.job_id in contender.unit.host_shares
