@@ -77,11 +77,45 @@ class StartGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenShare:
+    """CPUs and memory that a job gets in place of those it asked for.
+
+    Attributes:
+        cpu_count: CPUs of the whole job.
+        cpus_per_task: CPUs of each task.
+        mem_per_node_mib: Memory on each node; 0 leaves it as it is.
+        nodes: Where they are free, folded host list.
+        original: What the job had asked for.
+    """
+
+    cpu_count: int
+    cpus_per_task: int
+    mem_per_node_mib: int
+    nodes: str
+    original: Original
+
+
+@dataclass(frozen=True, slots=True)
 class ReleaseSolo:
-    """Release a job with its own request untouched."""
+    """Release a job to run alone.
+
+    Attributes:
+        job_id: The job.
+        reasons: Why, for people.
+        share: CPUs and memory to give it before; None leaves its own request untouched.
+    """
 
     job_id: int
     reasons: tuple[str, ...]
+    share: GivenShare | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """Give a pending job its own CPUs and memory back; whether it is held stays as it is."""
+
+    job_id: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +252,7 @@ class DryRunFailed:
 Action = (
     StartGroup
     | ReleaseSolo
+    | ResetRequest
     | StartDryRun
     | CarryOnGroup
     | Abandon

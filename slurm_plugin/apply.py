@@ -19,6 +19,7 @@ from muri.slurm_plugin.actions import (
     MemberPlan,
     Preempt,
     ReleaseSolo,
+    ResetRequest,
     Restore,
     ReturnToQueue,
     StartDryRun,
@@ -35,6 +36,7 @@ from muri.slurm_plugin.planning import member_mem_mib
 from muri.slurm_plugin.preemption_steps import original_request, preempt, return_to_queue
 from muri.slurm_plugin.reconcile import find_host
 from muri.slurm_plugin.scripts import dry_run_environment, dry_run_job, host_job
+from muri.slurm_plugin.share_steps import give_share, reset_request
 from muri.slurm_plugin.view import View, profile_key
 
 log = logging.getLogger("muri.controller")
@@ -88,13 +90,11 @@ class Executor:
                 self._start_group(action)
             case CarryOnGroup(token):
                 self._carry_on(next(intent for intent in self._journal.intents("begun") if intent.token == token))
-            case ReleaseSolo(job_id, reasons):
-                log.info("job %d: released alone: %s", job_id, "; ".join(reasons))
-                self._journal.set_fact("solo", str(job_id), list(reasons))
-                self._unless_gone(self._gateway.release, job_id)
+            case ReleaseSolo():
+                self._unless_gone(lambda _: self._release_solo(action), action.job_id)
             case StartDryRun(job_id, _, again):
                 self._start_dry_run(self._view.jobs[job_id], again)
-            case Preempt() | ReturnToQueue() | Join():
+            case Preempt() | ReturnToQueue() | Join() | ResetRequest():
                 self._move(action)
             case Abandon(token, why):
                 log.info("start %s: taken back: %s", token, why)
@@ -107,7 +107,7 @@ class Executor:
             case KeepProfile() | DryRunFailed():
                 self._end_dry_run(action)
 
-    def _move(self, action: Preempt | ReturnToQueue | Join) -> None:
+    def _move(self, action: Preempt | ReturnToQueue | Join | ResetRequest) -> None:
         match action:
             case Preempt():
                 preempt(self._gateway, self._journal, action, self._now_s)
@@ -115,6 +115,9 @@ class Executor:
                 return_to_queue(self._gateway, self._journal, action, self._view.jobs[job_id])
             case Join():
                 self._join(action)
+            case ResetRequest(job_id, why):
+                log.info("job %d: its own CPUs and memory again: %s", job_id, why)
+                reset_request(self._gateway, self._view.jobs[job_id])
 
     def _end_dry_run(self, action: KeepProfile | DryRunFailed) -> None:
         match action:
@@ -131,6 +134,15 @@ class Executor:
             call(job_id)
         except NoSuchJobError:
             log.info("job %d: gone already", job_id)
+
+    def _release_solo(self, action: ReleaseSolo) -> None:
+        reasons = list(action.reasons)
+        if action.share is not None:
+            why = give_share(self._gateway, self._view.jobs[action.job_id], action.share, self._now_s)
+            reasons += [f"it starts with its own request after all: {why}"] if why else []
+        log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
+        self._journal.set_fact("solo", str(action.job_id), reasons)
+        self._gateway.release(action.job_id)
 
     def _start_group(self, action: StartGroup) -> None:
         token = secrets.token_hex(6)

@@ -83,6 +83,20 @@ class Preemption(Section):
     restart_s: float = Field(60.0, ge=0, description="What a stop and a new start are thought to cost a job.")
 
 
+class Allocation(Section):
+    """CPUs and memory that policies such as synergy-tune give to jobs."""
+
+    cpus: Literal["both", "raise-only", "off"] = Field(
+        "both",
+        description="both: a job gets the CPUs that the policy plans, fewer than it asked for only where "
+        "`muri profile sensitivity` has measured its model; raise-only: never fewer; off: as it asked.",
+    )
+    memory: Literal["raise-only", "off"] = Field(
+        "raise-only",
+        description="raise-only: a job gets the memory planned, never less than it asked for; off: as it asked.",
+    )
+
+
 class Tiresias(Section):
     """The policies tiresias and tiresias-gittins."""
 
@@ -184,6 +198,9 @@ class Config(Section):
     )
     grouping: Grouping = Field(default_factory=Grouping, description="Who may share GPUs.")
     preemption: Preemption = Field(default_factory=Preemption, description="Stopping running jobs for others.")
+    allocation: Allocation = Field(
+        default_factory=Allocation, description="CPUs and memory, where the policy plans them."
+    )
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
     profiles: Profiles = Field(

@@ -83,7 +83,7 @@ def decide(
     stops = stop_actions(settled.stops, preparation.request, view)
     joins = find_joins(view, plan, know, config, snapshot.taken_s)
     new = tuple(run for run in preparation.dry_runs if not run.again)
-    starts = actions_of(plan, view, know) + joins
+    starts = actions_of(plan, view, know, config) + joins
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     again = without_started(preparation, starts)
     actions = stops + releases + new + starts + again

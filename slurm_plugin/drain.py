@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from muri.slurm_plugin.apply import restore_request
 from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.share_steps import release_as_asked, reset_request
+from muri.slurm_plugin.tags import parse_given
 from muri.slurm_plugin.view import Role, view_of
 
 log = logging.getLogger("muri.drain")
@@ -18,7 +20,7 @@ class Drained:
 
     Attributes:
         released: Held jobs that were released as they were.
-        restored: Members that got their original request back.
+        restored: Waiting members, and jobs that were given other CPUs or memory, that got their own request back.
         cancelled: Muri's own jobs that were ended (waiting hosts, dry runs).
         running: Members that run on in their group.
         failed: Jobs that Slurm refused to change, with its words.
@@ -44,9 +46,12 @@ def drain(gateway: Gateway) -> Drained:
     own += view.having(Role.DRY_RUN)
     failed: list[str] = []
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
-    released = _each(held, lambda job: gateway.release(job.job_id), failed)
+    released = _each(held, lambda job: release_as_asked(gateway, job), failed)
+    waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
+    given = [job for job in waiting if parse_given(job.admin_comment) is not None]
     # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
+    restored += _each(given, lambda job: reset_request(gateway, job), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
     running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
     return Drained(released, restored, cancelled, running, tuple(failed))

@@ -13,6 +13,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Abandon, Action, Join, MemberPlan
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.host_shares import asked_by
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.planning import Knowledge, alone_reason
@@ -144,13 +145,10 @@ def _memory_fits(job: Job, group: RunningGroup) -> bool:
 
 def _join(job: Job, group: RunningGroup, gain: tuple[float, float], view: View, know: Knowledge, now_s: float) -> Join:
     host, size = group.host, len(group.members) + 1
-    original = tags.Original(
-        job.gpu_request, job.required_nodes, job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.time_limit_s
-    )
     profile = know.profiles[profile_key(job, view.snapshot.nodes)]
     member = MemberPlan(
         job_id=job.job_id,
-        original=original,
+        original=asked_by(job),
         solo_iteration_s=profile.iteration_s,
         speed=gain[1],
         time_limit_s=job.time_limit_s * size,

@@ -27,6 +27,10 @@ class KnownTraits:
 
     sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
 
+    def is_measured(self, key: ProfileKey) -> bool:
+        """Whether it was measured what CPUs do to a model."""
+        return str(key) in self.sensitivities or key.model in self.sensitivities
+
     def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
         """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown.
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.reason import sentences
-from muri.policies.types import Group, Plan, PlanJob, PlanRequest
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryRun, StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.free_resources import free_nodes
+from muri.slurm_plugin.host_shares import asked_by, group_cpus, group_mem_mib, share_of, share_text
 from muri.slurm_plugin.known_traits import KnownTraits
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
 from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
@@ -111,6 +112,8 @@ def _not_ready(job: Job, now_s: float) -> str:
         return f"it waits for its dependency {job.dependency}"
     if job.begin_s > now_s:
         return "its --begin time has not come"
+    if tags.parse_given(job.admin_comment) is not None:
+        return "it is about to get its own CPUs and memory back"
     return ""
 
 
@@ -220,13 +223,21 @@ def _dry_runs(
     return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
 
 
-def actions_of(plan: Plan, view: View, know: Knowledge) -> tuple[Action, ...]:
+def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple[Action, ...]:
     """Turn a plan into actions, groups first, in the plan's order."""
-    groups = tuple(_start_group(group, view, know) for group in plan.groups)
-    return groups + tuple(ReleaseSolo(solo.job_id, sentences(solo.reasons)) for solo in plan.solo)
+    groups = tuple(_start_group(group, plan, view, know, config) for group in plan.groups)
+    return groups + tuple(_release_solo(solo, plan, view, know, config) for solo in plan.solo)
 
 
-def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
+def _release_solo(solo: Solo, plan: Plan, view: View, know: Knowledge, config: Config) -> ReleaseSolo:
+    job = view.jobs[solo.job_id]
+    measured = know.traits.is_measured(profile_key(job, view.snapshot.nodes))
+    share = share_of(job, plan.host_shares.get(solo.job_id, ()), config.allocation, measured=measured)
+    reasons = sentences(solo.reasons)
+    return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
+
+
+def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: Config) -> StartGroup:
     jobs = [view.jobs[job_id] for job_id in group.members]
     names = {share.node for share in group.gpus}
     nodes = [node for node in view.snapshot.nodes if node.name in names]
@@ -235,6 +246,7 @@ def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
+    shares = [plan.host_shares.get(job.job_id, ()) for job in jobs]
     return StartGroup(
         members=members,
         node=str(NodeSet.fromlist(sorted(names))),
@@ -245,8 +257,8 @@ def _start_group(group: Group, view: View, know: Knowledge) -> StartGroup:
         account=first.account,
         qos=first.qos,
         gpu_request=first.gpu_request,
-        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node),
-        mem_per_node_mib=sum(job.mem_per_node_mib for job in jobs),
+        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, group_cpus(shares, config.allocation)),
+        mem_per_node_mib=group_mem_mib(jobs, shares, config.allocation),
         time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
@@ -265,14 +277,7 @@ def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterato
 def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
     return MemberPlan(
         job_id=job.job_id,
-        original=tags.Original(
-            gpu_request=job.gpu_request,
-            required_nodes=job.required_nodes,
-            cpu_count=job.cpu_count,
-            cpus_per_task=job.cpus_per_task,
-            mem_per_node_mib=job.mem_per_node_mib,
-            time_limit_s=job.time_limit_s,
-        ),
+        original=asked_by(job),
         solo_iteration_s=profile.iteration_s,
         speed=group.speed[job.job_id],
         # The user's limit was meant for the job alone; sharing must not make it run out of time.

@@ -2,10 +2,12 @@
 
 import logging
 import secrets
+from dataclasses import replace
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Preempt, ReturnToQueue
 from muri.slurm_plugin.gateway import Gateway, NoSuchJobError
+from muri.slurm_plugin.host_shares import reset_change
 from muri.slurm_plugin.journal import Journal
 from muri.slurm_plugin.model import Job, JobChange
 from muri.slurm_plugin.preemption import INTENT_KIND
@@ -14,11 +16,13 @@ log = logging.getLogger("muri.controller")
 
 
 def original_request(job: Job) -> JobChange:
-    """Return the change that gives a member its own request back and lets it start at once."""
+    """Return the change that gives a job its own request back and lets it start at once."""
     state = tags.parse_state(job.admin_comment)
     if state is None:
-        return JobChange(start_now=True)
-    original = state.original
+        given = tags.parse_given(job.admin_comment)
+        own = JobChange() if given is None else reset_change(job, given.original)
+        return replace(own, start_now=True)
+    original, per_cpu_mib = state.original, state.original.mem_per_cpu_mib
     return JobChange(
         gpu_request=original.gpu_request,
         required_nodes=original.required_nodes,
@@ -26,7 +30,8 @@ def original_request(job: Job) -> JobChange:
         cpus_per_task=original.cpus_per_task,
         dependency="",
         start_now=True,
-        mem_per_node_mib=original.mem_per_node_mib or None,
+        mem_per_node_mib=None if per_cpu_mib else original.mem_per_node_mib or None,
+        mem_per_cpu_mib=per_cpu_mib or None,
         time_limit_s=original.time_limit_s or None,
         admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
     )

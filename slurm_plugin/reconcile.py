@@ -20,6 +20,7 @@ from muri.slurm_plugin.actions import (
 )
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.faults import after_the_host
+from muri.slurm_plugin.host_shares import resets
 from muri.slurm_plugin.joins import begun_joins, resume_joins
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
@@ -51,6 +52,7 @@ def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: fl
     settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
     actions += _members(view, config, now_s, {intent.host_job for intent in begun}, settled, since_s)
+    actions += resets(view, config, now_s, settled)
     actions += _hosts(view, groups, config, now_s)
     for intent in intents:
         if intent.kind == "dry-run" and intent.state == "begun":

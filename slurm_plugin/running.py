@@ -6,10 +6,22 @@ from dataclasses import dataclass, replace
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.reason import sentences
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
+from muri.policies.types import (
+    Group,
+    HostShare,
+    HostShares,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    Running,
+    Solo,
+    Waiting,
+)
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Preempt
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.host_shares import as_asked
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.planning import Knowledge, plan_job
 from muri.slurm_plugin.preemption import why_not_preemptible
@@ -62,13 +74,27 @@ def _groups(view: View, know: Knowledge, config: Config, now_s: float) -> Iterat
         if any(job.state is not JobState.RUNNING for job in group.members):
             continue  # on its way in or out: Slurm's word first
         members = tuple(_plan_job(as_submitted(job, group.host), view, know, config, now_s) for job in group.members)
-        yield Running(members, _shares(group.host))
+        yield Running(members, _shares(group.host), _group_hosts(group))
 
 
 def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:
     for job in view.having(Role.RELEASED):
         if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
-            yield Running((_plan_job(job, view, know, config, now_s),), _shares(job))
+            asked = as_asked(job)
+            yield Running((_plan_job(asked, view, know, config, now_s),), _shares(job), {job.job_id: _host_shares(job)})
+
+
+def _host_shares(job: Job, part: float = 1.0) -> tuple[HostShare, ...]:
+    """A part of the CPUs and memory that a job holds on each of its nodes."""
+    names = sorted(NodeSet(job.nodes)) if job.nodes else []
+    mem_gib = part * job.mem_per_node_mib / 1024
+    return tuple(HostShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
+
+
+def _group_hosts(group: RunningGroup) -> HostShares:
+    """What a group's host holds, the same part of it for each member."""
+    shares = _host_shares(group.host, 1 / len(group.members))
+    return {member.job_id: shares for member in group.members}
 
 
 def _shares(job: Job) -> tuple[NodeShare, ...]:

@@ -26,12 +26,20 @@ def ranks_reason(job: Job) -> str:
     return ""
 
 
-def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int) -> int:
-    """Return the CPUs of each task of a host: what the greediest member has for a GPU, as far as the nodes have them.
+def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int, planned: int = 0) -> int:
+    """Return the CPUs of each task of a host, as far as the nodes have them.
 
     Each member's own processes need a CPU per task beside the host.
+
+    Args:
+        jobs: The members.
+        nodes: Where.
+        gpus_per_node: GPUs on each node.
+        planned: CPUs on each node for the members together; 0: what the greediest of them has for a GPU.
     """
     kept = sum(-(-job.task_count // len(nodes)) if job.gpu_count > 1 else 1 for job in jobs)
     spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
     wanted = max(-(-job.cpu_count // (len(nodes) * gpus_per_node)) for job in jobs)
+    if planned:
+        wanted = (planned - kept) // gpus_per_node
     return max(1, min(wanted, spare // gpus_per_node))

@@ -16,6 +16,7 @@ HOST_PREFIX: Final = "muri-host:"
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 SOLO_PREFIX: Final = "muri-solo:"
 SCRIPT_PREFIX: Final = "muri-script:"
+GIVEN_PREFIX: Final = "muri-given:"
 USER_HOLD: Final = "muri-hold:user"
 PROFILE_PREFIX: Final = "muri-profile:"
 SPEED_PREFIX: Final = "muri-speed:"
@@ -48,7 +49,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """The parts of a member's request that grouping changes, as the user wrote them."""
+    """The parts of a job's request that Muri changes, as the user wrote them."""
 
     gpu_request: str
     required_nodes: str
@@ -56,6 +57,20 @@ class Original:
     cpus_per_task: int
     mem_per_node_mib: int
     time_limit_s: int
+    mem_per_cpu_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """That a job was given other CPUs or memory than it asked for.
+
+    Attributes:
+        given_s: When, seconds since the epoch.
+        original: What it had asked for.
+    """
+
+    given_s: int
+    original: Original
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +156,22 @@ def parse_state(admin_comment: str) -> MemberState | None:
         return None
     try:
         return MemberState(host=int(value["host"]), original=Original(**value["original"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def format_given(given: Given) -> str:
+    """Write that a job was given other CPUs or memory, as a token's text."""
+    return format_json(asdict(given))
+
+
+def parse_given(admin_comment: str) -> Given | None:
+    """Read what a job had asked for; None when it has its own request or the token is damaged."""
+    value = parse_json(token(admin_comment, GIVEN_PREFIX))
+    if value is None:
+        return None
+    try:
+        return Given(given_s=int(value["given_s"]), original=Original(**value["original"]))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -47,7 +47,7 @@ def planned(*jobs, nodes: int = 2, **changes):
     snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, tuple(make_node(f"n{index + 1}") for index in range(nodes)))
     view, know = view_of(snapshot), Knowledge(PROFILES)
     plan = policy_of(config).plan(prepare(view, know, config, NOW_S).request)
-    return actions_of(plan, view, know), plan
+    return actions_of(plan, view, know, Config()), plan
 
 
 def test_a_group_over_two_nodes_asks_for_them_whole():

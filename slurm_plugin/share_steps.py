@@ -1,0 +1,88 @@
+"""Give jobs CPUs and memory on Slurm, and take them back. Every step can be repeated.
+
+What a job asked for goes into its AdminComment before anything of it is changed. A controller that dies in between
+leaves a held job with that tag, and the next cycle, or `muri drain`, puts its own request back.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from muri.slurm_plugin import slurm_errors, tags
+from muri.slurm_plugin.actions import GivenShare
+from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.host_shares import given_change, reset_change
+from muri.slurm_plugin.model import Job, JobChange
+
+log = logging.getLogger("muri.controller")
+
+_PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
+
+
+def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> str:
+    """Change what a held job asks for.
+
+    Returns:
+        Why it keeps its own request; "" when it was changed.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        SlurmUnreachableError: slurmctld does not answer; the next cycle mends what was begun.
+        GatewayError: Slurm refused to put its own request back; the next cycle tries again.
+    """
+    if why := why_not_given(gateway.job_environment(job.job_id)):
+        return why
+    given = tags.Given(int(now_s), share.original)
+    comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
+    if refusal := _refusal(gateway, job, JobChange(admin_comment=comment)):
+        return refusal
+    refusal = _refusal(gateway, job, given_change(share))
+    if refusal:
+        gateway.modify(job.job_id, reset_change(job, share.original))
+    return refusal
+
+
+def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
+    """Make a change; return Slurm's words where it refuses, "" where it does not."""
+    try:
+        gateway.modify(job.job_id, change)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError as error:
+        return f"Slurm refused other CPUs or memory: {error}"
+    return ""
+
+
+def why_not_given(environment: Mapping[str, str] | None) -> str:
+    """Return why a job with this environment keeps its own request, "" when it may be changed."""
+    if any(name in (environment or {}) for name in _PER_GPU):
+        return "it asks for CPUs or memory per GPU, which srun in its script would hold against any other number"
+    return ""
+
+
+def reset_request(gateway: Gateway, job: Job) -> None:
+    """Give a pending job its own CPUs and memory back.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    given = tags.parse_given(job.admin_comment)
+    if given is None:
+        return
+    try:
+        gateway.modify(job.job_id, reset_change(job, given.original))
+    except NoSuchJobError:
+        log.info("job %d: gone already", job.job_id)
+    except GatewayError as error:
+        if not slurm_errors.job_started(error):
+            raise
+        log.info("job %d: has started meanwhile", job.job_id)
+
+
+def release_as_asked(gateway: Gateway, job: Job) -> None:
+    """Release a held job with its own request.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    reset_request(gateway, job)
+    gateway.release(job.job_id)
