@@ -35,6 +35,7 @@ class QueuePolicy(ABC):
         fixed: Options that make the policy what it is, whatever the user says.
         packs: Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups.
         elastic: Whether a job may get another number of GPUs than it asked for.
+        simulated_only: Whether it exists for comparisons in the simulator; Slurm is not run by it.
     """
 
     options: PolicyOptions | None = None
@@ -44,6 +45,7 @@ class QueuePolicy(ABC):
     fixed: ClassVar[OptionValues] = NONE
     packs: ClassVar[bool] = False
     elastic: ClassVar[bool] = False
+    simulated_only: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:
