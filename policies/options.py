@@ -54,6 +54,11 @@ class PolicyOptions:
             it has received goes back to the first queue; infinite turns promotion off.
         service_history_gpu_s: Gittins: total GPU-seconds of jobs that have ended, a sample of how much
             service jobs need; empty when there is none.
+        horus_memory_weight: Horus: ω1, what a GPU full of memory costs.
+        horus_slowdown_weight: Horus: ω2, what a slow-down by a factor of one costs.
+        horus_jobs_per_round: Horus: β, how many waiting jobs of a partition a round tries to place.
+        horus_candidates: Horus: λ, how many of the cheapest places compete for the one that leaves the fewest
+            idle GPUs behind on its node.
     """
 
     max_group_size: int = MAX_GROUP_SIZE
@@ -70,6 +75,10 @@ class PolicyOptions:
     queue_limits_gpu_s: tuple[float, ...] = (3250.0, 7200.0)
     promote_after: float = 8.0
     service_history_gpu_s: tuple[float, ...] = ()
+    horus_memory_weight: float = 0.5
+    horus_slowdown_weight: float = 0.5
+    horus_jobs_per_round: int = 32
+    horus_candidates: int = 1
 
     def __post_init__(self) -> None:
         """Refuse values that no policy understands.
@@ -88,6 +97,19 @@ class PolicyOptions:
         if not 1 <= self.min_speedup <= MAX_GROUP_SIZE:
             raise OptionsError(f"min_speedup is {self.min_speedup}; it must be 1 to {MAX_GROUP_SIZE}")
         self._check_tiresias()
+        self._check_horus()
+
+    def _check_horus(self) -> None:
+        weights = (self.horus_memory_weight, self.horus_slowdown_weight)
+        for name, weight in zip(("horus_memory_weight", "horus_slowdown_weight"), weights, strict=True):
+            if not 0 <= weight < math.inf:
+                raise OptionsError(f"{name} is {weight}; it must be finite and ≥ 0")
+        if not sum(weights):
+            raise OptionsError("horus_memory_weight and horus_slowdown_weight are both 0; one must be > 0")
+        for name in ("horus_jobs_per_round", "horus_candidates"):
+            count = getattr(self, name)
+            if not isinstance(count, int) or count < 1:
+                raise OptionsError(f"{name} is {count}; it must be a whole number ≥ 1")
 
     def _check_tiresias(self) -> None:
         limits, history = self.queue_limits_gpu_s, self.service_history_gpu_s

@@ -1,0 +1,163 @@
+"""One cycle of a policy that packs GPUs by memory and use: who gets which GPUs, who waits and why."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from muri.policies.cycle import reasons
+from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
+from muri.policies.cycle.queue import waited_s
+from muri.policies.cycle.selection import pools
+from muri.policies.horus import reasons as why
+from muri.policies.horus.cost import gpu_type_of, knows_utilization
+from muri.policies.horus.places import Places
+from muri.policies.horus.rules import Rule
+from muri.policies.options import PolicyOptions
+from muri.policies.reason import Reason
+from muri.policies.types import Plan, PlanJob, PlanRequest, Sharer, Solo, Waiting
+
+
+class PackingCycle:
+    """What is decided so far. Whatever runs stays where it is, unless `stop` says otherwise.
+
+    Args:
+        request: Jobs, nodes and what sharing may do; `check_request(request, packs=True)` let it pass.
+        options: The policy's options.
+        rule: What a GPU costs a job.
+        candidates: How many of the cheapest places compete for the tightest fit.
+    """
+
+    def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule, candidates: int = 1) -> None:
+        self.packed = PackedGpus(request)
+        self._request, self._max_wait_s = request, options.max_wait_s
+        self._rule, self._candidates = rule, candidates
+        self._most = min(options.max_group_size, request.max_group_size)
+        self._places = Places(self.packed, request, rule.price, self._most)
+        self._to_slurm = request.larger_than_a_node == "slurm"
+        self._why: dict[int, Reason] = {}
+        self._released: list[Solo] = []
+        self._waiting: list[tuple[PlanJob, tuple[Reason, ...], bool]] = []
+        self._closed: set[str] = set()
+        self._set_apart_for: set[int] = set()
+
+    def sort_out(self, jobs: Iterable[PlanJob]) -> tuple[list[PlanJob], list[PlanJob]]:
+        """Give Slurm what is its own, hold what nothing is known of, and put the aged ahead of the others.
+
+        Returns:
+            The jobs that go ahead because they waited too long, and the others that GPUs can be given to.
+        """
+        aged, ready = [], []
+        for job in sorted(jobs, key=lambda job: (job.submit_s, job.job_id)):
+            if self._is_slurms(job):
+                continue
+            if not self._to_slurm and self._is_aged(job):
+                aged.append(job)
+            elif self._most > 1 and job.groupable and not knows_utilization(job):
+                self.wait(job, reasons.NEEDS_PROFILE)
+            else:
+                ready.append(job)
+        return aged, ready
+
+    def seat_aged(self, jobs: Iterable[PlanJob]) -> None:
+        """Place jobs that have waited too long; until one of them has a place, nobody else of its nodes starts."""
+        pool_of = {partition: pool for pool in pools(self._request) for partition in pool}
+        for job in jobs:
+            if job.partition not in self._closed and not self.seat(job):
+                self._closed |= pool_of[job.partition]
+
+    def seat(self, job: PlanJob, *, idle_only: bool = False) -> bool:
+        """Put a job on the GPUs that cost it least; without any, let it wait.
+
+        Args:
+            job: A waiting job.
+            idle_only: Whether it may share with nobody.
+        """
+        if job.partition in self._closed:
+            self.wait(job, why.AGED_FIRST)
+            return False
+        if self._is_larger(job):
+            found = self.packed.put_on_free(job)
+        else:
+            place = self._places.best(job, self._candidates, idle_only=idle_only)
+            found = None if place is None else self.packed.put(job, place.gpus)
+            if place is not None:
+                fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
+                load = self._places.load(fullest)
+                self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
+        if found is None:
+            self.wait(job, *self._no_sharing(job, idle_only=idle_only), no_gpus=True)
+        return found is not None
+
+    def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
+        """Keep a job held, or give it to Slurm's own queue if it has waited too long."""
+        if self._to_slurm and self._is_aged(job):
+            aged = reasons.aged(waited_s(job, self._request.now_s), self._max_wait_s)
+            self._released.append(Solo(job.job_id, (aged, reasons.QUEUES_IN_SLURM)))
+        else:
+            self._waiting.append((job, notes, no_gpus))
+
+    def stop(self, job_id: int, reason: Reason) -> Waiting:
+        """Take a running job off its GPUs."""
+        self.packed.take(job_id)
+        return Waiting(job_id, (reason,), preempted=True)
+
+    def speed(self, holding: Holding) -> float:
+        """Predicted speed of a job: that on its slowest GPU."""
+        return min(self._places.load(gpu).speed(gpu_type_of(holding.job)) for gpu in holding.gpus)
+
+    def result(self, name: str, stopped: tuple[Waiting, ...] = ()) -> Plan:
+        """The plan."""
+        holdings = self.packed.holdings
+        sharers = tuple(self._sharer(holdings[job_id]) for job_id in holdings if job_id not in self._set_apart_for)
+        waiting = (*stopped, *self._explained())
+        return Plan(name, solo=tuple(self._released), waiting=waiting, sharers=sharers)
+
+    def _sharer(self, holding: Holding) -> Sharer:
+        job, speed = holding.job, self.speed(holding)
+        company = why.company(holding.partners, speed)
+        if holding.kept:
+            notes = (reasons.kept(len(holding.gpus), holding.shares), company)
+        else:
+            chosen = (self._why[job.job_id],) if job.job_id in self._why else ()
+            notes = (why.placed(holding.shares), *chosen, company, *why.prediction(job))
+        return Sharer(job.job_id, holding.shares, speed, holding.accumulate_steps, notes, holding.kept)
+
+    def _explained(self) -> Iterator[Waiting]:
+        no_gpus = reasons.WaitingReasons(self.packed.free, whole_nodes=not self._to_slurm)
+        ahead: Counter[str] = Counter()
+        for job, notes, needs_gpus in self._waiting:
+            first = (no_gpus.of(job, ahead[job.partition]),) if needs_gpus else ()
+            yield Waiting(job.job_id, (*first, *notes))
+            ahead[job.partition] += 1
+
+    def _no_sharing(self, job: PlanJob, *, idle_only: bool) -> tuple[Reason, ...]:
+        if self._most < 2 or self._is_larger(job):
+            return ()
+        if not job.groupable:
+            return (Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE,)
+        if not knows_utilization(job):
+            return (reasons.NEEDS_PROFILE_TO_SHARE,)
+        return (why.STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)
+
+    def _is_aged(self, job: PlanJob) -> bool:
+        return waited_s(job, self._request.now_s) > self._max_wait_s
+
+    def _is_larger(self, job: PlanJob) -> bool:
+        largest = self.packed.free.largest_node(job.partition)
+        return largest is not None and job.gpu_count // job.node_count > largest
+
+    def _is_slurms(self, job: PlanJob) -> bool:
+        if not self._to_slurm or not self._is_larger(job):
+            return False
+        self._set_apart(job)
+        largest = self.packed.free.largest_node(job.partition) or 0
+        self._released.append(Solo(job.job_id, (reasons.larger_than_a_node(job, largest), reasons.QUEUES_IN_SLURM)))
+        return True
+
+    def _set_apart(self, job: PlanJob) -> None:
+        """Leave idle GPUs to a job that Slurm places, those of the emptiest nodes, if there are enough."""
+        idle = [gpu for gpu in self.packed.of_partition(job.partition) if not gpu.tenants]
+        if len(idle) >= job.gpu_count:
+            idle.sort(key=lambda gpu: -self.packed.free.on_node(gpu.node))
+            self.packed.put(replace(job, groupable=False), idle[: job.gpu_count])
+            self._set_apart_for.add(job.job_id)

@@ -1,0 +1,161 @@
+"""Where a job could run on GPUs that others may hold as well, and which of these places is the cheapest."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+from muri.policies.cycle.packed import Gpus, PackedGpu, PackedGpus, mem_gib_of
+from muri.policies.horus.cost import Load, gpu_type_of, knows_utilization
+from muri.policies.types import PlanJob, PlanRequest
+
+Price = Callable[[Load, Load, float, str], float | None]
+"""Price of a GPU from its load without and with a job, its memory in GiB and its type; None: not for this job."""
+
+
+class Place(NamedTuple):
+    """GPUs for a job.
+
+    Attributes:
+        price: Mean price of the GPUs.
+        idle_left: Idle GPUs that their nodes are left with.
+        gpus: The GPUs.
+    """
+
+    price: float
+    idle_left: int
+    gpus: Gpus
+
+
+class Places:
+    """The GPUs of one plan, and what it would cost to put a job on them.
+
+    Args:
+        packed: The GPUs and who is on them.
+        request: What sharing may do.
+        price: What a GPU costs a job.
+        most_sharers: Most jobs on one GPU.
+    """
+
+    def __init__(self, packed: PackedGpus, request: PlanRequest, price: Price, most_sharers: int) -> None:
+        self.packed, self.price = packed, price
+        self.same_user, self.whole_sets_only = request.same_user, request.whole_sets_only
+        self._most = most_sharers
+        self._loads: dict[tuple[int, ...], Load] = {}
+        self._nodes: dict[str, tuple[Gpus, ...]] = {}
+
+    def best(self, job: PlanJob, candidates: int, *, idle_only: bool = False) -> Place | None:
+        """The place to take: of the cheapest ones that which leaves the fewest idle GPUs on its nodes.
+
+        Args:
+            job: The job.
+            candidates: How many of the cheapest places compete for the tightest fit, λ.
+            idle_only: Whether it may share with nobody.
+        """
+        offers = _Offers(self, job, idle_only=idle_only)
+        cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
+        return min(cheapest, key=lambda place: (place.idle_left, place.price), default=None)
+
+    def load(self, gpu: PackedGpu) -> Load:
+        """What is on a GPU now."""
+        tenants = tuple(gpu.tenants)
+        if tenants not in self._loads:
+            self._loads[tenants] = Load.of(gpu.tenants.values())
+        return self._loads[tenants]
+
+    def may_join(self, job: PlanJob, gpu: PackedGpu) -> bool:
+        """Whether a job may share with those on a GPU, memory and price aside."""
+        return len(gpu.tenants) < self._most and all(self._may_share(job, other) for other in gpu.tenants.values())
+
+    def by_node(self, partition: str) -> tuple[Gpus, ...]:
+        """GPUs of a partition, node by node."""
+        if partition not in self._nodes:
+            gpus = self.packed.of_partition(partition)
+            self._nodes[partition] = tuple(tuple(group) for _, group in groupby(gpus, lambda gpu: gpu.node))
+        return self._nodes[partition]
+
+    def place(self, gpus: Iterable[PackedGpu], prices: Sequence[float]) -> Place:
+        """GPUs with their prices as one place."""
+        chosen = tuple(gpus)
+        idle = sum(self.packed.free.on_node(node) for node in {gpu.node for gpu in chosen})
+        taken = sum(not gpu.tenants for gpu in chosen)
+        return Place(sum(prices) / len(prices), idle - taken, chosen)
+
+    def _may_share(self, job: PlanJob, other: PlanJob) -> bool:
+        return (
+            job.groupable
+            and other.groupable
+            and job.partition == other.partition
+            and (job.user == other.user or not self.same_user)
+            and knows_utilization(job)
+            and knows_utilization(other)
+        )
+
+
+class _Offers:
+    """The places that one job can have.
+
+    Args:
+        places: The GPUs.
+        job: The job.
+        idle_only: Whether it may share with nobody.
+    """
+
+    def __init__(self, places: Places, job: PlanJob, *, idle_only: bool) -> None:
+        self._places, self._job, self._idle_only = places, job, idle_only
+        self._mem_gib, self._gpu_type = mem_gib_of(job), gpu_type_of(job)
+        self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
+        # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
+        self._too_large = not any(
+            gpu.capacity_gib >= self._mem_gib for gpus in places.by_node(job.partition) for gpu in gpus
+        )
+
+    def all(self) -> Iterator[Place]:
+        """One place on each node, or one on several nodes where the job must have these; and whole sets."""
+        share, node_count = self._job.gpu_count // self._job.node_count, self._job.node_count
+        on_nodes = list(self._on_nodes(share))
+        if node_count == 1:
+            yield from on_nodes
+        elif len(on_nodes) >= node_count:
+            parts = sorted(on_nodes, key=lambda place: (place.price, place.idle_left))[:node_count]
+            gpus = (gpu for part in parts for gpu in part.gpus)
+            yield self._places.place(gpus, [part.price for part in parts])
+        if self._places.whole_sets_only and not self._idle_only:
+            yield from self._whole_sets()
+
+    def _on_nodes(self, gpu_count: int) -> Iterator[Place]:
+        for gpus in self._places.by_node(self._job.partition):
+            priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
+            if len(priced) >= gpu_count:
+                chosen = sorted(priced, key=lambda item: (item[0], item[1].gpu_id))[:gpu_count]
+                yield self._places.place((gpu for _, gpu in chosen), [price for price, _ in chosen])
+
+    def _single(self, gpu: PackedGpu) -> float | None:
+        """Price of a GPU that may be combined with any other."""
+        alone = self._idle_only or self._places.whole_sets_only
+        return None if gpu.tenants and alone else self._price(gpu)
+
+    def _price(self, gpu: PackedGpu) -> float | None:
+        like = (tuple(gpu.tenants), gpu.capacity_gib)
+        if like not in self._prices:
+            self._prices[like] = self._new_price(gpu)
+        return self._prices[like]
+
+    def _new_price(self, gpu: PackedGpu) -> float | None:
+        fits = gpu.left_gib >= self._mem_gib or (self._too_large and not gpu.tenants)
+        if not fits or not self._places.may_join(self._job, gpu):
+            return None
+        before = self._places.load(gpu)
+        return self._places.price(before, before.plus(self._job), gpu.capacity_gib, self._gpu_type)
+
+    def _whole_sets(self) -> Iterator[Place]:
+        """Places where the others hold just the same GPUs."""
+        for gpus in self._places.packed.whole_sets(self._job.partition):
+            if self._has_shape(gpus):
+                prices = [price for gpu in gpus if (price := self._price(gpu)) is not None]
+                if len(prices) == len(gpus):
+                    yield self._places.place(gpus, prices)
+
+    def _has_shape(self, gpus: Gpus) -> bool:
+        on_node = [len(list(group)) for _, group in groupby(gpus, lambda gpu: gpu.node)]
+        share, node_count = self._job.gpu_count // self._job.node_count, self._job.node_count
+        return on_node == [share] * node_count or (node_count == 1 and sum(on_node) == self._job.gpu_count)

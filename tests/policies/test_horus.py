@@ -1,0 +1,342 @@
+"""Horus and its baselines: the parts by hand, and what every plan of theirs must keep."""
+
+import dataclasses
+import random
+from collections import defaultdict
+from itertools import permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_builders import all_jobs, cluster_requests, make_cluster_node, make_job, make_profile, make_request
+
+from muri.errors import UsageError
+from muri.policies.horus.cost import CostModel, Load, pays
+from muri.policies.horus.memory import MAX_RAISES, raised_gib
+from muri.policies.horus.queueing import JobQueue, cluster, pick, queues_of
+from muri.policies.options import OptionsError
+from muri.policies.registry import get_policy
+from muri.policies.types import Running
+
+NAMES = ("horus", "horus-f", "obp", "pab")
+
+
+def busy(job_id, utilization, mem_gib=1.0, **changes):
+    profile = make_profile((0.0, 0.0, 1.0, 0.0), mem_gib=mem_gib)
+    return make_job(job_id, **({"profile": profile, "gpu_utilization": utilization} | changes))
+
+
+def running(plan, request):
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    return tuple(
+        Running((jobs[item.job_id],), item.gpus, accumulate_steps=item.accumulate_steps) for item in plan.sharers
+    )
+
+
+def next_request(plan, request, **changes):
+    """The request of the next cycle if the plan was carried out and nothing else happened."""
+    units = running(plan, request)
+    waiting = {item.job_id for item in plan.waiting}
+    held = {(share.node, gpu) for unit in units for share in unit.gpus for gpu in share.gpu_ids}
+    nodes = []
+    for node in request.nodes:
+        islands = [tuple(gpu for gpu in island if (node.name, gpu) not in held) for island in node.topology]
+        islands = tuple(island for island in islands if island)
+        nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
+    jobs = tuple(job for job in all_jobs(request) if job.job_id in waiting)
+    return dataclasses.replace(request, jobs=jobs, nodes=tuple(nodes), running=units, **changes)
+
+
+# Cost
+
+
+def test_the_cost_of_a_placement_by_hand():
+    load = Load.of([busy(1, 0.4, 6.0), busy(2, 0.8, 10.0)])
+    # 0.3 · 16/24 + 0.7 · (1.16664 − 0.00302·120 + 4e−5·120²)
+    assert CostModel(0.3, 0.7).of(load, 24.0, "rtx2080") == pytest.approx(0.2 + 0.7 * 1.38024)
+
+
+def test_an_unknown_memory_costs_nothing():
+    assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf")) == 0.0
+
+
+@pytest.mark.parametrize(("newcomer", "expected"), [(0.5, True), (0.8, True), (1.0, False)])
+def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
+    before = Load(1, 1.0, 1.0)
+    after = Load(2, 2.0, 1.0 + newcomer)  # f = 1.61, 1.92, 2.16: two jobs do 2/f
+    assert pays(before, after, 1.0, "rtx2080") is expected
+
+
+def test_the_first_job_of_a_gpu_is_always_welcome():
+    assert pays(Load(), Load(1, 1.0, 1.0), 4.0)
+
+
+def test_without_measured_utilisation_the_propagate_share_counts():
+    job = make_job(1, profile=make_profile((3.0, 0.0, 1.0, 0.0)))
+    assert Load.of([job]).utilization == 0.25
+
+
+# Queues
+
+
+def test_k_means_finds_kinds_whatever_order_points_come_in():
+    points = [(1.0, 0.1), (1.0, 0.12), (8.0, 0.1), (8.0, 0.9), (8.0, 0.95), (1.0, 0.11)]
+    kinds = cluster(points, 3)
+    assert kinds == [0, 0, 1, 2, 2, 0]
+    for order in list(permutations(range(len(points))))[::29]:
+        assert cluster([points[index] for index in order], 3) == [kinds[index] for index in order]
+
+
+@pytest.mark.parametrize("points", [[], [(2.0, 2.0)], [(2.0, 2.0)] * 5, [(1.0, 0.0), (2.0, 0.0)] * 2])
+def test_k_means_of_fewer_different_points_than_kinds(points):
+    kinds = cluster(points, 3)
+    assert len(kinds) == len(points)
+    assert len(set(kinds)) == len(set(points))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1)), max_size=30), st.integers(1, 4), st.randoms())
+@settings(deadline=None, max_examples=30)
+def test_k_means_gives_equal_points_one_kind_and_no_more_than_asked(points, count, shuffler):
+    kinds = dict(zip(points, cluster(points, count), strict=True))
+    assert set(kinds.values()) == set(range(len(set(kinds.values()))))
+    assert len(set(kinds.values())) <= count
+    shuffled = list(points)
+    shuffler.shuffle(shuffled)
+    assert cluster(shuffled, count) == [kinds[point] for point in shuffled]
+
+
+def test_a_queue_weighs_its_length_times_its_median_wait_in_rounds():
+    jobs = [busy(job_id, 0.5, submit_s=1000.0 - waited_s) for job_id, waited_s in enumerate((60, 720, 3600), 1)]
+    (queue,) = queues_of(jobs, 1, now_s=1000.0, round_s=360.0)
+    assert queue.weight == 3 * 2.0
+    assert [job.job_id for job in queue.jobs] == [3, 2, 1]
+    (fresh,) = queues_of(jobs[:1], 1, now_s=1000.0, round_s=360.0)
+    assert fresh.weight == 1.0
+
+
+def test_weighted_fair_queueing_serves_by_weight():
+    heavy = JobQueue(tuple(busy(job_id, 0.5) for job_id in (1, 2, 3, 4)), weight=2.0)
+    light = JobQueue(tuple(busy(job_id, 0.5) for job_id in (5, 6, 7)), weight=1.0)
+    # Virtual times: 1 → 0.5, 2 and 5 → 1, 3 → 1.5, 4 and 6 → 2, 7 → 3; ties to the earlier submission.
+    assert [job.job_id for job in pick((heavy, light), 10)] == [1, 2, 5, 3, 4, 6, 7]
+    assert [job.job_id for job in pick((heavy, light), 3)] == [1, 2, 5]
+
+
+# Out of memory
+
+
+def test_a_job_out_of_memory_asks_for_more_until_it_has_a_gpu_to_itself():
+    asked_gib, asked = 4.0, []
+    for raises in range(MAX_RAISES + 1):
+        more = raised_gib(asked_gib, raises, 24.0)
+        asked.append(more)
+        asked_gib = more or asked_gib
+    assert asked == [6.0, 9.0, 24.0, None]
+    assert raised_gib(24.0, 0, 24.0) is None
+    assert raised_gib(0.0, 0, 24.0) == 24.0
+    assert raised_gib(4.0, 2, 0.0) == 6.0
+    assert raised_gib(0.0, 0, 0.0) is None
+    with pytest.raises(UsageError, match="negative"):
+        raised_gib(-1.0, 0, 24.0)
+
+
+# Plans
+
+
+def test_horus_spreads_over_idle_gpus_then_joins_the_one_that_is_used_least():
+    jobs = [busy(1, 0.9), busy(2, 0.5), busy(3, 0.3)]
+    plan = get_policy("horus").plan(make_request(jobs, [make_cluster_node("n1", 2, gpu_mem_gib=24.0)]))
+    where = {item.job_id: item.gpus[0].gpu_ids for item in plan.sharers}
+    assert where == {1: (0,), 2: (1,), 3: (1,)}
+    speeds = {item.job_id: item.speed for item in plan.sharers}
+    assert speeds[1] == 1.0
+    assert speeds[2] == speeds[3] < 1.0
+    assert "it shares GPUs with 3 at an expected" in " ".join(str(reason) for reason in plan.sharers[1].reasons)
+
+
+def test_horus_keeps_off_a_gpu_on_which_less_would_get_done_and_obp_does_not():
+    request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    assert [item.job_id for item in get_policy("horus").plan(request).sharers] == [1]
+    assert [item.job_id for item in get_policy("obp").plan(request).sharers] == [1, 2]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_limits_sharing_and_a_raised_request_counts(name):
+    node = make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)
+    fits = make_request([busy(1, 0.2, 12.0), busy(2, 0.2, 12.0)], [node])
+    assert len(get_policy(name).plan(fits).sharers) == 2
+    raised = make_request([busy(1, 0.2, 12.0), busy(2, 0.2, 12.0, gpu_mem_request_gib=18.0)], [node])
+    plan = get_policy(name).plan(raised)
+    assert [item.job_id for item in plan.sharers] == [1]
+    assert "18.0 GiB" in " ".join(str(reason) for reason in plan.waiting[0].reasons)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_job_that_nothing_is_known_of_waits_for_a_prediction(name):
+    request = make_request([make_job(1, None)], [make_cluster_node("n1")])
+    (waits,) = get_policy(name).plan(request).waiting
+    assert "profile" in str(waits.reasons[0])
+    predicted = make_request([make_job(1, None, gpu_utilization=0.5)], [make_cluster_node("n1")])
+    assert [item.job_id for item in get_policy(name).plan(predicted).sharers] == [1]
+
+
+def test_a_round_looks_at_so_many_jobs_and_says_so():
+    jobs = [busy(job_id, 0.1) for job_id in range(1, 6)]
+    policy = get_policy("horus", {"horus_jobs_per_round": 2})
+    plan = policy.plan(make_request(jobs, [make_cluster_node("n1", 4, gpu_mem_gib=24.0)]))
+    assert [item.job_id for item in plan.sharers] == [1, 2]
+    assert str(plan.waiting[0].reasons[0]) == "2 jobs of the queues come before it, and a round looks at 2"
+
+
+def test_three_queues_let_small_jobs_past_a_long_line_of_large_ones():
+    large = [busy(job_id, 0.9, 20.0, gpu_count=4) for job_id in range(1, 7)]
+    small = [busy(job_id, 0.1, 1.0) for job_id in range(7, 13)]
+    request = make_request([*large, *small], [make_cluster_node("n1", 4, gpu_mem_gib=24.0)])
+    options = {"horus_jobs_per_round": 4}
+    first = {name: {item.job_id for item in get_policy(name, options).plan(request).sharers} for name in NAMES[:2]}
+    assert first["horus"] == {1}
+    assert first["horus-f"] & set(range(7, 13))
+
+
+def test_the_cheapest_places_compete_for_the_tightest_fit():
+    nodes = [make_cluster_node("n1", 4, gpu_mem_gib=24.0), make_cluster_node("n2", 2, gpu_mem_gib=20.0)]
+    request = make_request([busy(1, 0.1)], nodes)
+    assert get_policy("horus").plan(request).sharers[0].gpus[0].node == "n1"  # a smaller share of its memory
+    tight = get_policy("horus", {"horus_candidates": 2}).plan(request)
+    assert tight.sharers[0].gpus[0].node == "n2"
+
+
+def test_pab_puts_back_the_latest_comer_who_then_waits_for_gpus_of_its_own():
+    jobs = [busy(1, 1.0, preemptible=True), busy(2, 1.0, preemptible=True)]
+    request = make_request(jobs, [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    pab = get_policy("pab")
+    packed = pab.plan(request)
+    assert len(packed.sharers) == 2
+    after = next_request(packed, request)
+    plan = pab.plan(after)
+    assert [item.job_id for item in plan.sharers] == [1]
+    assert plan.waiting[0].job_id == 2
+    assert plan.waiting[0].preempted
+    assert "less than half" in str(plan.waiting[0].reasons[0])
+    stopped = dataclasses.replace(next_request(plan, after), jobs=(dataclasses.replace(jobs[1], attained_gpu_s=300.0),))
+    again = pab.plan(stopped)
+    assert [item.job_id for item in again.waiting] == [2]
+    assert "GPUs of its own" in " ".join(str(reason) for reason in again.waiting[0].reasons)
+
+
+def test_pab_stops_nothing_that_cannot_go_on():
+    request = make_request([busy(1, 1.0), busy(2, 1.0)], [make_cluster_node("n1", 1, 1, gpu_mem_gib=24.0)])
+    pab = get_policy("pab")
+    assert len(pab.plan(next_request(pab.plan(request), request)).sharers) == 2
+
+
+def test_whole_sets_are_joined_as_a_whole():
+    jobs = [busy(1, 0.2, gpu_count=2), busy(2, 0.2, gpu_count=1), busy(3, 0.2, gpu_count=2)]
+    node = make_cluster_node("n1", 2, gpu_mem_gib=24.0)
+    apart = make_request(jobs, [node])
+    assert {item.job_id for item in get_policy("horus").plan(apart).sharers} == {1, 2, 3}
+    whole = dataclasses.replace(apart, whole_sets_only=True)
+    assert {item.job_id for item in get_policy("horus").plan(whole).sharers} == {1, 3}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_waited_too_long_is_given_to_slurm_or_goes_first(name):
+    node = make_cluster_node("n1", 2, gpu_mem_gib=24.0)
+    old, young = busy(1, 1.0, 24.0, gpu_count=2, submit_s=0.0), busy(2, 0.1)
+    runs = make_request([busy(9, 1.0, 24.0, gpu_count=1)], [node])
+    request = dataclasses.replace(
+        next_request(get_policy(name).plan(runs), runs), jobs=(old, young), now_s=90_000.0, same_user=True
+    )
+    young = dataclasses.replace(young, submit_s=89_000.0)
+    request = dataclasses.replace(request, jobs=(old, young))
+    to_slurm = get_policy(name).plan(request)
+    assert [item.job_id for item in to_slurm.solo] == [1]
+    assert 2 in {item.job_id for item in to_slurm.sharers}
+    no_slurm = get_policy(name).plan(dataclasses.replace(request, larger_than_a_node="whole-nodes"))
+    assert {item.job_id for item in no_slurm.waiting} == {1, 2}  # nobody passes a job that waited too long
+
+
+def test_a_job_larger_than_a_node_is_slurms_or_gets_idle_nodes():
+    nodes = [make_cluster_node(name, 2, gpu_mem_gib=24.0) for name in ("n1", "n2")]
+    request = make_request([busy(1, 0.5, gpu_count=4), busy(2, 0.5)], nodes)
+    plan = get_policy("horus").plan(request)
+    assert [item.job_id for item in plan.solo] == [1]
+    assert [item.job_id for item in plan.waiting] == [2]  # its GPUs are left to the job that Slurm places
+    spread = get_policy("horus").plan(dataclasses.replace(request, larger_than_a_node="whole-nodes"))
+    assert [share.node for share in spread.sharers[0].gpus] == ["n1", "n2"]
+
+
+def test_options_are_checked():
+    with pytest.raises(OptionsError, match="both 0"):
+        get_policy("horus", {"horus_memory_weight": 0.0, "horus_slowdown_weight": 0.0})
+    with pytest.raises(OptionsError, match="horus_slowdown_weight"):
+        get_policy("horus", {"horus_slowdown_weight": float("nan")})
+    with pytest.raises(OptionsError, match="horus_jobs_per_round"):
+        get_policy("horus", {"horus_jobs_per_round": 0})
+
+
+# Every plan
+
+
+@st.composite
+def packing_requests(draw):
+    request = draw(cluster_requests(preemptible=None))
+    jobs = tuple(
+        dataclasses.replace(job, gpu_utilization=draw(st.none() | st.sampled_from((0.0, 0.1, 0.4, 0.9, 1.0))))
+        for job in request.jobs
+    )
+    return dataclasses.replace(
+        request,
+        jobs=jobs,
+        whole_sets_only=draw(st.booleans()),
+        larger_than_a_node=draw(st.sampled_from(("slurm", "whole-nodes"))),
+    )
+
+
+def check(plan, request):
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    decided = [item.job_id for item in (*plan.sharers, *plan.solo, *plan.waiting)]
+    assert sorted(decided) == sorted(jobs)
+    assert not plan.groups
+    assert all(item.reasons for item in (*plan.sharers, *plan.solo, *plan.waiting))
+    nodes = {node.name: node for node in request.nodes}
+    tenants = defaultdict(list)
+    for item in plan.sharers:
+        assert sum(share.gpu_count for share in item.gpus) == jobs[item.job_id].gpu_count
+        assert 0 < item.speed <= 1
+        for share in item.gpus:
+            assert jobs[item.job_id].partition in nodes[share.node].partitions
+            for gpu in share.gpu_ids:
+                tenants[share.node, gpu].append(item)
+    for (node, _), sharers in tenants.items():
+        members = [jobs[item.job_id] for item in sharers]
+        if len(members) < 2:
+            continue
+        assert len(members) <= request.max_group_size
+        assert all(job.groupable for job in members)
+        assert len({job.partition for job in members}) == 1
+        assert not request.same_user or len({job.user for job in members}) == 1
+        capacity_gib = nodes[node].gpu_mem_gib
+        assert not capacity_gib or sum(job.gpu_mem_gib for job in members) <= capacity_gib
+        assert not request.whole_sets_only or len({item.gpus for item in sharers}) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(packing_requests(), st.integers(0, 5))
+@settings(deadline=None, max_examples=25)
+def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
+    policy = get_policy(name)
+    plan = policy.plan(request_)
+    check(plan, request_)
+    shuffled = list(request_.jobs)
+    random.Random(seed).shuffle(shuffled)
+    assert policy.plan(dataclasses.replace(request_, jobs=tuple(shuffled))) == plan
+    after = next_request(plan, request_, now_s=request_.now_s + 360)
+    later = policy.plan(after)
+    check(later, after)
+    if name != "pab":
+        kept = {item.job_id: item.gpus for item in later.sharers if item.kept}
+        assert kept == {item.job_id: item.gpus for item in plan.sharers}
+    stopped = {item.job_id for item in later.waiting if item.preempted}
+    jobs = {job.job_id: job for job in all_jobs(request_)}
+    assert all(jobs[job_id].preemptible for job_id in stopped)
