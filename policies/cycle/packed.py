@@ -1,5 +1,6 @@
 """The GPUs of a request one by one, and who is on each of them: what policies plan on whose jobs overlap."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -101,7 +102,7 @@ class PackedGpus:
         self._nodes = {node.name: node for node in request.nodes}
         self._gpus = {place: self._make(place) for place in sorted(_places(request))}
         self._holdings: dict[int, Holding] = {}
-        for unit in request.running:
+        for unit in sorted(request.running, key=lambda unit: unit.members[0].job_id):
             places = [(share.node, gpu_id) for share in unit.gpus for gpu_id in share.gpu_ids]
             gpus = tuple(self._gpus[place] for place in sorted(places))
             for job in unit.members:
@@ -168,6 +169,14 @@ class PackedGpus:
             self._sum_up(gpu)
         self.free.give_back(shares_of(gpu for gpu in holding.gpus if not gpu.tenants))
         return holding
+
+    def set_aside(self, job: PlanJob) -> None:
+        """Put a job that Slurm places on free GPUs of several nodes, the emptiest first, if there are enough."""
+        free = [gpu for gpu in self.of_partition(job.partition) if not gpu.tenants]
+        on_node = Counter(gpu.node for gpu in free)
+        if len(free) >= job.gpu_count:
+            free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
+            self.put(job, free[: job.gpu_count])
 
     def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
         """Sets of GPUs that are shared by nobody but jobs that hold just the same set, and these jobs."""

@@ -1,0 +1,170 @@
+"""Which jobs a job may share GPUs with: those that hold theirs alone, and what sharing with each would come to."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from muri.policies.cycle.packed import Holding
+from muri.policies.speed.model import Floats, Indices
+from muri.policies.types import PlanJob
+from muri.policies.wise_sharing.completion import mean_after, mean_now
+from muri.policies.wise_sharing.pair_speeds import PairSpeeds
+from muri.policies.wise_sharing.sub_batch import SubBatch, alone_s, sub_batches
+
+
+class Partner(NamedTuple):
+    """A running job, and what comes of joining it.
+
+    Attributes:
+        holding: The running job.
+        sub_batch: How the joining job would run.
+        now_s: Mean of both completion times if it joins now; not a number where a duration is unknown.
+        after_s: The same if it runs after the other, with its undivided batch.
+        running_slowdown: ξ of the running job.
+        joining_slowdown: ξ of the joining job.
+    """
+
+    holding: Holding
+    sub_batch: SubBatch
+    now_s: float
+    after_s: float
+    running_slowdown: float
+    joining_slowdown: float
+
+    @property
+    def pays(self) -> bool:
+        """Whether both are done sooner on average if they share now (Theorem 1)."""
+        return self.now_s < self.after_s
+
+    def beside_others(self, job: PlanJob, sub_batch: SubBatch, joining_slowdown: float) -> "Partner":
+        """The same pair when the joining job is slowed down by others as well."""
+        if np.isnan(self.now_s):
+            return self._replace(sub_batch=sub_batch, joining_slowdown=joining_slowdown)
+        running_s = alone_s(self.holding.job, self.holding.accumulate_steps)
+        joining_s = alone_s(job, sub_batch.accumulate_steps)
+        now_s = mean_now(running_s, joining_s, self.running_slowdown, joining_slowdown)
+        return self._replace(sub_batch=sub_batch, now_s=float(now_s), joining_slowdown=joining_slowdown)
+
+
+class Offers(NamedTuple):
+    """Whom a job may join.
+
+    Attributes:
+        partners: Jobs to share with, the best first.
+        refused: The best of those with whom sharing doesn't pay.
+    """
+
+    partners: tuple[Partner, ...] = ()
+    refused: Partner | None = None
+
+
+class Partners:
+    """Jobs of one user and partition that hold their GPUs alone, as arrays: a long queue is compared with them.
+
+    Args:
+        pairs: Slow-downs of pairs of models.
+    """
+
+    def __init__(self, pairs: PairSpeeds) -> None:
+        self._pairs = pairs
+        self._holdings: dict[int, Holding] = {}
+        self._open: _Open | None = None
+
+    def add(self, holding: Holding) -> None:
+        """Let others join a job; one whose model nobody knows is left out."""
+        if self._pairs.number(holding.job) is not None:
+            self._holdings[holding.job.job_id] = holding
+            self._open = None
+
+    def drop(self, job_id: int) -> None:
+        """Let nobody else join a job."""
+        if self._holdings.pop(job_id, None) is not None:
+            self._open = None
+
+    def that_pay(self, job: PlanJob) -> Offers:
+        """Those that are worth joining now, by mean completion time; of known durations only."""
+        fits = self._fits(job) if job.remaining_s is not None else None
+        if fits is None:
+            return Offers()
+        now_s, after_s = fits.now_s, fits.after_s
+        pay = np.flatnonzero(now_s < after_s).tolist()
+        pay.sort(key=lambda row: (now_s[row], row))
+        gains = np.where(np.isfinite(now_s), after_s - now_s, -np.inf)
+        best = int(gains.argmax())
+        refused = fits.partner(best) if not pay and np.isfinite(gains[best]) else None
+        return Offers(tuple(fits.partner(row) for row in pay), refused)
+
+    def that_fit(self, job: PlanJob) -> Offers:
+        """Those whose GPUs have the memory, by their first GPU, whatever sharing comes to."""
+        fits = self._fits(job)
+        if fits is None:
+            return Offers()
+        partners = (fits.partner(row) for row in np.flatnonzero(fits.way >= 0).tolist())
+        return Offers(tuple(sorted(partners, key=lambda partner: partner.holding.gpus[0].place)))
+
+    def _fits(self, job: PlanJob) -> "_Fits | None":
+        number = self._pairs.number(job)
+        if number is None or not self._holdings:
+            return None
+        if self._open is None:
+            self._open = _Open.of(self._pairs, [self._holdings[job_id] for job_id in sorted(self._holdings)])
+        return _fit(job, self._open, self._pairs.slowdowns[:, number], self._pairs.slowdowns[number])
+
+
+class _Open(NamedTuple):
+    """Jobs by job id: what each still needs alone, the least memory left on its GPUs, and its model."""
+
+    holdings: Sequence[Holding]
+    running_s: Floats
+    left_gib: Floats
+    model: Indices
+
+    @staticmethod
+    def of(pairs: PairSpeeds, holdings: Sequence[Holding]) -> "_Open":
+        return _Open(
+            holdings,
+            np.array([_left_s(holding) for holding in holdings]),
+            np.array([min(gpu.left_gib for gpu in holding.gpus) for holding in holdings]),
+            np.array([pairs.number(holding.job) for holding in holdings], dtype=np.intp),
+        )
+
+
+class _Fits(NamedTuple):
+    """A job beside each open one: the way of computing its batch (-1: none fits), and what comes of sharing."""
+
+    holdings: Sequence[Holding]
+    ways: Sequence[SubBatch]
+    way: Indices
+    now_s: Floats
+    after_s: Floats
+    running_slowdown: Floats
+    joining_slowdown: Floats
+
+    def partner(self, row: int) -> Partner:
+        return Partner(
+            self.holdings[row],
+            self.ways[self.way[row]],
+            float(self.now_s[row]),
+            float(self.after_s[row]),
+            float(self.running_slowdown[row]),
+            float(self.joining_slowdown[row]),
+        )
+
+
+def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: Floats) -> _Fits:
+    """The best way beside each: the soonest mean completion, or while durations are unknown the fewest steps."""
+    running, joining = running_slowdown[jobs.model], joining_slowdown[jobs.model]
+    way, best_s = np.full(len(running), -1, dtype=np.intp), np.full(len(running), np.nan)
+    remaining_s = np.full(len(running), np.nan if job.remaining_s is None else job.remaining_s)
+    ways = sub_batches(job)
+    for index, sub_batch in enumerate(ways):
+        now_s = mean_now(jobs.running_s, remaining_s / sub_batch.speed, running, joining)
+        fits = (jobs.left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
+        better = fits & ((way < 0) | (now_s < best_s))
+        way[better], best_s[better] = index, now_s[better]
+    return _Fits(jobs.holdings, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
+
+
+def _left_s(holding: Holding) -> float:
+    return np.nan if holding.job.remaining_s is None else alone_s(holding.job, holding.accumulate_steps)
