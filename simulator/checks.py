@@ -33,13 +33,14 @@ def check_world(world: World) -> None:
         ConservationError: Says what is wrong, and when.
     """
     _check_gpus(world)
+    _check_hosts(world)
     _check_members(world)
 
 
 def _check_gpus(world: World) -> None:
     held: Counter[int] = Counter()
     for unit in world.units.values():
-        for node, share in zip(unit.nodes, unit.gpus, strict=True):
+        for node, share in zip(unit.nodes, unit.seat.gpus, strict=True):
             held[node] += share.gpu_count
         if any(live.job.gpu_count != unit.gpu_count for live in unit.members):
             raise _broken(world, f"a unit of {unit.gpu_count} GPUs has members that asked for other numbers")
@@ -48,6 +49,22 @@ def _check_gpus(world: World) -> None:
             raise _broken(world, f"node {node} has {held[node]} GPUs held and {free} free")
     if sum(held.values()) != world.meter.gpus_held:
         raise _broken(world, f"{sum(held.values())} GPUs are held but {world.meter.gpus_held} counted")
+
+
+def _check_hosts(world: World) -> None:
+    """CPUs and memory counted anew from what every unit holds."""
+    hosts, cluster = world.nodes.hosts, world.cluster
+    held: dict[str, list[float]] = {}
+    for unit in world.units.values():
+        gpus, shares = unit.seat.gpus, unit.seat.host_shares
+        own = hosts.held(gpus, shares) if shares else {}
+        for share in gpus:
+            amounts = own.get(share.node) or [each * share.gpu_count for each in hosts.fair]
+            held[share.node] = [sum(pair) for pair in zip(held.get(share.node, (0.0, 0.0)), amounts, strict=True)]
+    has = (cluster.cpus_per_node or math.inf, cluster.mem_gib_per_node or math.inf)
+    for node, amounts in held.items():
+        if any(amount > limit * (1 + _ROUNDING) for amount, limit in zip(amounts, has, strict=True)):
+            raise _broken(world, f"{amounts[0]} CPUs and {amounts[1]} GiB are held of node {node}, which has {has}")
 
 
 def _check_members(world: World) -> None:
@@ -81,7 +98,7 @@ def check_end(world: World) -> None:
     if world.units or len(world.waiting):
         raise _broken(world, f"{len(world.units)} units run and {len(world.waiting)} jobs wait after the end")
     for live in world.jobs.values():
-        if live.run_s < live.service_s * (1 - _ROUNDING) - _ROUNDING:
+        if live.run_s * max(1.0, live.fastest) < live.service_s * (1 - _ROUNDING) - _ROUNDING:
             raise _broken(world, f"job {live.job.job_id} ran {live.run_s} s but needs {live.service_s} s alone")
 
 

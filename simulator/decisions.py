@@ -1,17 +1,17 @@
 """What a plan changes of what runs: only that is stopped and started."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from muri.policies.types import NodeShare, Plan
 from muri.simulator.model import SimulationError
-from muri.simulator.state import LiveJob, Unit
+from muri.simulator.state import LiveJob, Seat, Unit
 from muri.simulator.world import World
 
 
 class _Start(NamedTuple):
     members: tuple[int, ...]
-    gpus: tuple[NodeShare, ...]
+    seat: Seat
 
 
 def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
@@ -27,7 +27,7 @@ def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
         SimulationError: The plan cannot be carried out.
     """
     starts, kept = [], set()
-    for wanted in _wanted(plan):
+    for wanted in _wanted(plan, world):
         unit = _present(wanted, world)
         if unit is None:
             starts.append(wanted)
@@ -35,40 +35,68 @@ def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
             kept.add(unit.number)
     stopped = [unit for number, unit in world.units.items() if number not in kept and world.is_open(unit)]
     disturbed = [live for unit in stopped for live in unit.members]
-    before = {live.job.job_id: unit.gpus for unit in stopped for live in unit.members}
+    before = {live.job.job_id: unit.seat for unit in stopped for live in unit.members}
     for unit in stopped:
         world.stop(unit)
     for start in starts:
-        staying = () if stops_jobs else [job_id for job_id in start.members if before.get(job_id) == start.gpus]
-        world.start(_members(start, plan, world), start.gpus, frozenset(staying))
+        staying = () if stops_jobs else [job_id for job_id in start.members if _stays(job_id, before, start.seat)]
+        world.start(_members(start, plan, world), start.seat, frozenset(staying))
+    _check_hosts(plan, world)
     for live in disturbed:
         if live.unit is None:
             world.requeue(live)
 
 
-def _wanted(plan: Plan) -> Iterator[_Start]:
+def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
+    def seat(
+        members: tuple[int, ...], gpus: tuple[NodeShare, ...], mode: Literal["interleave", "plain"] = "interleave"
+    ) -> Seat:
+        return Seat(gpus, hosts.wanted(members, gpus, plan.host_shares), mode=mode)
+
+    hosts = world.nodes.hosts
     for group in plan.groups:
-        yield _Start(group.members, group.gpus)
+        yield _Start(group.members, seat(group.members, group.gpus))
     for solo in plan.solo:
         if not solo.gpus:
             raise SimulationError(
                 f"policy {plan.policy} leaves job {solo.job_id} to Slurm's own queue, which a simulation doesn't have; "
                 "simulate a policy that places every job that it starts"
             )
-        yield _Start((solo.job_id,), solo.gpus)
+        yield _Start((solo.job_id,), seat((solo.job_id,), solo.gpus))
+
+
+def _stays(job_id: int, before: Mapping[int, Seat], seat: Seat) -> bool:
+    """Whether a job that ran keeps all that it had, whoever else comes."""
+    had = before.get(job_id)
+    return (
+        had is not None
+        and had.gpus == seat.gpus
+        and had.accumulate_steps == seat.accumulate_steps
+        and had.host_shares.get(job_id) == seat.host_shares.get(job_id)
+    )
+
+
+def _check_hosts(plan: Plan, world: World) -> None:
+    overdrawn = world.nodes.overdrawn()
+    if overdrawn is not None:
+        node, what = overdrawn
+        raise SimulationError(
+            f"policy {plan.policy} gives out more {what} of node {node} than it has; jobs without a share of their own "
+            "hold as much of it as of its GPUs"
+        )
 
 
 def _present(wanted: _Start, world: World) -> Unit | None:
-    """The unit of just these jobs on just these GPUs, if it runs."""
+    """The unit of just these jobs with just these GPUs, CPUs and memory, if it runs."""
     live = world.jobs.get(wanted.members[0])
-    if live is None or live.unit is None or live.unit.gpus != wanted.gpus:
+    if live is None or live.unit is None or live.unit.seat != wanted.seat:
         return None
     same = {member.job.job_id for member in live.unit.members} == set(wanted.members)
     return live.unit if same else None
 
 
 def _members(start: _Start, plan: Plan, world: World) -> list[LiveJob]:
-    node = world.nodes.first_without(start.gpus)
+    node = world.nodes.first_without(start.seat.gpus)
     if node is not None:
         raise SimulationError(
             f"policy {plan.policy} gives more GPUs of node {node} than are free to job {start.members[0]}; "

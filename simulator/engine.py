@@ -170,7 +170,8 @@ class Engine:
     def _plan_is_due(self) -> bool:
         """Whether it is time for a plan, and the plan could change anything.
 
-        While nobody waits and nobody shares, everybody has all that he asked for. A policy that stops nobody
+        While nobody waits and nobody shares, everybody has all that he asked for; not so where CPUs and memory are
+        given out to those who gain most. A policy that stops nobody
         has nothing to decide until a job arrives or GPUs are given back.
         """
         world, interval_s = self._world, self._settings.interval_s
@@ -180,7 +181,7 @@ class Engine:
             self._tick = self._next_tick
         elif not self._changed:
             return False
-        if not len(world.waiting) and not world.shared_units:
+        if not len(world.waiting) and not world.shared_units and not world.allocates:
             return self._done()
         if not self._stops_jobs and not self._changed:
             return False

@@ -1,8 +1,10 @@
 """The nodes of a simulated cluster: which are there, and how many GPUs of each are free."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from muri.policies.types import FreeNode, NodeShare
+from muri.simulator.hosts import Hosts
 from muri.simulator.model import Cluster
 from muri.simulator.state import PARTITION
 
@@ -16,6 +18,7 @@ class Nodes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.hosts = Hosts(cluster)
         width = len(str(max(0, cluster.node_count - 1)))
         # Planning takes nodes by name, so names sort as numbers do.
         self.names = tuple(f"n{index:0{width}}" for index in range(cluster.node_count))
@@ -27,9 +30,20 @@ class Nodes:
         self.available_count = cluster.node_count
 
     def _as_free(self, count: int) -> tuple[FreeNode, ...]:
-        cluster = self._cluster
+        cluster, free = self._cluster, self.hosts.free("", count)
         return tuple(
-            FreeNode(name, (PARTITION,), count, cluster.gpu_mem_gib, cluster.gpus_per_node) for name in self.names
+            FreeNode(
+                name,
+                (PARTITION,),
+                count,
+                cluster.gpu_mem_gib,
+                cluster.gpus_per_node,
+                cpu_count=cluster.cpus_per_node,
+                mem_gib=cluster.mem_gib_per_node,
+                free_cpus=free.cpus,
+                free_mem_gib=free.mem_gib,
+            )
+            for name in self.names
         )
 
     @property
@@ -78,8 +92,24 @@ class Nodes:
 
     def as_free(self) -> tuple[FreeNode, ...]:
         """What policies see: the nodes on which jobs may start."""
+        if self.hosts.deviating():
+            return tuple([self._with_shares(index) for index in range(len(self.names)) if self.is_available(index)])
         if self.available_count == len(self.names):
             return tuple([self._seen[count][index] for index, count in enumerate(self.free)])
         return tuple(
             [self._seen[self.free[index]][index] for index in range(len(self.names)) if self.is_available(index)]
         )
+
+    def _with_shares(self, index: int) -> FreeNode:
+        node = self._seen[self.free[index]][index]
+        if node.name not in self.hosts.deviating():
+            return node
+        cpus, mem_gib = self.hosts.free(node.name, self.free[index])
+        return replace(node, free_cpus=max(0.0, cpus), free_mem_gib=max(0.0, mem_gib))
+
+    def overdrawn(self) -> tuple[str, str] | None:
+        """A node of which more CPUs or memory is held than it has, and what of it; None if there is none."""
+        for name in self.hosts.deviating():
+            if what := self.hosts.overdrawn(name, self.free[self._index[name]]):
+                return name, what
+        return None

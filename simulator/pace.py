@@ -1,19 +1,21 @@
 """How fast jobs that share GPUs really get on, whatever the policy that put them together believes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
+from muri.policies.allocation.effect import shape_with, throughput_ratio
 from muri.policies.schedulers.antman_speed import leftover_speed
 from muri.policies.speed.efficiency import period_s
 from muri.policies.speed.lockstep import Lockstep
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
+from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Policy
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import SimulationError, TraceJob
-from muri.simulator.state import LiveJob
+from muri.simulator.state import LiveJob, Unit
 
 _CACHED = 65_536
 
@@ -87,22 +89,39 @@ class Speeds:
     Args:
         pace: The runtime.
         jobs: All jobs of the trace.
+        sensitivities: How CPUs and memory change their throughput, by job id.
+        fair: The GPU-proportional share of one GPU.
     """
 
-    def __init__(self, pace: Pace, jobs: Sequence[TraceJob]) -> None:
+    def __init__(
+        self,
+        pace: Pace,
+        jobs: Sequence[TraceJob],
+        sensitivities: Mapping[int, Sensitivity | None],
+        fair: Demand,
+    ) -> None:
         self._pace = pace
-        numbers: dict[Shape, int] = {}
-        self.of_job = {job.job_id: numbers.setdefault(shape_of(job.profile), len(numbers)) for job in jobs}
-        self._shapes = tuple(numbers)
+        self._fair = fair
+        numbers: dict[tuple[Shape, int], int] = {}
+        kept: dict[int, Sensitivity | None] = {}
+        self.of_job: dict[int, int] = {}
+        for job in jobs:
+            sensitivity = sensitivities[job.job_id]
+            kept[id(sensitivity)] = sensitivity  # equal ones are one object
+            key = (shape_of(job.profile), id(sensitivity))
+            self.of_job[job.job_id] = numbers.setdefault(key, len(numbers))
+        self._shapes = tuple(shape for shape, _ in numbers)
+        self._sensitivities = tuple(kept[identity] for _, identity in numbers)
         self.used = tuple(_used(shape) for shape in self._shapes)
         """Share of the time alone during which each resource is used, by number of the shape."""
         self._cached = lru_cache(maxsize=_CACHED)(self._compute)
 
-    def of(self, members: Sequence[LiveJob]) -> tuple[float, ...]:
+    def of(self, unit: Unit) -> tuple[float, ...]:
         """Speed of each member."""
-        if len(members) == 1:
+        members = unit.members
+        if unit.given is None and len(members) == 1:
             return (1.0,)
-        return self._cached(tuple([live.shape for live in members]))
+        return self._cached(tuple([live.shape for live in members]), unit.given)
 
     def reorder(self, members: Sequence[LiveJob]) -> list[LiveJob]:
         """Members in the ordering in which they go on after one has left."""
@@ -110,8 +129,18 @@ class Speeds:
             return list(members)
         return [members[index] for index in self._pace.order([shape_of(live.planned) for live in members])]
 
-    def _compute(self, numbers: tuple[int, ...]) -> tuple[float, ...]:
-        speeds = self._pace.speeds(tuple([self._shapes[number] for number in numbers]))
+    def _compute(self, numbers: tuple[int, ...], given: Demand | None) -> tuple[float, ...]:
+        if given is None:
+            return self._together(tuple([self._shapes[number] for number in numbers]))
+        traits = [(self._shapes[number], self._sensitivities[number]) for number in numbers]
+        speeds = self._together(tuple([shape_with(*trait, given, self._fair) for trait in traits]))
+        alone = [throughput_ratio(sensitivity, given, self._fair) for _, sensitivity in traits]
+        return tuple([speed * ratio for speed, ratio in zip(speeds, alone, strict=True)])
+
+    def _together(self, shapes: tuple[Shape, ...]) -> tuple[float, ...]:
+        if len(shapes) == 1:
+            return (1.0,)
+        speeds = self._pace.speeds(shapes)
         if not all(0.0 <= speed <= 1.0 + 1e-9 for speed in speeds):
             raise SimulationError(f"the speed model gives speeds {speeds}; they must be 0 to 1")
         return speeds

@@ -13,9 +13,11 @@ from muri.policies.types import Policy
 from muri.simulator import checks
 from muri.simulator.engine import Engine
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.nodes import Nodes
 from muri.simulator.pace import Speeds, pace_of
 from muri.simulator.reference.run import simulate_reference
 from muri.simulator.refusals import check_cluster, check_noise, check_sizes
+from muri.simulator.sensitivity import sensitivities_of
 from muri.simulator.waiting import WaitingJobs, view_of
 from muri.simulator.world import World
 
@@ -36,7 +38,8 @@ def simulate(
 
     Under the default model a job's first start costs nothing beyond its service time; a later start, a move and a
     regrouping cost its restart time, during which it holds GPUs and doesn't get on. A dry run holds no GPUs of the
-    cluster. GPU memory limits groups; CPUs and host memory are not looked at.
+    cluster. GPU memory limits groups. CPUs and host memory are held in proportion to GPUs, unless a plan says
+    otherwise: then they make jobs faster or slower.
 
     Args:
         trace: The jobs.
@@ -101,8 +104,10 @@ def _prepare(
     rules = policy.rules if isinstance(policy, QueuePolicy) else PolicyOptions()
     # Made here too, so that a model that lacks its table is refused before anything runs.
     model = speed_model(rules.speed_model, ordering=rules.ordering)
-    speeds = Speeds(pace_of(policy, model), jobs)
-    world = World(jobs, cluster, settings, speeds, WaitingJobs(view_of(policy)))
+    nodes = Nodes(cluster)
+    sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
+    speeds = Speeds(pace_of(policy, model), jobs, sensitivities, nodes.hosts.fair)
+    world = World(jobs, cluster, settings, speeds, WaitingJobs(view_of(policy)), nodes, sensitivities)
     engine = Engine(
         world,
         policy,

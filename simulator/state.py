@@ -1,8 +1,10 @@
 """What is true of a job and of the GPUs that it runs on, at one moment of a simulation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
-from muri.policies.types import NodeShare, PlanJob, Running
+from muri.policies.traits import Demand, Sensitivity
+from muri.policies.types import HostShares, NodeShare, PlanJob, Running
 from muri.profiler.records import StageProfile
 from muri.simulator.model import JobRecord, TraceJob
 
@@ -16,8 +18,9 @@ class LiveJob:
 
     Attributes:
         job: What the trace says of it.
-        shape: Number of its true profile; equal profiles have one number.
+        shape: Number of its true profile and sensitivity; equal ones have one number.
         planned: The profile that policies see.
+        sensitivity: Its throughput over CPUs and host memory; None where these are unlimited.
         restart_s: Seconds that a restart costs it.
         service_s: Seconds of service that it needs alone.
         done_s: Of these, what it had received at `since_s`.
@@ -35,12 +38,14 @@ class LiveJob:
         shared_s: Of these, those in a group.
         gpu_share_s: GPU-seconds until `since_s`, those of a group divided among its members.
         restarts: Starts after the first, moves and regroupings.
+        fastest: The highest speed that it has had.
         as_waiting: What policies see of it, kept while it waits, for then nothing of it changes.
     """
 
     job: TraceJob
     shape: int
     planned: StageProfile
+    sensitivity: Sensitivity | None
     restart_s: float
     service_s: float
     done_s: float = 0.0
@@ -58,6 +63,7 @@ class LiveJob:
     shared_s: float = 0.0
     gpu_share_s: float = 0.0
     restarts: int = 0
+    fastest: float = 0.0
     as_waiting: PlanJob | None = None
 
     def settle(self, now_s: float) -> None:
@@ -97,12 +103,38 @@ class LiveJob:
             restart_s=self.restart_s,
             preemptible=checkpoints,
             opportunistic=job.opportunistic,
+            sensitivity=self.sensitivity,
+            batch=job.batch,
+            gpu_utilization=self.gpu_utilization,
         )
+
+    @property
+    def gpu_utilization(self) -> float:
+        """Share of its GPUs' time that it computes on them when alone, as policies see it."""
+        stated = self.job.gpu_utilization
+        return min(1.0, self.planned.propagate_s / self.planned.iteration_s) if stated is None else stated
 
     def record(self, end_s: float) -> JobRecord:
         """What became of it."""
         assert self.start_s is not None
         return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What a unit holds, and how its members run on it; another one means a restart.
+
+    Attributes:
+        gpus: GPUs.
+        host_shares: CPUs and memory by member; empty: the GPU-proportional share.
+        accumulate_steps: Steps in which each iteration's batch is computed.
+        mode: How members share, as in `muri.policies.types.Group`.
+    """
+
+    gpus: tuple[NodeShare, ...]
+    host_shares: HostShares = field(default_factory=dict)
+    accumulate_steps: int = 1
+    mode: Literal["interleave", "plain"] = "interleave"
 
 
 @dataclass(slots=True, eq=False)
@@ -112,22 +144,25 @@ class Unit:
     Attributes:
         number: In order of starting.
         members: The jobs in the ordering in which they interleave.
-        gpus: What they hold.
+        seat: What they hold.
         nodes: Indices of the nodes.
         gpu_count: GPUs that they hold.
         since_s: Since when just these jobs run here.
+        given: CPUs and memory of each of its GPUs; None: the GPU-proportional share.
     """
 
     number: int
     members: list[LiveJob]
-    gpus: tuple[NodeShare, ...]
+    seat: Seat
     nodes: tuple[int, ...]
     gpu_count: int
     since_s: float
+    given: Demand | None = None
 
     def as_running(self, now_s: float, *, durations_known: bool, checkpoints: bool) -> Running:
         """What policies see of it now."""
         seen = [
             live.as_planned(now_s, durations_known=durations_known, checkpoints=checkpoints) for live in self.members
         ]
-        return Running(tuple(seen), self.gpus)
+        seat = self.seat
+        return Running(tuple(seen), seat.gpus, seat.host_shares, seat.accumulate_steps, seat.mode)

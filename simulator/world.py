@@ -1,15 +1,17 @@
 """The simulated cluster: jobs that wait, run and end, and what each of these changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from muri.policies.types import NodeShare, PlanJob, Running
+from muri.policies.traits import Sensitivity
+from muri.policies.types import PlanJob, Running
 from muri.simulator.events import OF_RUNNING_JOBS, Event, EventQueue, Kind
 from muri.simulator.meter import Meter
 from muri.simulator.model import Cluster, GroupSpan, JobRecord, Settings, TraceJob
 from muri.simulator.nodes import Nodes
 from muri.simulator.noise import planned_profiles
 from muri.simulator.pace import Speeds
-from muri.simulator.state import LiveJob, Unit
+from muri.simulator.state import LiveJob, Seat, Unit
 from muri.simulator.waiting import WaitingJobs
 
 
@@ -22,10 +24,19 @@ class World:
         settings: How to simulate.
         speeds: How fast groups get on.
         waiting: An empty queue.
+        nodes: The nodes of the cluster, all free.
+        sensitivities: How CPUs and memory change throughput, by job id.
     """
 
     def __init__(
-        self, jobs: Sequence[TraceJob], cluster: Cluster, settings: Settings, speeds: Speeds, waiting: WaitingJobs
+        self,
+        jobs: Sequence[TraceJob],
+        cluster: Cluster,
+        settings: Settings,
+        speeds: Speeds,
+        waiting: WaitingJobs,
+        nodes: Nodes,
+        sensitivities: Mapping[int, Sensitivity | None],
     ) -> None:
         planned = planned_profiles(jobs, settings.profile_noise, settings.seed)
         self.jobs = {
@@ -33,6 +44,7 @@ class World:
                 job,
                 speeds.of_job[job.job_id],
                 planned[job.job_id],
+                sensitivities[job.job_id],
                 settings.restart_s if job.restart_s is None else job.restart_s,
                 job.service_s,
             )
@@ -41,10 +53,12 @@ class World:
         self.now_s = 0.0
         self.settings = settings
         self.cluster = cluster
-        self.nodes = Nodes(cluster)
+        self.nodes = nodes
         self.waiting = waiting
         self.units: dict[int, Unit] = {}
         self.shared_units = 0
+        self.allocates = False
+        """Whether a plan has ever given CPUs and memory other than in proportion to GPUs."""
         self.meter = Meter(cluster.gpu_count, speeds.used)
         self.events = EventQueue(self._is_outdated)
         self.records: list[JobRecord] = []
@@ -85,20 +99,21 @@ class World:
         """Whether all of its nodes take jobs; otherwise it runs to its end undisturbed."""
         return self.nodes.available_count == self.cluster.node_count or all(map(self.nodes.is_available, unit.nodes))
 
-    def start(self, members: Sequence[LiveJob], gpus: tuple[NodeShare, ...], undisturbed: frozenset[int]) -> None:
+    def start(self, members: Sequence[LiveJob], seat: Seat, undisturbed: frozenset[int]) -> None:
         """Jobs start to share GPUs.
 
         Args:
             members: Jobs that run nowhere, in the ordering in which they interleave.
-            gpus: What they get.
+            seat: What they get.
             undisturbed: Ids of those that only get company where they run, and pay nothing.
         """
-        gpu_count = sum(share.gpu_count for share in gpus)
-        nodes = self.nodes.indices(gpus)
-        unit = Unit(self._started, list(members), gpus, nodes, gpu_count, self.now_s)
+        gpu_count = sum(share.gpu_count for share in seat.gpus)
+        nodes = self.nodes.indices(seat.gpus)
+        unit = Unit(self._started, list(members), seat, nodes, gpu_count, self.now_s)
         self._started += 1
-        self.nodes.hold(gpus)
+        self.nodes.hold(seat.gpus)
         self.meter.gpus_held += gpu_count
+        self._give(unit)
         self.units[unit.number] = unit
         self.shared_units += len(members) > 1
         for live in members:
@@ -155,10 +170,11 @@ class World:
         self._set_speed(live, 0.0)
         live.done_s, live.unit = live.service_s, None
         self.records.append(live.record(self.now_s))
-        unit.members.remove(live)
-        if not unit.members:
+        if len(unit.members) == 1:
             self._free(unit)
             return
+        unit.members.remove(live)
+        self._take_from(unit, live)
         self.shared_units -= len(unit.members) == 1
         unit.members = self._speeds.reorder(unit.members)
         self._set_pace(unit)
@@ -173,11 +189,29 @@ class World:
 
     def _free(self, unit: Unit) -> None:
         del self.units[unit.number]
-        self.nodes.release(unit.gpus)
+        self.nodes.release(unit.seat.gpus)
+        self.nodes.hosts.change(unit.seat.gpus, unit.seat.host_shares, -1)
         self.meter.gpus_held -= unit.gpu_count
 
+    def _give(self, unit: Unit) -> None:
+        """CPUs and memory, where a plan said how many."""
+        seat = unit.seat
+        if seat.host_shares:
+            self.allocates = True
+            self.nodes.hosts.change(seat.gpus, seat.host_shares, 1)
+            unit.given = self.nodes.hosts.per_gpu(seat.gpus, seat.host_shares)
+
+    def _take_from(self, unit: Unit, live: LiveJob) -> None:
+        """CPUs and memory of a member that has left."""
+        seat = unit.seat
+        if seat.host_shares:
+            self.nodes.hosts.change(seat.gpus, seat.host_shares, -1)
+            left = {job_id: share for job_id, share in seat.host_shares.items() if job_id != live.job.job_id}
+            unit.seat = replace(seat, host_shares=left)
+            self._give(unit)
+
     def _set_pace(self, unit: Unit) -> None:
-        for live, speed in zip(unit.members, self._speeds.of(unit.members), strict=True):
+        for live, speed in zip(unit.members, self._speeds.of(unit), strict=True):
             live.pace = speed
             if not live.resuming:
                 self._set_speed(live, speed)
@@ -187,6 +221,7 @@ class World:
         live.settle(self.now_s)
         self.meter.speed_up(live.shape, live.job.gpu_count, speed - live.speed)
         live.speed = speed
+        live.fastest = max(live.fastest, speed)
         live.version += 1
         if speed > 0:
             self.events.announce(live.ends_at(self.now_s), Kind.COMPLETION, live.job.job_id, live.version)
