@@ -28,6 +28,10 @@ _BUILT_IN: Final = {
     "tiresias-gittins": "gittins:TiresiasGittins",
     "themis": "themis:Themis",
     "antman": "antman:AntMan",
+    "horus": "horus:Horus",
+    "horus-f": "horus:HorusFair",
+    "obp": "opportunistic:OpportunisticBinPacking",
+    "pab": "opportunistic:PutBack",
 }
 """Module (in `schedulers/`) and class of each; imported when first asked for. The default comes first."""
 
