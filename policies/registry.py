@@ -28,6 +28,8 @@ _BUILT_IN: Final = {
     "tiresias-gittins": "gittins:TiresiasGittins",
     "themis": "themis:Themis",
     "antman": "antman:AntMan",
+    "sjf-ffs": "sjf_bsbf:SjfFfs",
+    "sjf-bsbf": "sjf_bsbf:SjfBsbf",
     "horus": "horus:Horus",
     "horus-f": "horus:HorusFair",
     "obp": "opportunistic:OpportunisticBinPacking",
