@@ -53,7 +53,8 @@ def mean_now(running_s: Seconds, joining_s: Seconds, running_slowdown: Seconds, 
     """Mean of both completion times if they share from now on; see `completions`."""
     shared_s = np.minimum(running_slowdown * running_s, joining_slowdown * joining_s)
     lost = 2 - 1 / running_slowdown - 1 / joining_slowdown
-    return (running_s + joining_s + shared_s * lost) / 2
+    mean_s: Seconds = (running_s + joining_s + shared_s * lost) / 2
+    return mean_s
 
 
 def mean_after(running_s: Seconds, joining_s: Seconds) -> Seconds:
