@@ -8,6 +8,7 @@ from inspect import getdoc
 from typing import Any, Final, cast
 
 from muri.errors import UsageError
+from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.site_policies import PolicyFactory, SitePolicy, SitePolicyError, find_site_policies
 from muri.policies.types import Policy
@@ -28,6 +29,9 @@ _BUILT_IN: Final = {
     "tiresias-gittins": "gittins:TiresiasGittins",
     "themis": "themis:Themis",
     "antman": "antman:AntMan",
+    **dict.fromkeys(SYNERGY_NAMES, "synergy:POLICIES"),
+    "drf": "static_demands:Drf",
+    "tetris": "static_demands:Tetris",
     "sjf-ffs": "sjf_bsbf:SjfFfs",
     "sjf-bsbf": "sjf_bsbf:SjfBsbf",
     "horus": "horus:Horus",
@@ -35,7 +39,8 @@ _BUILT_IN: Final = {
     "obp": "opportunistic:OpportunisticBinPacking",
     "pab": "opportunistic:PutBack",
 }
-"""Module (in `schedulers/`) and class of each; imported when first asked for. The default comes first."""
+"""Module (in `schedulers/`) and class of each, or a table of classes; imported when first asked for. The default
+comes first."""
 
 
 class UnknownPolicyError(UsageError):
@@ -74,7 +79,7 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
     """Make a policy.
 
     Args:
-        name: One of `policy_names`.
+        name: One of `policy_names`, or short for one (`allocation.names.ALIASES`).
         options: All options; or by name only those that the user chose, on top of the policy's own
             defaults; or None for these.
 
@@ -83,6 +88,7 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
         OptionsError: An option is unknown, has a bad value, or contradicts what the policy is.
         SitePolicyError: The policy comes from another distribution, which is broken.
     """
+    name = ALIASES.get(name, name)
     if name in _BUILT_IN:
         factory = _built_in(name)
         return factory(_options_for(name, factory, options))
@@ -121,7 +127,8 @@ def _describe(name: str, factory: PolicyFactory, source: str) -> PolicyInfo:
 
 def _built_in(name: str) -> PolicyFactory:
     module, _, attribute = _BUILT_IN[name].partition(":")
-    return cast(PolicyFactory, getattr(import_module(f"{_SCHEDULERS}.{module}"), attribute))
+    found = getattr(import_module(f"{_SCHEDULERS}.{module}"), attribute)
+    return cast(PolicyFactory, found[name] if isinstance(found, Mapping) else found)
 
 
 def _options_for(name: str, factory: PolicyFactory, given: PolicyOptions | Mapping[str, Any] | None) -> PolicyOptions:
@@ -141,7 +148,8 @@ def _options_for(name: str, factory: PolicyFactory, given: PolicyOptions | Mappi
 
 def _unknown(name: str) -> UnknownPolicyError:
     names = policy_names()
-    return UnknownPolicyError(f"unknown policy {name!r}{_nearest(name.lower(), names)}; valid are: {', '.join(names)}")
+    near = _nearest(name.lower(), (*names, *ALIASES))
+    return UnknownPolicyError(f"unknown policy {name!r}{near}; valid are: {', '.join(listed(names))}")
 
 
 def _nearest(name: str, valid: Sequence[str]) -> str:

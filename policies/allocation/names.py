@@ -1,5 +1,6 @@
 """Names of Synergy's policies: a mechanism that shares out CPUs and memory, and an order of the queue."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,8 +12,8 @@ MECHANISMS: Final = ("proportional", "greedy", "tune", "opt")
 ORDERS: Final = ("fifo", "srtf", "las", "ftf")
 """Orders of the queue: first in first out, shortest remaining time, least attained service, finish-time fairness."""
 
-ALIASES: Final = {"synergy-tune": "synergy-tune-fifo"}
-"""Short names."""
+ALIASES: Final = {f"{PREFIX}-{mechanism}": f"{PREFIX}-{mechanism}-fifo" for mechanism in MECHANISMS}
+"""Short names: a mechanism alone goes by submit time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +44,9 @@ def parse_name(name: str) -> SynergyName | None:
         return None
     _, mechanism, order = full.split("-")
     return SynergyName(mechanism, order)
+
+
+def listed(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of policies as people read them: Synergy's sixteen as one pattern, where its first would be."""
+    pattern = f"{PREFIX}-{{{','.join(MECHANISMS)}}}-{{{','.join(ORDERS)}}}"
+    return tuple(dict.fromkeys(pattern if name in SYNERGY_NAMES else name for name in names))

@@ -20,7 +20,7 @@ class Drf(QueuePolicy):
     """
 
     name = "drf"
-    order = "user's dominant share"
+    order = "dominant share"
     fixed = EXCLUSIVE_TO_THE_END
 
     def key(self, request: PlanRequest) -> PriorityKey:
