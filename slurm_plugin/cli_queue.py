@@ -110,6 +110,8 @@ def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
 
 def explanation(job: "JobStatus") -> list[str]:
     """Return what `muri explain` prints for one job."""
+    from muri.slurm_plugin.host_shares import given_text  # noqa: PLC0415
+
     lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
     if job.group is not None:
         partners = ", ".join(map(str, job.partners)) or "nobody any more"
@@ -117,6 +119,9 @@ def explanation(job: "JobStatus") -> list[str]:
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
         lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
+    if job.asked_cpu_count is not None:
+        had = (job.asked_cpu_count, job.cpu_count, job.asked_mem_per_node_mib or 0, job.mem_per_node_mib)
+        lines.append(f"What it asked for → what Muri gave it: {given_text(*had)}.")
     lines += measured_lines(job)
     lines += [f"- {reason}" for reason in job.reasons]
     return lines
@@ -175,7 +180,7 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
       muri plan --snapshot s.json
     """
     from muri.profiler.store import ProfileStore  # noqa: PLC0415
-    from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
+    from muri.slurm_plugin.actions import ReleaseSolo, render_action  # noqa: PLC0415
     from muri.slurm_plugin.controller import decide, knowledge  # noqa: PLC0415
     from muri.slurm_plugin.estimated import with_estimates  # noqa: PLC0415
     from muri.slurm_plugin.known_traits import read_traits  # noqa: PLC0415
@@ -200,8 +205,9 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     for group in decision.plan.groups:
         members = ", ".join(map(str, group.members))
         click.echo(f"group on {group.node}: jobs {members}; γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s")
+    releases = {action.job_id: action for action in decision.actions if isinstance(action, ReleaseSolo)}
     for solo in decision.plan.solo:
-        click.echo(f"alone: job {solo.job_id}: {'; '.join(map(str, solo.reasons))}")
+        click.echo(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")
     for run in decision.preparation.dry_runs:
         click.echo(f"dry run: {run.key}, script of job {run.job_id}")
     for job_id, why in sorted(decision.preparation.waiting.items()):

@@ -111,17 +111,20 @@ def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[HostShare]], al
 
 def share_text(share: GivenShare) -> str:
     """Say for people what a job is given."""
-    return f"it gets {given_text(share.original, share.cpu_count, share.mem_per_node_mib)}"
+    original = share.original
+    return "it gets " + given_text(
+        original.cpu_count, share.cpu_count, original.mem_per_node_mib, share.mem_per_node_mib
+    )
 
 
-def given_text(original: tags.Original, cpu_count: int, mem_per_node_mib: int) -> str:
-    """Say what a job has, and what it had asked for where that differs."""
-    cpus = f"{original.cpu_count} → {cpu_count} CPUs" if cpu_count != original.cpu_count else f"{cpu_count} CPUs"
-    if not mem_per_node_mib:
-        return cpus
-    asked, given = original.mem_per_node_mib / _MIB_PER_GIB, mem_per_node_mib / _MIB_PER_GIB
-    memory = f"{asked:.1f} → {given:.1f}" if mem_per_node_mib != original.mem_per_node_mib else f"{given:.1f}"
-    return f"{cpus} and {memory} GiB on each node"
+def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> str:
+    """Say what a job has, and what it had asked for where that differs; memory is per node, 0 where nothing is set."""
+    text = f"{asked_cpus} → {cpus} CPUs" if cpus != asked_cpus else f"{cpus} CPUs"
+    if not mem_mib:
+        return text
+    asked_gib, gib = asked_mem_mib / _MIB_PER_GIB, mem_mib / _MIB_PER_GIB
+    memory = f"{asked_gib:.1f} → {gib:.1f}" if mem_mib != asked_mem_mib else f"{gib:.1f}"
+    return f"{text} and {memory} GiB of memory on each node"
 
 
 def given_change(share: GivenShare) -> JobChange:

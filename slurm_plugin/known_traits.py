@@ -1,16 +1,19 @@
 """What the profile store knows of models beyond their stage profiles, as policies take it."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from muri.errors import MuriError
+from muri.policies.allocation.derived import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity, TraitError
+from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import ProfileKey
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.model import Job, Node
 
 log = logging.getLogger("muri.controller")
 
@@ -95,7 +98,7 @@ def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib:
     best = known.cpu.throughput(known.cpu.saturating_cpus)
     if known.dataset is None:
         caches_gib, needed_gib = [0.0], 0.0
-        rows = [(value,) for value in at_full]
+        rows: list[tuple[float, ...]] = [(value,) for value in at_full]
     else:
         dataset = _shared(known.dataset, gpu_count)
         needed_gib = saturating_cache_gib(dataset, best)
@@ -118,3 +121,23 @@ def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
         batch_mib=min(dataset.batch_mib, part_gib * _MIB_PER_GIB),
         storage_mib_per_s=dataset.storage_mib_per_s / gpu_count,
     )
+
+
+def with_derived(planned: PlanJob, job: Job, nodes: Iterable[Node]) -> PlanJob:
+    """Let a job's measured stage profile stand in for a sensitivity that nobody measured. Pure.
+
+    Its dry run had the CPUs that the job asks for; the demand is never below them, for a loader that works ahead
+    hides from the stages how many CPUs it needs.
+    """
+    profile = planned.profile
+    if planned.sensitivity is not None or profile is None or profile.is_estimate:
+        return planned
+    gpu_count = max(1, job.gpu_count)
+    asked = Demand(job.cpu_count / gpu_count, job.mem_per_node_mib * max(1, job.node_count) / gpu_count / _MIB_PER_GIB)
+    usable = [node for node in nodes if node.gpu_count and job.partition in node.partitions]
+    most_cpus = max((node.cpu_count / max(1, job.gpus_per_node) for node in usable), default=asked.cpus)
+    derived = derived_sensitivity(profile, asked, most_cpus)
+    if derived is None:
+        return planned
+    demand = Demand(max(derived.demand.cpus, asked.cpus), max(derived.demand.mem_gib, asked.mem_gib))
+    return replace(planned, sensitivity=replace(derived, demand=demand))

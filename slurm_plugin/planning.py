@@ -15,7 +15,7 @@ from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryR
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.free_resources import free_nodes
 from muri.slurm_plugin.host_shares import asked_by, group_cpus, group_mem_mib, share_of, share_text
-from muri.slurm_plugin.known_traits import KnownTraits
+from muri.slurm_plugin.known_traits import KnownTraits, with_derived
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
 from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
@@ -138,7 +138,8 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
     dry_runs = _dry_runs(view, ready, know, config)
     measured = {str(key) for key, profile in know.profiles.items() if not profile.is_estimate}
     know = replace(know, targets=know.targets | {run.job_id for run in dry_runs if run.key in measured})
-    pending = [plan_job(job, key, version, know, config) for job, key in ready]
+    nodes = view.snapshot.nodes
+    pending = [with_derived(plan_job(job, key, version, know, config), job, nodes) for job, key in ready]
     unknown = {job.job_id for job, key in ready if key not in know.profiles}
     patient = _patient(pending, unknown, config, now_s)
     waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")

@@ -22,6 +22,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Preempt
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.host_shares import as_asked
+from muri.slurm_plugin.known_traits import with_derived
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.planning import Knowledge, plan_job
 from muri.slurm_plugin.preemption import why_not_preemptible
@@ -106,7 +107,7 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
 
 def _plan_job(job: Job, view: View, know: Knowledge, config: Config, now_s: float) -> PlanJob:
     key = profile_key(job, view.snapshot.nodes)
-    planned = plan_job(job, key, view.snapshot.slurm_version, know, config)
+    planned = with_derived(plan_job(job, key, view.snapshot.slurm_version, know, config), job, view.snapshot.nodes)
     ran_s = max(0.0, now_s - job.start_s)
     left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
     settled = ran_s >= config.preemption.least_run_s

@@ -40,6 +40,10 @@ class JobStatus:
         off_plan: Whether measured and predicted speed differ by more than 20 %.
         solo_iteration_s: Iteration time alone, from the profile; None when in no group.
         estimated: Whether the plan rests on an estimate of its profile.
+        cpu_count: CPUs that it has or asks for now.
+        mem_per_node_mib: Memory on each node that it has or asks for now; 0 when not set.
+        asked_cpu_count: CPUs that it had asked for before Muri gave it others; None when it has its own request.
+        asked_mem_per_node_mib: The same of memory.
         iterations: Iterations done in the group; None while unknown, like the rest.
         stage_s: Seconds of an iteration in each stage.
         wait_s: Seconds of an iteration waiting for each stage's resource.
@@ -65,6 +69,10 @@ class JobStatus:
     discipline: str | None = None
     reasons: tuple[str, ...] = ()
     estimated: bool = False
+    cpu_count: int = 0
+    mem_per_node_mib: int = 0
+    asked_cpu_count: int | None = None
+    asked_mem_per_node_mib: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +168,18 @@ def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple
         estimated=own is not None and own.get("estimated", False),
         reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
     )
-    return _with_report(described, view)
+    return _with_report(_with_resources(described, job), view)
+
+
+def _with_resources(described: JobStatus, job: Job) -> JobStatus:
+    given = tags.parse_given(job.admin_comment)
+    return replace(
+        described,
+        cpu_count=job.cpu_count,
+        mem_per_node_mib=job.mem_per_node_mib,
+        asked_cpu_count=None if given is None else given.original.cpu_count,
+        asked_mem_per_node_mib=None if given is None else given.original.mem_per_node_mib,
+    )
 
 
 def refresh(status: Status, view: View) -> Status:
@@ -175,7 +194,8 @@ def refresh(status: Status, view: View) -> Status:
         elif old.group != fresh.group:
             jobs.append(replace(fresh, reasons=old.reasons))
         else:
-            jobs.append(_with_report(replace(old, state=fresh.state, slurm_state=fresh.slurm_state), view))
+            now = replace(old, state=fresh.state, slurm_state=fresh.slurm_state)
+            jobs.append(_with_report(_with_resources(now, view.jobs[fresh.job_id]), view))
     return replace(status, jobs=tuple(jobs))
 
 
