@@ -59,9 +59,7 @@ def choose_gpus(
     Returns:
         None where there are too few of them.
     """
-    rank_of = {gpu.place: rank for rank, partner in enumerate(partners) for gpu in partner.holding.gpus}
-    least_gib = min((partner.sub_batch.mem_gib for partner in partners), default=0.0)
-    usable = {node: _ranked(gpus, rank_of, least_gib) for node, gpus in by_node.items()}
+    usable = _usable(partners, by_node)
     chosen: list[_Ranked] = []
     for size in sizes:
         found = [_node_key(node, ranked, size) for node, ranked in usable.items() if len(ranked) >= size]
@@ -98,11 +96,17 @@ def choice_that_pays(
     return None
 
 
-def _ranked(gpus: Gpus, rank_of: Mapping[tuple[str, int], int], least_gib: float) -> list[_Ranked]:
-    """The GPUs of a node that can be used: free ones with enough memory, then those of partners by rank."""
-    free = (_Ranked(-1, gpu) for gpu in gpus if not gpu.tenants and gpu.left_gib >= least_gib)
-    shared = (_Ranked(rank_of[gpu.place], gpu) for gpu in gpus if gpu.place in rank_of)
-    return [*free, *sorted(shared, key=lambda item: (item.rank, item.gpu.gpu_id))]
+def _usable(partners: Sequence[Partner], by_node: Mapping[str, Gpus]) -> dict[str, list[_Ranked]]:
+    """The GPUs of each node that can be taken: free ones with enough memory, then those of partners by rank."""
+    least_gib = min((partner.sub_batch.mem_gib for partner in partners), default=0.0)
+    usable = {
+        node: [_Ranked(-1, gpu) for gpu in gpus if not gpu.tenants and gpu.left_gib >= least_gib]
+        for node, gpus in by_node.items()
+    }
+    for rank, partner in enumerate(partners):
+        for gpu in partner.holding.gpus:
+            usable[gpu.node].append(_Ranked(rank, gpu))
+    return usable
 
 
 def _node_key(node: str, ranked: Sequence[_Ranked], size: int) -> tuple[int, int, int, str]:
