@@ -11,7 +11,7 @@ import numpy as np
 
 from muri.policies.speed.model import Floats
 from muri.profiler.records import RESOURCES
-from muri.simulator.model import JobRecord, Sample, SimulationError, SimulationResult
+from muri.simulator.model import JobRecord, Sample, SimulationError, SimulationResult, TraceJob
 
 _Name = TypeVar("_Name", int, str)
 
@@ -111,7 +111,7 @@ def metrics_of(result: SimulationResult, first: int | None = None, last: int | N
     begin_s, end_s = records[0].job.submit_s, max(record.end_s for record in records)
     steady = (first, last) != (0, len(every))
     over_time = _mean_sample(result.samples, begin_s, records[-1].job.submit_s if steady else end_s)
-    rho = _fairness(every, result.cluster.gpu_count)[first:last]
+    rho = _fairness(every, result.unfinished, result.cluster.gpu_count)[first:last]
     figures = job_metrics(records)
     return Metrics(
         jobs=figures.jobs,
@@ -195,9 +195,11 @@ def _mean_sample(samples: Iterable[Sample], begin_s: float, end_s: float) -> Sam
     )
 
 
-def _fairness(records: Sequence[JobRecord], gpu_count: int) -> Floats:
-    """ρ of each job, given all jobs of the trace."""
+def _fairness(records: Sequence[JobRecord], unfinished: Iterable[TraceJob], gpu_count: int) -> Floats:
+    """ρ of each job that has ended, given all jobs of the trace."""
     moments: dict[float, int] = {}
+    for job in unfinished:
+        moments[job.submit_s] = moments.get(job.submit_s, 0) + job.gpu_count
     for record in records:
         moments[record.job.submit_s] = moments.get(record.job.submit_s, 0) + record.job.gpu_count
         moments[record.end_s] = moments.get(record.end_s, 0) - record.job.gpu_count

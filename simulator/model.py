@@ -136,6 +136,8 @@ class Settings:
         interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
         slowdown: What slows jobs on one GPU down: "pairs", the speeds of pairs, or "utilization", Horus's function
             of the GPU utilisation that they have together.
+        until: Of how many jobs, the first ones submitted, the ends are asked for: Synergy's reference model stops when
+            these have ended, as its public simulator does. None: all jobs.
     """
 
     model: Literal["default", "reference"] = "default"
@@ -149,6 +151,7 @@ class Settings:
     checkpoints: bool = True
     interference: tuple[PairSpeed, ...] = ()
     slowdown: Literal["pairs", "utilization"] = "pairs"
+    until: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +231,10 @@ class SimulationResult:
         trace: Name of the trace.
         settings: How it was simulated.
         cluster: Where.
-        records: One for each job, by job id.
+        records: One for each job that has ended, by job id.
         samples: The cluster over time; thinned to at most a few thousand, each with time-weighted means.
         spans: The groups over time; empty unless asked for.
+        unfinished: Jobs that had not ended when it stopped, in order of submission; none unless it was to stop early.
         decision_s: Wall-clock seconds of each call of the policy. The only field that differs from run to run.
         wall_s: Wall-clock seconds of the simulation, likewise.
     """
@@ -242,5 +246,6 @@ class SimulationResult:
     records: tuple[JobRecord, ...]
     samples: tuple[Sample, ...] = ()
     spans: tuple[GroupSpan, ...] = ()
+    unfinished: tuple[TraceJob, ...] = ()
     decision_s: tuple[float, ...] = field(default=(), compare=False)
     wall_s: float = field(default=0.0, compare=False)

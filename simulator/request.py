@@ -10,7 +10,7 @@ from muri.errors import UsageError
 from muri.policies.registry import get_policy
 from muri.simulator.arguments import options_for, parse_options
 from muri.simulator.model import Cluster, Outage, Settings, Trace
-from muri.simulator.reference.run import check_reference
+from muri.simulator.published import check_published
 from muri.simulator.sweep import Run
 from muri.simulator.traces.read import read_trace
 
@@ -93,7 +93,8 @@ def runs_of(request: Request) -> tuple[Run, ...]:
     traces = read_traces(request.trace_files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
     first, last = request.steady_state or (None, None)
     _check_steady_state(traces, last)
-    base, cluster = request.settings, request.cluster
+    # A report shows all jobs; the figures of a steady state need no job behind it to end.
+    base, cluster = replace(request.settings, until=None if request.out else last), request.cluster
     return tuple(
         Run(name, trace, name, cluster, replace(base, seed=seed), options[name], first, last, request.out is not None)
         for trace, name, seed in product(traces, request.policies, request.seeds)
@@ -114,7 +115,7 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
         if model == "default":
             get_policy(name, chosen)
         else:
-            check_reference(name, chosen)
+            check_published(name, chosen)
 
 
 def _check_targets(request: Request) -> None:

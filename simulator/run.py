@@ -15,7 +15,7 @@ from muri.simulator.engine import Engine
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.nodes import Nodes
 from muri.simulator.pace import Speeds, pace_of
-from muri.simulator.reference.run import simulate_reference
+from muri.simulator.published import simulate_published
 from muri.simulator.refusals import check_cluster, check_noise, check_sizes
 from muri.simulator.sensitivity import sensitivities_of
 from muri.simulator.waiting import WaitingJobs, view_of
@@ -43,7 +43,7 @@ def simulate(
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.reference.run.REFERENCE_POLICIES`
+        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.published.PUBLISHED_POLICIES`
             under the reference model.
         cluster: Where they run.
         settings: How to simulate.
@@ -57,7 +57,7 @@ def simulate(
         muri.policies.registry.UnknownPolicyError: Lists the policies there are.
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
-    model = simulate_reference if settings.model == "reference" else _simulate_cluster
+    model = simulate_published if settings.model == "reference" else _simulate_cluster
     return model(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
 
 

@@ -1,0 +1,1 @@
+"""The semantics of Synergy's public simulator, for comparison with its published results."""

@@ -1,0 +1,99 @@
+"""What is free on the nodes while a round is planned."""
+
+from heapq import heapify, heappop
+from typing import Final
+
+from muri.simulator.model import Cluster
+from muri.simulator.synergy_reference.jobs import Share
+
+_ROUNDING: Final = 1e-9
+
+
+class Nodes:
+    """GPUs, CPUs and memory that nobody has yet, by node; first fit, one GPU at a time."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        count = cluster.node_count
+        self.gpus = [cluster.gpus_per_node] * count
+        self.cpus = [cluster.cpus_per_node] * count
+        self.mem_gib = [cluster.mem_gib_per_node] * count
+        self._full_below: dict[Share, int] = {}  # nodes before it have no room for the share: no need to look again
+
+    def first_fit(self, gpu_count: int, share: Share) -> dict[int, int] | None:
+        """Take GPUs with this share on the first nodes that have room, and say how many on which; None: no room."""
+        start = self._full_below.get(share, 0)
+        if gpu_count == 1:
+            return self._first_fit_of_one(start, share)
+        found = self._first_fit(start, gpu_count, share)
+        if found is not None:
+            self._full_below[share] = next(iter(found))
+            self.take(found, share)
+        return found
+
+    def _first_fit_of_one(self, start: int, share: Share) -> dict[int, int] | None:
+        """The same for the commonest case; simulations spend most of their time here."""
+        gpus, cpus, mem_gib = self.gpus, self.cpus, self.mem_gib
+        least_cpus, least_mem_gib = share.cpus - _ROUNDING, share.mem_gib - _ROUNDING
+        for node in range(start, len(gpus)):
+            if gpus[node] and cpus[node] >= least_cpus and mem_gib[node] >= least_mem_gib:
+                gpus[node] -= 1
+                cpus[node] -= share.cpus
+                mem_gib[node] -= share.mem_gib
+                if node > start:
+                    self._full_below[share] = node
+                return {node: 1}
+        self._full_below[share] = len(gpus)
+        return None
+
+    def _first_fit(self, start: int, gpu_count: int, share: Share) -> dict[int, int] | None:
+        found: dict[int, int] = {}
+        missing = gpu_count
+        for node in range(start, len(self.gpus)):
+            room = self._room(node, share, missing)
+            if room:
+                found[node] = room
+                missing -= room
+                if not missing:
+                    return found
+        return None
+
+    def take(self, counts: dict[int, int], share: Share) -> None:
+        """Give GPUs out."""
+        for node, count in counts.items():
+            self.gpus[node] -= count
+            self.cpus[node] -= count * share.cpus
+            self.mem_gib[node] -= count * share.mem_gib
+
+    def give_back(self, counts: dict[int, int], share: Share) -> None:
+        """Take GPUs back."""
+        for node, count in counts.items():
+            self.gpus[node] += count
+            self.cpus[node] += count * share.cpus
+            self.mem_gib[node] += count * share.mem_gib
+        self._full_below.clear()
+
+    def with_free_gpus(self, gpu_count: int) -> dict[int, int]:
+        """Where so many GPUs are free, whatever else is: on one node, if several are wanted, else on the fullest."""
+        if gpu_count > 1:
+            for node, free in enumerate(self.gpus):
+                if free >= gpu_count:
+                    return {node: gpu_count}
+        heap = [(free, node) for node, free in enumerate(self.gpus) if free]
+        heapify(heap)
+        found: dict[int, int] = {}
+        missing = gpu_count
+        while missing and heap:
+            free, node = heappop(heap)
+            found[node] = min(free, missing)
+            missing -= found[node]
+        return found
+
+    def _room(self, node: int, share: Share, most: int) -> int:
+        """How many GPUs with this share the node has room for."""
+        cpus, mem_gib = self.cpus[node] + _ROUNDING, self.mem_gib[node] + _ROUNDING
+        room = 0
+        for count in range(1, min(most, self.gpus[node]) + 1):
+            if count * share.cpus > cpus or count * share.mem_gib > mem_gib:
+                break
+            room = count
+        return room
