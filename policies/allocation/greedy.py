@@ -25,7 +25,7 @@ def greedy(round_: Round) -> Seating:
 
 class _Greedy:
     def __init__(self, round_: Round) -> None:
-        self._servers = round_.servers.copy()
+        self._round, self._servers = round_, round_.servers.copy()
         self._running: dict[int, Seat] = {}
         self._hopeless: set[object] = set()
         self.seating = Seating()
@@ -43,14 +43,19 @@ class _Greedy:
             return
         bucket = contender.bucket
         size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
-        if size in self._hopeless:
+        if size in self._hopeless and contender.unit is None:
             return
-        seat = self._first_fit(contender) or self._instead_of_others(contender)
+        seat = self._own_place(contender) or self._first_fit(contender) or self._instead_of_others(contender)
         if seat is None:
             self._hopeless.add(size)
         else:
             self._take(seat)
             self.seating.seats[contender.rank] = seat
+
+    def _own_place(self, contender: Contender) -> Seat | None:
+        """Where a job that had to leave ran, if that is free after all."""
+        seat = self._round.seat_of(contender)
+        return seat if seat is not None and self._servers.fits(seat.gpus, seat.host) else None
 
     def _first_fit(self, contender: Contender) -> Seat | None:
         job = contender.job

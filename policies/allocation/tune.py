@@ -69,6 +69,8 @@ class _Tuner:
         complete = True
         for placement in sorted(new, key=self._demand_first):
             (contender,) = placement.unit.members
+            if not as_placed and self._stay(contender):
+                continue
             nodes = [placement.gpus[0].node] if as_placed else self._nodes_for(contender)
             complete = complete and bool(nodes)
             self._seat_on_one(contender, nodes)
@@ -80,7 +82,7 @@ class _Tuner:
         for contender in self._round.contenders:
             bucket = contender.bucket
             size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
-            if contender.rank in self.seating.seats or size in hopeless:
+            if contender.rank in self.seating.seats or self._stay(contender) or size in hopeless:
                 continue
             if not self._seat_anywhere(contender):
                 hopeless.add(size)
@@ -106,6 +108,14 @@ class _Tuner:
         gpus = placement.unit.gpu_count
         wanted = self._wish(contender.job, self._servers.nodes[placement.gpus[0].node], gpus)
         return (-gpus, -wanted.cpus * gpus, -wanted.mem_gib * gpus, contender.rank)
+
+    def _stay(self, contender: Contender) -> bool:
+        """Leave a running job where it is after all, if all that it holds is free."""
+        seat = self._round.seat_of(contender)
+        if seat is None or not self._servers.fits(seat.gpus, seat.host):
+            return False
+        self._settle(seat)
+        return True
 
     def _nodes_for(self, contender: Contender) -> list[str]:
         return list(self._servers.with_gpus(contender.job, contender.job.gpu_count))

@@ -13,6 +13,7 @@ from muri.policies.cycle.decisions import Clerk
 from muri.policies.cycle.forecast import Forecasts
 from muri.policies.cycle.placement import FreeGpus, Shares
 from muri.policies.cycle.queue import Contender, Queue, line_up, waited_s
+from muri.policies.cycle.units import running_unit
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
@@ -78,6 +79,7 @@ class _Cycle:
                 self._free.take_exactly(seat.gpus)
         for seat in seats:
             gpus = seat.gpus if seat.stays else self._named(seat)
+            self._stays_after_all(seat, gpus)
             self._servers.take_host(seat.host)
             self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
@@ -117,6 +119,12 @@ class _Cycle:
 
     def _named(self, seat: Seat) -> Shares:
         return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
+
+    def _stays_after_all(self, seat: Seat, gpus: Shares) -> None:
+        """A job that had to leave may have found just its own GPUs again."""
+        unit = running_unit((seat.contender,))
+        if unit is not None and unit.gpus == gpus:
+            seat.stays, seat.held = True, self._servers.held(unit)
 
     def _why(self, seat: Seat) -> tuple[Reason, ...]:
         contender, job, node = seat.contender, seat.contender.job, self._servers.nodes[seat.node]

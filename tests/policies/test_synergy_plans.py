@@ -1,0 +1,146 @@
+"""What every plan that gives out CPUs and memory must keep, under every mechanism."""
+
+import dataclasses
+import math
+from collections import Counter
+
+import pytest
+from host_builders import host_requests, next_request, speed_ratios
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from policy_builders import all_jobs, decided_ids
+
+from muri.policies.registry import get_policy
+
+POLICIES = (
+    "synergy-proportional-las",
+    "synergy-greedy-srtf",
+    "synergy-tune-fifo",
+    "synergy-tune-srtf",
+    "synergy-opt-ftf",
+    "drf",
+    "tetris",
+)
+NEVER_BELOW = tuple(name for name in POLICIES if name.startswith("synergy"))
+SLACK = 1e-6
+
+
+def check_resources(request, plan):
+    """No node gives more than it has, and no GPU is given out twice."""
+    nodes = {node.name: node for node in request.nodes}
+    used, named = Counter(), Counter()
+    for solo in plan.solo:
+        for share in solo.gpus:
+            used[share.node, "gpus"] += share.gpu_count
+            named.update((share.node, gpu) for gpu in share.gpu_ids)
+    for shares in plan.host_shares.values():
+        for share in shares:
+            used[share.node, "cpus"] += share.cpus
+            used[share.node, "mem"] += share.mem_gib
+    for name, node in nodes.items():
+        assert used[name, "gpus"] <= node.gpu_count
+        assert used[name, "cpus"] <= node.cpu_count + SLACK
+        assert used[name, "mem"] <= node.mem_gib + SLACK
+    assert all(count == 1 for count in named.values())
+
+
+def check_frame(request, plan):
+    """Everybody is decided on once, where he may be, and for a reason; shares are of nodes that a job is on."""
+    assert sorted(decided_ids(plan)) == sorted(job.job_id for job in all_jobs(request))
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    nodes = {node.name: node for node in request.nodes}
+    running = {job.job_id for unit in request.running for job in unit.members}
+    for solo in plan.solo:
+        job = jobs[solo.job_id]
+        assert not solo.gpus or sum(share.gpu_count for share in solo.gpus) == job.gpu_count
+        assert all(job.partition in nodes[share.node].partitions for share in solo.gpus)
+        assert job.node_count == 1 or len(solo.gpus) in (0, job.node_count)
+        assert {share.node for share in plan.host_shares.get(solo.job_id, ())} <= {share.node for share in solo.gpus}
+    for item in plan.waiting:
+        assert item.preempted == (item.job_id in running)
+        assert not item.preempted or jobs[item.job_id].preemptible
+        assert item.job_id not in plan.host_shares
+    for decision in (*plan.solo, *plan.waiting):
+        assert decision.reasons
+        assert all(str(reason).strip() for reason in decision.reasons)
+
+
+def check_kept(request, plan):
+    """Whoever is kept has just what he had, and whoever cannot be stopped is kept."""
+    held = {unit.members[0].job_id: unit for unit in request.running}
+    for solo in plan.solo:
+        unit = held.get(solo.job_id)
+        same = unit is not None and unit.gpus == solo.gpus and unit.host_shares == shares_of(plan, solo.job_id)
+        assert solo.kept == same
+        assert unit is None or unit.members[0].preemptible or solo.kept
+
+
+def shares_of(plan, job_id):
+    return {job_id: plan.host_shares[job_id]} if job_id in plan.host_shares else {}
+
+
+def check_speeds(request, plan):
+    for reached, usual in speed_ratios(request, plan).values():
+        assert reached >= usual * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@examples(max_examples=60)
+@given(case=host_requests())
+def test_every_plan_of_three_rounds(name, case):
+    request, later = case
+    policy = get_policy(name, {"max_wait_s": math.inf})
+    for new_jobs in (later, (), None):
+        plan = policy.plan(request)
+        check_frame(request, plan)
+        check_resources(request, plan)
+        check_kept(request, plan)
+        if name in NEVER_BELOW:
+            check_speeds(request, plan)
+        if new_jobs is not None:
+            request = next_request(request, plan, new_jobs=tuple(new_jobs), now_s=request.now_s + 300)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@examples(max_examples=25)
+@given(case=host_requests(), rng=st.randoms(use_true_random=False))
+def test_the_order_of_jobs_and_nodes_does_not_matter(name, case, rng):
+    request, later = case
+    policy = get_policy(name)
+    request = next_request(request, policy.plan(request), new_jobs=tuple(later))
+    parts = {part: list(getattr(request, part)) for part in ("jobs", "nodes", "running")}
+    for listed in parts.values():
+        rng.shuffle(listed)
+    shuffled = dataclasses.replace(request, **{part: tuple(listed) for part, listed in parts.items()})
+    assert policy.plan(shuffled) == policy.plan(request)
+
+
+@pytest.mark.parametrize(
+    "name", ["synergy-proportional-fifo", "synergy-greedy-fifo", "synergy-tune-fifo", "drf", "tetris"]
+)
+@examples(max_examples=25)
+@given(case=host_requests())
+def test_an_unchanged_cluster_comes_to_rest(name, case):
+    """Restarts that pay take a round or two; then nothing moves."""
+    request, later = case
+    policy = get_policy(name, {"max_wait_s": math.inf})
+    request = dataclasses.replace(request, jobs=(*request.jobs, *later))
+    for _ in range(4):
+        plan = policy.plan(request)
+        request = next_request(request, plan)
+    again = policy.plan(request)
+    assert all(solo.kept for solo in again.solo if solo.gpus)
+    assert again.host_shares == plan.host_shares
+
+
+@pytest.mark.parametrize("name", NEVER_BELOW)
+@examples(max_examples=25)
+@given(case=host_requests())
+def test_the_bound_of_opt_is_above_everything_and_tune_runs_as_many_as_proportional(name, case):
+    request, _ = case
+    plan, proportional = get_policy(name).plan(request), get_policy("synergy-proportional-fifo").plan(request)
+    if name.startswith("synergy-opt"):
+        assert plan.certificate.value <= plan.certificate.upper_bound * (1 + 1e-9)
+    if name == "synergy-tune-fifo":
+        assert {solo.job_id for solo in proportional.solo} <= {solo.job_id for solo in plan.solo}
