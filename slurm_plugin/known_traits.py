@@ -9,8 +9,9 @@ from muri.policies.allocation.derived import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity, TraitError
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
+from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.model import Job, Node
@@ -18,6 +19,7 @@ from muri.slurm_plugin.model import Job, Node
 log = logging.getLogger("muri.controller")
 
 _MIB_PER_GIB = 1024.0
+_SAME = DOUBT * RUN_SPREAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,14 @@ class KnownTraits:
             return None
 
 
+def gpu_utilization(profile: StageProfile | None) -> float | None:
+    """Share of its GPUs' time that a model computes on them, as telemetry measured or the graph predicts it. Pure.
+
+    None where neither is known; what a policy then makes of the stage times is its own business.
+    """
+    return None if profile is None else profile.detail.gpu_utilisation
+
+
 def read_traits(store: ProfileStore) -> KnownTraits:
     """Read what is stored; what cannot be read costs no cycle.
 
@@ -80,6 +90,9 @@ def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
 def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
     """Convert a stored sensitivity. Pure.
 
+    What measurements cannot tell from the greatest throughput counts as saturated: otherwise noise would keep a job
+    from giving up CPUs that do nothing for it.
+
     It was measured on one GPU. Each GPU of a larger job is taken to want the same CPUs; the job's GPUs share one
     cache of the dataset and the bandwidth of its storage.
 
@@ -94,8 +107,9 @@ def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib:
     """
     process_gib = known.process_gib or 0.0
     cpus = sorted({1, *(point.cpus for point in known.cpu.points)})
-    at_full = [known.cpu.throughput(count) for count in cpus]
-    best = known.cpu.throughput(known.cpu.saturating_cpus)
+    enough = (1 - _SAME) * known.cpu.throughput(cpus[-1])
+    at_full = [min(known.cpu.throughput(count), enough) for count in cpus]
+    best = min(known.cpu.throughput(known.cpu.saturating_cpus), enough)
     if known.dataset is None:
         caches_gib, needed_gib = [0.0], 0.0
         rows: list[tuple[float, ...]] = [(value,) for value in at_full]

@@ -123,6 +123,14 @@ class FakeSlurm:
         for name in ("required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment"):
             if getattr(change, name) is not None:
                 fields[name] = getattr(change, name)
+        if change.mem_per_node_mib is not None:
+            fields |= {"mem_per_node_mib": change.mem_per_node_mib, "mem_per_cpu_mib": 0}
+        if change.mem_per_cpu_mib is not None:
+            cpus = fields.get("cpu_count", job.cpu_count)
+            fields |= {
+                "mem_per_node_mib": change.mem_per_cpu_mib * cpus // max(1, job.node_count),
+                "mem_per_cpu_mib": change.mem_per_cpu_mib,
+            }
         if change.gpu_request is not None:
             fields |= {"gpu_request": change.gpu_request, "gpu_count": int(change.gpu_request.rsplit(":", 1)[1])}
         self.jobs[job_id] = replace(job, **fields)
