@@ -30,7 +30,7 @@ MODEST = scaling(1)
 def make_host(name, gpus=4, cpus=12.0, mem_gib=240.0, **changes):
     """An idle node: 3 CPUs and 60 GiB for each of its GPUs."""
     fields = {"gpu_count": gpus, "cpu_count": cpus, "mem_gib": mem_gib, "free_cpus": cpus, "free_mem_gib": mem_gib}
-    return make_node(name, gpus, **(fields | changes))
+    return make_node(name, changes.pop("free_gpus", gpus), **(fields | changes))
 
 
 def job(job_id, sensitivity=None, **changes):
