@@ -200,6 +200,21 @@ class ReturnToQueue:
 
 @dataclass(frozen=True, slots=True)
 class Join:
+@dataclass(frozen=True, slots=True)
+class AskForMore:
+    """Make a member that ran out of GPU memory a candidate again, which asks for more of it.
+
+    Attributes:
+        job_id: The job.
+        gpu_mem_gib: What it asks for on each of its GPUs from now on.
+        why: For people.
+    """
+
+    job_id: int
+    gpu_mem_gib: float
+    why: str
+
+
     """Add a waiting job to a group that runs.
 
     Attributes:
@@ -262,6 +277,7 @@ Action = (
     | ReturnToQueue
     | Join
     | KeepProfile
+    | AskForMore
     | DryRunFailed
 )
 

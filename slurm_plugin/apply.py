@@ -11,6 +11,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import (
     Abandon,
     Action,
+    AskForMore,
     Cancel,
     CarryOnGroup,
     DryRunFailed,
@@ -32,6 +33,7 @@ from muri.slurm_plugin.joins import INTENT_KIND as JOIN_KIND
 from muri.slurm_plugin.joins import payload_of
 from muri.slurm_plugin.journal import Intent, Journal
 from muri.slurm_plugin.model import Job, JobChange, JobState
+from muri.slurm_plugin.out_of_memory import FACT as GPU_MEM_FACT
 from muri.slurm_plugin.planning import member_mem_mib
 from muri.slurm_plugin.preemption_steps import original_request, preempt, return_to_queue
 from muri.slurm_plugin.reconcile import find_host
@@ -94,7 +96,7 @@ class Executor:
                 self._unless_gone(lambda _: self._release_solo(action), action.job_id)
             case StartDryRun(job_id, _, again):
                 self._start_dry_run(self._view.jobs[job_id], again)
-            case Preempt() | ReturnToQueue() | Join() | ResetRequest():
+            case Preempt() | ReturnToQueue() | AskForMore() | Join() | ResetRequest():
                 self._move(action)
             case Abandon(token, why):
                 log.info("start %s: taken back: %s", token, why)
@@ -107,12 +109,15 @@ class Executor:
             case KeepProfile() | DryRunFailed():
                 self._end_dry_run(action)
 
-    def _move(self, action: Preempt | ReturnToQueue | Join | ResetRequest) -> None:
+    def _move(self, action: Preempt | ReturnToQueue | AskForMore | Join | ResetRequest) -> None:
         match action:
             case Preempt():
                 preempt(self._gateway, self._journal, action, self._now_s)
             case ReturnToQueue(job_id):
                 return_to_queue(self._gateway, self._journal, action, self._view.jobs[job_id])
+            case AskForMore(job_id, gpu_mem_gib, why):
+                self._journal.set_fact(GPU_MEM_FACT, str(job_id), gpu_mem_gib)
+                return_to_queue(self._gateway, self._journal, ReturnToQueue(job_id, "", why), self._view.jobs[job_id])
             case Join():
                 self._join(action)
             case ResetRequest(job_id, why):

@@ -29,6 +29,8 @@ from muri.slurm_plugin.joins import find_joins
 from muri.slurm_plugin.journal import Intent, Journal
 from muri.slurm_plugin.known_traits import read_traits
 from muri.slurm_plugin.model import Snapshot
+from muri.slurm_plugin.out_of_memory import FACT as GPU_MEM_FACT
+from muri.slurm_plugin.out_of_memory import requested_gib
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.preemption import served_gpu_s
 from muri.slurm_plugin.reconcile import reconcile
@@ -122,6 +124,7 @@ def knowledge(journal: Journal | None, profiles: Sequence[StageProfile], marks: 
         failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
         bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
         served_gpu_s=served_gpu_s(journal.intents()),
+        gpu_mem_gib=requested_gib(journal.facts(GPU_MEM_FACT)),
     )
 
 
@@ -214,7 +217,7 @@ class Controller:
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
-        for name in ("solo", "bar"):
+        for name in ("solo", "bar", GPU_MEM_FACT):
             for job_id in self._journal.facts(name):
                 if int(job_id) not in view.jobs:
                     self._journal.forget_fact(name, job_id)

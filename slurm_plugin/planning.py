@@ -15,7 +15,7 @@ from muri.slurm_plugin.actions import Action, MemberPlan, ReleaseSolo, StartDryR
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.free_resources import free_nodes
 from muri.slurm_plugin.host_shares import asked_by, group_cpus, group_mem_mib, share_of, share_text
-from muri.slurm_plugin.known_traits import KnownTraits, with_derived
+from muri.slurm_plugin.known_traits import KnownTraits, gpu_utilization, with_derived
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
 from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
@@ -40,6 +40,7 @@ class Knowledge:
         bars: Why a job must not be grouped again, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
+        gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
     """
 
     profiles: Mapping[ProfileKey, StageProfile]
@@ -50,6 +51,7 @@ class Knowledge:
     bars: Mapping[int, str] | None = None
     served_gpu_s: Mapping[int, float] | None = None
     traits: KnownTraits = field(default_factory=KnownTraits)
+    gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
 
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.
@@ -178,6 +180,8 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
         sensitivity=know.traits.sensitivity(key, _mem_gib_per_gpu(job)),
+        gpu_utilization=gpu_utilization(profile),
+        gpu_mem_request_gib=know.gpu_mem_gib.get(job.job_id),
     )
 
 
@@ -243,7 +247,7 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
     names = {share.node for share in group.gpus}
     nodes = [node for node in view.snapshot.nodes if node.name in names]
     profiles = [know.profiles[profile_key(job, view.snapshot.nodes)] for job in jobs]
-    members = tuple(_member(job, group, profile) for job, profile in zip(jobs, profiles, strict=True))
+    members = tuple(_member(job, group, profile, know) for job, profile in zip(jobs, profiles, strict=True))
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
@@ -275,7 +279,7 @@ def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterato
             yield f"job {job.job_id}: {why}"
 
 
-def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
+def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> MemberPlan:
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
@@ -284,7 +288,7 @@ def _member(job: Job, group: Group, profile: StageProfile) -> MemberPlan:
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
         time_limit_s=job.time_limit_s * len(group.members),
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
-        gpu_mem_gib=profile.gpu_mem_gib,
+        gpu_mem_gib=know.gpu_mem_gib.get(job.job_id, profile.gpu_mem_gib),
         estimated=profile.is_estimate,
     )
 

@@ -24,6 +24,7 @@ from muri.slurm_plugin.host_shares import resets
 from muri.slurm_plugin.joins import begun_joins, resume_joins
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.out_of_memory import after_out_of_memory
 from muri.slurm_plugin.preemption import resume_stops, under_way
 from muri.slurm_plugin.published_profile import profile_in
 from muri.slurm_plugin.view import Role, View
@@ -50,6 +51,10 @@ def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: fl
     settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | under_way(intents).keys()
     joined = begun_joins(intents)
     settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
+    short_of_memory = [after_out_of_memory(view, job, intents, config) for job in view.having(Role.MEMBER)]
+    returns = [action for action in short_of_memory if action is not None and action.job_id not in settled]
+    actions += returns
+    settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
     actions += _members(view, config, now_s, {intent.host_job for intent in begun}, settled, since_s)
     actions += resets(view, config, now_s, settled)

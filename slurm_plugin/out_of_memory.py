@@ -1,0 +1,76 @@
+"""Members that run out of GPU memory beside others come back asking for more, a few times. Pure.
+
+The job's own comment says in which run it happened and how often; the journal, what the job asks for since.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from muri.policies.horus.memory import MAX_RAISES, raised_gib
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.actions import AskForMore
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.joins import begun_joins
+from muri.slurm_plugin.journal import Intent
+from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.view import View
+
+FACT: Final = "gpu-mem"
+"""Name of the journal's facts: the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
+
+
+def told(run: int, times: int) -> str:
+    """The token's text: the run of the job that ended so (0 = never requeued), and how often it has happened."""
+    return f"{run}.{times}"
+
+
+def times_told(comment: str) -> tuple[int, int]:
+    """The run that last ended so, and how often it happened; (-1, 0) where it never did."""
+    run, _, times = (tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "").partition(".")
+    return (int(run), int(times)) if run.isdigit() and times.isdigit() else (-1, 0)
+
+
+def may_try_again(comment: str) -> bool:
+    """Whether a job that ran out of memory once more is given another try."""
+    return times_told(comment)[1] < MAX_RAISES
+
+
+def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
+    """What jobs ask for since an out-of-memory error, by job id."""
+    return {int(job_id): float(gib) for job_id, gib in facts.items()}
+
+
+def after_out_of_memory(view: View, job: Job, intents: tuple[Intent, ...], config: Config) -> AskForMore | None:
+    """What to do with a held member if its last run ended for want of GPU memory; None if it did not.
+
+    Args:
+        view: The snapshot by roles.
+        job: The member.
+        intents: The journal's, which say what memory it was given room for.
+        config: Memory of the GPUs.
+    """
+    run, times = times_told(job.comment)
+    if job.state is not JobState.PENDING or not job.held or times < 1 or run != job.restart_count - 1:
+        return None
+    nodes = (node for node in view.snapshot.nodes if node.usable and job.partition in node.partitions)
+    capacity_gib = max((config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
+    asked_gib = _planned_gib(job.job_id, intents)
+    # Where nothing larger can be asked for it asks for what it had: it is given another try all the same.
+    gib = raised_gib(asked_gib, times - 1, capacity_gib) or asked_gib
+    return AskForMore(job.job_id, gib, f"it ran out of GPU memory beside others; it asks for {gib:.1f} GiB now")
+
+
+def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
+    """The memory that the newest start or join of a job counted on."""
+    members = [
+        (intent.begun_s, member)
+        for intent in intents
+        if intent.kind == "group"
+        for member in intent.payload["members"]
+        if int(member["job_id"]) == job_id
+    ]
+    join = begun_joins(intents).get(job_id)
+    if join is not None:
+        members.append((join.begun_s, join.payload["member"]))
+    newest = max(members, key=lambda item: item[0], default=None)
+    return float(newest[1].get("gpu_mem_gib", 0.0)) if newest else 0.0

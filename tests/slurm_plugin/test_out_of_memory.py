@@ -1,0 +1,80 @@
+"""A member that ran out of GPU memory beside others is a candidate again and asks for more; not for ever."""
+
+from dataclasses import replace
+
+import pytest
+from conftest import FOUR_KINDS
+from fake_slurm import FakeSlurm, make_job
+from test_cycle import four_jobs, hosts, one_gpu
+
+from muri.policies.horus.memory import MAX_RAISES
+from muri.slurm_plugin import tags
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.out_of_memory import may_try_again, requested_gib, times_told, told
+from muri.slurm_plugin.planning import Knowledge, plan_job
+from muri.slurm_plugin.view import Role, profile_key, role_of
+
+
+def comment(run, times):
+    return f"words {tags.OUT_OF_MEMORY_PREFIX}{told(run, times)}"
+
+
+def test_what_a_run_tells_survives_the_way_through_a_comment():
+    assert times_told(comment(2, 3)) == (2, 3)
+    assert " " not in told(2, 3)
+
+
+@pytest.mark.parametrize("text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2"])
+def test_what_is_no_token_tells_of_nothing(text):
+    assert times_told(text) == (-1, 0)
+    assert may_try_again(text)
+
+
+def test_tries_are_counted():
+    assert may_try_again(comment(0, MAX_RAISES - 1))
+    assert not may_try_again(comment(0, MAX_RAISES))
+
+
+def test_a_job_is_planned_with_what_it_asks_for():
+    job = make_job(5)
+    key = profile_key(job, ())
+    know = Knowledge({}, gpu_mem_gib=requested_gib({"5": 9.0}))
+    assert plan_job(job, key, "25.11.6", know, Config()).gpu_mem_gib == 9.0
+    assert plan_job(make_job(6), key, "25.11.6", know, Config()).gpu_mem_request_gib is None
+
+
+def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    settings = {"grouping": {"join": False}, "gpu_mem_gib": {"gpu": 24.0}}
+    with make_controller(slurm, known, **settings) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        (host,) = hosts(slurm)
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, 1))
+        before = controller.decide()
+        again = [action for action in before.repairs if getattr(action, "job_id", 0) == 3]
+        assert [type(action).__name__ for action in again] == ["AskForMore"]
+        controller.cycle()
+        after = controller.decide()
+    assert role_of(slurm.jobs[3]) is Role.CANDIDATE
+    assert slurm.jobs[3].held
+    assert slurm.jobs[3].gpu_count == 1
+    asked = {job.job_id: job.gpu_mem_request_gib for job in after.preparation.request.jobs}
+    assert asked == {3: 6.0}
+    assert all(role_of(slurm.jobs[i]) is Role.MEMBER for i in (1, 2, 4))
+    assert slurm.jobs[host.job_id].state.is_active
+
+
+def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 2, 1))
+        repairs = controller.decide().repairs
+    assert [type(action).__name__ for action in repairs] == ["Restore"]
