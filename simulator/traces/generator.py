@@ -10,8 +10,10 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
+from muri.policies.traits import BatchModel
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
+from muri.simulator.traces.pair_models import TrainedModel
 from muri.simulator.traces.problems import TraceError, one_of
 from muri.simulator.traces.profiles import profiles_bound_by
 
@@ -110,6 +112,7 @@ class Recipe:
         users: How many users; the i-th submits in proportion to 1/i (Zipf).
         opportunistic: Share of jobs that only ask for what others leave over; one half in the Muri paper's traces.
         durations: Of all jobs; None: Philly's.
+        models: What the jobs train, each as often; none: the Muri paper's models, by `bottlenecks`.
         name: Name of the trace.
     """
 
@@ -122,6 +125,7 @@ class Recipe:
     users: int = 20
     opportunistic: float = 0.5
     durations: Durations | None = None
+    models: tuple[TrainedModel, ...] = ()
     name: str = "generated"
 
     def __post_init__(self) -> None:
@@ -193,6 +197,7 @@ class _Body:
     gpu_count: int
     iterations: int
     profile: StageProfile
+    batch: BatchModel | None
     user: str
     opportunistic: bool
 
@@ -203,6 +208,7 @@ class _Body:
             gpu_count=self.gpu_count,
             iterations=self.iterations,
             profile=self.profile,
+            batch=self.batch,
             user=self.user,
             opportunistic=self.opportunistic,
         )
@@ -229,18 +235,28 @@ class _Choices:
 def _draw(recipe: Recipe, choices: _Choices, random: Random) -> _Body:
     """One job. Only Random.random is used: its numbers are the same in every version of Python."""
     gpu_count = choices.gpu_count.draw(random)
-    bottleneck = choices.bottleneck.draw(random)
-    profiles = profiles_bound_by(bottleneck, gpu_count)
-    profile = profiles[int(random.random() * len(profiles))]
+    profile, batch = _draw_model(recipe, choices, gpu_count, random)
     durations = recipe.durations or (PHILLY_SINGLE_GPU if gpu_count == 1 else PHILLY_MULTI_GPU)
     run_s = durations.quantile_s(random.random() or 0.5)  # 0 has no quantile
     return _Body(
         gpu_count=gpu_count,
         iterations=max(1, round(run_s / profile.iteration_s)),
         profile=profile,
+        batch=batch,
         user=f"user{choices.user.draw(random):0{len(str(recipe.users))}d}",
         opportunistic=random.random() < recipe.opportunistic,
     )
+
+
+def _draw_model(
+    recipe: Recipe, choices: _Choices, gpu_count: int, random: Random
+) -> tuple[StageProfile, BatchModel | None]:
+    """What a job trains."""
+    if recipe.models:
+        model = recipe.models[int(random.random() * len(recipe.models))]
+        return model.profile(gpu_count), model.batch
+    profiles = profiles_bound_by(choices.bottleneck.draw(random), gpu_count)
+    return profiles[int(random.random() * len(profiles))], None
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from muri.cli import cli, run_command
 from muri.profiler.records import RESOURCES
 from muri.simulator.traces.generator import PHILLY_MULTI_GPU, PHILLY_SINGLE_GPU, Durations, Recipe, generate
 from muri.simulator.traces.overview import overview_of
+from muri.simulator.traces.pair_models import models_of_pairs
 from muri.simulator.traces.problems import TraceError
 from muri.simulator.traces.profiles import profiles_bound_by
 from muri.simulator.traces.read import read_trace
@@ -133,3 +134,39 @@ def test_what_no_trace_can_be_like_is_refused(wrong: dict[str, object], said: st
     with pytest.raises(TraceError) as caught:
         Recipe(**recipe)  # type: ignore[arg-type]
     assert said in str(caught.value)
+
+
+PAIRS = """job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction
+Net (batch size 10),Net (batch size 20),10,5,0.6,0.7
+Net (batch size 10),Other,10,2,0.5,0.5
+"""
+
+
+def test_models_of_a_table_of_pairs():
+    ten, twenty, other = models_of_pairs(PAIRS.splitlines())
+    assert (ten.name, ten.iteration_s, twenty.iteration_s) == ("Net (batch size 10)", 0.1, 0.2)
+    assert twenty.batch.iteration_s() == pytest.approx(0.2)
+    assert twenty.batch.compute_fixed_s == pytest.approx(0, abs=1e-9)
+    assert (ten.gpu_mem_gib, twenty.gpu_mem_gib) == pytest.approx((6.25, 11.0))
+    assert (other.batch, other.iteration_s, other.gpu_mem_gib) == (None, 0.5, 4.0)
+    assert other.profile(4).stage_s == (0.0, 0.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("solo_b_iters_per_s", "rate", "no column solo_b_iters_per_s"),
+        ("10,5,", "10,0,", "line 2: Net .batch size 20. alone makes '0' iterations"),
+        ("10,5,", "10,100,", "Net trains larger batches in less time"),
+    ],
+)
+def test_tables_of_pairs_that_say_nothing_of_models_are_refused(old, new, message):
+    with pytest.raises(TraceError, match=message):
+        models_of_pairs(PAIRS.replace(old, new).splitlines())
+
+
+def test_jobs_train_the_chosen_models():
+    models = models_of_pairs(PAIRS.splitlines())
+    made = generate(Recipe(jobs=60, gpus=8, gpu_mix={1: 1.0, 2: 1.0}, models=models))
+    assert {job.profile.key.model for job in made.jobs} == {model.name for model in models}
+    assert all(job.batch == next(m.batch for m in models if m.name == job.profile.key.model) for job in made.jobs)
