@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
 from inspect import getdoc
 from typing import Any, Final, cast
@@ -38,6 +38,7 @@ _BUILT_IN: Final = {
     "horus-f": "horus:HorusFair",
     "obp": "opportunistic:OpportunisticBinPacking",
     "pab": "opportunistic:PutBack",
+    "pollux": "pollux:Pollux",
 }
 """Module (in `schedulers/`) and class of each, or a table of classes; imported when first asked for. The default
 comes first."""
@@ -59,6 +60,7 @@ class PolicyInfo:
         summary: One line.
         source: "built-in", or the distribution that it comes from.
         problem: Why it cannot be used; empty when it can.
+        simulated_only: Whether only `muri simulate` has it.
     """
 
     name: str
@@ -68,6 +70,7 @@ class PolicyInfo:
     summary: str = ""
     source: str = "built-in"
     problem: str = ""
+    simulated_only: bool = False
 
 
 def policy_names() -> tuple[str, ...]:
@@ -118,11 +121,14 @@ def _describe_offer(offer: SitePolicy) -> PolicyInfo:
 
 def _describe(name: str, factory: PolicyFactory, source: str) -> PolicyInfo:
     summary = (getdoc(factory) or "").partition("\n")[0]
+    simulated_only = getattr(factory, "simulated_only", False)
+    told = PolicyInfo(
+        name, getattr(factory, "order", ""), summary=summary, source=source, simulated_only=simulated_only
+    )
     fixed = getattr(factory, "fixed", None)
     if fixed is None:
-        return PolicyInfo(name, getattr(factory, "order", ""), summary=summary, source=source)
-    shares, preempts = fixed.get("max_group_size", 2) > 1, fixed.get("preemption", True)
-    return PolicyInfo(name, getattr(factory, "order", ""), shares, preempts, summary, source)
+        return told
+    return replace(told, shares=fixed.get("max_group_size", 2) > 1, preempts=fixed.get("preemption", True))
 
 
 def _built_in(name: str) -> PolicyFactory:

@@ -15,7 +15,8 @@ def policies(as_json: bool) -> None:
     """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
 
     Choose one with `policy:` in the configuration. The first is the default. Running jobs are only ever stopped if they
-    can go on from a checkpoint. Other distributions add policies by the entry point group "muri.policies".
+    can go on from a checkpoint. Some policies exist for comparisons in `muri simulate` only. Other distributions add
+    policies by the entry point group "muri.policies".
     Exits with 1 when one of those cannot be used.
 
     \b
@@ -41,12 +42,13 @@ def _print_table(infos: Iterable[PolicyInfo]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):
-        table.add_column(name, no_wrap=True)
+        table.add_column(name, no_wrap=name != "GOES FIRST")
     table.add_column("WHAT IT DOES")
     for info in infos:
         summary = "cannot be used, see below" if info.problem else info.summary
         origin = "" if info.source == "built-in" else f" ({info.source})"
-        table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin)
+        only = " (simulated only)" if info.simulated_only else ""
+        table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
     Console(highlight=False, markup=False).print(table)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from muri.policies.registry import get_policy
+from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_connection import Journal as StoreJournal
@@ -35,6 +35,7 @@ def policy_of(config: Config) -> Policy:
         UnknownPolicyError: No policy has that name.
         SitePolicyError: The distribution that offers it is broken.
         OptionsError: An option contradicts what the policy is.
+        ConfigError: The policy exists in the simulator only.
     """
     grouping, tiresias = config.grouping, config.tiresias
     choices = {"grouping": grouping.method, "objective": grouping.objective, "speed_model": grouping.speed_model}
@@ -48,7 +49,14 @@ def policy_of(config: Config) -> Policy:
         **tiresias.model_dump(),
         **{option: value for option, value in choices.items() if value != "default"},
     }
-    return get_policy(config.policy, options)
+    policy = get_policy(config.policy, options)
+    if getattr(policy, "simulated_only", False):
+        valid = ", ".join(info.name for info in describe_policies() if not info.simulated_only)
+        raise ConfigError(
+            f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "
+            f"of these for the cluster: {valid}"
+        )
+    return policy
 
 
 def profiles_path(config: Config) -> Path:

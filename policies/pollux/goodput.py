@@ -21,6 +21,9 @@ FIRST_SYNC_SHARE: Final = 0.1
 """Time that synchronizing 2 GPUs adds to a job measured on one, over its iteration there: 10 % is the median of the
 eight measured models in Muri's table of profiles."""
 
+_MOST_SYNC_SHARE: Final = 0.9
+"""No job is taken to synchronize for longer, or one GPU would look infinitely fast."""
+
 _BATCH_SCALES: Final = 8
 """How many batch sizes are tried between the one asked for and the largest."""
 
@@ -38,15 +41,27 @@ def statistical_efficiency(batch_scale: float) -> float:
     return (NOISE_SCALE + 1.0) / (NOISE_SCALE + batch_scale)
 
 
+def model_of(batch: BatchModel | None, profile: StageProfile | None) -> BatchModel | None:
+    """A job's iterations on the GPUs that it asked for; None while nothing is known of it.
+
+    A batch model that computes nothing says nothing.
+    """
+    if batch is not None and batch.compute_fixed_s + batch.compute_per_sample_s > 0:
+        return batch
+    return None if profile is None else iteration_model(profile)
+
+
 @lru_cache(maxsize=4096)
 def iteration_model(profile: StageProfile) -> BatchModel:
     """What a stage profile says of computing and synchronizing: stages that overlap keep their shares of the iteration.
 
-    Input and preprocessing count as computing: every GPU brings its share of CPUs and storage along.
+    Input and preprocessing count as computing: every GPU brings its share of CPUs and storage along. On one GPU
+    nobody synchronizes, whatever the profile calls it.
     """
     total_s = sum(profile.stage_s)
-    synchronize_s = profile.iteration_s * profile.synchronize_s / total_s if total_s > 0 else 0.0
-    return BatchModel(1, 0.0, max(0.0, profile.iteration_s - synchronize_s), communicate_s=synchronize_s)
+    known = profile.key.gpu_count > 1 and total_s > 0
+    share = min(_MOST_SYNC_SHARE, profile.synchronize_s / total_s) if known else 0.0
+    return BatchModel(1, 0.0, profile.iteration_s * (1.0 - share), communicate_s=profile.iteration_s * share)
 
 
 @lru_cache(maxsize=65_536)

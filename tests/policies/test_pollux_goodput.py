@@ -1,5 +1,7 @@
 """Goodput: throughput over GPUs times what a larger batch is worth."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,11 +12,17 @@ from muri.policies.pollux.goodput import (
     NOISE_SCALE,
     goodput,
     iteration_model,
+    model_of,
     relative_goodput,
     ring_share,
     statistical_efficiency,
 )
 from muri.policies.traits import BatchModel
+
+
+def measured_on(gpu_count, stage_s):
+    profile = make_profile(stage_s)
+    return replace(profile, key=replace(profile.key, gpu_count=gpu_count))
 
 
 def test_a_ring_moves_nearly_twice_the_gradients():
@@ -28,7 +36,7 @@ def test_efficiency_is_one_for_the_batch_asked_for_and_falls_towards_nothing():
 
 def test_fewer_gpus_by_hand():
     """8 of 10 seconds compute, 2 synchronize on 4 GPUs (ring 1.5): on 2 GPUs 16 s and 2·1/1.5 s, on one 32 s."""
-    model = iteration_model(make_profile((1.0, 1.0, 6.0, 2.0)))
+    model = iteration_model(measured_on(4, (1.0, 1.0, 6.0, 2.0)))
     assert goodput(model, 4, 4) == pytest.approx(0.1)
     assert 1 / goodput(model, 4, 2) == pytest.approx(16 + 2 / 1.5)
     assert 1 / goodput(model, 4, 1) == pytest.approx(32)
@@ -36,17 +44,17 @@ def test_fewer_gpus_by_hand():
 
 def test_more_gpus_take_a_larger_batch_only_where_that_pays():
     """Twice the GPUs: the same batch takes 4 s + 2·1.75/1.5 s; with nothing to synchronize it takes half the time."""
-    synchronizes = iteration_model(make_profile((1.0, 1.0, 6.0, 2.0)))
+    synchronizes = iteration_model(measured_on(4, (1.0, 1.0, 6.0, 2.0)))
     same_batch = 1 / (4 + 2 * 1.75 / 1.5)
     assert same_batch < goodput(synchronizes, 4, 8) < 2 * 0.1
     doubled = 2 * (5 / 6) / (8 + 2 * 1.75 / 1.5)
     assert goodput(synchronizes, 4, 8) >= max(same_batch, doubled)
-    silent = iteration_model(make_profile((0.0, 0.0, 8.0, 0.0)))
+    silent = iteration_model(measured_on(4, (0.0, 0.0, 8.0, 0.0)))
     assert relative_goodput(silent, 4, 8) == pytest.approx(2.0)
 
 
 def test_a_job_measured_on_one_gpu_will_have_to_synchronize_on_two():
-    model = iteration_model(make_profile((0.0, 0.0, 1.0, 0.0)))
+    model = iteration_model(measured_on(1, (0.0, 0.0, 0.5, 0.5)))
     no_larger_batch = 1 / (0.5 + FIRST_SYNC_SHARE)
     assert no_larger_batch <= relative_goodput(model, 1, 2) < 2
 
@@ -60,13 +68,20 @@ def test_a_batch_model_pays_its_fixed_part_in_every_accumulation_step():
 
 @given(profiles(), st.sampled_from((1, 2, 3, 4, 8, 16)), st.integers(1, 64))
 def test_goodput_is_one_as_asked_for_and_never_more_than_the_gpus_would_give(profile, asked, gpu_count):
-    model = iteration_model(profile)
+    model = iteration_model(replace(profile, key=replace(profile.key, gpu_count=asked)))
     assert relative_goodput(model, asked, asked) == 1.0
     found = relative_goodput(model, asked, gpu_count)
     assert found > 0
     assert gpu_count < asked or found <= gpu_count / asked * (1 + 1e-9)
 
 
-def test_a_job_that_only_synchronizes_is_faster_on_one_gpu():
-    model = iteration_model(make_profile((0.0, 0.0, 1.0, 9.0)))
-    assert relative_goodput(model, 2, 1) == pytest.approx(5.0)
+def test_a_job_that_mostly_synchronizes_is_faster_on_one_gpu():
+    """A tenth computes: twice that on one GPU, and nothing else; even where the profile shows no computing at all."""
+    assert relative_goodput(iteration_model(measured_on(2, (0.0, 0.0, 1.0, 9.0))), 2, 1) == pytest.approx(5.0)
+    assert relative_goodput(iteration_model(measured_on(2, (0.0, 0.0, 0.0, 9.0))), 2, 1) == pytest.approx(5.0)
+
+
+def test_a_batch_model_that_computes_nothing_leaves_the_word_to_the_profile():
+    profile = make_profile((0.0, 0.0, 1.0, 0.0))
+    assert model_of(BatchModel(8, 0.0, 0.0, communicate_s=1.0), profile) == iteration_model(profile)
+    assert model_of(None, None) is None

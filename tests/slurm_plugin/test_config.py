@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from muri.errors import UsageError
-from muri.policies.registry import policy_names
+from muri.policies.registry import describe_policies, policy_names
 from muri.slurm_plugin.cli import config as config_command
 from muri.slurm_plugin.config import Config, ConfigError, load_config, render_config
 from muri.slurm_plugin.setup import policy_of
@@ -54,10 +54,18 @@ def test_the_shipped_sample_holds_the_defaults():
     assert render_config(Config(node_python="/opt/muri/bin/python")) in SAMPLE.read_text()
 
 
-@pytest.mark.parametrize("name", policy_names())
+@pytest.mark.parametrize("name", [info.name for info in describe_policies() if not info.simulated_only])
 def test_the_sample_goes_with_every_policy(name):
     config = load_config(SAMPLE).model_copy(update={"policy": name})
     assert policy_of(config).name == name
+
+
+def test_check_refuses_a_policy_that_is_only_simulated(tmp_path):
+    done = CliRunner().invoke(config_command, ["check", str(write(tmp_path, "policy: pollux\n"))])
+    assert isinstance(done.exception, ConfigError)
+    assert done.exception.exit_code == 2
+    assert "policy pollux is for comparisons in `muri simulate` only" in str(done.exception)
+    assert "muri-jct" in str(done.exception) and "pollux," not in str(done.exception)
 
 
 def test_check_refuses_an_unknown_policy(tmp_path):

@@ -1,0 +1,207 @@
+"""Pollux: GPUs to whom they help most, restarts weighed, and what must hold of every plan."""
+
+import dataclasses
+import itertools
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from policy_builders import all_jobs, cluster_requests, make_cluster_node, make_job, make_profile, make_request
+
+from muri.policies.cycle.validation import check_request
+from muri.policies.pollux.allocate import STARVED, Applicant, allocate, fitness
+from muri.policies.pollux.applicants import weight
+from muri.policies.reason import sentences
+from muri.policies.schedulers.pollux import Pollux
+from muri.policies.types import NodeShare, Running
+
+HOUR_S = 3600.0
+ELASTIC = {"preemptible": True, "restart_s": 30.0}
+
+
+def linear(most, **changes):
+    return Applicant(**({"weight": 1.0, "speedup": {count: float(count) for count in range(1, most + 1)}} | changes))
+
+
+def sizes(plan):
+    return {sharer.job_id: sum(share.gpu_count for share in sharer.gpus) for sharer in plan.sharers}
+
+
+def carried_out(request, plan, **changes):
+    """The request of the next cycle if nothing else happens."""
+    jobs = {job.job_id: job for job in all_jobs(request)}
+    running = tuple(Running((jobs[sharer.job_id],), sharer.gpus) for sharer in plan.sharers)
+    nodes = []
+    for node in request.nodes:
+        taken = {
+            gpu for sharer in plan.sharers for share in sharer.gpus if share.node == node.name for gpu in share.gpu_ids
+        }
+        islands = tuple(tuple(gpu for gpu in island if gpu not in taken) for island in node.topology)
+        islands = tuple(island for island in islands if island)
+        nodes.append(dataclasses.replace(node, islands=islands, free_gpus=sum(map(len, islands))))
+    waiting = tuple(jobs[item.job_id] for item in plan.waiting)
+    return dataclasses.replace(request, jobs=waiting, running=running, nodes=tuple(nodes), **changes)
+
+
+def test_fitness_is_the_harmonic_mean_of_speedups():
+    two = [linear(4), linear(4)]
+    assert fitness(two, (1, 3)) == pytest.approx(2 / (1 + 1 / 3))
+    assert fitness([linear(4, weight=3.0), linear(4)], (1, 3)) == pytest.approx(4 / (3 + 1 / 3))
+    assert fitness(two, (2, 0)) == pytest.approx(2 / (1 / 2 + 1 / STARVED))
+
+
+def test_a_case_by_hand():
+    """A has no use for a third GPU (gains 0.1 of 2); B gains 1/2 − 1/4 of its cost by two more."""
+    stops_scaling = Applicant(1.0, {1: 1.0, 2: 2.0, 3: 2.1})
+    scales = Applicant(1.0, {1: 1.0, 2: 2.0, 4: 4.0})
+    assert allocate([stops_scaling, scales], 6) == (2, 4)
+    assert allocate([stops_scaling, scales], 3) == (2, 1)  # a tie goes to the more urgent one
+    assert allocate([stops_scaling, scales], 7) == (3, 4)
+    assert allocate([stops_scaling, scales, linear(1)], 2) == (1, 1, 0)
+    assert allocate([], 4) == ()
+
+
+def test_running_jobs_keep_their_gpus_where_restarts_cost_more_than_they_gain():
+    def running(held, left):
+        return Applicant(1.0, {count: count * (1.0 if count == held else left) for count in (1, 2, 4)}, held)
+
+    new = linear(4)
+    assert allocate([running(4, 0.9), new], 4) == (2, 2)  # the new one must have something
+    assert allocate([running(2, 0.9)], 4) == (4,)
+    assert allocate([running(2, 0.4)], 4) == (2,)
+
+
+small_numbers = st.lists(
+    st.builds(
+        Applicant,
+        st.sampled_from((0.5, 1.0, 2.0)),
+        st.dictionaries(st.sampled_from((1, 2, 3, 4)), st.sampled_from((0.5, 1.0, 1.7, 2.5, 3.0)), min_size=1),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(small_numbers, st.integers(1, 8))
+def test_no_more_gpus_than_there_are_and_only_counts_that_jobs_may_have(applicants, gpu_count):
+    counts = allocate(applicants, gpu_count)
+    assert sum(counts) <= gpu_count
+    assert all(not count or count in applicant.speedup for applicant, count in zip(applicants, counts, strict=True))
+    assert counts == allocate(applicants, gpu_count)
+
+
+concave = st.builds(
+    lambda worth, share, most: Applicant(worth, {n: 1 / ((1 - share) / n + share) for n in range(1, most + 1)}),
+    st.sampled_from((0.5, 1.0, 2.0)),
+    st.sampled_from((0.0, 0.1, 0.5)),
+    st.integers(1, 5),
+)
+
+
+@given(st.lists(concave, min_size=1, max_size=4), st.integers(4, 9))
+def test_greedy_is_optimal_where_every_gpu_helps_less_than_the_one_before(applicants, gpu_count):
+    ways = itertools.product(*[[0, *applicant.speedup] for applicant in applicants])
+    best = max(fitness(applicants, way) for way in ways if sum(way) <= gpu_count)
+    assert fitness(applicants, allocate(applicants, gpu_count)) == pytest.approx(best)
+
+
+def test_weights_fall_after_four_gpu_hours():
+    assert weight(make_job(1, attained_gpu_s=4 * HOUR_S)) == 1.0
+    assert weight(make_job(1, attained_gpu_s=16 * HOUR_S)) == pytest.approx(0.5)
+
+
+def test_a_lone_job_grows_and_shrinks_when_others_come():
+    first = make_job(1, gpu_count=2, profile=make_profile((0.1, 0.1, 10.0, 0.5)), **ELASTIC)
+    request = make_request([first], [make_cluster_node("n1", 8)])
+    plan = Pollux().plan(request)
+    assert sizes(plan) == {1: 8}
+    assert plan.sharers[0].speed > 2
+    assert "8 GPUs instead of the 2" in sentences(plan.sharers[0].reasons)[0]
+    others = tuple(make_job(number, **ELASTIC) for number in range(2, 6))
+    crowded = dataclasses.replace(carried_out(request, plan), jobs=others)
+    shared = Pollux().plan(crowded)
+    assert sorted(sizes(shared)) == [1, 2, 3, 4, 5] and sum(sizes(shared).values()) == 8
+    assert sizes(shared)[1] < 8
+    assert "restarted on" in sentences(next(one for one in shared.sharers if one.job_id == 1).reasons)[0]
+
+
+def test_those_who_have_received_most_wait_when_gpus_are_fewer_than_jobs():
+    jobs = [make_job(number, attained_gpu_s=hours * HOUR_S, **ELASTIC) for number, hours in ((1, 90), (2, 5), (3, 0))]
+    plan = Pollux().plan(make_request(jobs, [make_cluster_node("n1", 2)]))
+    assert sizes(plan) == {2: 1, 3: 1}
+    assert "no GPU of partition main is left" in sentences(plan.waiting[0].reasons)[0]
+
+
+def test_jobs_that_cannot_be_resized_get_what_they_asked_for_and_are_not_stopped():
+    fixed = make_job(1, gpu_count=2)
+    unknown = make_job(2, None, gpu_count=4, **ELASTIC)
+    request = make_request([fixed, unknown], [make_cluster_node("n1", 8)])
+    plan = Pollux().plan(request)
+    assert sizes(plan) == {1: 2, 2: 4}
+    urgent = tuple(make_job(number, **ELASTIC) for number in range(3, 20))
+    later = Pollux().plan(dataclasses.replace(carried_out(request, plan), jobs=urgent))
+    assert sizes(later)[1] == 2
+
+
+def test_a_restart_that_does_not_pay_before_the_next_plan_is_not_made():
+    held = Running((make_job(1, gpu_count=2, **ELASTIC | {"restart_s": 350.0}),), (NodeShare("n1", 2, (0, 1)),))
+    node = dataclasses.replace(make_cluster_node("n1", 4), free_gpus=2, islands=((2, 3),))
+    assert sizes(Pollux().plan(make_request([], [node], running=(held,)))) == {1: 2}
+    assert sizes(Pollux().plan(make_request([], [node], running=(held,), interval_s=36_000.0))) == {1: 4}
+
+
+@given(cluster_requests(preemptible=None), st.integers(1, 3))
+def test_every_plan_gives_each_gpu_to_one_job_and_decides_on_every_job(request_, cycles):
+    for _ in range(cycles):
+        plan = Pollux().plan(request_)
+        decided = [item.job_id for item in (*plan.sharers, *plan.waiting, *plan.solo)]
+        assert sorted(decided) == sorted(job.job_id for job in all_jobs(request_))
+        assert not plan.groups and not plan.solo
+        given_out = [(share.node, gpu) for sharer in plan.sharers for share in sharer.gpus for gpu in share.gpu_ids]
+        assert len(given_out) == len(set(given_out))
+        nodes = {node.name: node for node in request_.nodes}
+        jobs = {job.job_id: job for job in all_jobs(request_)}
+        held = {unit.members[0].job_id: unit.gpus for unit in request_.running}
+        for sharer in plan.sharers:
+            job = jobs[sharer.job_id]
+            assert all(job.partition in nodes[share.node].partitions for share in sharer.gpus)
+            assert sharer.kept == (held.get(job.job_id) == sharer.gpus)
+            assert job.preemptible or sum(share.gpu_count for share in sharer.gpus) == job.gpu_count
+            assert sharer.reasons
+        fixed = {job_id for job_id in held if not jobs[job_id].preemptible}
+        assert fixed <= {sharer.job_id for sharer in plan.sharers if sharer.kept}
+        assert {item.job_id for item in plan.waiting if item.preempted} == set(held) - set(sizes(plan))
+        request_ = carried_out(request_, plan, now_s=request_.now_s + 360)
+        check_request(request_, packs=True, elastic=True)
+
+
+@given(cluster_requests(preemptible=None), st.randoms(use_true_random=False))
+def test_the_order_of_the_input_does_not_matter(request_, rng):
+    jobs, nodes = list(request_.jobs), list(request_.nodes)
+    rng.shuffle(jobs)
+    rng.shuffle(nodes)
+    assert Pollux().plan(dataclasses.replace(request_, jobs=tuple(jobs), nodes=tuple(nodes))) == Pollux().plan(request_)
+
+
+@given(cluster_requests(preemptible=True))
+def test_no_gpu_idles_while_a_job_that_fits_waits(request_):
+    plan = Pollux().plan(request_)
+    left = {node.name: node.free_gpus for node in request_.nodes}
+    for sharer in plan.sharers:
+        for share in sharer.gpus:
+            left[share.node] -= share.gpu_count
+    waiting = {item.job_id for item in plan.waiting}
+    for job in (job for job in request_.jobs if job.job_id in waiting and job.profile is not None):
+        for node in request_.nodes:
+            enough = not node.gpu_mem_gib or job.gpu_mem_gib <= node.gpu_mem_gib
+            assert job.partition not in node.partitions or not enough or not left[node.name]
+
+
+def test_a_thousand_gpus_are_planned_within_seconds():
+    jobs = [make_job(n, gpu_count=2 ** (n % 4), attained_gpu_s=n * 100.0, **ELASTIC) for n in range(1, 1500)]
+    request = make_request(jobs, [make_cluster_node(f"n{n:03}", 8) for n in range(128)])
+    begin_s = time.process_time()
+    plan = Pollux().plan(request)
+    assert sum(sizes(plan).values()) == 1024
+    assert time.process_time() - begin_s < 20
