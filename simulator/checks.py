@@ -9,6 +9,8 @@ from typing import Final
 from muri.errors import MuriError
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.simulator.model import JobRecord, TraceJob
+from muri.simulator.packed_checks import packed_fault
+from muri.simulator.packed_world import PackedWorld
 from muri.simulator.world import World
 
 SWITCH: Final = "MURI_SIMULATOR_CHECKS"
@@ -32,8 +34,13 @@ def check_world(world: World) -> None:
     Raises:
         ConservationError: Says what is wrong, and when.
     """
-    _check_gpus(world)
-    _check_hosts(world)
+    if isinstance(world, PackedWorld):
+        fault = packed_fault(world)
+        if fault is not None:
+            raise _broken(world, fault)
+    else:
+        _check_gpus(world)
+        _check_hosts(world)
     _check_members(world)
 
 
@@ -42,7 +49,7 @@ def _check_gpus(world: World) -> None:
     for unit in world.units.values():
         for node, share in zip(unit.nodes, unit.seat.gpus, strict=True):
             held[node] += share.gpu_count
-        if any(live.job.gpu_count != unit.gpu_count for live in unit.members):
+        if not world.elastic and any(live.job.gpu_count != unit.gpu_count for live in unit.members):
             raise _broken(world, f"a unit of {unit.gpu_count} GPUs has members that asked for other numbers")
     for node, free in enumerate(world.nodes.free):
         if free < 0 or held[node] + free != world.cluster.gpus_per_node:

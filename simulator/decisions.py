@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Literal, NamedTuple
 
-from muri.policies.types import NodeShare, Plan
+from muri.policies.types import NodeShare, Plan, Sharer
 from muri.simulator.model import SimulationError
 from muri.simulator.state import LiveJob, Seat, Unit
 from muri.simulator.world import World
@@ -55,7 +55,14 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
 
     hosts = world.nodes.hosts
     for group in plan.groups:
-        yield _Start(group.members, seat(group.members, group.gpus))
+        yield _Start(group.members, seat(group.members, group.gpus, group.mode))
+    if (plan.groups or any(solo.gpus for solo in plan.solo)) if world.packs else plan.sharers:
+        raise SimulationError(
+            f"policy {plan.policy} has packs = {world.packs} but plans otherwise: jobs that share GPUs one by one are "
+            "sharers, those of other policies are in groups or alone"
+        )
+    for sharer in plan.sharers:
+        yield _Start((sharer.job_id,), _seat_of(sharer, plan, world))
     for solo in plan.solo:
         if not solo.gpus:
             raise SimulationError(
@@ -63,6 +70,25 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
                 "simulate a policy that places every job that it starts"
             )
         yield _Start((solo.job_id,), seat((solo.job_id,), solo.gpus))
+
+
+def _seat_of(sharer: Sharer, plan: Plan, world: World) -> Seat:
+    """GPUs by node and index, so that the same ones are equal."""
+    count, job = sum(share.gpu_count for share in sharer.gpus), world.jobs.get(sharer.job_id)
+    if job is not None and (count < 1 or (count != job.job.gpu_count and not world.elastic)):
+        raise SimulationError(
+            f"policy {plan.policy} gives {count} GPUs to job {sharer.job_id}, which asked for {job.job.gpu_count}; only an "
+            "elastic policy may give another number, and no fewer than 1"
+        )
+    if plan.host_shares:
+        raise SimulationError(
+            f"policy {plan.policy} gives out CPUs and memory, but jobs that share GPUs one by one can't have shares of "
+            "their own: how they slow each other down is measured or estimated with all of both"
+        )
+    if sharer.accumulate_steps < 1:
+        raise SimulationError(f"policy {plan.policy} computes the batch of job {sharer.job_id} in no step")
+    gpus = [NodeShare(share.node, share.gpu_count, tuple(sorted(share.gpu_ids))) for share in sharer.gpus]
+    return Seat(tuple(sorted(gpus, key=lambda share: share.node)), accumulate_steps=sharer.accumulate_steps)
 
 
 def _stays(job_id: int, before: Mapping[int, Seat], seat: Seat) -> bool:
@@ -96,10 +122,10 @@ def _present(wanted: _Start, world: World) -> Unit | None:
 
 
 def _members(start: _Start, plan: Plan, world: World) -> list[LiveJob]:
-    node = world.nodes.first_without(start.seat.gpus)
-    if node is not None:
+    refusal = world.nodes.refusal(start.seat.gpus)
+    if refusal is not None:
         raise SimulationError(
-            f"policy {plan.policy} gives more GPUs of node {node} than are free to job {start.members[0]}; "
+            f"policy {plan.policy} gives {refusal} to job {start.members[0]}; "
             "a plan must not give out GPUs twice, nor on nodes that are not in its request"
         )
     members = []

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from muri.policies.speed.interference import InterferenceTable
 from muri.policies.types import Plan, PlanRequest, Policy
 from muri.profiler.records import ProfileKey
 from muri.simulator import checks
@@ -33,6 +34,7 @@ class Engine:
         policy: Who decides.
         shares: Whether the policy lets jobs share, so models have to be profiled.
         stops_jobs: Whether it ever stops one.
+        interference: Speeds of pairs that the policy may see.
         progress: Told the share of jobs that have ended.
     """
 
@@ -43,12 +45,14 @@ class Engine:
         *,
         shares: bool,
         stops_jobs: bool,
+        interference: InterferenceTable | None = None,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         self.decision_s: list[float] = []
         self._world = world
         self._policy = policy
         self._stops_jobs = stops_jobs
+        self._interference = interference
         self._progress = progress
         self._settings = world.settings
         self._profiling_s = world.settings.profiling_s if shares else 0.0
@@ -133,6 +137,8 @@ class Engine:
                 self._profiled(self._keys[event.subject])
             case Kind.RESUME:
                 world.resume(world.jobs[event.subject])
+            case Kind.OUT_OF_MEMORY:
+                world.run_out_of_memory(world.jobs[event.subject])
             case Kind.COMPLETION:
                 self._present -= 1
                 world.finish(world.jobs[event.subject])
@@ -170,8 +176,8 @@ class Engine:
     def _plan_is_due(self) -> bool:
         """Whether it is time for a plan, and the plan could change anything.
 
-        While nobody waits and nobody shares, everybody has all that he asked for; not so where CPUs and memory are
-        given out to those who gain most. A policy that stops nobody
+        While nobody waits and nobody shares, everybody has all that he asked for; not so where CPUs, memory or more
+        GPUs are given to those who gain most. A policy that stops nobody
         has nothing to decide until a job arrives or GPUs are given back.
         """
         world, interval_s = self._world, self._settings.interval_s
@@ -181,7 +187,7 @@ class Engine:
             self._tick = self._next_tick
         elif not self._changed:
             return False
-        if not len(world.waiting) and not world.shared_units and not world.allocates:
+        if not (len(world.waiting) or world.shared_units or world.allocates or world.elastic):
             return self._done()
         if not self._stops_jobs and not self._changed:
             return False
@@ -201,6 +207,7 @@ class Engine:
             running=world.running(),
             interval_s=self._settings.interval_s or EVENTS_HORIZON_S,
             larger_than_a_node="whole-nodes",
+            interference=self._interference,
         )
         self._notice_thrashing()
         request = world.waiting.reduce(frame, world.nodes.available_gpus)

@@ -21,6 +21,8 @@ class Kind(IntEnum):
         NODE_RETURNS: It is back.
         DRAIN_BEGINS: A node takes nothing new.
         DRAIN_ENDS: It does again.
+        OUT_OF_MEMORY: A job asks for more GPU memory than the others on its GPUs leave it; the version is its unit's
+            number.
     """
 
     ARRIVAL = 0
@@ -31,10 +33,11 @@ class Kind(IntEnum):
     NODE_RETURNS = 5
     DRAIN_BEGINS = 6
     DRAIN_ENDS = 7
+    OUT_OF_MEMORY = 8
 
 
-OF_RUNNING_JOBS: Final = (Kind.RESUME, Kind.COMPLETION)
-"""What is announced for a job at its present speed, and outdated once that changes."""
+OF_RUNNING_JOBS: Final = (Kind.RESUME, Kind.COMPLETION, Kind.OUT_OF_MEMORY)
+"""What is announced for a job at its present speed, and or in its present unit, and outdated once that changes."""
 
 
 class Event(NamedTuple):

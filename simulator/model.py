@@ -60,6 +60,20 @@ class TraceJob:
         """What its profile is valid for."""
         return self.profile.key
 
+    @property
+    def gpu_share(self) -> float:
+        """Share of its GPUs' time that it computes on them when alone, 0 to 1."""
+        if self.gpu_utilization is not None:
+            return self.gpu_utilization
+        return min(1.0, self.profile.propagate_s / self.profile.iteration_s)
+
+    def mem_gib_in(self, accumulate_steps: int) -> float:
+        """Memory that it really needs on each GPU when a batch is computed in so many steps; 0 while unknown."""
+        batch = self.batch
+        if batch is not None and (batch.fixed_mem_gib or batch.mem_gib_per_sample):
+            return batch.mem_gib(accumulate_steps)
+        return self.profile.gpu_mem_gib
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

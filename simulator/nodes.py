@@ -17,7 +17,7 @@ class Nodes:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self.hosts = Hosts(cluster)
         width = len(str(max(0, cluster.node_count - 1)))
         # Planning takes nodes by name, so names sort as numbers do.
@@ -30,7 +30,7 @@ class Nodes:
         self.available_count = cluster.node_count
 
     def _as_free(self, count: int) -> tuple[FreeNode, ...]:
-        cluster, free = self._cluster, self.hosts.free("", count)
+        cluster, free = self.cluster, self.hosts.free("", count)
         return tuple(
             FreeNode(
                 name,
@@ -49,18 +49,18 @@ class Nodes:
     @property
     def available_gpus(self) -> int:
         """GPUs, free or not, of the nodes on which jobs may start."""
-        return self.available_count * self._cluster.gpus_per_node
+        return self.available_count * self.cluster.gpus_per_node
 
     def indices(self, gpus: Iterable[NodeShare]) -> tuple[int, ...]:
         """Which nodes these GPUs are on."""
         return tuple(self._index[share.node] for share in gpus)
 
-    def first_without(self, gpus: Iterable[NodeShare]) -> str | None:
-        """Name of the first node on which these GPUs are not free; None when they all are."""
+    def refusal(self, gpus: Iterable[NodeShare]) -> str | None:
+        """Why these GPUs cannot be given out; None when they can."""
         for share in gpus:
             index = self._index.get(share.node)
             if index is None or not self.is_available(index) or self.free[index] < share.gpu_count:
-                return share.node
+                return f"more GPUs of node {share.node} than are free"
         return None
 
     def hold(self, gpus: Iterable[NodeShare]) -> None:

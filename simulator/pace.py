@@ -15,6 +15,7 @@ from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Policy
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import SimulationError, TraceJob
+from muri.simulator.pairs import Pairs
 from muri.simulator.state import LiveJob, Unit
 
 _CACHED = 65_536
@@ -91,6 +92,7 @@ class Speeds:
         jobs: All jobs of the trace.
         sensitivities: How CPUs and memory change their throughput, by job id.
         fair: The GPU-proportional share of one GPU.
+        pairs: Speeds of members that run side by side without turns.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class Speeds:
         jobs: Sequence[TraceJob],
         sensitivities: Mapping[int, Sensitivity | None],
         fair: Demand,
+        pairs: Pairs,
     ) -> None:
         self._pace = pace
+        self._pairs = pairs
         self._fair = fair
         numbers: dict[tuple[Shape, int], int] = {}
         kept: dict[int, Sensitivity | None] = {}
@@ -121,7 +125,7 @@ class Speeds:
         members = unit.members
         if unit.given is None and len(members) == 1:
             return (1.0,)
-        return self._cached(tuple([live.shape for live in members]), unit.given)
+        return self._cached(tuple([live.shape for live in members]), unit.given, unit.seat.mode)
 
     def reorder(self, members: Sequence[LiveJob]) -> list[LiveJob]:
         """Members in the ordering in which they go on after one has left."""
@@ -129,21 +133,29 @@ class Speeds:
             return list(members)
         return [members[index] for index in self._pace.order([shape_of(live.planned) for live in members])]
 
-    def _compute(self, numbers: tuple[int, ...], given: Demand | None) -> tuple[float, ...]:
+    def _compute(self, numbers: tuple[int, ...], given: Demand | None, mode: str) -> tuple[float, ...]:
         if given is None:
-            return self._together(tuple([self._shapes[number] for number in numbers]))
+            return self._together(tuple([self._shapes[number] for number in numbers]), mode)
         traits = [(self._shapes[number], self._sensitivities[number]) for number in numbers]
-        speeds = self._together(tuple([shape_with(*trait, given, self._fair) for trait in traits]))
+        speeds = self._together(tuple([shape_with(*trait, given, self._fair) for trait in traits]), mode)
         alone = [throughput_ratio(sensitivity, given, self._fair) for _, sensitivity in traits]
         return tuple([speed * ratio for speed, ratio in zip(speeds, alone, strict=True)])
 
-    def _together(self, shapes: tuple[Shape, ...]) -> tuple[float, ...]:
+    def _together(self, shapes: tuple[Shape, ...], mode: str) -> tuple[float, ...]:
         if len(shapes) == 1:
             return (1.0,)
+        if mode == "plain":
+            return tuple(
+                [self._pairs.speed(shape.model, _models(shapes, but=index)) for index, shape in enumerate(shapes)]
+            )
         speeds = self._pace.speeds(shapes)
         if not all(0.0 <= speed <= 1.0 + 1e-9 for speed in speeds):
             raise SimulationError(f"the speed model gives speeds {speeds}; they must be 0 to 1")
         return speeds
+
+
+def _models(shapes: Sequence[Shape], but: int) -> list[str]:
+    return [shape.model for index, shape in enumerate(shapes) if index != but]
 
 
 def _used(shape: Shape) -> tuple[float, ...]:

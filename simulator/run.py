@@ -11,10 +11,14 @@ from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
 from muri.simulator import checks
+from muri.simulator.crowding import crowding_of
 from muri.simulator.engine import Engine
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.nodes import Nodes
-from muri.simulator.pace import Speeds, pace_of
+from muri.simulator.pace import Pace, Speeds, pace_of
+from muri.simulator.packed_nodes import PackedNodes
+from muri.simulator.packed_world import PackedWorld
+from muri.simulator.pairs import Pairs
 from muri.simulator.published import simulate_published
 from muri.simulator.refusals import check_cluster, check_noise, check_sizes
 from muri.simulator.sensitivity import sensitivities_of
@@ -102,20 +106,39 @@ def _prepare(
     progress: Callable[[float], None] | None,
 ) -> tuple[World, Engine]:
     rules = policy.rules if isinstance(policy, QueuePolicy) else PolicyOptions()
+    packs, pairs = getattr(policy, "packs", False), Pairs(settings.interference, jobs)
+    table = pairs.table if packs or _reads_pairs(policy) or settings.interference else None
     # Made here too, so that a model that lacks its table is refused before anything runs.
-    model = speed_model(rules.speed_model, ordering=rules.ordering)
-    nodes = Nodes(cluster)
-    sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
-    speeds = Speeds(pace_of(policy, model), jobs, sensitivities, nodes.hosts.fair)
-    world = World(jobs, cluster, settings, speeds, WaitingJobs(view_of(policy)), nodes, sensitivities)
+    model = speed_model(rules.speed_model, ordering=rules.ordering, table=table)
+    world = _world(jobs, policy, cluster, settings, pace_of(policy, model), pairs)
     engine = Engine(
         world,
         policy,
-        shares=rules.max_group_size > 1,
+        shares=rules.max_group_size > 1 or packs,
         stops_jobs=rules.preemption and settings.checkpoints,
+        interference=table,
         progress=progress,
     )
     return world, engine
+
+
+def _reads_pairs(policy: Policy) -> bool:
+    """Whether it puts jobs side by side without turns, and says so."""
+    return bool(getattr(policy, "plain_groups", False))
+
+
+def _world(
+    jobs: Sequence[TraceJob], policy: Policy, cluster: Cluster, settings: Settings, pace: Pace, pairs: Pairs
+) -> World:
+    packs = getattr(policy, "packs", False)
+    nodes = PackedNodes(cluster) if packs else Nodes(cluster)
+    sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
+    speeds = Speeds(pace, jobs, sensitivities, nodes.hosts.fair, pairs)
+    common = (jobs, cluster, settings, speeds, WaitingJobs(view_of(policy)))
+    if isinstance(nodes, PackedNodes):
+        crowding, elastic = crowding_of(settings, pairs), getattr(policy, "elastic", False)
+        return PackedWorld(*common, nodes, sensitivities, crowding=crowding, elastic=elastic)
+    return World(*common, nodes, sensitivities)
 
 
 def _check_settings(settings: Settings, cluster: Cluster) -> None:
@@ -149,8 +172,9 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
         raise SimulationError(f"job {job.job_id} is submitted at {job.submit_s} s; it must be finite and ≥ 0")
     if not 0 < job.service_s < math.inf:
         raise SimulationError(f"job {job.job_id} needs {job.service_s} s of service; it must be finite and > 0")
-    if cluster.gpu_mem_gib and job.profile.gpu_mem_gib > cluster.gpu_mem_gib:
+    needs_gib = job.mem_gib_in(job.batch.max_accumulate_steps if job.batch else 1)
+    if cluster.gpu_mem_gib and needs_gib > cluster.gpu_mem_gib:
         raise SimulationError(
-            f"job {job.job_id} needs {job.profile.gpu_mem_gib} GiB of GPU memory, but each GPU has "
+            f"job {job.job_id} needs {needs_gib} GiB of GPU memory, but each GPU has "
             f"{cluster.gpu_mem_gib} GiB; simulate larger GPUs, or leave the job out"
         )

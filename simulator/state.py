@@ -20,6 +20,7 @@ class LiveJob:
         job: What the trace says of it.
         shape: Number of its true profile and sensitivity; equal ones have one number.
         planned: The profile that policies see.
+        gpu_utilization: Share of its GPUs' time that it computes on them when alone, as policies see it.
         sensitivity: Its throughput over CPUs and host memory; None where these are unlimited.
         restart_s: Seconds that a restart costs it.
         service_s: Seconds of service that it needs alone.
@@ -38,6 +39,8 @@ class LiveJob:
         shared_s: Of these, those in a group.
         gpu_share_s: GPU-seconds until `since_s`, those of a group divided among its members.
         restarts: Starts after the first, moves and regroupings.
+        out_of_memory: How often it failed for want of GPU memory.
+        gpu_mem_request_gib: GPU memory that it asks for since; None before.
         fastest: The highest speed that it has had.
         as_waiting: What policies see of it, kept while it waits, for then nothing of it changes.
     """
@@ -45,6 +48,7 @@ class LiveJob:
     job: TraceJob
     shape: int
     planned: StageProfile
+    gpu_utilization: float
     sensitivity: Sensitivity | None
     restart_s: float
     service_s: float
@@ -63,6 +67,8 @@ class LiveJob:
     shared_s: float = 0.0
     gpu_share_s: float = 0.0
     restarts: int = 0
+    out_of_memory: int = 0
+    gpu_mem_request_gib: float | None = None
     fastest: float = 0.0
     as_waiting: PlanJob | None = None
 
@@ -72,11 +78,12 @@ class LiveJob:
         self.since_s = now_s
         if self.unit is None or elapsed_s <= 0:
             return
-        companions = len(self.unit.members)
+        unit, companions = self.unit, len(self.unit.members)
         self.done_s += self.speed * elapsed_s
         self.run_s += elapsed_s
-        self.gpu_share_s += elapsed_s * self.job.gpu_count / companions
-        if companions > 1:
+        own = self.job.gpu_count / companions if unit.own_gpus is None else unit.own_gpus
+        self.gpu_share_s += elapsed_s * own
+        if companions > 1 or unit.company:
             self.shared_s += elapsed_s
 
     def done_at(self, now_s: float) -> float:
@@ -106,18 +113,13 @@ class LiveJob:
             sensitivity=self.sensitivity,
             batch=job.batch,
             gpu_utilization=self.gpu_utilization,
+            gpu_mem_request_gib=self.gpu_mem_request_gib,
         )
-
-    @property
-    def gpu_utilization(self) -> float:
-        """Share of its GPUs' time that it computes on them when alone, as policies see it."""
-        stated = self.job.gpu_utilization
-        return min(1.0, self.planned.propagate_s / self.planned.iteration_s) if stated is None else stated
 
     def record(self, end_s: float) -> JobRecord:
         """What became of it."""
         assert self.start_s is not None
-        return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s)
+        return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s, self.out_of_memory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,9 @@ class Unit:
         gpu_count: GPUs that they hold.
         since_s: Since when just these jobs run here.
         given: CPUs and memory of each of its GPUs; None: the GPU-proportional share.
+        own_gpus: Of a job that shares GPUs one by one: how many it has, those with n jobs counted as 1/n.
+        company: Of such a job: whether others are on one of its GPUs.
+        doomed: Of such a job: whether it needs more GPU memory than others have left, and is about to fail.
     """
 
     number: int
@@ -158,6 +163,14 @@ class Unit:
     gpu_count: int
     since_s: float
     given: Demand | None = None
+    own_gpus: float | None = None
+    company: bool = False
+    doomed: bool = False
+
+    @property
+    def mem_gib(self) -> float:
+        """GPU memory that a unit of one job really needs on each of its GPUs."""
+        return self.members[0].job.mem_gib_in(self.seat.accumulate_steps)
 
     def as_running(self, now_s: float, *, durations_known: bool, checkpoints: bool) -> Running:
         """What policies see of it now."""

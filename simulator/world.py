@@ -1,13 +1,13 @@
 """The simulated cluster: jobs that wait, run and end, and what each of these changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
-from muri.policies.traits import Sensitivity
 from muri.policies.types import PlanJob, Running
 from muri.simulator.events import OF_RUNNING_JOBS, Event, EventQueue, Kind
 from muri.simulator.meter import Meter
-from muri.simulator.model import Cluster, GroupSpan, JobRecord, Settings, TraceJob
+from muri.simulator.model import GroupSpan, JobRecord, Settings, TraceJob
 from muri.simulator.nodes import Nodes
 from muri.simulator.noise import planned_profiles
 from muri.simulator.pace import Speeds
@@ -18,25 +18,28 @@ from muri.simulator.waiting import WaitingJobs
 class World:
     """Everything that is true at one moment.
 
+    Attributes:
+        packs: Whether jobs share GPUs one by one, instead of in groups.
+        elastic: Whether they may hold another number of GPUs than they asked for.
+
     Args:
         jobs: The jobs of the trace.
-        cluster: Where they run.
+        nodes: The nodes of the cluster, all free.
         settings: How to simulate.
         speeds: How fast groups get on.
         waiting: An empty queue.
-        nodes: The nodes of the cluster, all free.
-        sensitivities: How CPUs and memory change throughput, by job id.
     """
+
+    packs: ClassVar[bool] = False
+    elastic = False
 
     def __init__(
         self,
         jobs: Sequence[TraceJob],
-        cluster: Cluster,
+        nodes: Nodes,
         settings: Settings,
         speeds: Speeds,
         waiting: WaitingJobs,
-        nodes: Nodes,
-        sensitivities: Mapping[int, Sensitivity | None],
     ) -> None:
         planned = planned_profiles(jobs, settings.profile_noise, settings.seed)
         self.jobs = {
@@ -44,7 +47,8 @@ class World:
                 job,
                 speeds.of_job[job.job_id],
                 planned[job.job_id],
-                sensitivities[job.job_id],
+                replace(job, profile=planned[job.job_id]).gpu_share,
+                speeds.sensitivities[job.job_id],
                 settings.restart_s if job.restart_s is None else job.restart_s,
                 job.service_s,
             )
@@ -52,19 +56,23 @@ class World:
         }
         self.now_s = 0.0
         self.settings = settings
-        self.cluster = cluster
+        self.cluster = nodes.cluster
         self.nodes = nodes
         self.waiting = waiting
         self.units: dict[int, Unit] = {}
         self.shared_units = 0
         self.allocates = False
         """Whether a plan has ever given CPUs and memory other than in proportion to GPUs."""
-        self.meter = Meter(cluster.gpu_count, speeds.used)
+        self.meter = Meter(nodes.cluster.gpu_count, speeds.used)
         self.events = EventQueue(self._is_outdated)
         self.records: list[JobRecord] = []
         self.spans: list[GroupSpan] | None = None
         self._speeds = speeds
         self._started = 0
+
+    def run_out_of_memory(self, live: LiveJob) -> None:
+        """Nobody lacks GPU memory where plans are bound to fit it."""
+        raise NotImplementedError(f"job {live.job.job_id} of a group ran out of memory")
 
     def _is_outdated(self, event: Event) -> bool:
         return event.kind in OF_RUNNING_JOBS and self.jobs[event.subject].version != event.version
@@ -111,9 +119,7 @@ class World:
         nodes = self.nodes.indices(seat.gpus)
         unit = Unit(self._started, list(members), seat, nodes, gpu_count, self.now_s)
         self._started += 1
-        self.nodes.hold(seat.gpus)
-        self.meter.gpus_held += gpu_count
-        self._give(unit)
+        self._occupy(unit)
         self.units[unit.number] = unit
         self.shared_units += len(members) > 1
         for live in members:
@@ -186,6 +192,11 @@ class World:
             self.stop(unit, keeps_progress=self.settings.checkpoints)
             for live in members:
                 self.requeue(live)
+
+    def _occupy(self, unit: Unit) -> None:
+        self.nodes.hold(unit.seat.gpus)
+        self.meter.gpus_held += unit.gpu_count
+        self._give(unit)
 
     def _free(self, unit: Unit) -> None:
         del self.units[unit.number]

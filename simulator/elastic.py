@@ -1,0 +1,20 @@
+"""How fast a job gets on with another number of GPUs than it asked for. Pure."""
+
+from muri.policies.pollux.goodput import iteration_model, relative_goodput
+from muri.simulator.model import TraceJob
+
+
+def elastic_speed(job: TraceJob, gpu_count: int) -> float:
+    """Speed on so many GPUs, 1 = on as many as the job asked for.
+
+    Throughput times statistical efficiency: computing scales with the GPUs, synchronizing follows the ring all-reduce.
+
+    Args:
+        job: The job, with its true profile.
+        gpu_count: GPUs that it holds.
+
+    Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.pollux.goodput` says.
+    """
+    if gpu_count == job.gpu_count:
+        return 1.0
+    return relative_goodput(job.batch or iteration_model(job.profile), job.gpu_count, gpu_count)
