@@ -14,9 +14,9 @@ from muri.simulator.synergy_reference.ledger import Ledger
 from muri.simulator.synergy_reference.mechanisms import MECHANISMS
 from muri.simulator.synergy_reference.rounds import run_rounds
 
-_RUN: Final = tuple(name for name in SYNERGY_NAMES if name.split("-")[1] in MECHANISMS)
-
-SYNERGY_REFERENCE_POLICIES: Final = (*_RUN, *ALIASES)
+SYNERGY_REFERENCE_POLICIES: Final = tuple(
+    name for name in (*SYNERGY_NAMES, *ALIASES) if (parsed := parse_name(name)) and parsed.mechanism in MECHANISMS
+)
 """The public simulator's policies that are simulated here; `opt` is not among them."""
 
 
