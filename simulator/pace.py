@@ -105,6 +105,7 @@ class Speeds:
     ) -> None:
         self._pace = pace
         self._pairs = pairs
+        self.sensitivities = sensitivities
         self._fair = fair
         numbers: dict[tuple[Shape, int], int] = {}
         kept: dict[int, Sensitivity | None] = {}

@@ -42,8 +42,8 @@ class Pairs:
             profiles.setdefault(job.key.model, job.profile)
         if len(profiles) > _MOST_MODELS:
             raise SimulationError(
-                f"the trace has {len(profiles)} models; a policy that shares GPUs without turns needs the speeds of all "
-                f"pairs, and can be simulated with at most {_MOST_MODELS} models: call jobs of one script by one name"
+                f"the trace has {len(profiles)} models; a policy that shares GPUs without turns needs the speeds of "
+                f"all pairs, and can be simulated with at most {_MOST_MODELS} models: call jobs of one script by one name"
             )
         estimated = (
             PairSpeed(model_a, model_b, *(1 / estimated_ratio(profiles[model_a], profiles[model_b]),) * 2)

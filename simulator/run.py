@@ -134,11 +134,11 @@ def _world(
     nodes = PackedNodes(cluster) if packs else Nodes(cluster)
     sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
     speeds = Speeds(pace, jobs, sensitivities, nodes.hosts.fair, pairs)
-    common = (jobs, cluster, settings, speeds, WaitingJobs(view_of(policy)))
+    waiting = WaitingJobs(view_of(policy))
     if isinstance(nodes, PackedNodes):
         crowding, elastic = crowding_of(settings, pairs), getattr(policy, "elastic", False)
-        return PackedWorld(*common, nodes, sensitivities, crowding=crowding, elastic=elastic)
-    return World(*common, nodes, sensitivities)
+        return PackedWorld(jobs, nodes, settings, speeds, waiting, crowding=crowding, elastic=elastic)
+    return World(jobs, nodes, settings, speeds, waiting)
 
 
 def _check_settings(settings: Settings, cluster: Cluster) -> None:
