@@ -1,6 +1,6 @@
 """How fast a job gets on with another number of GPUs than it asked for. Pure."""
 
-from muri.policies.pollux.goodput import iteration_model, relative_goodput
+from muri.policies.pollux.goodput import model_of, relative_goodput
 from muri.simulator.model import TraceJob
 
 
@@ -17,4 +17,6 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
     """
     if gpu_count == job.gpu_count:
         return 1.0
-    return relative_goodput(job.batch or iteration_model(job.profile), job.gpu_count, gpu_count)
+    model = model_of(job.batch, job.profile)
+    assert model is not None, "a job of a trace has a profile"
+    return relative_goodput(model, job.gpu_count, gpu_count)
