@@ -13,7 +13,7 @@ import click
 from muri.errors import MuriError, UsageError
 from muri.launcher import automatic, measure, solo
 from muri.launcher.accumulation import planned
-from muri.launcher.client import RuntimeLostError, attach, build_request, find_runtime
+from muri.launcher.client import OutOfMemoryBesideOthersError, RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
 from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
@@ -146,6 +146,8 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
             return None
         return attach(connection, build_request(job_id, script, module, arguments))
     except RuntimeLostError as error:
+    except OutOfMemoryBesideOthersError as error:
+        return try_with_more_memory(job_id, error, membership or load_membership())
         give_up(job_id, error, membership or load_membership())
 
 
@@ -169,6 +171,20 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
         return False
     seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
     return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
+
+def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
+    """Requeue the job if its policy wants that; else, and where Slurm refuses, it fails as it would have alone.
+
+    Returns:
+        The script's exit code.
+    """
+    try:
+        if membership.requeue_for_memory(job_id):
+            time.sleep(float(os.environ.get("MURI_REQUEUE_WAIT_S") or WAIT_FOR_END_S))
+    except MuriError as failure:
+        click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
+    return error.exit_code
+
 
 
 def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoReturn:

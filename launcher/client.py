@@ -25,6 +25,18 @@ class RuntimeLostError(MuriError):
     exit_code = 75
 
 
+class OutOfMemoryBesideOthersError(MuriError):
+    """The script ended for want of GPU memory while others shared its GPUs.
+
+    Attributes:
+        exit_code: The script's own.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("the script ran out of GPU memory beside others")
+        self.exit_code = exit_code
+
+
 class AttachBusyError(UsageError):
     """The member already has a session in the runtime."""
 
@@ -88,6 +100,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         AttachBusyError: The member already runs another script there.
+        OutOfMemoryBesideOthersError: The script ended for want of GPU memory, and others shared the GPUs.
     """
     with connection, _open_standard_files():
         try:
@@ -104,6 +117,8 @@ def _await_exit(connection: socket.socket) -> int:
         if frame is None:
             raise RuntimeLostError("the group's runtime ended before the script did")
         kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
+        if kind == "exit" and frame.get("out_of_memory"):
+            raise OutOfMemoryBesideOthersError(int(frame["code"]))
         if kind == "exit":
             return int(frame["code"])
         if kind == "preempted":

@@ -73,10 +73,16 @@ def cancel(session: MemberSession, signum: int) -> None:
     session.ended.wait()
 
 
-def last_frame(session: MemberSession) -> protocol.Frame:
-    """What a member's process is told at the end of its script."""
+def last_frame(session: MemberSession, *, shared: bool = False) -> protocol.Frame:
+    """What a member's process is told at the end of its script.
+
+    Args:
+        session: The script's session.
+        shared: Whether other members are at work in the runtime.
+    """
     if session.lost:
         return {"type": "lost", "reason": "the runtime was told to end"}
     if session.stopped_at is not None:
         return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
-    return {"type": "exit", "code": session.exit_code}
+    short = {"out_of_memory": True} if session.out_of_memory and shared else {}
+    return {"type": "exit", "code": session.exit_code, **short}

@@ -19,6 +19,7 @@ class MemberSession(Protocol):
         ended: Set when the script ended and everything of it was cleared away.
         fault: What the script raised if that ended the CUDA context of this process, else None.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
+        out_of_memory: Whether the script ended for want of GPU memory.
     """
 
     member: str
@@ -28,6 +29,7 @@ class MemberSession(Protocol):
     ended: threading.Event
     fault: str | None
     condemned: bool
+    out_of_memory: bool
 
     @property
     def isolation(self) -> str:

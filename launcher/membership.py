@@ -52,6 +52,16 @@ class Membership(Protocol):
             job_id: The job.
             run: How often it was requeued before.
 
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Put a job that ran out of GPU memory beside others back into the queue, to ask for more next time.
+
+        Returns:
+            Whether it was put back; False where its policy doesn't do that, or has done it too often.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
         Raises:
             MuriError: The scheduler did not accept it.
         """
@@ -93,6 +103,10 @@ class NoMembership:
 
 def load_membership(implementation: str = IMPLEMENTATION) -> Membership:
     """The scheduler's implementation, or the stand-in when it is not installed.
+
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Nobody can put it back."""
+        return False
 
     Args:
         implementation: "module:attribute"; named in text so that this room does not depend on it.

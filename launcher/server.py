@@ -235,7 +235,7 @@ class Server:
             if self._ranks is not None and self._ranks.cut_short(session):
                 connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
                 return
-            connection.finish(joining.last_frame(session))
+            connection.finish(joining.last_frame(session, shared=bool(self._table.running())))
 
         return report
 

@@ -20,6 +20,7 @@ from muri.launcher.context import enter_session
 from muri.launcher.endings import SessionSignalError, ending_of, exit_code, print_exception
 from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu import streams as gpu
+from muri.launcher.gpu.out_of_memory import is_out_of_memory
 from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
@@ -118,6 +119,7 @@ class Session:
         self.stopped_at: int | None = None
         self.fault: str | None = None
         self.condemned = False
+        self.out_of_memory = False
         self._lost_whatever_code = False
         self.clock = StageClock(SessionGate(self, arbiter), on_interval)
         self.clock.explicit = not automatic.wanted(request.environment)
@@ -302,6 +304,7 @@ class Session:
 
     def _code_of(self, error: BaseException) -> int:
         self.fault = gpu_faults.sticky_text(error, gpu.preparation.device)
+        self.out_of_memory = is_out_of_memory(error)
         if isinstance(error, SystemExit):
             return exit_code(error, self._state)
         if isinstance(error, script.ScriptError):

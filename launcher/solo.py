@@ -16,6 +16,7 @@ from typing import Any
 from muri.launcher import accumulation, automatic, gloo_exit, measure, script
 from muri.launcher.automatic.watch import close_iterations
 from muri.launcher.processes.gate import is_gated
+from muri.launcher.gpu.out_of_memory import MARK_VARIABLE, leave_mark
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
@@ -47,10 +48,10 @@ def main(arguments: list[str]) -> None:
         automatic.install()
     if accumulation.wanted(os.environ):
         accumulation.install()
-    _execute(loaded)
+    _execute(loaded, os.environ.pop(MARK_VARIABLE, ""))
 
 
-def _execute(loaded: script.LoadedScript) -> None:
+def _execute(loaded: script.LoadedScript, mark: str) -> None:
     interrupted: list[bool] = []
     # Registered first, so that they are called last.
     atexit.register(_end_by_interrupt, interrupted)
@@ -62,6 +63,7 @@ def _execute(loaded: script.LoadedScript) -> None:
     except BaseException as error:
         interrupted.extend([True] * isinstance(error, KeyboardInterrupt))
         _hide_own_frames()
+        leave_mark(error, mark)
         raise
     finally:
         close_iterations()

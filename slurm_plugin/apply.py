@@ -32,6 +32,7 @@ from muri.slurm_plugin.join_steps import prepare_group
 from muri.slurm_plugin.joins import INTENT_KIND as JOIN_KIND
 from muri.slurm_plugin.joins import payload_of
 from muri.slurm_plugin.journal import Intent, Journal
+from muri.slurm_plugin.memory_retries import with_retries
 from muri.slurm_plugin.model import Job, JobChange, JobState
 from muri.slurm_plugin.out_of_memory import FACT as GPU_MEM_FACT
 from muri.slurm_plugin.planning import member_mem_mib
@@ -192,7 +193,9 @@ class Executor:
             dependency=f"after:{host}",
             mem_per_node_mib=member_mem_mib(member.original),
             time_limit_s=member.time_limit_s or None,
-            admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state)),
+            admin_comment=with_retries(
+                tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state)), self._config.policy
+            ),
         )
         try:
             self._gateway.modify(member.job_id, change)

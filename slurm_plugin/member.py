@@ -1,10 +1,12 @@
 """What `muri run` asks of Slurm when it runs inside a member's job (muri.launcher's Membership)."""
 
+import os
 import sys
 import time
 
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.memory_retries import may_try_again, retries_memory, times_told, told
 from muri.slurm_plugin.node_commands import active_jobs, job_field, requeue, requeue_hold, set_comment
 
 _RETRY_S = 10.0
@@ -65,6 +67,22 @@ class SlurmMembership:
         mark_stopped(int(job_id), run)
         if self.host_of(job_id) is None:
             requeue(int(job_id))
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Put a job that ran out of GPU memory beside others back into the queue, held, as often as it may try again.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        comment = job_field(int(job_id), "comment")
+        if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
+            return False
+        print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
+              file=sys.stderr, flush=True)  # fmt: skip
+        run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, told(run, times_told(comment)[1] + 1))
+        requeue_hold(int(job_id))
+        return True
+
         else:
             requeue_hold(int(job_id))
 
@@ -86,5 +104,5 @@ def mark_stopped(job_id: int, run: int) -> None:
     _set_token(job_id, tags.STOPPED_PREFIX, run)
 
 
-def _set_token(job_id: int, prefix: str, run: int) -> None:
-    set_comment(job_id, tags.with_token(job_field(job_id, "comment"), prefix, str(run)))
+def _set_token(job_id: int, prefix: str, value: int | str) -> None:
+    set_comment(job_id, tags.with_token(job_field(job_id, "comment"), prefix, str(value)))

@@ -6,33 +6,17 @@ The job's own comment says in which run it happened and how often; the journal, 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muri.policies.horus.memory import MAX_RAISES, raised_gib
-from muri.slurm_plugin import tags
+from muri.policies.horus.memory import raised_gib
 from muri.slurm_plugin.actions import AskForMore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import begun_joins
 from muri.slurm_plugin.journal import Intent
+from muri.slurm_plugin.memory_retries import times_told
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.view import View
 
 FACT: Final = "gpu-mem"
 """Name of the journal's facts: the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
-
-
-def told(run: int, times: int) -> str:
-    """The token's text: the run of the job that ended so (0 = never requeued), and how often it has happened."""
-    return f"{run}.{times}"
-
-
-def times_told(comment: str) -> tuple[int, int]:
-    """The run that last ended so, and how often it happened; (-1, 0) where it never did."""
-    run, _, times = (tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "").partition(".")
-    return (int(run), int(times)) if run.isdigit() and times.isdigit() else (-1, 0)
-
-
-def may_try_again(comment: str) -> bool:
-    """Whether a job that ran out of memory once more is given another try."""
-    return times_told(comment)[1] < MAX_RAISES
 
 
 def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:

@@ -24,6 +24,7 @@ CHECKPOINT_PREFIX: Final = "muri-checkpoint:"
 """In a job's own comment: the run (0 = never requeued) that has told how to save it."""
 STOPPED_PREFIX: Final = "muri-stopped:"
 """In a job's own comment: the run that was stopped on purpose, to go on from its checkpoint later."""
+RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
 OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
 """In a job's own comment: the run that ended for want of GPU memory beside others, and how often that was."""
 

@@ -43,7 +43,8 @@ class Fault:
         return asdict(self) | {"culprits": list(self.culprits)}
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, the last one first."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -58,7 +59,7 @@ def sticky_text(error: BaseException, device: Device | None) -> str | None:
         error: What a script raised; its causes count as well.
         device: The GPU, which is asked whether it still works. Without one the words decide.
     """
-    for link in _chain(error):
+    for link in chain_of(error):
         text = str(link)
         if isinstance(link, RuntimeError) and _ACCELERATOR.search(text) and _STICKY.search(text):
             return text.splitlines()[0] if device is None or is_dead(device) else None

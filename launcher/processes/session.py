@@ -7,10 +7,12 @@ the GPUs of the group's job; everything else it has is the member's own.
 import contextlib
 import logging
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Final
 from muri.launcher import automatic, cores
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
+from muri.launcher.gpu.out_of_memory import MARK_VARIABLE
 from muri.launcher.member_session import MemberSession
 from muri.launcher.processes import supervisor, wire
 from muri.launcher.processes.channels import Channels
@@ -64,6 +67,7 @@ class ProcessSession:
         self.ended = threading.Event()
         self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
         self.condemned = False
+        self.out_of_memory = False
         self._cut_short = False
         self._request = request
         self._files = files
@@ -78,6 +82,7 @@ class ProcessSession:
         self._handles_end = False
         self._early: list[int] = []
         self._lock = threading.Lock()
+        self._mark = Path(tempfile.gettempdir()) / f"muri-out-of-memory-{os.getpid()}-{secrets.token_hex(8)}"
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script."""
@@ -170,7 +175,7 @@ class ProcessSession:
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=_environment(request),
+            env=_environment(request, self._mark),
             cwd=request.cwd,
             umask=request.umask,
             pass_fds=inherited,
@@ -193,6 +198,8 @@ class ProcessSession:
 
     def _conclude(self, code: int) -> None:
         self._arbiter.leave(self.member)
+        self.out_of_memory = code != 0 and self._mark.exists()
+        self._mark.unlink(missing_ok=True)
         for file in self._files:
             with contextlib.suppress(OSError):
                 os.close(file)
@@ -213,10 +220,12 @@ def script_command(request: AttachRequest) -> list[str]:
     return [sys.executable, *runner, *module, request.target, *request.arguments]
 
 
-def _environment(request: AttachRequest) -> dict[str, str]:
+def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
     """The member's environment with the runtime's GPUs."""
     own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
     cores.wait_without_spinning(own)
+    if automatic.wanted(request.environment):
+        own[MARK_VARIABLE] = str(mark)
     return own | {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
 
 

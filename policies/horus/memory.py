@@ -10,6 +10,9 @@ RAISED_BY: Final = 1.5
 MAX_RAISES: Final = 3
 """After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
 
+RAISING_POLICIES: Final = frozenset({"horus", "horus-f", "obp", "pab"})
+"""Policies that give a job another try after an out-of-memory error; their plans rest on predicted memory."""
+
 
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
     """The memory per GPU to ask for after an out-of-memory error; None where asking for more is no use.

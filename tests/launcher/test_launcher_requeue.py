@@ -46,10 +46,11 @@ def member(
     *arguments: object,
     expected: bool = True,
     prefix: str = sys.prefix,
+    code: str = CLIENT,
     **variables: str,
 ) -> subprocess.Popen[bytes]:
     """`muri run` with a scheduler that notes what it is asked."""
-    client = launcher.script(CLIENT.format(expected=expected, prefix=prefix), "client.py")
+    client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
     process = subprocess.Popen(
         [sys.executable, str(client), *map(str, arguments)],
         cwd=launcher.folder,

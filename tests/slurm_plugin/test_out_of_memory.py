@@ -10,7 +10,8 @@ from test_cycle import four_jobs, hosts, one_gpu
 from muri.policies.horus.memory import MAX_RAISES
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.out_of_memory import may_try_again, requested_gib, times_told, told
+from muri.slurm_plugin.memory_retries import may_try_again, retries_memory, times_told, told, with_retries
+from muri.slurm_plugin.out_of_memory import requested_gib
 from muri.slurm_plugin.planning import Knowledge, plan_job
 from muri.slurm_plugin.view import Role, profile_key, role_of
 
@@ -33,6 +34,11 @@ def test_what_is_no_token_tells_of_nothing(text):
 def test_tries_are_counted():
     assert may_try_again(comment(0, MAX_RAISES - 1))
     assert not may_try_again(comment(0, MAX_RAISES))
+
+
+def test_only_policies_that_plan_by_predicted_memory_give_another_try():
+    assert retries_memory(with_retries("muri:model=m", "horus-f"))
+    assert not retries_memory(with_retries(with_retries("muri:model=m", "horus"), "muri-s"))
 
 
 def test_a_job_is_planned_with_what_it_asks_for():
