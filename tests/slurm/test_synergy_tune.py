@@ -1,0 +1,126 @@
+"""On a real Slurm: synergy-tune sets each job's CPUs and memory before it starts, and `muri drain` takes them back."""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from muri_cluster import MuriCluster
+
+from muri.profiler.records import ProfileKey
+from muri.slurm_plugin import tags
+from sandbox.driver import Driver
+
+TRAIN_SH = """\
+#!/bin/sh
+echo "batch cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK memory=$SLURM_MEM_PER_NODE node=$SLURMD_NODENAME"
+srun sh -c 'echo "step cpus=$SLURM_CPUS_ON_NODE per_task=$SLURM_CPUS_PER_TASK"'
+muri run /home/alice/train.py 5 0 load || exit
+# Until the test has seen it run.
+while [ ! -e /home/alice/seen-$SLURM_JOB_ID ]; do sleep 0.1; done
+"""
+
+APPETITES = """\
+import sys
+from pathlib import Path
+from muri.profiler.sensitivity.bisection import CpuSensitivity
+from muri.profiler.sensitivity.curve import Point
+from muri.profiler.sensitivity.record import KIND, Sensitivity
+from muri.profiler.store import ProfileStore
+curves = {
+    "hungry": CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3),
+    "modest": CpuSensitivity((Point(1, 2.5), Point(2, 5.0), Point(16, 5.1)), 2, 0, 3),
+}
+with ProfileStore(Path(sys.argv[1])) as store:
+    for name, cpu in curves.items():
+        store.put_document(KIND, Sensitivity(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+"""
+
+GIVE = """\
+import sys, time
+from muri.policies.types import HostShare
+from muri.slurm_plugin.config import Allocation
+from muri.slurm_plugin.host_shares import share_of
+from muri.slurm_plugin.open_gateway import open_gateway
+from muri.slurm_plugin.share_steps import give_share
+gateway = open_gateway(sys.argv[1])
+for job in gateway.snapshot().jobs:
+    if str(job.job_id) in sys.argv[2:]:
+        share = share_of(job, (HostShare("n1", 8.0, 20.0),), Allocation(), measured=True)
+        print(job.job_id, give_share(gateway, job, share, time.time()) or "given")
+"""
+
+
+class Site(MuriCluster):
+    """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
+
+    def __init__(self, driver: Driver, gateway: str) -> None:
+        super().__init__(driver, f"/var/lib/muri-{time.monotonic_ns()}")
+        self.gateway = gateway
+        self.configure(policy="synergy-tune", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
+        driver.run("mkdir", "-p", self.state_dir, user="root")
+        self.python(APPETITES, f"{self.state_dir}/profiles.db")
+        for model in ("hungry", "modest"):
+            self.know_profile(ProfileKey(model, 8, 1, "gpu"), [0.01, 0.07, 0.01, 0.01])
+        driver.write("resources.sh", TRAIN_SH, user="alice")
+
+    def submit_model(self, model: str, *options: str) -> int:
+        mark = f"--muri=model={model},batch-size=8,duration=60s"
+        return self.driver.submit("-p", "small", "--gres=gpu:1", mark, *options, "/home/alice/resources.sh")
+
+    def asked(self, job: int) -> dict[str, Any]:
+        """What of a pending job Muri may change, as `scontrol show job` tells it."""
+        names = ("NumCPUs", "NumTasks", "CPUs/Task", "MinCPUsNode", "MinMemoryNode", "MinMemoryCPU", "ReqNodeList")
+        return {name: self.driver.job(job).get(name) for name in names}
+
+
+@pytest.fixture(params=["forky-pyslurm", "bookworm-command"])
+def site(request: pytest.FixtureRequest) -> Iterator[Site]:
+    suite, _, gateway = request.param.partition("-")
+    driver: Driver = request.getfixturevalue("sandbox" if suite == "forky" else "old_sandbox")
+    driver.cancel_all()
+    yield Site(driver, gateway)
+    driver.cancel_all()
+
+
+def test_jobs_run_on_the_cpus_that_synergy_gives_them(site: Site) -> None:
+    hungry = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
+    modest = site.submit_model("modest", "-c", "4", "--mem=3000")
+    site.cycle()
+    for job, cpus in ((hungry, "9"), (modest, "2")):
+        site.driver.wait_state(job, "RUNNING")
+        assert site.driver.job(job)["NumCPUs"] == cpus
+    listed = site.driver.run("squeue", "-h", "-t", "all", "-j", f"{hungry},{modest}", "-o", "%i %C %u").stdout
+    assert sorted(listed.split("\n"))[1:] == sorted([f"{hungry} 9 alice", f"{modest} 2 alice"])
+    told = site.queue()[hungry]
+    assert (told["cpu_count"], told["asked_cpu_count"], told["state"]) == (9, 4, "alone")
+    explained = site.driver.run("muri", "explain", str(hungry), user="alice").stdout
+    assert "4 → 9 CPUs" in explained
+
+    site.driver.run("touch", f"/home/alice/seen-{hungry}", f"/home/alice/seen-{modest}", user="alice")
+    ended = site.cycles_until_ended(hungry, modest)
+    # Memory: the 2 GiB that the model was measured to need, and 3000 MiB because the user asked for no less.
+    for job, cpus, mem_mib in ((hungry, 9, 2048), (modest, 2, 3000)):
+        output = site.output(job)
+        assert (ended[job]["JobState"], ended[job]["ExitCode"]) == ("COMPLETED", "0:0"), output
+        assert f"batch cpus={cpus} per_task={cpus} memory={mem_mib} node=n1" in output
+        assert f"step cpus={cpus} per_task={cpus}" in output
+        assert f"finished {job}" in output
+        assert ended[job]["Restarts"] == "0"
+
+
+def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
+    requests = (("-c", "4", "--mem-per-cpu=500"), ("-n", "4"), ("--mem=3000",))
+    jobs = [site.submit_model("hungry", *options) for options in requests]
+    before = [site.asked(job) for job in jobs]
+    # What a controller does that dies before it releases the jobs.
+    done = site.python(GIVE, site.gateway, *map(str, jobs)).stdout
+    assert done.splitlines() == [f"{job} given" for job in jobs]
+    for job in jobs:
+        given = site.asked(job)
+        assert (given["NumCPUs"], given["ReqNodeList"], given["MinMemoryNode"]) == ("8", "n1", "20G")
+    drained = json.loads(site.driver.run("muri", "drain", "--json", user="root").stdout)
+    assert sorted(drained["released"]) == sorted(jobs)
+    assert [site.asked(job) for job in jobs] == before
+    assert not any(tags.GIVEN_PREFIX in site.driver.job(job).get("AdminComment", "") for job in jobs)
