@@ -50,6 +50,15 @@ def speed(job: PlanJob, per_gpu: Demand, node: FreeNode) -> float:
     return throughput(job.sensitivity, per_gpu, fair) / usual if usual > 0 else 1.0
 
 
+def steps(job: PlanJob, node: FreeNode, gpus: int) -> tuple[Demand, ...]:
+    """What a job can make use of between its proportional share and its demand, the fastest first."""
+    if job.sensitivity is None or not node.gpu_count:
+        return ()
+    fair, most = fair_share(node), saturating_wish(job, node, gpus)
+    within = (share for share in cells(job.sensitivity, fair, most) if not exceeds(share, most))
+    return tuple(sorted(within, key=lambda share: (-throughput(job.sensitivity, share, fair), share)))
+
+
 def exceeds(first: Demand, second: Demand) -> bool:
     """Whether the first has more of anything than the second."""
     return more(first.cpus, second.cpus) or more(first.mem_gib, second.mem_gib)
@@ -60,6 +69,7 @@ def more(first: float, second: float) -> bool:
     return first > second + _SLACK * max(1.0, abs(second))
 
 
+@lru_cache(maxsize=4096)
 def cells(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand, ...]:
     """The shares worth considering: up to `most`, as fast as the fair share at least, none beaten by a smaller one.
 

@@ -23,7 +23,7 @@ GAP: Final = 1e-3
 """Relative gap at which HiGHS may stop."""
 
 
-def optimal(round_: Round) -> Seating:
+def optimal(round_: Round, *, merge_equal: bool = True, time_limit_s: float = TIME_LIMIT_S) -> Seating:
     """Seat the jobs that TUNE seats so that their speeds add up to the most.
 
     Speeds are relative to the GPU-proportional share of the whole cluster. Each job gets a node and one of the shares
@@ -31,14 +31,21 @@ def optimal(round_: Round) -> Seating:
     restart takes of the round if its share changes. Jobs on several nodes keep what TUNE gives them.
     Where HiGHS finds nothing better in time, TUNE's seats are the answer, with HiGHS' bound.
 
-    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of one program.
+    Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-OPT; here nodes are part of one program, and
+    jobs that are alike are counted instead of having a variable each.
+
+    Args:
+        round_: The jobs and the nodes.
+        merge_equal: Whether to count jobs that are alike; without it every job has variables of its own, as in the
+            paper, which takes far longer.
+        time_limit_s: When HiGHS has to stop.
     """
     tuned = tune(round_)
-    program = Program.of(round_, tuned.by_rank())
+    program = Program.of(round_, tuned.by_rank(), merge_equal=merge_equal)
     value = sum(program.worth(seat) for seat in tuned.by_rank())
     if not program.columns:
         return Seating(tuned.seats, Certificate(value, value))
-    amount, bound = program.solve()
+    amount, bound = program.solve(time_limit_s)
     bound = max(value, bound + program.fixed_value)
     if amount is not None:
         seats = {seat.rank: seat for seat in (*program.spread, *program.seats(amount))}
@@ -55,13 +62,13 @@ class Kind(NamedTuple):
         partition: Their partition.
         gpu_count: GPUs of each.
         sensitivity: What CPUs and memory do for them.
-        stays: The rank of a job that runs and stays; -1 of all others.
+        rank: Of a job that is like no other, because it runs and stays; -1 of all others.
     """
 
     partition: str
     gpu_count: int
     sensitivity: Sensitivity | None
-    stays: int
+    rank: int
 
 
 class Column(NamedTuple):
@@ -94,7 +101,7 @@ class Program:
     columns: tuple[Column, ...] = ()
 
     @staticmethod
-    def of(round_: Round, tuned: Sequence[Seat]) -> "Program":
+    def of(round_: Round, tuned: Sequence[Seat], *, merge_equal: bool = True) -> "Program":
         """The program that starts from TUNE's seats."""
         servers = round_.servers.copy()
         jobs: dict[Kind, list[Seat]] = {}
@@ -104,8 +111,8 @@ class Program:
             servers.take_host(seat.host)
         for seat in tuned:
             if len(seat.gpus) == 1:
-                bucket, stays = seat.contender.bucket, seat.rank if seat.stays else -1
-                kind = Kind(bucket.partition, bucket.gpu_count, seat.contender.job.sensitivity, stays)
+                bucket, rank = seat.contender.bucket, seat.rank if seat.stays or not merge_equal else -1
+                kind = Kind(bucket.partition, bucket.gpu_count, seat.contender.job.sensitivity, rank)
                 jobs.setdefault(kind, []).append(seat)
         program = Program(jobs, spread, servers, _mean_share(servers.nodes.values()), round_.interval_s)
         return replace(program, columns=tuple(column for kind in jobs for column in program._columns_of(kind)))
@@ -122,7 +129,7 @@ class Program:
         slowest = min(self._speed(seat.contender.job.sensitivity, share, node) for node, share in shares)
         return slowest * self._kept_time(seat, seat.kept)
 
-    def solve(self) -> tuple[Indices | None, float]:
+    def solve(self, time_limit_s: float = TIME_LIMIT_S) -> tuple[Indices | None, float]:
         """How many jobs each column gets, None where nothing was found in time; and a proven bound."""
         kinds, nodes = list(self.jobs), list(self.servers.nodes)
         rows: list[tuple[int, int, float]] = []
@@ -143,7 +150,7 @@ class Program:
             np.array([*counts, *[0.0] * len(limits)]),
             np.array([*counts, *limits]) * (1 + 1e-9),
             gap=GAP,
-            time_limit_s=TIME_LIMIT_S,
+            time_limit_s=time_limit_s,
         )
         return solved.amount, solved.upper_bound
 

@@ -1,7 +1,5 @@
 """Why jobs get the CPUs and the memory that they get, in sentences for people."""
 
-from collections.abc import Sequence
-
 from muri.policies.allocation.servers import Host
 from muri.policies.cycle.reasons import blanks, plural
 from muri.policies.reason import Reason
@@ -15,8 +13,8 @@ MOVED = Reason("moved: the place where it ran goes to more urgent jobs")
 
 
 def gave_way(job: PlanJob) -> Reason:
-    """Why a job is back to its proportional share."""
-    return Reason("back to its GPU-proportional share, which makes room for job {}", (job.job_id,))
+    """Why a job has less than it could have had; some of it may be left over for it after all."""
+    return Reason("it gave up what it had above its GPU-proportional share for job {}", (job.job_id,))
 
 
 def share(host: Host) -> Reason:
@@ -49,17 +47,18 @@ def restarted(before: Host, after: Host) -> Reason:
 
 def no_host_room(job: PlanJob, ahead: int, wanted: Demand) -> Reason:
     """Why a job waits although GPUs are free."""
+    line = "it is next in line" if not ahead else f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it"
     return Reason(
-        "{} ahead of it; {} of one node are free in partition {}, but not with the {:.4g} CPUs and {:.4g} GiB that it "
-        "must have",
-        (plural(ahead, "job"), plural(job.gpu_count, "GPU"), job.partition, wanted.cpus, wanted.mem_gib),
+        f"{line}; a node of partition {{}} has {{}} free, but not with {{:.4g}} CPUs and {{:.4g}} GiB of memory beside",
+        (job.partition, plural(job.gpu_count, "GPU"), wanted.cpus, wanted.mem_gib),
     )
 
 
-def _amounts(host: Host) -> tuple[str, Sequence[object]]:
-    parts, values = [], []
+def _amounts(host: Host) -> tuple[str, tuple[object, ...]]:
+    parts: list[str] = []
+    values: list[object] = []
     for item in host:
         known = [(item.cpus, "{:.4g} CPUs"), (item.mem_gib, "{:.4g} GiB of memory")]
         parts.append(" and ".join(text for amount, text in known if amount) + (" on {}" if len(host) > 1 else ""))
         values += [amount for amount, _ in known if amount] + ([item.node] if len(host) > 1 else [])
-    return blanks(len(parts)).format(*parts), values
+    return blanks(len(parts)).format(*parts), tuple(values)

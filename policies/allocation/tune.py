@@ -4,14 +4,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from muri.policies.allocation import reasons
-from muri.policies.allocation.demand import Wish, exceeds, fair_share, saturating_wish, speed
+from muri.policies.allocation.demand import Wish, exceeds, fair_share, saturating_wish, speed, steps
 from muri.policies.allocation.seats import Round, Seat, Seating, spread
 from muri.policies.allocation.servers import per_gpu
 from muri.policies.cycle.placement import Shares
 from muri.policies.cycle.placing import Placement
 from muri.policies.cycle.queue import Contender
 from muri.policies.traits import Demand
-from muri.policies.types import NodeShare
+from muri.policies.types import NodeShare, PlanJob
 
 
 def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
@@ -47,6 +47,7 @@ class _Tuner:
         self._round, self._wish = round_, wish
         self._servers = round_.servers.copy()
         self._on_node: dict[str, list[Seat]] = {name: [] for name in self._servers.nodes}
+        self._known: dict[tuple[float, ...], Demand] = {}
         self.seating = Seating()
 
     def seat_all(self, placements: Iterable[Placement], *, as_placed: bool = False) -> bool:
@@ -88,25 +89,24 @@ class _Tuner:
                 hopeless.add(size)
 
     def grow(self) -> None:
-        """Let jobs on one node that have less than they demand have it, where that is free and worth a restart."""
+        """Let jobs on one node that have less than they demand have what is left over, if that is worth a restart."""
         for seat in self.seating.by_rank():
-            if len(seat.gpus) > 1:
-                continue
             job, node, gpus = seat.contender.job, self._servers.nodes[seat.node], seat.gpus[0].gpu_count
-            wanted = self._wish(job, node, gpus)
-            if not exceeds(wanted, seat.share):
+            if len(seat.gpus) > 1 or not exceeds(self._wish(job, node, gpus), seat.share):
                 continue
-            now, then = speed(job, seat.share, node), speed(job, wanted, node)
-            lost_s = job.restart_s if seat.stays and seat.host == seat.held else 0.0
+            lost_s = job.restart_s if seat.kept else 0.0
             interval_s = max(self._round.interval_s, 1.0)
-            if then * (interval_s - lost_s) > now * interval_s * (1 + 1e-9):
-                self._resize(seat, wanted)
+            now = speed(job, seat.share, node) * interval_s * (1 + 1e-9)
+            for wanted in steps(job, node, gpus):
+                pays = speed(job, wanted, node) * (interval_s - lost_s) > now
+                if not pays or self._resize(seat, wanted):
+                    break
 
     def _demand_first(self, placement: Placement) -> tuple[float, ...]:
         """GPU demand, then CPU, then memory, descending."""
         (contender,) = placement.unit.members
         gpus = placement.unit.gpu_count
-        wanted = self._wish(contender.job, self._servers.nodes[placement.gpus[0].node], gpus)
+        wanted = self._each(contender.job, placement.gpus[0].node, proportional=False)
         return (-gpus, -wanted.cpus * gpus, -wanted.mem_gib * gpus, contender.rank)
 
     def _stay(self, contender: Contender) -> bool:
@@ -132,29 +132,39 @@ class _Tuner:
         """The three steps."""
         job = contender.job
         for proportional in (False, True):
-            fitting = [name for name in nodes if self._fits(contender, name, proportional=proportional)]
+            fitting = [name for name in nodes if self._fits(job, name, proportional=proportional)]
             if fitting:
                 best = min(fitting, key=lambda name: (*self._servers.tightness(name), name))
                 self._settle(self._seat(contender, best, proportional=proportional))
                 return True
         for name in sorted(nodes, key=lambda name: (self._servers.gpus.on_node(name), name)):
             node = self._servers.nodes[name]
-            wanted = self._wish(job, node, job.gpu_count)
+            wanted = self._each(job, name, proportional=False)
             seat = self._seat(contender, name, proportional=exceeds(wanted, fair_share(node)))
             if self._make_room(seat):
                 self._settle(seat)
                 return True
         return False
 
-    def _fits(self, contender: Contender, name: str, *, proportional: bool) -> bool:
-        seat = self._seat(contender, name, proportional=proportional)
-        return self._servers.fits(seat.gpus, seat.host)
+    def _fits(self, job: PlanJob, name: str, *, proportional: bool) -> bool:
+        """Whether a node with enough GPUs has the CPUs and the memory, too."""
+        each = self._each(job, name, proportional=proportional)
+        return self._servers.has_host(name, Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count))
 
     def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
-        job, node = contender.job, self._servers.nodes[name]
-        each = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
-        gpus = (NodeShare(name, job.gpu_count),)
+        gpus = (NodeShare(name, contender.job.gpu_count),)
+        each = self._each(contender.job, name, proportional=proportional)
         return Seat(contender, gpus, self._servers.host_of(gpus, each))
+
+    def _each(self, job: PlanJob, name: str, *, proportional: bool) -> Demand:
+        """What a job asks for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
+        node = self._servers.nodes[name]
+        asked = (node.gpu_count, node.cpu_count, node.mem_gib, job.gpu_count, id(job.sensitivity), proportional)
+        each = self._known.get(asked)
+        if each is None:
+            each = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
+            self._known[asked] = each
+        return each
 
     def _make_room(self, seat: Seat) -> bool:
         """Take jobs on a seat's nodes back to their proportional share until it fits; none, if that does not help."""
@@ -196,13 +206,15 @@ class _Tuner:
             return True
         return False
 
-    def _resize(self, seat: Seat, each: Demand | None) -> None:
+    def _resize(self, seat: Seat, each: Demand | None) -> bool:
         """Give a seat another share, the proportional one without a figure, if it is free."""
         self._servers.give_back_host(seat.host)
         host = self._servers.host_of(seat.gpus, each)
-        if each is None or self._servers.fits((), host):
+        fits = each is None or self._servers.fits((), host)
+        if fits:
             seat.host = host
         self._servers.take_host(seat.host)
+        return fits
 
     def _settle(self, seat: Seat) -> None:
         self._servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))

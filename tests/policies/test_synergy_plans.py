@@ -86,7 +86,7 @@ def check_speeds(request, plan):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@examples(max_examples=60)
+@examples(max_examples=25)
 @given(case=host_requests())
 def test_every_plan_of_three_rounds(name, case):
     request, later = case
@@ -103,7 +103,7 @@ def test_every_plan_of_three_rounds(name, case):
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@examples(max_examples=25)
+@examples(max_examples=12)
 @given(case=host_requests(), rng=st.randoms(use_true_random=False))
 def test_the_order_of_jobs_and_nodes_does_not_matter(name, case, rng):
     request, later = case
@@ -119,7 +119,7 @@ def test_the_order_of_jobs_and_nodes_does_not_matter(name, case, rng):
 @pytest.mark.parametrize(
     "name", ["synergy-proportional-fifo", "synergy-greedy-fifo", "synergy-tune-fifo", "drf", "tetris"]
 )
-@examples(max_examples=25)
+@examples(max_examples=12)
 @given(case=host_requests())
 def test_an_unchanged_cluster_comes_to_rest(name, case):
     """Restarts that pay take a round or two; then nothing moves."""
@@ -134,13 +134,17 @@ def test_an_unchanged_cluster_comes_to_rest(name, case):
     assert again.host_shares == plan.host_shares
 
 
-@pytest.mark.parametrize("name", NEVER_BELOW)
+@examples(max_examples=15)
+@given(case=host_requests())
+def test_the_bound_of_opt_holds(case):
+    request, _ = case
+    certificate = get_policy("synergy-opt-fifo").plan(request).certificate
+    assert certificate.value <= certificate.upper_bound * (1 + 1e-9)
+
+
 @examples(max_examples=25)
 @given(case=host_requests())
-def test_the_bound_of_opt_is_above_everything_and_tune_runs_as_many_as_proportional(name, case):
+def test_tune_runs_whoever_proportional_shares_would_run(case):
     request, _ = case
-    plan, proportional = get_policy(name).plan(request), get_policy("synergy-proportional-fifo").plan(request)
-    if name.startswith("synergy-opt"):
-        assert plan.certificate.value <= plan.certificate.upper_bound * (1 + 1e-9)
-    if name == "synergy-tune-fifo":
-        assert {solo.job_id for solo in proportional.solo} <= {solo.job_id for solo in plan.solo}
+    tuned, plain = (get_policy(f"synergy-{name}-fifo").plan(request) for name in ("tune", "proportional"))
+    assert {solo.job_id for solo in plain.solo} <= {solo.job_id for solo in tuned.solo}

@@ -68,17 +68,18 @@ def test_step_3_those_with_more_than_their_share_make_room():
     # 1 and 2 take 6 of the 12 CPUs each. Nothing is left for 3, so one of them goes back to 3: the less urgent.
     plan = plan_of("synergy-tune-fifo", [job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a")])
     assert shares_by_job(plan) == {1: (6, 10), 2: FAIR, 3: FAIR}
-    assert "back to its GPU-proportional share, which makes room for job 3" in said(plan, 2)
+    assert "it gave up what it had above its GPU-proportional share for job 3" in said(plan, 2)
     # 4 needs 3 more: 1 goes back, too.
     plan = plan_of("synergy-tune-fifo", [job(number, HUNGRY) for number in (1, 2, 3, 4)], [make_host("a")])
     assert shares_by_job(plan) == dict.fromkeys((1, 2, 3, 4), FAIR)
 
 
 def test_step_3_takes_from_those_with_the_most_first():
-    # 2 takes 12 of the 18 CPUs and 1 takes 6. For 3, it is 2 that gives way.
+    # 2 takes 12 of the 18 CPUs and 1 takes 6. For 3, it is 2 that gives way; 11 CPUs are left for it then, and its
+    # matrix has steps of 3, 6 and 12.
     jobs = [job(1, HUNGRY), job(2, scaling(12)), job(3, MODEST)]
     plan = plan_of("synergy-tune-fifo", jobs, [make_host("a", 6, cpus=18.0, mem_gib=360.0)])
-    assert shares_by_job(plan) == {1: (6, 10), 2: FAIR, 3: (1, 10)}
+    assert shares_by_job(plan) == {1: (6, 10), 2: (6, 10), 3: (1, 10)}
 
 
 def test_step_3_takes_nothing_in_vain():
@@ -87,7 +88,7 @@ def test_step_3_takes_nothing_in_vain():
     node = make_host("a", free_gpus=3, free_cpus=2.0, free_mem_gib=230.0)
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY), job(2, MODEST)], [node], running=(fixed,))
     assert [item.job_id for item in plan.waiting] == [1]
-    assert "but not with the 6 CPUs and 10 GiB" in said(plan, 1)
+    assert "has 1 GPU free, but not with 6 CPUs and 10 GiB of memory beside" in said(plan, 1)
     assert shares_by_job(plan) == {9: (10, 10), 2: (1, 10)}  # who asks for little passes it
     assert kept(plan) == {9: True, 2: False}
 
