@@ -146,9 +146,9 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
             return None
         return attach(connection, build_request(job_id, script, module, arguments))
     except RuntimeLostError as error:
+        give_up(job_id, error, membership or load_membership())
     except OutOfMemoryBesideOthersError as error:
         return try_with_more_memory(job_id, error, membership or load_membership())
-        give_up(job_id, error, membership or load_membership())
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:
@@ -172,6 +172,7 @@ def may_be_member(environment: Mapping[str, str]) -> bool:
     seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
     return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
 
+
 def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
     """Requeue the job if its policy wants that; else, and where Slurm refuses, it fails as it would have alone.
 
@@ -184,7 +185,6 @@ def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membe
     except MuriError as failure:
         click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
     return error.exit_code
-
 
 
 def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoReturn:

@@ -45,13 +45,6 @@ class Membership(Protocol):
             MuriError: The scheduler cannot say now.
         """
 
-    def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Put a job back that was saved, to go on later; the scheduler then ends its processes.
-
-        Args:
-            job_id: The job.
-            run: How often it was requeued before.
-
     def requeue_for_memory(self, job_id: str) -> bool:
         """Put a job that ran out of GPU memory beside others back into the queue, to ask for more next time.
 
@@ -61,6 +54,13 @@ class Membership(Protocol):
         Raises:
             MuriError: The scheduler did not accept it.
         """
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a job back that was saved, to go on later; the scheduler then ends its processes.
+
+        Args:
+            job_id: The job.
+            run: How often it was requeued before.
 
         Raises:
             MuriError: The scheduler did not accept it.
@@ -93,6 +93,10 @@ class NoMembership:
         """Nobody can say; what cannot be requeued is as well not running."""
         return False
 
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Nobody can put it back."""
+        return False
+
     def requeue_stopped(self, job_id: str, run: int) -> None:
         """Say that nothing can requeue the job."""
         self.requeue(job_id, "")
@@ -103,10 +107,6 @@ class NoMembership:
 
 def load_membership(implementation: str = IMPLEMENTATION) -> Membership:
     """The scheduler's implementation, or the stand-in when it is not installed.
-
-    def requeue_for_memory(self, job_id: str) -> bool:
-        """Nobody can put it back."""
-        return False
 
     Args:
         implementation: "module:attribute"; named in text so that this room does not depend on it.

@@ -15,8 +15,8 @@ from typing import Any
 
 from muri.launcher import accumulation, automatic, gloo_exit, measure, script
 from muri.launcher.automatic.watch import close_iterations
-from muri.launcher.processes.gate import is_gated
 from muri.launcher.gpu.out_of_memory import MARK_VARIABLE, leave_mark
+from muri.launcher.processes.gate import is_gated
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
@@ -62,8 +62,8 @@ def _execute(loaded: script.LoadedScript, mark: str) -> None:
         raise
     except BaseException as error:
         interrupted.extend([True] * isinstance(error, KeyboardInterrupt))
-        _hide_own_frames()
         leave_mark(error, mark)
+        _hide_own_frames()
         raise
     finally:
         close_iterations()

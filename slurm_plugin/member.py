@@ -58,15 +58,6 @@ class SlurmMembership:
         """
         return active_jobs([int(job_id)]).get(int(job_id)) == "RUNNING"
 
-    def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Put a saved job back: a member held, for the controller to plan it anew; another to Slurm's own queue.
-
-        Raises:
-            GatewayError: Slurm refused.
-        """
-        mark_stopped(int(job_id), run)
-        if self.host_of(job_id) is None:
-            requeue(int(job_id))
     def requeue_for_memory(self, job_id: str) -> bool:
         """Put a job that ran out of GPU memory beside others back into the queue, held, as often as it may try again.
 
@@ -83,6 +74,15 @@ class SlurmMembership:
         requeue_hold(int(job_id))
         return True
 
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a saved job back: a member held, for the controller to plan it anew; another to Slurm's own queue.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        mark_stopped(int(job_id), run)
+        if self.host_of(job_id) is None:
+            requeue(int(job_id))
         else:
             requeue_hold(int(job_id))
 
