@@ -199,8 +199,6 @@ class ReturnToQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
-@dataclass(frozen=True, slots=True)
 class AskForMore:
     """Make a member that ran out of GPU memory a candidate again, which asks for more of it.
 
@@ -215,6 +213,8 @@ class AskForMore:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Join:
     """Add a waiting job to a group that runs.
 
     Attributes:
@@ -275,9 +275,9 @@ Action = (
     | Cancel
     | Preempt
     | ReturnToQueue
+    | AskForMore
     | Join
     | KeepProfile
-    | AskForMore
     | DryRunFailed
 )
 
