@@ -30,6 +30,7 @@ from muri.slurm_plugin.doctor_checks import (
     judge_space,
     judge_way_of_writing,
 )
+from muri.slurm_plugin.doctor_select import examine_select
 from muri.slurm_plugin.gateway import GatewayUnavailableError
 from muri.slurm_plugin.journal import SCHEMA_VERSION
 from muri.slurm_plugin.open_gateway import open_gateway
@@ -56,6 +57,8 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
     yield examine_journal(config.state_dir / "journal.db")
     yield judge_cycle(age_s(config.state_dir / "status.json", time.time()), config.interval_s)
     yield examine_slurm(config)
+    if (allocates := examine_select(config)) is not None:
+        yield allocates
     yield examine_gpus()
 
 
