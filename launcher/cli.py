@@ -114,8 +114,7 @@ def _leave_hooks_out(given: bool) -> None:
 
 def _split_batches(given: str | None) -> None:
     if given is not None:
-        if given != planned.AUTO:
-            planned.steps_from(given, "--accumulate")
+        planned.check_option(given)
         os.environ[planned.ACCUMULATE_VARIABLE] = given
 
 

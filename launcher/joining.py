@@ -2,11 +2,12 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.errors import MuriError
 from muri.launcher import protocol
+from muri.launcher.accumulation.planned import STEPS_VARIABLE
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
 from muri.launcher.membership import Membership, load_membership
@@ -28,6 +29,7 @@ class Door:
         table: The members.
         discipline: How they take turns.
         membership: Whom to ask; loaded when first needed.
+        accumulate_steps: Into how many micro-batches the batches of the first members are to be split.
     """
 
     def __init__(
@@ -36,12 +38,19 @@ class Door:
         table: MemberTable,
         discipline: str,
         membership: Callable[[], Membership] = load_membership,
+        accumulate_steps: Mapping[str, int] | None = None,
     ) -> None:
         self.host_job = host_job
         self._table = table
         self._discipline = discipline
         self._membership = membership
         self._lock = threading.Lock()
+        self._accumulate_steps = dict(accumulate_steps or {})
+
+    def environment(self, job_id: str) -> dict[str, str]:
+        """Variables that tell a member's script what the scheduler chose for it."""
+        steps = self._accumulate_steps.get(job_id, 1)
+        return {STEPS_VARIABLE: str(steps)} if steps > 1 else {}
 
     def refusal(self, job_id: str) -> str:
         """Why a job that is no member yet cannot become one, "" when it is one now."""
@@ -52,14 +61,16 @@ class Door:
         if self._discipline == "lockstep":
             return f"job {job_id} has no place in the rotation of this group"
         try:
-            host = self._membership().host_of(job_id)
+            membership = self._membership()
+            host, steps = membership.host_of(job_id), membership.accumulate_steps(job_id)
         except MuriError as error:
             return f"nobody could say whether job {job_id} belongs to this group: {error}"
         if host != self.host_job:
             return f"job {job_id} is no member of this group"
         with self._lock:
             self._table.add(job_id)
-        logger.info("job %s joins the group", job_id)
+            self._accumulate_steps[job_id] = steps
+        logger.info("job %s joins the group%s", job_id, f", with batches in {steps} parts" if steps > 1 else "")
         return ""
 
 

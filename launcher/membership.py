@@ -38,6 +38,13 @@ class Membership(Protocol):
             MuriError: The scheduler cannot say now.
         """
 
+    def accumulate_steps(self, job_id: str) -> int:
+        """Into how many micro-batches the scheduler wants the job's batches split; 1: none.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
     def runs(self, job_id: str) -> bool:
         """Whether the job runs and nobody is ending it.
 
@@ -88,6 +95,10 @@ class NoMembership:
     def host_of(self, job_id: str) -> str | None:
         """There are no groups."""
         return None
+
+    def accumulate_steps(self, job_id: str) -> int:
+        """Nobody wants them split."""
+        return 1
 
     def runs(self, job_id: str) -> bool:
         """Nobody can say; what cannot be requeued is as well not running."""

@@ -16,7 +16,8 @@ import click
 
 from muri.cli import run_command
 from muri.errors import UsageError
-from muri.launcher import accumulation, automatic, cores, isolation, rendezvous
+from muri.launcher import automatic, cores, isolation, rendezvous
+from muri.launcher.accumulation import installation as accumulation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.disciplines import DISCIPLINES, make_arbiter
 from muri.launcher.clock import StageClock
@@ -56,6 +57,7 @@ class RuntimeOptions:
     place: Place | None = None
     predicted_speed: dict[str, float] = field(default_factory=dict)
     gpu_mem_gib: dict[str, float] = field(default_factory=dict)
+    accumulate_steps: dict[str, float] = field(default_factory=dict)
     device_mem_gib: float | None = None
 
 
@@ -76,7 +78,8 @@ class Runtime:
         self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         host_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
-        door = Door(host_job, self._table, options.discipline)
+        steps = {member: int(value) for member, value in options.accumulate_steps.items()}
+        door = Door(host_job, self._table, options.discipline, accumulate_steps=steps)
         memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door, memory)
         self._stopped = threading.Event()
@@ -256,6 +259,7 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place.")
 @click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt).")
 @click.option("--predicted-speed", help="Planned speeds, 1 = as alone: 101=0.9,102=0.8 (else auto measures both).")
+@click.option("--accumulate-steps", help="Micro-batches of members that can split their batches: 101=4.")
 @click.option("--gpu-mem-gib", help="Peak GPU memory of members alone: 101=3.5,102=8 (else they are let in).")
 @click.option(
     "--device-mem-gib", type=click.FloatRange(min=0, min_open=True), help="Memory of the GPU, if not its own."
@@ -278,6 +282,7 @@ def main(members: str, run_dir: Path | None, preload: str, **values: Any) -> Non
     values["ordering"] = parse_ordering(values["ordering"], ids)
     values["solo_iteration_s"] = parse_solo_iterations(values["solo_iteration_s"], ids)
     values["predicted_speed"] = parse_predicted_speeds(values["predicted_speed"], ids)
+    values["accumulate_steps"] = _parse_table("--accumulate-steps", values["accumulate_steps"], ids, "a number ≥ 1")
     values["gpu_mem_gib"] = _parse_table("--gpu-mem-gib", values["gpu_mem_gib"], ids, "GiB > 0")
     run_dir = (run_dir or rendezvous.default_run_dir(os.environ)).absolute()
     place = take_place(values, os.environ)

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -194,6 +195,7 @@ class Server:
         try:
             request = AttachRequest.from_frame(frame)
             refusal = self._refusal(request)
+            request = replace(request, environment={**request.environment, **self._door.environment(request.job_id)})
             if self._ranks is not None and refusal is None:
                 self._ranks.announce(request, files[2])
             session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))

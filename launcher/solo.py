@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from muri.launcher import accumulation, automatic, gloo_exit, measure, script
+from muri.launcher import automatic, gloo_exit, measure, script
+from muri.launcher.accumulation import installation as accumulation
 from muri.launcher.automatic.watch import close_iterations
 from muri.launcher.gpu.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.processes.gate import is_gated

@@ -111,7 +111,8 @@ def _install() -> None:
 
 def _family(root: type) -> Iterator[type]:
     yield root
-    for child in root.__subclasses__():
+    children: list[type] = root.__subclasses__()
+    for child in children:
         yield from _family(child)
 
 

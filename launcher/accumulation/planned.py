@@ -31,6 +31,19 @@ def steps_from(value: str, source: str) -> int:
     return int(value)
 
 
+def check_option(given: str) -> None:
+    """Check what `--accumulate` was given.
+
+    Raises:
+        AccumulateError: It is neither a whole number of 1 or more nor "auto".
+    """
+    if given != AUTO:
+        try:
+            steps_from(given, "--accumulate")
+        except AccumulateError as error:
+            raise AccumulateError(f"{error}, or {AUTO}") from None
+
+
 def scheduled_steps(environment: Mapping[str, str]) -> int:
     """What the scheduler chose; 1 where it chose nothing."""
     return _read(environment, STEPS_VARIABLE)

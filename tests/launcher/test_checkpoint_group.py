@@ -27,10 +27,13 @@ RUNTIME = """
     from muri.launcher import joining, runtime
 
     class Scheduler:
+        def accumulate_steps(self, job_id):
+            return 1
+
         def host_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
-    joining.Door.__init__.__defaults__ = (Scheduler,)
+    joining.Door.__init__.__defaults__ = (Scheduler, None)
     runtime.main()
 """
 
@@ -42,6 +45,9 @@ JOINER = """
     class Scheduler:
         def expects_group(self, job_id):
             return True
+
+        def accumulate_steps(self, job_id):
+            return 1
 
         def host_of(self, job_id):
             return "900"

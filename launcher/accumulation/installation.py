@@ -1,0 +1,18 @@
+"""Lets hooks split the batches of a process's scripts, as soon as one imports PyTorch."""
+
+from muri.launcher.accumulation.planned import hooks_wanted as wanted
+from muri.launcher.automatic.imports import after_import
+
+__all__ = ["install", "wanted"]
+
+
+def install() -> None:
+    """Let hooks split batches from PyTorch's import on; call once in a process, after those of automatic stages."""
+    after_import("torch", _install_hooks)
+
+
+def _install_hooks() -> None:
+    from muri.launcher.accumulation import hooks  # noqa: PLC0415 (imports torch)
+    from muri.launcher.automatic.watch import guarded_installation  # noqa: PLC0415 (it imports the stages)
+
+    guarded_installation("sub-batches", hooks.install)

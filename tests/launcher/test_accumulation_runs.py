@@ -1,0 +1,99 @@
+"""`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
+
+import socket
+import sys
+import textwrap
+
+import pytest
+from launcher_harness import Launcher, ends, until
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+
+TRAIN = """
+    import sys
+    import torch
+    from torch import distributed, nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    inputs, targets = torch.randn(40, 8).double(), torch.randint(0, 3, (40,))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    exchanges = []
+    if "--ddp" in sys.argv:
+        distributed.init_process_group("gloo")
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        mine = TensorDataset(inputs[rank::ranks], targets[rank::ranks])
+        trained = nn.parallel.DistributedDataParallel(model)
+        def count(state, bucket):
+            exchanges.append(1)
+            return distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
+        import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
+        trained.register_comm_hook(None, count)
+        loader = DataLoader(mine, batch_size=10 // ranks)
+    else:
+        trained = model
+        loader = DataLoader(TensorDataset(inputs, targets), batch_size=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    batches = __import__("muri").batches(loader) if "--batches" in sys.argv else loader
+    sizes = []
+    for epoch in range(2):
+        for x, y in batches:
+            sizes.append(len(x))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(trained(x), y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(inputs), targets).item()
+    print(f"{loss:.12f}", sizes[:3], len(exchanges), flush=True)
+    if "--ddp" in sys.argv:
+        distributed.destroy_process_group()
+"""
+
+
+def loss_of_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> float:
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    threads = torch.get_num_threads()
+    exec(textwrap.dedent(TRAIN), {"__name__": "__main__"})
+    torch.set_num_threads(threads)
+    return float(capsys.readouterr().out.split()[0])
+
+
+def test_two_ranks_exchange_once_per_batch(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, home = launcher.script(TRAIN), launcher.folder
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in ("0", "1"):
+        launcher.folder = home / rank
+        launcher.folder.mkdir()
+        processes.append(launcher.member(None, "--accumulate", "2", script, "--ddp", RANK=rank, **ranks))
+    whole = loss_of_whole_batches(monkeypatch, capsys)
+    assert [ends(process) for process in processes] == [0, 0], (home / "0" / "solo.err").read_text()
+    for rank in ("0", "1"):
+        loss, *sizes, exchanges = (home / rank / "solo.out").read_text().split()
+        assert float(loss) == pytest.approx(whole, rel=1e-9)
+        assert " ".join(sizes) == "[3, 2, 3]"
+        assert int(exchanges) == 8
+        assert "not split" not in (home / rank / "solo.err").read_text()
+
+
+def test_a_members_iterations_are_whole_batches(launcher: Launcher) -> None:
+    launcher.runtime("7")
+    script = launcher.script(TRAIN)
+    for scripts, marks in enumerate(([], ["--batches"]), 1):
+        assert ends(launcher.member("7", "--accumulate", "4", script, *marks)) == 0, launcher.err("7")
+        assert launcher.out("7").splitlines()[-1].split()[1:4] == ["[3,", "3,", "2]"]
+        until(lambda count=8 * scripts: launcher.status()["members"]["7"]["iterations"] == count, "whole batches")
+    assert not launcher.err("7")
+
+
+@pytest.mark.parametrize("number", ["0", "two", "-1", "1.5"])
+def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
+    assert ends(launcher.member(None, "--accumulate", number, launcher.script("print('ran')"))) == 2
+    assert "give a whole number of 1 or more, or auto" in launcher.err(None)
+    assert "Traceback" not in launcher.err(None)
+    assert not launcher.out(None)
