@@ -21,6 +21,7 @@ local KEYS = {
   { name = "duration", form = "^[1-9][0-9]*$", longest = 10 },
   { name = "checkpoint", form = "^1$", longest = 1 },
   { name = "alone", form = "^1$", longest = 1 },
+  { name = "accumulate", form = "^[1-9][0-9]*$", longest = 4 },
 }
 
 -- Index of the key this item gives a valid value to, or nil.

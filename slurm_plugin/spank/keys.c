@@ -16,6 +16,8 @@ const struct muri_key muri_keys[] = {
 	{"checkpoint", "checkpoint", "the job writes checkpoints and may be stopped and resumed", true,
 	 muri_read_checkpoint},
 	{"alone", "alone", "profile the job but never group it with others", true, muri_read_alone},
+	{"accumulate", "accumulate=N", "the script can split each batch into up to N parts (muri.accumulate)", false,
+	 muri_read_accumulate},
 	{0},
 };
 

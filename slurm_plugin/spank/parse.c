@@ -55,7 +55,8 @@ static int check_clash(const struct muri_request *before, const struct muri_requ
 	if (number_clash("batch-size", before->batch_size, now->batch_size, "", error) ||
 	    number_clash("duration", before->duration_s, now->duration_s, "s", error) ||
 	    flag_clash("checkpoint", before->checkpoint, now->checkpoint, error) ||
-	    flag_clash("alone", before->alone, now->alone, error))
+	    flag_clash("alone", before->alone, now->alone, error) ||
+	    number_clash("accumulate", before->accumulate, now->accumulate, "", error))
 		return -1;
 	return 0;
 }

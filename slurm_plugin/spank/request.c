@@ -37,6 +37,10 @@ void muri_request_canonical(const struct muri_request *request, char *out, size_
 		append(out, size, "checkpoint=1");
 	if (request->alone == MURI_YES)
 		append(out, size, "alone=1");
+	if (request->accumulate) {
+		snprintf(item, sizeof(item), "accumulate=%lld", request->accumulate);
+		append(out, size, item);
+	}
 	if (!out[0])
 		snprintf(out, size, "on");
 }
@@ -53,6 +57,8 @@ void muri_request_overlay(struct muri_request *base, const struct muri_request *
 		base->checkpoint = over->checkpoint;
 	if (over->alone != MURI_UNSET)
 		base->alone = over->alone;
+	if (over->accumulate)
+		base->accumulate = over->accumulate;
 }
 
 bool muri_is_canonical(const char *text)

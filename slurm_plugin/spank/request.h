@@ -20,6 +20,7 @@ struct muri_request {
 	long long duration_s;		/* expected run time; 0 = not given */
 	enum muri_flag checkpoint;
 	enum muri_flag alone;
+	long long accumulate;		/* most parts of a batch; 0 = not given */
 };
 
 struct muri_error {

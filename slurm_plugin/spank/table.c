@@ -61,7 +61,8 @@ static struct spank_option table[] = {
 		.arginfo = "[key=value,...]",
 		.usage = "let Muri share the job's GPUs with other training jobs. Keys: model=NAME, batch-size=N, "
 			 "duration=TIME (expected run time: minutes, HH:MM:SS, 90m, 2h), "
-			 "checkpoint (may be stopped and resumed), alone (profile, never group). "
+			 "checkpoint (may be stopped and resumed), alone (profile, never group), "
+			 "accumulate=N (batches can be split into up to N parts). "
 			 "For sbatch also SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
 		.has_arg = 2,
 		.val = OPTION_MURI,

@@ -7,6 +7,7 @@
 
 enum {
 	BATCH_SIZE_MAX = 1000000000,
+	ACCUMULATE_MAX = 1024,
 	DIGITS_MAX = 12,		/* so that even as days it fits a long long */
 	MINUTE_S = 60,
 	HOUR_S = 60 * MINUTE_S,
@@ -121,6 +122,18 @@ int muri_read_batch_size(const char *value, struct muri_request *into, struct mu
 		return muri_fail(error, "batch-size=%.64s: not a whole number from 1 to %d; for example batch-size=64",
 				 value, BATCH_SIZE_MAX);
 	into->batch_size = number;
+	return 0;
+}
+
+int muri_read_accumulate(const char *value, struct muri_request *into, struct muri_error *error)
+{
+	const char *rest = value;
+	long long number = take_number(&rest);
+
+	if (*rest || number < 1 || number > ACCUMULATE_MAX)
+		return muri_fail(error, "accumulate=%.64s: not a whole number from 1 to %d; for example accumulate=8",
+				 value, ACCUMULATE_MAX);
+	into->accumulate = number;
 	return 0;
 }
 

@@ -7,6 +7,7 @@
 int muri_read_model(const char *value, struct muri_request *into, struct muri_error *error);
 int muri_read_batch_size(const char *value, struct muri_request *into, struct muri_error *error);
 int muri_read_duration(const char *value, struct muri_request *into, struct muri_error *error);
+int muri_read_accumulate(const char *value, struct muri_request *into, struct muri_error *error);
 int muri_read_checkpoint(const char *value, struct muri_request *into, struct muri_error *error);
 int muri_read_alone(const char *value, struct muri_request *into, struct muri_error *error);
 

@@ -14,7 +14,7 @@ from .conftest import JOB_SUBMIT_SOURCE
 
 NO_VAL = 0xFFFFFFFE
 ALICE = 1001
-FULL_MARK = "model=resnet18,batch-size=64,duration=3600,checkpoint=1,alone=1"
+FULL_MARK = "model=resnet18,batch-size=64,duration=3600,checkpoint=1,alone=1,accumulate=8"
 
 
 class Slurm:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from .conftest import Outcome
 
 Options = Callable[..., Outcome]
-ITEM = r"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{0,63}|batch-size=[1-9]\d*|duration=[1-9]\d*|checkpoint=1|alone=1)"
-CANONICAL = re.compile(rf"on|{ITEM}(,{ITEM}){{0,4}}")
-VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alone:"]
+ITEM = r"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{0,63}|batch-size=[1-9]\d*|duration=[1-9]\d*|checkpoint=1|alone=1|accumulate=[1-9]\d*)"
+CANONICAL = re.compile(rf"on|{ITEM}(,{ITEM}){{0,5}}")
+VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alone:", "accumulate=N"]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alo
         ("=alone,model=a", "model=a,alone=1"),
         ("=alone=1,checkpoint=YES,duration=1h,batch-size=64,model=m",
          "model=m,batch-size=64,duration=3600,checkpoint=1,alone=1"),
+        ("=accumulate=8,alone", "alone=1,accumulate=8"),
         ("=checkpoint=no", "on"),
         ("=alone=0,batch-size=0016", "batch-size=16"),
         ("=model=a,model=a", "model=a"),
@@ -99,6 +100,9 @@ def test_a_far_key_gets_the_list_without_a_guess(options: Options, typed: str) -
         ("model=a b", "starts with a letter or digit"),
         ("model=é", "starts with a letter or digit"),
         ("model=" + "x" * 65, "has 65 characters; at most 64"),
+        ("accumulate=0", "not a whole number from 1 to 1024; for example accumulate=8"),
+        ("accumulate=4,accumulate=2", "accumulate is given twice with different values (4 and 2)"),
+        ("accumulate", "accumulate needs a value"),
         ("checkpoint=maybe", "write checkpoint, checkpoint=yes or checkpoint=no"),
         ("alone=2", "write alone, alone=yes or alone=no"),
         ("model=a,,alone", "empty item"),
