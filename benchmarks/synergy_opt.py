@@ -14,7 +14,7 @@ import click
 from bars import Bar, keep, tell
 
 from muri.policies.allocation.demand import saturating_wish
-from muri.policies.allocation.optimal import optimal
+from muri.policies.allocation.optimal import GAP, optimal
 from muri.policies.allocation.seats import Round, Seating
 from muri.policies.allocation.tune import tune
 from muri.policies.options import PolicyOptions
@@ -58,11 +58,11 @@ def round_of(split: tuple[int, ...], seed: int) -> PlanRequest:
 
 
 def planned(request: PlanRequest, mechanism: Mechanism) -> tuple[Plan, float]:
-    """A plan, and the seconds that it took."""
+    """A plan, and the seconds of CPU time that it took: nothing here runs on two cores, and the machine may be busy."""
     options = PolicyOptions(max_group_size=1)
-    start_s = time.perf_counter()
+    start_s = time.process_time()
     plan = plan_allocation(request, "benchmark", fifo, options, mechanism, saturating_wish)
-    return plan, time.perf_counter() - start_s
+    return plan, time.process_time() - start_s
 
 
 def throughput(request: PlanRequest, plan: Plan) -> float:
@@ -93,14 +93,16 @@ def measure(split: tuple[int, ...], seed: int, limit_s: float) -> dict[str, Any]
         "tune_s": round(tune_s, 5),
         "opt_counting_equal_jobs_s": round(best_s, 3),
         "opt_each_job_s": round(each_s, 3),
-        "opt_each_job_proven": each.certificate.gap <= 2e-3,
+        "opt_each_job_proven": each.certificate.gap <= 2 * GAP,
         "faster_than_counting": round(best_s / tune_s, 1),
         "faster_than_each_job": round(each_s / tune_s, 1),
     }
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--limit-s", default=60.0, show_default=True, help="Seconds at most for an integer program.")
+@click.option(
+    "--limit-s", default=40.0, show_default=True, help="Seconds (of the clock) at most for an integer program."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
 @click.option("--write/--no-write", "stored", default=True, help="Keep it in benchmarks/results/synergy_opt.json.")
 def main(limit_s: float, as_json: bool, stored: bool) -> None:

@@ -19,7 +19,7 @@ from muri.policies.types import Certificate, FreeNode, NodeShare
 TIME_LIMIT_S: Final = 30.0
 """HiGHS stops then, with the best that it has found; which that is depends on the machine."""
 
-GAP: Final = 1e-3
+GAP: Final = 1e-4
 """Relative gap at which HiGHS may stop."""
 
 

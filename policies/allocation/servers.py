@@ -1,6 +1,6 @@
 """Free GPUs, CPUs and host memory of each node while one plan is made; counts only, single GPUs are named later."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from muri.policies.allocation.demand import fair_share, more
 from muri.policies.cycle.placement import FreeGpus, Shares
@@ -22,23 +22,27 @@ class Servers:
     def __init__(self, nodes: Iterable[FreeNode], gpus: FreeGpus) -> None:
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.gpus = gpus
+        self._of_partition: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            for partition in node.partitions:
+                self._of_partition.setdefault(partition, []).append(name)
         self._free = {name: Demand(node.free_cpus, node.free_mem_gib) for name, node in self.nodes.items()}
 
     def copy(self) -> "Servers":
         """An independent copy, to try something out."""
         twin = Servers.__new__(Servers)
-        twin.nodes, twin.gpus, twin._free = self.nodes, self.gpus.copy(), dict(self._free)
+        twin.nodes, twin._of_partition = self.nodes, self._of_partition
+        twin.gpus, twin._free = self.gpus.copy(), dict(self._free)
         return twin
 
     def free(self, name: str) -> Demand:
         """CPUs and memory that a node has left."""
         return self._free[name]
 
-    def with_gpus(self, job: PlanJob, gpus: int) -> Iterator[str]:
+    def with_gpus(self, job: PlanJob, gpus: int) -> list[str]:
         """Nodes of the job's partition with so many free GPUs, by name."""
-        for name in self.nodes:
-            if self.gpus.on_node(name) >= gpus and self.gpus.suits(name, job.partition, 0.0):
-                yield name
+        on_node = self.gpus.on_node
+        return [name for name in self._of_partition.get(job.partition, ()) if on_node(name) >= gpus]
 
     def has_host(self, name: str, amount: Demand) -> bool:
         """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""

@@ -118,7 +118,7 @@ class _Tuner:
         return True
 
     def _nodes_for(self, contender: Contender) -> list[str]:
-        return list(self._servers.with_gpus(contender.job, contender.job.gpu_count))
+        return self._servers.with_gpus(contender.job, contender.job.gpu_count)
 
     def _seat_anywhere(self, contender: Contender) -> bool:
         job = contender.job

@@ -163,7 +163,7 @@ class _Cycle:
         """GPUs are missing, or only CPUs or memory beside them."""
         job = contender.job
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
-            name = next(self._servers.with_gpus(job, job.gpu_count))
+            name = self._servers.with_gpus(job, job.gpu_count)[0]
             wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
             return host_reasons.no_host_room(job, ahead, wanted)
         return why_waiting.of(job, ahead)
