@@ -149,6 +149,13 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same trace.")
 @click.option("--gpu-mix", type=Weights(), help="Weights of GPU counts.  [default: 1=0.762,2=0.02,4=0.093,8=0.125]")
 @click.option("--bottlenecks", type=Weights(), default=",".join(RESOURCES), show_default=True, help="Their weights.")
+@click.option(
+    "--models",
+    type=click.Choice(("muri", "synergy")),
+    default="muri",
+    show_default=True,
+    help="What jobs train: the Muri paper's models, by --bottlenecks; or Synergy's, each as often, with batch models.",
+)
 @click.option("--users", type=click.IntRange(1), default=20, show_default=True, help="How many users.")
 @click.option("--opportunistic", type=float, default=0.5, show_default=True, help="Share of opportunistic jobs.")
 @click.option(
@@ -279,11 +286,13 @@ def _report_left_out(reading: "TraceReading", *, err: bool = True) -> None:
 
 def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
     """The generator's recipe out of the command's options."""
+    from muri.simulator.traces.appetites import hungry_models  # noqa: PLC0415
     from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe  # noqa: PLC0415
 
     chosen = dict(figures)
-    gpu_mix = chosen.pop("gpu_mix")
+    gpu_mix, models = chosen.pop("gpu_mix"), chosen.pop("models")
     return Recipe(
+        models=hungry_models() if models == "synergy" else (),
         **chosen | {"durations": _durations(chosen["durations"])},
         gpu_mix=PHILLY_GPU_MIX if gpu_mix is None else _gpu_counts(gpu_mix),
         name="generated" if output is None else output.stem,

@@ -8,12 +8,11 @@ from itertools import accumulate
 from random import Random
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from muri.policies.traits import BatchModel
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces.pair_models import TrainedModel
 from muri.simulator.traces.problems import TraceError, one_of
 from muri.simulator.traces.profiles import profiles_bound_by
 
@@ -98,6 +97,18 @@ PHILLY_GPU_MIX: Mapping[int, float] = MappingProxyType({1: 0.762, 2: 0.020, 4: 0
 """Share of these jobs by GPU count."""
 
 
+class Trainable(Protocol):
+    """What jobs can train."""
+
+    def profile(self, gpu_count: int) -> StageProfile:
+        """Its profile on so many GPUs."""
+        ...
+
+    def batch_on(self, gpu_count: int) -> BatchModel | None:
+        """How its batch can be split there; None: it can't."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a generated trace is to be like.
@@ -125,7 +136,7 @@ class Recipe:
     users: int = 20
     opportunistic: float = 0.5
     durations: Durations | None = None
-    models: tuple[TrainedModel, ...] = ()
+    models: tuple[Trainable, ...] = ()
     name: str = "generated"
 
     def __post_init__(self) -> None:
@@ -254,7 +265,7 @@ def _draw_model(
     """What a job trains."""
     if recipe.models:
         model = recipe.models[int(random.random() * len(recipe.models))]
-        return model.profile(gpu_count), model.batch
+        return model.profile(gpu_count), model.batch_on(gpu_count)
     profiles = profiles_bound_by(choices.bottleneck.draw(random), gpu_count)
     return profiles[int(random.random() * len(profiles))], None
 

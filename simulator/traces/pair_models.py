@@ -60,6 +60,10 @@ class TrainedModel(NamedTuple):
             source="import",
         )
 
+    def batch_on(self, gpu_count: int) -> BatchModel | None:
+        """How its batch can be split, the same on any number of GPUs."""
+        return self.batch
+
 
 def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.

@@ -18,6 +18,7 @@ from muri.simulator.traces.problems import TraceError
 from muri.simulator.traces.profiles import profiles_bound_by
 from muri.simulator.traces.read import read_trace
 from muri.simulator.traces.schema import write_trace
+from muri.simulator.traces.sensitivities import synergy_sensitivity
 
 MURI = "from muri.cli import main; main()"
 REPOSITORY = Path(__file__).parents[2]
@@ -36,6 +37,18 @@ def test_the_shipped_examples_are_what_their_commands_make(command: list[str], t
     output = tmp_path / Path(command[-1]).name
     assert run_command(cli, [*command[:-1], str(output)]) == 0
     assert output.read_bytes() == (REPOSITORY / command[-1]).read_bytes()
+
+
+def test_a_shipped_example_has_all_that_policies_ask_of_jobs() -> None:
+    jobs = read_trace(EXAMPLES / "mixed-appetites.csv").jobs
+    assert all(synergy_sensitivity(job.key.model) for job in jobs)
+    for job in jobs:
+        assert job.batch is not None
+        assert job.batch.iteration_s() == pytest.approx(job.profile.iteration_s)
+        assert job.batch.mem_gib() == pytest.approx(job.profile.gpu_mem_gib)
+        assert (job.batch.communicate_s > 0) == (job.gpu_count > 1)
+        assert job.profile.synchronize_s == job.batch.communicate_s
+    assert len({job.gpu_share for job in jobs}) > 5
 
 
 def test_every_shipped_example_has_its_command() -> None:
