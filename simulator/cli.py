@@ -36,9 +36,15 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 @click.option(
     "--gpu-mem-gb", "gpu_mem_gib", metavar="GIB", type=_AMOUNT, default=0.0, help="Memory of each GPU; 0: unlimited."
 )
-@click.option("--cpus-per-node", metavar="N", type=_AMOUNT, default=0.0, help="CPUs of each node; 0: unlimited.")
+@click.option(
+    "--cpus-per-node",
+    metavar="N",
+    type=_AMOUNT,
+    default=0.0,
+    help="CPUs of each node, which Synergy's policies give out; 0: unlimited.",
+)
 @click.option("--mem-gb-per-node", "mem_gib_per_node", metavar="GIB", type=_AMOUNT, default=0.0,
-              help="Host memory of each node; 0: unlimited.")  # fmt: skip
+              help="Host memory of each node, likewise; 0: unlimited.")  # fmt: skip
 @click.option("--model", type=click.Choice(["default", "reference"]), default="default", show_default=True,
               help="Physically sound, or the public Muri simulator's semantics.")  # fmt: skip
 @click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
@@ -51,6 +57,10 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
               help="n_p: policies see stage times × U[1 − n_p, 1 + n_p].")  # fmt: skip
 @click.option("--unknown-durations", is_flag=True, help="Policies do not see how long jobs will run.")
 @click.option("--no-checkpoints", is_flag=True, help="Jobs can't go on after a stop; policies never stop them.")
+@click.option("--interference", "interference_file", metavar="FILE", type=_FILE,
+              help="Measured speeds of pairs on one GPU; the other pairs are estimated.")  # fmt: skip
+@click.option("--slowdown", type=click.Choice(["pairs", "utilization"]), default="pairs", show_default=True,
+              help="What slows jobs on one GPU down: pairs' speeds, or Horus's function of utilisation.")  # fmt: skip
 @click.option("--outage", "outages", type=arguments.outage, metavar="NODE:START:END[:drain]", multiple=True,
               help="A node is away, times in seconds; may be repeated.")  # fmt: skip
 @click.option("--option", "options", metavar="[POLICY:]KEY=VALUE", multiple=True,
@@ -90,10 +100,14 @@ def simulate(**given: Any) -> None:
       muri simulate jobs.csv --policy fifo,muri-l --unknown-durations --out report
       muri simulate a.csv b.csv --policy srtf,muri-s --seed 0,1,2 --profile-noise 0.2 --jobs 4
       muri simulate jobs.csv --policy fifo,auto --outage 3:3600:7200 --option max_group_size=2
+      muri simulate jobs.csv --policy fifo,synergy-tune-fifo --cpus-per-node 24 --mem-gb-per-node 500
+      muri simulate jobs.csv --policy sjf,sjf-bsbf,muri-jct --gpu-mem-gb 16 --interference pairs.csv
       muri simulate --experiment fig9 --traces traces --out fig9
       muri simulate jobs.csv --policy muri-s --json | jq '.policies["muri-s"].avg_jct_s'
 
-    `muri policies` lists the policies; docs/simulator.md explains the models, the options and every field of the JSON.
+    The table of --interference has a line for each pair of models, with the columns job_a, job_b, solo_a_iters_per_s,
+    solo_b_iters_per_s, speed_a_fraction and speed_b_fraction. `muri policies` lists the policies; docs/simulator.md
+    explains the models, the options and every field of the JSON.
     """
     from muri.simulator.request import Request  # noqa: PLC0415
 

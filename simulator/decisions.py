@@ -77,8 +77,8 @@ def _seat_of(sharer: Sharer, plan: Plan, world: World) -> Seat:
     count, job = sum(share.gpu_count for share in sharer.gpus), world.jobs.get(sharer.job_id)
     if job is not None and (count < 1 or (count != job.job.gpu_count and not world.elastic)):
         raise SimulationError(
-            f"policy {plan.policy} gives {count} GPUs to job {sharer.job_id}, which asked for {job.job.gpu_count}; only "
-            "an elastic policy may give another number, and no fewer than 1"
+            f"policy {plan.policy} gives {count} GPUs to job {sharer.job_id}, which asked for {job.job.gpu_count}; "
+            "only an elastic policy may give another number, and no fewer than 1"
         )
     if plan.host_shares:
         raise SimulationError(

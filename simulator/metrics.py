@@ -61,6 +61,7 @@ class Metrics:
         by_gpu_count: Figures by GPU count.
         by_bottleneck: Figures by the resource that an iteration holds longest.
         restarts: Starts after the first, moves and regroupings, of all jobs that count.
+        out_of_memory: Failures for want of GPU memory, of all jobs that count.
         wall_s: Wall-clock seconds of the simulation.
         decisions: Plans that were made.
         decision_mean_s: Mean wall-clock seconds of a plan.
@@ -82,6 +83,7 @@ class Metrics:
     by_gpu_count: dict[int, JobMetrics]
     by_bottleneck: dict[str, JobMetrics]
     restarts: int
+    out_of_memory: int
     wall_s: float
     decisions: int
     decision_mean_s: float
@@ -129,6 +131,7 @@ def metrics_of(result: SimulationResult, first: int | None = None, last: int | N
         by_gpu_count=_by(records, lambda record: record.job.gpu_count),
         by_bottleneck=_by(records, lambda record: record.job.profile.bottleneck),
         restarts=sum(record.restarts for record in records),
+        out_of_memory=sum(record.out_of_memory for record in records),
         wall_s=result.wall_s,
         decisions=len(result.decision_s),
         decision_mean_s=fmean(result.decision_s) if result.decision_s else 0.0,

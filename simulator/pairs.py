@@ -43,7 +43,7 @@ class Pairs:
         if len(profiles) > _MOST_MODELS:
             raise SimulationError(
                 f"the trace has {len(profiles)} models; a policy that shares GPUs without turns needs the speeds of "
-                f"all pairs, and can be simulated with at most {_MOST_MODELS} models: call jobs of one script by one name"
+                f"all pairs, and can be simulated with at most {_MOST_MODELS} models; call jobs of one script alike"
             )
         estimated = (
             PairSpeed(model_a, model_b, *(1 / estimated_ratio(profiles[model_a], profiles[model_b]),) * 2)

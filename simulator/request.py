@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from muri.errors import UsageError
 from muri.policies.registry import get_policy
+from muri.policies.speed.errors import InterferenceError
+from muri.policies.speed.interference import PairSpeed, parse_interference
 from muri.simulator.arguments import options_for, parse_options
 from muri.simulator.model import Cluster, Outage, Settings, Trace
 from muri.simulator.published import check_published
@@ -33,6 +35,8 @@ class Request:
     restart_s: float
     profiling_s: float
     profile_noise: float
+    interference_file: Path | None
+    slowdown: Literal["pairs", "utilization"]
     unknown_durations: bool
     no_checkpoints: bool
     outages: tuple[Outage, ...]
@@ -66,6 +70,8 @@ class Request:
             outages=self.outages,
             seed=self.seeds[0],
             checkpoints=not self.no_checkpoints,
+            interference=() if self.interference_file is None else read_interference(self.interference_file),
+            slowdown=self.slowdown,
         )
 
 
@@ -80,6 +86,21 @@ def read_traces(files: Sequence[Path], trace_format: str | None, *, skip_bad_row
     return tuple(named)
 
 
+def read_interference(file: Path) -> tuple[PairSpeed, ...]:
+    """Read measured speeds of pairs.
+
+    Raises:
+        UsageError: The file cannot be read, or a line is wrong.
+    """
+    try:
+        return parse_interference(file.read_text(encoding="utf-8").splitlines()).rows
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
+        raise UsageError(f"cannot read --interference {file}: {reason}") from error
+    except InterferenceError as error:
+        raise UsageError(f"{file}: {error}") from error
+
+
 def runs_of(request: Request) -> tuple[Run, ...]:
     """The sweep: traces × policies × seeds, in this order.
 
@@ -88,6 +109,7 @@ def runs_of(request: Request) -> tuple[Run, ...]:
     """
     options = {name: options_for(name, parse_options(request.options)) for name in request.policies}
     _check_targets(request)
+    _check_model(request)
     check_policies(request.model, options)
     _check_outages(request)
     traces = read_traces(request.trace_files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
@@ -116,6 +138,14 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
             get_policy(name, chosen)
         else:
             check_published(name, chosen)
+
+
+def _check_model(request: Request) -> None:
+    """What only the default model looks at must not be ignored silently."""
+    given = [name for name, value in (("--interference", request.interference_file is not None),
+                                      ("--slowdown", request.slowdown != "pairs")) if value]  # fmt: skip
+    if given and request.model == "reference":
+        raise UsageError(f"{given[0]} is for --model default; the reference model has no jobs that share without turns")
 
 
 def _check_targets(request: Request) -> None:

@@ -11,6 +11,9 @@ from muri.simulator.summary import PolicySummary, TraceSummary
 
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")
 
+_FAILURES: Final = ("OOM",)
+"""Only where a job ran out of GPU memory."""
+
 
 def print_tables(summaries: Sequence[TraceSummary], console: Console) -> None:
     """Print one table for each trace."""
@@ -25,10 +28,12 @@ def table_of(summary: TraceSummary) -> Table:
     """One row for each policy: job completion times, queue, busy share of the GPUs, speed-up."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column(_COLUMNS[0], overflow="fold")
-    for name in _COLUMNS[1:]:
+    failing = any(policy.figures["out_of_memory"] for policy in summary.policies)
+    for name in (*_COLUMNS[1:], *_FAILURES * failing):
         table.add_column(name, justify="right", no_wrap=True)
     for policy in summary.policies:
-        table.add_row(*row_of(summary, policy))
+        failures = (units.count(policy.figures["out_of_memory"]),) * failing
+        table.add_row(*row_of(summary, policy), *failures)
     return table
 
 

@@ -35,6 +35,8 @@ class QueuePolicy(ABC):
         fixed: Options that make the policy what it is, whatever the user says.
         packs: Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups.
         elastic: Whether a job may get another number of GPUs than it asked for.
+        plain_groups: Whether members of its groups may run side by side without turns, so that it needs the speeds of
+            pairs (`PlanRequest.interference`).
         simulated_only: Whether it exists for comparisons in the simulator; Slurm is not run by it.
     """
 
@@ -45,6 +47,7 @@ class QueuePolicy(ABC):
     fixed: ClassVar[OptionValues] = NONE
     packs: ClassVar[bool] = False
     elastic: ClassVar[bool] = False
+    plain_groups: ClassVar[bool] = False
     simulated_only: ClassVar[bool] = False
 
     @abstractmethod

@@ -1,9 +1,11 @@
 """Muri's own trace schema: one CSV row per job, units in the columns' names (docs/traces.md)."""
 
 import csv
+import math
 from pathlib import Path
 from typing import IO
 
+from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Format, Found, Reading, header_of, read_table
@@ -24,6 +26,17 @@ REQUIRED = (
 )
 """Columns that a trace must have."""
 
+BATCH = (
+    "compute_fixed_s",
+    "compute_per_sample_s",
+    "communicate_s",
+    "overlap_exponent",
+    "fixed_mem_gib",
+    "mem_gib_per_sample",
+    "max_accumulate_steps",
+)
+"""Columns of a batch model beside `batch_size`; a job has one where `compute_per_sample_s` is filled in."""
+
 OPTIONAL = (
     "user",
     "batch_size",
@@ -34,6 +47,8 @@ OPTIONAL = (
     "mem_gib",
     "restart_s",
     "gpu_type",
+    "gpu_utilization",
+    *BATCH,
 )
 """Columns that may be missing, or empty in some rows."""
 
@@ -56,7 +71,7 @@ WRITTEN = (
     "cpu_count",
     "mem_gib",
 )
-"""Columns of every written trace; `restart_s` and `gpu_type` follow where a job has them."""
+"""Columns of every written trace; the other optional ones follow where a job has them."""
 
 _PROFILE_COLUMNS = (
     "model",
@@ -107,7 +122,33 @@ def _job(row: Row, known: dict[tuple[str, ...], StageProfile]) -> TraceJob:
         cpu_count=row.optional_number("cpu_count"),
         mem_gib=row.optional_number("mem_gib"),
         restart_s=row.optional_number("restart_s"),
+        batch=_batch(row),
+        gpu_utilization=_share(row, "gpu_utilization"),
     )
+
+
+def _batch(row: Row) -> BatchModel | None:
+    if not row.text("compute_per_sample_s").strip():
+        return None
+    hides_all = row.text("overlap_exponent").strip().lower() == "inf"
+    exponent = math.inf if hides_all else row.optional_number("overlap_exponent", at_least=1.0) or 1.0
+    return BatchModel(
+        batch_size=row.count("batch_size", at_least=1),
+        compute_fixed_s=row.optional_number("compute_fixed_s") or 0.0,
+        compute_per_sample_s=row.number("compute_per_sample_s"),
+        communicate_s=row.optional_number("communicate_s") or 0.0,
+        overlap_exponent=exponent,
+        fixed_mem_gib=row.optional_number("fixed_mem_gib") or 0.0,
+        mem_gib_per_sample=row.optional_number("mem_gib_per_sample") or 0.0,
+        max_accumulate_steps=row.count("max_accumulate_steps", at_least=1) if row.text("max_accumulate_steps") else 1,
+    )
+
+
+def _share(row: Row, column: str) -> float | None:
+    value = row.optional_number(column)
+    if value is not None and value > 1:
+        raise RowError(column, f"{value:g} must be at most 1")
+    return value
 
 
 def _read(reading: Reading) -> Found:
@@ -155,7 +196,10 @@ def write_rows(trace: Trace, stream: IO[str]) -> None:
 def _extra_columns(trace: Trace) -> list[str]:
     has_restart = any(job.restart_s is not None for job in trace.jobs)
     has_type = any(job.key.gpu_type != "gpu" for job in trace.jobs)
-    return ["restart_s"] * has_restart + ["gpu_type"] * has_type
+    has_utilization = any(job.gpu_utilization is not None for job in trace.jobs)
+    has_batch = any(job.batch is not None for job in trace.jobs)
+    optional = ["restart_s"] * has_restart + ["gpu_type"] * has_type + ["gpu_utilization"] * has_utilization
+    return optional + list(BATCH) * has_batch
 
 
 def _cells(job: TraceJob) -> dict[str, str]:
@@ -180,6 +224,8 @@ def _cells(job: TraceJob) -> dict[str, str]:
         "mem_gib": _number(job.mem_gib),
         "restart_s": _number(job.restart_s),
         "gpu_type": profile.key.gpu_type,
+        "gpu_utilization": _number(job.gpu_utilization),
+        **{column: "" if job.batch is None else _number(getattr(job.batch, column)) for column in BATCH},
     }
 
 
