@@ -242,3 +242,29 @@ def test_a_running_job_keeps_what_it_has(make_controller):
         controller.cycle()
     assert slurm.calls == []
     assert slurm.jobs[1].state is JobState.RUNNING
+
+
+def running_with_too_little(*, checkpoint):
+    """A hungry job that was released with its own 4 CPUs and runs."""
+    mark = "muri:model=hungry,duration=100000" + (",checkpoint=1" if checkpoint else "")
+    job = make_job(
+        1, admin_comment=mark, held=False, state=JobState.RUNNING, nodes="n1", start_s=NOW_S,
+        comment=f"{tags.CHECKPOINT_PREFIX}0",
+    )  # fmt: skip
+    return FakeSlurm([job], [make_node("n1", cpus_allocated=4)])
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
+    slurm = running_with_too_little(checkpoint=checkpoint)
+    slurm.now_s += 1000
+    preemption = {"enabled": True, "least_run_s": 0, "restart_s": 1}
+    for _ in range(4):
+        with make_controller(slurm, **TUNE, preemption=preemption) as controller:
+            controller.cycle()
+        slurm.tick()
+    job = slurm.jobs[1]
+    assert job.state is JobState.RUNNING
+    assert (job.cpu_count, job.restart_count) == ((9, 1) if checkpoint else (4, 0))
+    assert ("requeue_hold" in slurm.calls) == checkpoint
