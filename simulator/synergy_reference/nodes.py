@@ -22,16 +22,9 @@ class Nodes:
     def first_fit(self, gpu_count: int, share: Share) -> dict[int, int] | None:
         """Take GPUs with this share on the first nodes that have room, and say how many on which; None: no room."""
         start = self._full_below.get(share, 0)
-        if gpu_count == 1:
-            return self._first_fit_of_one(start, share)
-        found = self._first_fit(start, gpu_count, share)
-        if found is not None:
-            self._full_below[share] = next(iter(found))
-            self.take(found, share)
-        return found
-
-    def _first_fit_of_one(self, start: int, share: Share) -> dict[int, int] | None:
-        """The same for the commonest case; simulations spend most of their time here."""
+        if gpu_count > 1:
+            return self._first_fit_of_several(start, gpu_count, share)
+        # One GPU is the commonest case, and simulations spend most of their time here.
         gpus, cpus, mem_gib = self.gpus, self.cpus, self.mem_gib
         least_cpus, least_mem_gib = share.cpus - _ROUNDING, share.mem_gib - _ROUNDING
         for node in range(start, len(gpus)):
@@ -45,7 +38,7 @@ class Nodes:
         self._full_below[share] = len(gpus)
         return None
 
-    def _first_fit(self, start: int, gpu_count: int, share: Share) -> dict[int, int] | None:
+    def _first_fit_of_several(self, start: int, gpu_count: int, share: Share) -> dict[int, int] | None:
         found: dict[int, int] = {}
         missing = gpu_count
         for node in range(start, len(self.gpus)):
@@ -54,6 +47,8 @@ class Nodes:
                 found[node] = room
                 missing -= room
                 if not missing:
+                    self._full_below[share] = next(iter(found))
+                    self.take(found, share)
                     return found
         return None
 

@@ -1,0 +1,110 @@
+"""The reference model of Synergy beside the published results of its public simulator.
+
+    python benchmarks/synergy_reference.py --trace ../shared/traces/synergy_single_gpu_load9.csv \\
+      --published ../shared/reference/results_synergy.csv
+    python benchmarks/synergy_reference.py --trace FILE --published FILE --json \\
+      > benchmarks/results/synergy_reference.json
+
+Every row of the file of published results is one `muri simulate` in a process of its own, on 16 nodes with 8 GPUs,
+24 CPUs and 500 GB each, with the steady state of jobs 4,000 to 4,999. `wall_s` is that process from start to exit, the
+trace read and the figures printed; `public_code_wall_s` is what the public simulator took. p99 is interpolated between
+neighbours, as there; `muri simulate` itself prints the one at index ⌊0.99 n⌋, so it is taken from a second simulation
+in this process.
+"""
+
+import argparse
+import csv
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from machine import describe_machine, peak_rss_mib
+
+from muri.errors import MuriError
+from muri.simulator.model import Cluster, Settings, Trace
+from muri.simulator.synergy_reference.run import simulate_synergy
+from muri.simulator.traces.read import read_trace
+
+FIRST, LAST = 4_000, 5_000
+CLUSTER = Cluster(16, 8, cpus_per_node=24, mem_gib_per_node=500)
+FIGURES = ("avg_jct_h", "p50_jct_h", "p99_jct_h")
+HOUR_S = 3_600.0
+MURI = Path(sys.executable).with_name("muri")
+
+
+def command(trace: Path, policy: str) -> list[str]:
+    """The command line that is timed."""
+    sizes = ["--nodes", "16", "--gpus-per-node", "8", "--cpus-per-node", "24", "--mem-gb-per-node", "500"]
+    rest = ["--model", "reference", "--steady-state", f"{FIRST}:{LAST}", "--json"]
+    return [str(MURI), "simulate", str(trace), "--policy", policy, *sizes, *rest]
+
+
+def figures_of(trace: Trace, policy: str) -> dict[str, float]:
+    """The figures that are published, of the jobs of the steady state."""
+    result = simulate_synergy(trace, policy, CLUSTER, Settings(model="reference", until=LAST))
+    records = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
+    jct_h = np.array([record.jct_s for record in records[FIRST:LAST]]) / HOUR_S
+    return dict(zip(FIGURES, map(float, (jct_h.mean(), np.median(jct_h), np.percentile(jct_h, 99))), strict=True))
+
+
+def compare(path: Path, trace: Trace, row: dict[str, str]) -> dict[str, Any]:
+    """One simulation beside one published row."""
+    policy = f"synergy-{row['mechanism']}-{row['policy'].lower()}"
+    start_s = time.perf_counter()
+    printed = subprocess.run(command(path, policy), capture_output=True, text=True, check=True).stdout
+    wall_s = time.perf_counter() - start_s
+    avg_jct_h = json.loads(printed)["policies"][policy]["avg_jct_s"] / HOUR_S
+    ours = {**figures_of(trace, policy), "avg_jct_h": avg_jct_h}
+    published = {name: float(row[name]) for name in FIGURES}
+    public_code_wall_s = float(row["public_code_wall_s"])
+    return {
+        "policy": policy,
+        "published": published,
+        "ours": ours,
+        "relative_error": {name: ours[name] / published[name] - 1 for name in FIGURES},
+        "wall_s": round(wall_s, 2),
+        "public_code_wall_s": public_code_wall_s,
+        "times_faster": round(public_code_wall_s / wall_s, 1),
+    }
+
+
+def comparisons(trace: Path, published: Path) -> Iterator[dict[str, Any]]:
+    """All rows of the published results."""
+    read = read_trace(trace)
+    with published.open() as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        yield compare(trace, read, row)
+
+
+def main() -> int:
+    """Run all comparisons."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True, help="Synergy's single-GPU workload at 9 jobs an hour")
+    parser.add_argument("--published", type=Path, required=True, help="CSV of published results")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    arguments = parser.parse_args()
+    found = []
+    try:
+        for line in comparisons(arguments.trace, arguments.published):
+            found.append(line)
+            if not arguments.json:
+                errors = "  ".join(f"{name} {line['relative_error'][name]:+.2e}" for name in FIGURES)
+                print(
+                    f"{line['policy']:26} {errors}  {line['wall_s']:.1f} s, public {line['public_code_wall_s']:.0f} s"
+                )
+    except (MuriError, OSError, KeyError, subprocess.CalledProcessError) as error:
+        print(f"synergy_reference: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps({"machine": describe_machine(), "peak_rss_mib": peak_rss_mib(), "runs": found}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
