@@ -81,6 +81,11 @@ class Holding:
         return all(len(gpu.tenants) == 1 for gpu in self.gpus)
 
     @property
+    def own_gpus(self) -> Gpus:
+        """Those of its GPUs that nobody else is on."""
+        return tuple(gpu for gpu in self.gpus if len(gpu.tenants) == 1)
+
+    @property
     def partners(self) -> tuple[PlanJob, ...]:
         """The other jobs on its GPUs, each once, by job id."""
         others = {job_id: job for gpu in self.gpus for job_id, job in gpu.tenants.items()}

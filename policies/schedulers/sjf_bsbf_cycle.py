@@ -88,13 +88,14 @@ class SharingCycle:
     def _join(self, job: PlanJob, choice: Choice) -> None:
         holding = self._packed.put(job, choice.gpus, choice.sub_batch.accumulate_steps)
         for partner in choice.partners:
-            self._partners(job).drop(partner.holding.job.job_id)
+            self._offer(partner.holding)
+        self._offer(holding)
         self._why[job.job_id] = explain.joined(holding, choice, tests_pairs=self._tests_pairs)
 
     def _offer(self, holding: Holding) -> None:
-        """Let others join a job that is alone on its GPUs."""
-        if self._sharing and holding.job.groupable and holding.alone:
-            self._partners(holding.job).add(holding)
+        """Let others join a job where it is alone."""
+        if self._sharing and holding.job.groupable:
+            self._partners(holding.job).offer(holding)
 
     def _partners(self, job: PlanJob) -> Partners:
         bucket = (job.user if self._request.same_user else "", job.partition)

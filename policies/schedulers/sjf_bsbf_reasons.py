@@ -11,7 +11,7 @@ from muri.policies.wise_sharing.partners import Offers
 
 _NO_DURATION: Final = Reason("its remaining time is not known, so nobody can tell whether sharing pays")
 _NOBODY: Final = Reason(
-    "no job of the same user and partition holds its GPUs alone, with memory left and a known speed beside it"
+    "no job of the same user and partition holds GPUs alone, with memory left and a known speed beside it"
 )
 
 
@@ -56,7 +56,7 @@ def not_shared(job: PlanJob, offers: Offers, *, tests_pairs: bool) -> Reason:
     if tests_pairs and job.remaining_s is None:
         return _NO_DURATION
     if offers.partners:
-        held = sum(partner.holding.job.gpu_count for partner in offers.partners)
+        held = sum(len(partner.gpus) for partner in offers.partners)
         count = len(offers.partners)
         verb = "holds" if count == 1 else "hold"
         return Reason(

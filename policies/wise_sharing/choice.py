@@ -72,8 +72,9 @@ def choose_gpus(
 def choose_whole_set(job: PlanJob, sizes: Sequence[int], partners: Iterable[Partner]) -> Choice | None:
     """Just the GPUs of the best partner that has as many on as many nodes."""
     for partner in partners:
-        if sorted(share.gpu_count for share in partner.holding.shares) == sorted(sizes):
-            return _choice(job, [_Ranked(0, gpu) for gpu in partner.holding.gpus], [partner])
+        whole = partner.gpus == partner.holding.gpus
+        if whole and sorted(share.gpu_count for share in partner.holding.shares) == sorted(sizes):
+            return _choice(job, [_Ranked(0, gpu) for gpu in partner.gpus], [partner])
     return None
 
 
@@ -104,7 +105,7 @@ def _usable(partners: Sequence[Partner], by_node: Mapping[str, Gpus]) -> dict[st
         for node, gpus in by_node.items()
     }
     for rank, partner in enumerate(partners):
-        for gpu in partner.holding.gpus:
+        for gpu in partner.gpus:
             usable[gpu.node].append(_Ranked(rank, gpu))
     return usable
 

@@ -51,15 +51,19 @@ class PairSpeeds:
         return 0.5 if isnan(found) else float(1 / found)
 
     def of(self, holding: Holding) -> float:
-        """Speed of a job where it is, 1 = as fast as alone and with its undivided batch.
+        """Speed of a job where it is, 1 = as fast as alone and with its undivided batch."""
+        job, steps = holding.job, holding.accumulate_steps
+        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
+        return alone * self.beside_others(holding)
+
+    def beside_others(self, holding: Holding) -> float:
+        """Speed of a job beside those that it shares GPUs with, 1 = as fast as alone in as many steps.
 
         On each GPU it is the product of the pair speeds with all others there; the slowest GPU counts.
         """
-        job, steps = holding.job, holding.accumulate_steps
-        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
+        job = holding.job
         shared = [gpu.tenants for gpu in holding.gpus if len(gpu.tenants) > 1]
-        slowest = min(
+        return min(
             (prod(self.speed(job, other) for other in tenants.values() if other is not job) for tenants in shared),
             default=1.0,
         )
-        return alone * slowest

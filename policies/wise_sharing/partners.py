@@ -1,11 +1,11 @@
-"""Which jobs a job may share GPUs with: those that hold theirs alone, and what sharing with each would come to."""
+"""Which jobs a job may share GPUs with: those that are alone on some, and what sharing with each would come to."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from muri.policies.cycle.packed import Holding
+from muri.policies.cycle.packed import Gpus, Holding
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.types import PlanJob
 from muri.policies.wise_sharing.completion import mean_after, mean_now
@@ -18,6 +18,8 @@ class Partner(NamedTuple):
 
     Attributes:
         holding: The running job.
+        gpus: GPUs that it is alone on.
+        running_s: What it still needs as it runs now.
         sub_batch: How the joining job would run.
         now_s: Mean of both completion times if it joins now; not a number where a duration is unknown.
         after_s: The same if it runs after the other, with its undivided batch.
@@ -26,6 +28,8 @@ class Partner(NamedTuple):
     """
 
     holding: Holding
+    gpus: Gpus
+    running_s: float
     sub_batch: SubBatch
     now_s: float
     after_s: float
@@ -41,9 +45,8 @@ class Partner(NamedTuple):
         """The same pair when the joining job is slowed down by others as well."""
         if np.isnan(self.now_s):
             return self._replace(sub_batch=sub_batch, joining_slowdown=joining_slowdown)
-        running_s = alone_s(self.holding.job, self.holding.accumulate_steps)
         joining_s = alone_s(job, sub_batch.accumulate_steps)
-        now_s = mean_now(running_s, joining_s, self.running_slowdown, joining_slowdown)
+        now_s = mean_now(self.running_s, joining_s, self.running_slowdown, joining_slowdown)
         return self._replace(sub_batch=sub_batch, now_s=float(now_s), joining_slowdown=joining_slowdown)
 
 
@@ -60,7 +63,7 @@ class Offers(NamedTuple):
 
 
 class Partners:
-    """Jobs of one user and partition that hold their GPUs alone, as arrays: a long queue is compared with them.
+    """Jobs of one user and partition that are alone on GPUs, as arrays: a long queue is compared with them.
 
     Args:
         pairs: Slow-downs of pairs of models.
@@ -71,16 +74,13 @@ class Partners:
         self._holdings: dict[int, Holding] = {}
         self._open: _Open | None = None
 
-    def add(self, holding: Holding) -> None:
-        """Let others join a job; one whose model nobody knows is left out."""
-        if self._pairs.number(holding.job) is not None:
+    def offer(self, holding: Holding) -> None:
+        """Let others join a job where it is alone, if it is anywhere; one whose model nobody knows is left out."""
+        self._open = None
+        if holding.own_gpus and self._pairs.number(holding.job) is not None:
             self._holdings[holding.job.job_id] = holding
-            self._open = None
-
-    def drop(self, job_id: int) -> None:
-        """Let nobody else join a job."""
-        if self._holdings.pop(job_id, None) is not None:
-            self._open = None
+        else:
+            self._holdings.pop(holding.job.job_id, None)
 
     def that_pay(self, job: PlanJob) -> Offers:
         """Those that are worth joining now, by mean completion time; of known durations only."""
@@ -101,7 +101,7 @@ class Partners:
         if fits is None:
             return Offers()
         partners = (fits.partner(row) for row in np.flatnonzero(fits.way >= 0).tolist())
-        return Offers(tuple(sorted(partners, key=lambda partner: partner.holding.gpus[0].place)))
+        return Offers(tuple(sorted(partners, key=lambda partner: partner.gpus[0].place)))
 
     def _fits(self, job: PlanJob) -> "_Fits | None":
         number = self._pairs.number(job)
@@ -113,19 +113,28 @@ class Partners:
 
 
 class _Open(NamedTuple):
-    """Jobs by job id: what each still needs alone, the least memory left on its GPUs, and its model."""
+    """Jobs by job id, and the GPUs that each is alone on.
+
+    With what each still needs as it runs now, how much others slow it down already, and the least memory left.
+    """
 
     holdings: Sequence[Holding]
+    gpus: Sequence[Gpus]
     running_s: Floats
+    slowdown: Floats
     left_gib: Floats
     model: Indices
 
     @staticmethod
     def of(pairs: PairSpeeds, holdings: Sequence[Holding]) -> "_Open":
+        gpus = [holding.own_gpus for holding in holdings]
+        slowdown = np.array([1 / pairs.beside_others(holding) for holding in holdings])
         return _Open(
             holdings,
-            np.array([_left_s(holding) for holding in holdings]),
-            np.array([min(gpu.left_gib for gpu in holding.gpus) for holding in holdings]),
+            gpus,
+            slowdown * np.array([_left_s(holding) for holding in holdings]),
+            slowdown,
+            np.array([min(gpu.left_gib for gpu in own) for own in gpus]),
             np.array([pairs.number(holding.job) for holding in holdings], dtype=np.intp),
         )
 
@@ -133,7 +142,7 @@ class _Open(NamedTuple):
 class _Fits(NamedTuple):
     """A job beside each open one: the way of computing its batch (-1: none fits), and what comes of sharing."""
 
-    holdings: Sequence[Holding]
+    jobs: _Open
     ways: Sequence[SubBatch]
     way: Indices
     now_s: Floats
@@ -143,7 +152,9 @@ class _Fits(NamedTuple):
 
     def partner(self, row: int) -> Partner:
         return Partner(
-            self.holdings[row],
+            self.jobs.holdings[row],
+            self.jobs.gpus[row],
+            float(self.jobs.running_s[row]),
             self.ways[self.way[row]],
             float(self.now_s[row]),
             float(self.after_s[row]),
@@ -154,7 +165,8 @@ class _Fits(NamedTuple):
 
 def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: Floats) -> _Fits:
     """The best way beside each: the soonest mean completion, or while durations are unknown the fewest steps."""
-    running, joining = running_slowdown[jobs.model], joining_slowdown[jobs.model]
+    running = np.maximum(running_slowdown[jobs.model] / jobs.slowdown, 1.0)  # the slowest of its GPUs counts
+    joining = joining_slowdown[jobs.model]
     way, best_s = np.full(len(running), -1, dtype=np.intp), np.full(len(running), np.nan)
     remaining_s = np.full(len(running), np.nan if job.remaining_s is None else job.remaining_s)
     ways = sub_batches(job)
@@ -163,7 +175,7 @@ def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: 
         fits = (jobs.left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
         better = fits & ((way < 0) | (now_s < best_s))
         way[better], best_s[better] = index, now_s[better]
-    return _Fits(jobs.holdings, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
+    return _Fits(jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
 
 
 def _left_s(holding: Holding) -> float:

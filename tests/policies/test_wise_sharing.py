@@ -171,7 +171,7 @@ def test_sharing_that_does_not_pay_is_refused_and_says_why():
     ("waiting", "running", "changes", "why"),
     [
         ({"remaining_s": None}, {}, {}, "its remaining time is not known"),
-        ({}, {"remaining_s": None}, {}, "no job of the same user and partition holds its GPUs alone"),
+        ({}, {"remaining_s": None}, {}, "no job of the same user and partition holds GPUs alone"),
         ({"model": None}, {}, {}, "its model has no profile"),
         ({"model": "new"}, {}, {}, "no job of the same user"),
         ({}, {"model": "new"}, {}, "no job of the same user"),
@@ -223,6 +223,18 @@ def test_a_job_takes_some_gpus_of_several():
     plan = BSBF.plan(request([job(3, "a", 100.0, gpu_count=3)], running, 4))
     assert where(plan)[3] == [("n1", 0, 2, 3)]
     assert {sharer.job_id: sharer.speed for sharer in plan.sharers} == pytest.approx({1: 0.7, 2: 0.8, 3: 0.7})
+
+
+def test_gpus_that_a_job_is_still_alone_on_can_be_shared_too():
+    """Job 1 runs at 0.7 beside job 2 on GPU 0, so 5000 s of work end after 7143; on GPU 1 nobody is beside it."""
+    running = [runs(job(1, "a", 5000.0, gpu_count=2), 0, 1), runs(job(2, "a", 9000.0), 0)]
+    plan = BSBF.plan(request([job(3, "a", 700.0)], running))
+    assert where(plan)[3] == [("n1", 1)]
+    # Job 3 at 0.7 ends after 1000 s; job 1 is as slow as before. After job 1: 7143 and 7843 s.
+    assert "now ends both after 1.1 h on average; one after the other it would be 2.1 h" in str(
+        plan.sharers[2].reasons[1]
+    )
+    assert [sharer.speed for sharer in plan.sharers] == pytest.approx([0.7] * 3)
 
 
 def test_a_partner_that_slows_the_others_case_is_left_out():
