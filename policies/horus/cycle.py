@@ -10,7 +10,7 @@ from muri.policies.cycle.queue import waited_s
 from muri.policies.cycle.selection import pools
 from muri.policies.horus import reasons as why
 from muri.policies.horus.cost import gpu_type_of, knows_utilization
-from muri.policies.horus.places import Places
+from muri.policies.horus.places import Kind, Places
 from muri.policies.horus.rules import Rule
 from muri.policies.options import PolicyOptions
 from muri.policies.reason import Reason
@@ -39,6 +39,7 @@ class PackingCycle:
         self._waiting: list[tuple[PlanJob, tuple[Reason, ...], bool]] = []
         self._closed: set[str] = set()
         self._set_apart_for: set[int] = set()
+        self._refused: set[Kind] = set()
 
     def sort_out(self, jobs: Iterable[PlanJob]) -> tuple[list[PlanJob], list[PlanJob]]:
         """Give Slurm what is its own, hold what nothing is known of, and put the aged ahead of the others.
@@ -75,18 +76,24 @@ class PackingCycle:
         if job.partition in self._closed:
             self.wait(job, why.AGED_FIRST)
             return False
-        if self._is_larger(job):
-            found = self.packed.put_on_free(job)
-        else:
-            place = self._places.best(job, self._candidates, idle_only=idle_only)
-            found = None if place is None else self.packed.put(job, place.gpus)
-            if place is not None:
-                fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
-                load = self._places.load(fullest)
-                self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
-        if found is None:
+        kind = self._places.kind(job, idle_only=idle_only)
+        if kind in self._refused or not self._put(job, idle_only=idle_only):
+            self._refused.add(kind)  # nobody leaves within a plan, so the next one of its kind need not look
             self.wait(job, *self._no_sharing(job, idle_only=idle_only), no_gpus=True)
-        return found is not None
+            return False
+        return True
+
+    def _put(self, job: PlanJob, *, idle_only: bool) -> bool:
+        if self._is_larger(job):
+            return self.packed.put_on_free(job) is not None
+        place = self._places.best(job, self._candidates, idle_only=idle_only)
+        if place is None:
+            return False
+        self.packed.put(job, place.gpus)
+        fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
+        load = self._places.load(fullest)
+        self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
+        return True
 
     def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
         """Keep a job held, or give it to Slurm's own queue if it has waited too long."""

@@ -5,11 +5,15 @@ from itertools import groupby
 from typing import NamedTuple
 
 from muri.policies.cycle.packed import Gpus, PackedGpu, PackedGpus, mem_gib_of
-from muri.policies.horus.cost import Load, gpu_type_of, knows_utilization
+from muri.policies.horus.cost import Load, gpu_type_of, knows_utilization, utilization_of
 from muri.policies.types import PlanJob, PlanRequest
 
 Price = Callable[[Load, Load, float, str], float | None]
 """Price of a GPU from its load without and with a job, its memory in GiB and its type; None: not for this job."""
+
+
+Kind = tuple[str, str, int, int, float, float, str, bool]
+"""Partition, owner where that matters, GPUs, nodes, memory, utilisation, type of GPU, and whether it may share."""
 
 
 class Place(NamedTuple):
@@ -54,6 +58,12 @@ class Places:
         offers = _Offers(self, job, idle_only=idle_only)
         cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
         return min(cheapest, key=lambda place: (place.idle_left, place.price), default=None)
+
+    def kind(self, job: PlanJob, *, idle_only: bool) -> Kind:
+        """What jobs have in common that find the same places."""
+        owner = job.user if self.same_user else ""
+        needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job))
+        return job.partition, owner, *needs, job.groupable and not idle_only and knows_utilization(job)
 
     def load(self, gpu: PackedGpu) -> Load:
         """What is on a GPU now."""
