@@ -82,8 +82,9 @@ def test_nothing_is_lost_run_twice_or_over_committed(policy: str, jobs: list[Tra
     assert simulated(jobs, policy, how) == result
     length_s = max(record.end_s for record in result.records)
     assert sum(sample.length_s for sample in result.samples) == pytest.approx(length_s)
+    elastic = getattr(get_policy(policy), "elastic", False)  # more GPUs than asked for make a job faster
     for record in result.records:
-        assert record.run_s >= record.job.service_s * (1 - 1e-9)
+        assert elastic or record.run_s >= record.job.service_s * (1 - 1e-9)
         assert record.shared_s <= record.run_s <= record.jct_s * (1 + 1e-9) + 1e-9
 
 
