@@ -109,12 +109,14 @@ def test_snapshot_shows_nodes_partitions_and_what_is_in_use(inside: GatewayInsid
     assert nodes["n1"].partitions == ("main", "small")
     assert nodes["n2"].partitions == ("main",)
     assert (nodes["n1"].gpu_count, nodes["n1"].gpus_allocated, nodes["n1"].cpus_allocated) == (2, 1, 2)
+    assert (nodes["n1"].mem_mib, nodes["n1"].mem_allocated_mib) == (64000, 2 * 2000)
     assert (nodes["n2"].gpus_allocated, nodes["n2"].cpu_count, nodes["n2"].gpu_type) == (0, 16, "gpu")
     assert [node.usable for node in nodes.values()] == [True, True, True, False]
     assert snapshot.slurm_version == version(driver)
     running = inside.job(job_id)
     assert (running.state, running.nodes, running.held) == (JobState.RUNNING, "n1", False)
     assert running.start_s > 0
+    assert (running.mem_per_node_mib, running.mem_per_cpu_mib) == (4000, 2000)
 
 
 def version(driver: Driver) -> str:

@@ -1,21 +1,23 @@
 """CPUs and memory of a plan reach Slurm's jobs, and jobs get their own request back."""
 
 import pytest
+from conftest import FOUR_KINDS
 from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node
 
-from muri.policies.types import HostShare
+from muri.policies.types import Group, HostShare, NodeShare, Plan
 from muri.profiler.sensitivity.bisection import CpuSensitivity
 from muri.profiler.sensitivity.curve import Point
 from muri.profiler.sensitivity.record import KIND, Sensitivity
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.cli_queue import explanation
-from muri.slurm_plugin.config import Allocation
+from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.drain import drain
 from muri.slurm_plugin.gateway import GatewayError
 from muri.slurm_plugin.host_shares import as_asked, asked_by, group_cpus, group_mem_mib, share_of
-from muri.slurm_plugin.model import JobState
-from muri.slurm_plugin.view import Role, role_of
+from muri.slurm_plugin.model import JobState, Snapshot
+from muri.slurm_plugin.planning import Knowledge, actions_of
+from muri.slurm_plugin.view import Role, role_of, view_of
 
 TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
 BOTH = Allocation()
@@ -216,6 +218,19 @@ def test_a_group_gets_what_its_members_get_together():
     assert (group_cpus(shares, Allocation(cpus="off")), group_mem_mib(jobs, shares, Allocation(memory="off"))) == (
         0, 2 * GIB,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("cpus", "host_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
+def test_the_host_of_a_group_gets_the_shares_of_its_members(cpus, host_cpus):
+    jobs = [make_job(each, admin_comment=f"muri:model=m{each},batch-size=8", mem_per_node_mib=GIB) for each in (1, 2)]
+    view = view_of(Snapshot(NOW_S, "c", "26.05", tuple(jobs), (make_node("n1"),)))
+    group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
+    shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
+    know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
+    (start,) = actions_of(Plan("p", (group,), host_shares=shares), view, know, Config())
+    # A CPU for each member's own processes stays outside the host; the node has 16.
+    assert start.cpu_count == host_cpus
+    assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
 
 
 def test_the_tag_survives_other_words_and_damage_is_no_tag():
