@@ -1,0 +1,148 @@
+"""Every policy on every shipped trace: the figures of docs/choosing-a-policy.md.
+
+    python benchmarks/compare_policies.py                        all runs, about ten minutes on two cores
+    python benchmarks/compare_policies.py --policy pollux        one policy anew, the others as they were
+    python benchmarks/compare_policies.py --page-only            table and chart of what is in the results
+
+Default model, a plan every 360 s, durations known, restarts of 30 s, checkpoints. Nodes have 8 GPUs of 16 GiB, 24 CPUs
+and 500 GiB, so that CPUs and memory are worth sharing out; pairs that share are as fast as their profiles say. A run
+that is refused or takes too long is kept with its reason.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import click
+import compare_policies_page as page
+from bars import Bar, keep, tell
+
+from muri.errors import MuriError
+from muri.policies.registry import policy_names
+from muri.simulator.model import Cluster, Settings
+from muri.simulator.sweep import Run, run_one
+from muri.simulator.traces.read import read_trace
+
+ROOT: Final = Path(__file__).parents[1]
+TRACES: Final = ROOT / "examples" / "traces"
+RESULT: Final = ROOT / "benchmarks" / "results" / "compare_policies.json"
+NODES: Final = {"philly-like": 8, "storage-heavy": 8, "short-and-crowded": 4, "mixed-appetites": 4}
+"""Nodes of 8 GPUs that each trace was made for; see examples/traces/README.md."""
+
+SETTINGS: Final = Settings(interval_s=360.0)
+_HOUR_S: Final = 3600.0
+
+
+def cluster_of(trace: str) -> Cluster:
+    """The cluster that a trace runs on."""
+    return Cluster(NODES[trace], 8, gpu_mem_gib=16.0, cpus_per_node=24.0, mem_gib_per_node=500.0)
+
+
+def attempt(trace: str, policy: str, limit_s: int) -> dict[str, Any]:
+    """One simulation: its figures, or why there are none."""
+    run = Run(policy, read_trace(TRACES / f"{trace}.csv"), policy, cluster_of(trace), SETTINGS)
+    try:
+        with _no_longer_than(limit_s):
+            figures = run_one(run).metrics
+    except TimeoutError:
+        return {"failed": f"takes more than {limit_s} s of computing"}
+    except MuriError as error:
+        return {"failed": str(error)}
+    return {
+        "avg_jct_h": round(figures.avg_jct_s / _HOUR_S, 4),
+        "median_jct_h": round(figures.median_jct_s / _HOUR_S, 4),
+        "p99_jct_h": round(figures.p99_jct_s / _HOUR_S, 3),
+        "makespan_h": round(figures.makespan_s / _HOUR_S, 3),
+        "queueing_delay_h": round(figures.queueing_delay_s / _HOUR_S, 4),
+        "restarts_per_job": round(figures.restarts / figures.jobs, 3),
+        "worst_slowdown": round(figures.finish_time_fairness_max, 3),
+        "decision_mean_s": round(figures.decision_mean_s, 5),
+        "wall_s": round(figures.wall_s, 2),
+    }
+
+
+@contextmanager
+def _no_longer_than(limit_s: int) -> Iterator[None]:
+    """Raise TimeoutError in the block when its CPU time is over; whatever else the machine does doesn't count."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def measure(traces: tuple[str, ...], policies: tuple[str, ...], jobs: int, limit_s: int) -> dict[str, dict[str, Any]]:
+    """Figures by trace and policy."""
+    wanted = [(trace, policy) for policy in policies for trace in traces]
+    found: dict[tuple[str, str], Any] = {}
+    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+        futures = {pool.submit(attempt, trace, policy, limit_s): (trace, policy) for trace, policy in wanted}
+        for future in as_completed(futures):
+            trace, policy = futures[future]
+            figures = found[trace, policy] = future.result()
+            said = figures.get("failed") or f"average JCT {figures['avg_jct_h']:8.2f} h  ({figures['wall_s']} s)"
+            tell(f"{len(found)}/{len(wanted)}  {trace:18} {policy:28} {said}")
+    return {trace: {policy: found[trace, policy] for policy in policies} for trace in traces}
+
+
+def merged(stored: Mapping[str, Any], trace: str, measured: Mapping[str, Any]) -> dict[str, Any]:
+    """What was measured, beside what is stored of other policies; in the registry's order, without policies gone."""
+    known = {**stored.get(trace, {}).get("figures", {}), **measured}
+    return {policy: known[policy] for policy in policy_names() if policy in known}
+
+
+def judge(trace: str, figures: Mapping[str, Any]) -> list[Bar]:
+    """Every policy has figures."""
+    without = sum("failed" in found for found in figures.values()) + len(set(policy_names()) - set(figures))
+    return [Bar(trace, "policies without figures", without, "0", without == 0)]
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--policy", "policies", multiple=True, type=click.Choice(policy_names()), help="Only this one; repeatable."
+)
+@click.option("--trace", "traces", multiple=True, type=click.Choice(list(NODES)), help="Only this; repeatable.")
+@click.option("--jobs", default=2, show_default=True, type=click.IntRange(1), help="Simulations at a time.")
+@click.option(
+    "--limit", "limit_s", default=40, show_default=True, type=click.IntRange(1), help="CPU seconds for each run."
+)
+@click.option("--page-only", is_flag=True, help="Only make the page's tables and the chart anew.")
+def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s: int, *, page_only: bool) -> None:
+    """Simulate every policy on every shipped trace and write the comparison.
+
+    \b
+    Examples:
+      python benchmarks/compare_policies.py
+      python benchmarks/compare_policies.py --policy pollux --trace mixed-appetites
+      python benchmarks/compare_policies.py --page-only
+
+    Exits with 1 while a policy has no figures.
+    """
+    stored = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
+    found: list[Bar] = []
+    if not page_only:
+        measured = measure(traces or tuple(NODES), policies or policy_names(), jobs, limit_s)
+        cases = {trace: merged(stored, trace, figures) for trace, figures in measured.items()}
+        found = [bar for trace, figures in cases.items() for bar in judge(trace, figures)]
+        keep(RESULT, cases, found)
+    page.write(json.loads(RESULT.read_text(encoding="utf-8")), list(NODES))
+    for bar in found:
+        tell(str(bar))
+    sys.exit(0 if all(bar.passed for bar in found) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The page that compares policies: every run shows, with its figures or with the reason why there are none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+FIGURES = {"avg_jct_h": 4.0, "p99_jct_h": 40.4, "makespan_h": 99.6, "restarts_per_job": 0.25, "wall_s": 1.0}
+STORED = {
+    "small": {"figures": {"fifo": FIGURES, "srtf": FIGURES | {"avg_jct_h": 2.0}, "slow": {"failed": "too slow"}}},
+    "large": {"figures": {"fifo": {"failed": "too slow"}, "srtf": FIGURES, "slow": {"failed": "job 7 is too large"}}},
+}
+
+
+@pytest.fixture
+def page(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import compare_policies_page
+
+    return compare_policies_page
+
+
+@pytest.fixture
+def comparison(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(REPOSITORY / "benchmarks"))
+    import compare_policies
+
+    return compare_policies
+
+
+def test_every_run_shows(page: Any) -> None:
+    lines = page.tables(STORED, ["small", "large"]).splitlines()
+    assert "| `fifo` | 4.00 h (1.00 ×) | – [1] |" in lines
+    assert "| `srtf` | 2.00 h (2.00 ×) | 4.00 h |" in lines
+    assert "| `slow` | – [1] | – [2] |" in lines
+    assert "| `srtf` | 40 h, 100 h, 0.2 | 40 h, 100 h, 0.2 |" in lines
+    assert lines[-2:] == ["1. too slow", "2. job 7 is too large"]
+
+
+def test_only_what_is_between_the_markers_changes(page: Any) -> None:
+    text = f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n"
+    once = page.with_block(text, "new\n")
+    assert once == f"before\n{page.BEGIN}\n\nnew\n\n{page.END}\nafter\n"
+    assert page.with_block(once, "new\n") == once
+    with pytest.raises(ValueError, match="each once"):
+        page.with_block("no markers", "new\n")
+
+
+def test_a_run_that_is_refused_or_takes_too_long_says_so(comparison: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(comparison.NODES, "short-and-crowded", 0)
+    assert "0" in comparison.attempt("short-and-crowded", "fifo", 40)["failed"]
+    monkeypatch.undo()
+    assert comparison.attempt("storage-heavy", "muri-jct", 1) == {"failed": "takes more than 1 s of computing"}
+
+
+def test_every_shipped_trace_is_compared(comparison: Any) -> None:
+    assert set(comparison.NODES) == {path.stem for path in (REPOSITORY / "examples" / "traces").glob("*.csv")}
