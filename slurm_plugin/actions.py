@@ -21,6 +21,7 @@ class MemberPlan:
         cpu_count: CPUs that its own processes keep, one for each task.
         gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
         estimated: Whether its profile is an estimate.
+        accumulate_steps: Into how many micro-batches its batches are split.
     """
 
     job_id: int
@@ -31,6 +32,7 @@ class MemberPlan:
     cpu_count: int = 1
     gpu_mem_gib: float = 0.0
     estimated: bool = False
+    accumulate_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class Executor:
 
     def _make_member(self, member: MemberPlan, host: int, node: str, job: Job) -> None:
         """Change and release one member; Slurm starts it as soon as the host has started."""
-        state = tags.MemberState(host, member.original)
+        state = tags.MemberState(host, member.original, member.accumulate_steps)
         change = JobChange(
             gpu_request="gres/gpu:0",
             required_nodes=node,

@@ -36,6 +36,7 @@ from muri.slurm_plugin.preemption import served_gpu_s
 from muri.slurm_plugin.reconcile import reconcile
 from muri.slurm_plugin.reuse import note_reuse
 from muri.slurm_plugin.running import Settled, running_units, settle, stop_actions
+from muri.slurm_plugin.sharing import ask_to_share
 from muri.slurm_plugin.status import Status, status_of, write_status
 from muri.slurm_plugin.view import Role, View, view_of
 
@@ -78,14 +79,16 @@ def decide(
     repairs = reconcile(view, intents, config, snapshot.taken_s)
     preparation = prepare(view, know, config, snapshot.taken_s)
     know = preparation.know
-    settled, preparation = ask(policy, preparation, view, know, config)
-    plan = settled.plan
+    if getattr(policy, "packs", False):
+        shared, preparation = ask_to_share(policy, preparation, view, know, config)
+        plan, starts, stops = shared.plan, shared.actions, stop_actions((), preparation.request, view)
+    else:
+        settled, preparation = ask(policy, preparation, view, know, config)
+        plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
+        starts = actions_of(plan, view, know, config) + find_joins(view, plan, know, config, snapshot.taken_s)
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
-    stops = stop_actions(settled.stops, preparation.request, view)
-    joins = find_joins(view, plan, know, config, snapshot.taken_s)
     new = tuple(run for run in preparation.dry_runs if not run.again)
-    starts = actions_of(plan, view, know, config) + joins
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     again = without_started(preparation, starts)
     actions = stops + releases + new + starts + again

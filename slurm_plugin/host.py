@@ -62,6 +62,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--solo-iteration-s", options["solo_iteration_s"],
         "--predicted-speed", options["predicted_speed"],
         *(["--gpu-mem-gib", options["gpu_mem_gib"]] if options["gpu_mem_gib"] else []),
+        *(["--accumulate-steps", options["accumulate_steps"]] if options.get("accumulate_steps") else []),
         "--status-file", str(status),
         *ranks,
         *trace,
@@ -181,6 +182,7 @@ class Host:
 @click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
 @click.option("--predicted-speed", default="", help="JOB=SPEED pairs: planned speeds, 1 = as fast as alone.")
 @click.option("--gpu-mem-gib", default="", help="JOB=GIB pairs: peak GPU memory alone, where it is known.")
+@click.option("--accumulate-steps", default="", help="JOB=N pairs: micro-batches, where batches are split.")
 @click.option("--node-count", type=int, default=1, help="Nodes of the group.")
 @click.option("--gpus-per-node", type=int, default=1, help="GPUs on each node; each gets a runtime, a rank.")
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")

@@ -94,7 +94,8 @@ def find_joins(view: View, plan: Plan, know: Knowledge, config: Config, now_s: f
         best = max(gains, key=lambda host: (gains[host][0], -host), default=None)
         if best is None or gains[best][0] < _LEAST_GAIN:
             continue
-        joins.append(_join(job, groups.pop(best), gains[best], view, know, now_s))
+        group, (gain, speed) = groups.pop(best), gains[best]
+        joins.append(join_to(job, group, speed, view, know, now_s, (_why(group, gain),)))
     return tuple(joins)
 
 
@@ -104,7 +105,7 @@ def _gain(
     """What a join adds to a group's total speed, and the new member's own speed; (0, 0) when it cannot join."""
     profiles = [_profile(member, group.host, view, know.profiles) for member in group.members]
     own = know.profile_for(job, profile_key(job, view.snapshot.nodes))
-    if own is None or None in profiles or not _has_room(job, group, view, config):
+    if own is None or None in profiles or why_no_room(job, group, view, config):
         return 0.0, 0.0
     shapes = [shape_of(profile) for profile in (*profiles, own) if profile is not None]
     gpu_mem_gib = _gpu_mem_gib(group, view, config)
@@ -120,15 +121,27 @@ def _profile(member: Job, host: Job, view: View, profiles: Mapping[ProfileKey, S
     return profiles.get(profile_key(as_submitted(member, host), view.snapshot.nodes))
 
 
-def _has_room(job: Job, group: RunningGroup, view: View, config: Config) -> bool:
+def why_no_room(job: Job, group: RunningGroup, view: View, config: Config) -> str:
+    """Return why a job cannot join a group now, "" when it can.
+
+    Args:
+        job: The job.
+        group: The group.
+        view: The snapshot by roles.
+        config: Limits.
+    """
     host, node = group.host, next((node for node in view.snapshot.nodes if node.name == group.host.nodes), None)
     # A group on its way in or out is left alone, and one of several nodes or GPUs has one runtime for each.
-    at_work = all(member.state is JobState.RUNNING for member in group.members)
-    same = (job.uid, job.partition, job.gpu_count) == (host.uid, host.partition, host.gpu_count)
-    size = len(group.members) < config.grouping.max_group_size
-    if not (at_work and same and size) or host.gpu_count != 1 or node is None or not node.usable:
-        return False
-    return node.cpu_count > node.cpus_allocated and _memory_fits(job, group)
+    checks = (
+        (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
+        ((job.uid, job.partition) != (host.uid, host.partition), "the group is of another user or partition"),
+        (job.gpu_count != host.gpu_count or host.gpu_count != 1, "only jobs on one GPU are joined"),
+        (len(group.members) >= config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
+        (node is None or not node.usable, "the group's node takes no new work"),
+        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
+        (not _memory_fits(job, group), "the group's job has not asked for enough host memory for both"),
+    )
+    return next((why for applies, why in checks if applies), "")
 
 
 def _gpu_mem_gib(group: RunningGroup, view: View, config: Config) -> float:
@@ -143,23 +156,39 @@ def _memory_fits(job: Job, group: RunningGroup) -> bool:
     return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.host.mem_per_node_mib
 
 
-def _join(job: Job, group: RunningGroup, gain: tuple[float, float], view: View, know: Knowledge, now_s: float) -> Join:
+def join_to(
+    job: Job, group: RunningGroup, speed: float, view: View, know: Knowledge, now_s: float, reasons: tuple[str, ...]
+) -> Join:
+    """Return the join of a job to a group.
+
+    Args:
+        job: The job; its model has a profile.
+        group: The group.
+        speed: The job's speed there, 1 = as fast as alone.
+        view: The snapshot by roles.
+        know: Profiles.
+        now_s: The cycle's time.
+        reasons: Why, for people.
+    """
     host, size = group.host, len(group.members) + 1
     profile = know.profiles[profile_key(job, view.snapshot.nodes)]
     member = MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
         solo_iteration_s=profile.iteration_s,
-        speed=gain[1],
+        speed=speed,
         time_limit_s=job.time_limit_s * size,
         gpu_mem_gib=profile.gpu_mem_gib,
         estimated=profile.is_estimate,
     )
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
+    why = (*reasons, *filter(None, (why_estimated(profile),)))
+    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, now_s), why)
+
+
+def _why(group: RunningGroup, gain: float) -> str:
     partners = ", ".join(str(other.job_id) for other in group.members)
-    why = f"it joins jobs {partners}, which have resources to spare: together they do {gain[0]:.2f} jobs' work more"
-    reasons = tuple(filter(None, (why, why_estimated(profile))))
-    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, now_s), reasons)
+    return f"it joins jobs {partners}, which have resources to spare: together they do {gain:.2f} jobs' work more"
 
 
 def _limit_beside(member: Job, size: int) -> int:

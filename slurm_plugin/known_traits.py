@@ -9,11 +9,14 @@ from muri.policies.allocation.derived import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity, TraitError
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
+from muri.profiler.interference.fits import LinearFit
+from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.known_sharing import read_fits, read_pairs
 from muri.slurm_plugin.model import Job, Node
 
 log = logging.getLogger("muri.controller")
@@ -28,9 +31,13 @@ class KnownTraits:
 
     Attributes:
         sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
+        fits: Iteration times over batch sizes, by name.
+        pairs: Models that were measured side by side.
     """
 
     sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
+    fits: Mapping[str, LinearFit] = field(default_factory=dict)
+    pairs: tuple[Interference, ...] = ()
 
     def is_measured(self, key: ProfileKey) -> bool:
         """Whether it was measured what CPUs do to a model."""
@@ -68,7 +75,7 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         CorruptStoreError: The store is damaged, which the caller mends.
     """
     try:
-        return KnownTraits(sensitivities={found.name: found for found in _sensitivities(store)})
+        return KnownTraits({found.name: found for found in _sensitivities(store)}, read_fits(store), read_pairs(store))
     except CorruptStoreError:
         raise
     except MuriError as error:

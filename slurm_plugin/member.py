@@ -50,6 +50,15 @@ class SlurmMembership:
         state = tags.parse_state(job_field(int(job_id), "admin_comment"))
         return None if state is None else str(state.host)
 
+    def accumulate_steps(self, job_id: str) -> int:
+        """Return what the plan chose, as the job's AdminComment says; 1 when it says nothing.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
+        return 1 if state is None else state.accumulate_steps
+
     def runs(self, job_id: str) -> bool:
         """Return whether the job runs and Slurm is not ending it.
 

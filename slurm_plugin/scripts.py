@@ -33,6 +33,9 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
     solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
     memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.3f}" for member in action.members if member.gpu_mem_gib)
     speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
+    split = ",".join(
+        f"{member.job_id}={member.accumulate_steps}" for member in action.members if member.accumulate_steps > 1
+    )
     command = [
         config.node_python, "-m", "muri.slurm_plugin.host",
         "--members", ids,
@@ -43,6 +46,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         "--predicted-speed", speed,
         *_rank_options(action),
         *(["--gpu-mem-gib", memory] if memory else []),
+        *(["--accumulate-steps", split] if split else []),
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
         "--telemetry-s", f"{config.host.telemetry_s:g}",
         "--poll-s", f"{config.host.poll_s:g}",

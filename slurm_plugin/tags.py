@@ -40,6 +40,7 @@ class Request:
         checkpoint: The job can be preempted.
         alone: Profile it, never group it.
         user_hold: The user submitted it held; only the user releases it.
+        accumulate: Into how many micro-batches its script can split a batch at most; 1: it can't.
     """
 
     model: str = ""
@@ -48,6 +49,7 @@ class Request:
     checkpoint: bool = False
     alone: bool = False
     user_hold: bool = False
+    accumulate: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,12 @@ class MemberState:
     Attributes:
         host: Job id of the group's host job.
         original: What to put back when the group ends without the member having finished.
+        accumulate_steps: Into how many micro-batches its batches are to be split.
     """
 
     host: int
     original: Original
+    accumulate_steps: int = 1
 
 
 def _words(comment: str, prefix: str) -> list[str]:
@@ -123,6 +127,7 @@ def parse_request(admin_comment: str) -> Request | None:
         checkpoint=pairs.get("checkpoint") == "1",
         alone=pairs.get("alone") == "1",
         user_hold=USER_HOLD in admin_comment.split(),
+        accumulate=_positive(pairs.get("accumulate")) or 1,
     )
 
 
@@ -149,7 +154,8 @@ def parse_json(text: str | None) -> dict[str, Any] | None:
 
 def format_state(state: MemberState) -> str:
     """Write a member's state as a token's text."""
-    return format_json({"host": state.host, "original": asdict(state.original)})
+    steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
+    return format_json({"host": state.host, "original": asdict(state.original), **steps})
 
 
 def parse_state(admin_comment: str) -> MemberState | None:
@@ -158,7 +164,7 @@ def parse_state(admin_comment: str) -> MemberState | None:
     if value is None:
         return None
     try:
-        return MemberState(host=int(value["host"]), original=Original(**value["original"]))
+        return MemberState(int(value["host"]), Original(**value["original"]), int(value.get("accumulate_steps", 1)))
     except (KeyError, TypeError, ValueError):
         return None
 

@@ -1,0 +1,125 @@
+"""What policies that share GPUs know of jobs: how times and memory follow the batch size, and how pairs do. Pure."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from itertools import combinations_with_replacement
+
+from muri.errors import MuriError
+from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.traits import BatchModel
+from muri.profiler.interference.errors import FitError
+from muri.profiler.interference.estimate import estimated_ratio
+from muri.profiler.interference.fits import KIND as FITS
+from muri.profiler.interference.fits import LinearFit, Point, computation_name, fit_computation, fit_line
+from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.interference.ratios import Interference, find
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+
+log = logging.getLogger("muri.controller")
+
+
+def read_fits(store: ProfileStore) -> dict[str, LinearFit]:
+    """Read the stored fits over batch sizes, by name; one that cannot be understood is left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: dict[str, LinearFit] = {}
+    for document in store.documents(FITS):
+        try:
+            found[document.name] = LinearFit.from_dict(document.body)
+        except MuriError as error:
+            log.warning("fit %s is not used: %s", document.name, error)
+    return found
+
+
+def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
+    """Read the measured pairs; one that cannot be understood is left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: list[Interference] = []
+    for document in store.documents(PAIRS):
+        try:
+            found.append(Interference.from_dict(document.body))
+        except MuriError as error:
+            log.warning("pair %s is not used: %s", document.name, error)
+    return tuple(found)
+
+
+def batch_model(
+    key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile], fits: Mapping[str, LinearFit], accumulate: int
+) -> BatchModel | None:
+    """Return SJF-BSBF's model of a job, None where its batch size or its times over batch sizes are unknown.
+
+    Args:
+        key: What the job is profiled under.
+        profiles: Stored profiles.
+        fits: Stored fits; without one, the model's profiles with other batch sizes are fitted.
+        accumulate: Into how many micro-batches the job's script can split a batch at most.
+    """
+    profile = profiles.get(key)
+    if profile is None or key.batch_size < 1:
+        return None
+    family = [item for item in profiles.values() if _same_but_for_batch(item.key, key) and not item.is_estimate]
+    try:
+        times = fits.get(computation_name(key)) or fit_computation(family)
+        fixed_gib, per_sample_gib = _memory(profile, family)
+        return BatchModel(
+            batch_size=key.batch_size,
+            compute_fixed_s=times.fixed_s,
+            compute_per_sample_s=times.per_unit_s,
+            communicate_s=profile.synchronize_s if key.gpu_count > 1 else 0.0,
+            fixed_mem_gib=fixed_gib,
+            mem_gib_per_sample=per_sample_gib,
+            max_accumulate_steps=accumulate,
+        )
+    except MuriError as error:
+        log.debug("%s has no batch model: %s", key, error)
+        return None
+
+
+def interference_table(
+    keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfile], pairs: tuple[Interference, ...]
+) -> InterferenceTable:
+    """Return speeds of all pairs of models: measured ones first, estimates from both profiles else.
+
+    A table tells models apart by name alone. Of a model's several profiles the least key's counts.
+
+    Args:
+        keys: What the jobs of a request are profiled under.
+        known: Stored profiles, and estimates.
+        pairs: Measured pairs.
+    """
+    by_model: dict[str, ProfileKey] = {}
+    for key in sorted(set(keys)):
+        if key in known:
+            by_model.setdefault(key.model, key)
+    rows = [_pair(a, b, known, pairs) for a, b in combinations_with_replacement(by_model.values(), 2)]
+    return InterferenceTable(tuple(rows))
+
+
+def _pair(
+    a: ProfileKey, b: ProfileKey, known: Mapping[ProfileKey, StageProfile], pairs: tuple[Interference, ...]
+) -> PairSpeed:
+    measured = find(pairs, a, b)
+    if measured is not None:
+        return PairSpeed(a.model, b.model, 1 / measured.a.ratio, 1 / measured.b.ratio)
+    speed = 1 / estimated_ratio(known[a], known[b])
+    return PairSpeed(a.model, b.model, speed, speed)
+
+
+def _same_but_for_batch(a: ProfileKey, b: ProfileKey) -> bool:
+    return (a.model, a.gpu_count, a.gpu_type) == (b.model, b.gpu_count, b.gpu_type)
+
+
+def _memory(profile: StageProfile, family: Iterable[StageProfile]) -> tuple[float, float]:
+    """GiB of GPU memory whatever the batch size, and per sample; all of it is fixed where one size is known."""
+    points = [Point(item.key.batch_size, item.gpu_mem_gib) for item in family if item.gpu_mem_gib > 0]
+    try:
+        line = fit_line(points, "profiles with a known GPU memory")
+    except FitError:
+        return profile.gpu_mem_gib, 0.0
+    return line.fixed_s, line.per_unit_s
