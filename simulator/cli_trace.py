@@ -163,6 +163,13 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
     metavar="FLOOR,MEDIAN,SIGMA,LONGEST",
     help="Log-normal above a floor, seconds.  [default: Philly's, by GPU count]",
 )
+@click.option(
+    "--pairs",
+    metavar="TABLE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead of --models: those of this table of pair speeds, as `muri simulate --interference` takes it, each as "
+    "often, with batch models; memory is assumed.",
+)
 @_output_option
 def generate_command(output: Path | None, **figures: Any) -> None:
     """Make a trace up.
@@ -176,6 +183,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
       muri trace generate --jobs 500 --gpus 32 --bottlenecks storage=2,gpu=1
       muri trace generate --jobs 99 --gpus 8 --gpu-mix 1=0.8,2=0.2 \\
           --durations 60,600,1.5,86400 -o short.csv
+      muri trace generate --jobs 240 --gpus 64 --pairs pairs.csv -o pairs-240.csv
     """
     from muri.simulator.traces.generator import generate  # noqa: PLC0415 -- numbers and tables only when needed
 
@@ -250,10 +258,15 @@ def _read(file: Path, options: ReadOptions) -> "TraceReading":
 
 def _exported_profiles(path: Path) -> "tuple[StageProfile, ...]":
     from muri.profiler.exchange import from_json  # noqa: PLC0415
+
+    return from_json(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     from muri.simulator.traces.problems import TraceError  # noqa: PLC0415
 
     try:
-        return from_json(path.read_text(encoding="utf-8"), str(path))
+        return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TraceError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -288,11 +301,15 @@ def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
     """The generator's recipe out of the command's options."""
     from muri.simulator.traces.appetites import hungry_models  # noqa: PLC0415
     from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe  # noqa: PLC0415
+    from muri.simulator.traces.pair_models import models_of_pairs  # noqa: PLC0415
 
     chosen = dict(figures)
-    gpu_mix, models = chosen.pop("gpu_mix"), chosen.pop("models")
+    gpu_mix, models, pairs = chosen.pop("gpu_mix"), chosen.pop("models"), chosen.pop("pairs")
+    if pairs is not None and models != "muri":
+        raise click.BadParameter(f"both --models {models} and --pairs say what jobs train; give one of them")
+    trained = hungry_models() if models == "synergy" else ()
     return Recipe(
-        models=hungry_models() if models == "synergy" else (),
+        models=trained if pairs is None else models_of_pairs(_text(pairs).splitlines()),
         **chosen | {"durations": _durations(chosen["durations"])},
         gpu_mix=PHILLY_GPU_MIX if gpu_mix is None else _gpu_counts(gpu_mix),
         name="generated" if output is None else output.stem,

@@ -183,3 +183,26 @@ def test_jobs_train_the_chosen_models():
     made = generate(Recipe(jobs=60, gpus=8, gpu_mix={1: 1.0, 2: 1.0}, models=models))
     assert {job.profile.key.model for job in made.jobs} == {model.name for model in models}
     assert all(job.batch == next(m.batch for m in models if m.name == job.profile.key.model) for job in made.jobs)
+
+
+def test_the_command_trains_the_models_of_a_table(tmp_path: Path) -> None:
+    table, made = tmp_path / "pairs.csv", tmp_path / "t.csv"
+    table.write_text(PAIRS)
+    command = ["trace", "generate", "--jobs", "30", "--gpus", "8", "--pairs", str(table), "-o", str(made)]
+    assert run_command(cli, command) == 0
+    batches = {job.key.model: job.batch for job in read_trace(made).jobs}
+    assert batches == {model.name: model.batch for model in models_of_pairs(PAIRS.splitlines())}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pairs", "none.csv"], "cannot read none.csv: No such file"),
+        (["--pairs", "none.csv", "--models", "synergy"], "both --models synergy and --pairs say what jobs train"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(cli, ["trace", "generate", "--jobs", "3", "--gpus", "8", *options]) == 2
+    assert message in capsys.readouterr().err
