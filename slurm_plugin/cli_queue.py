@@ -35,6 +35,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     """Show each Muri job: state, group, partners, predicted and measured speed.
 
     Speed 1.00 is as fast as alone; ! marks a measured speed that differs from the planned one by more than 20 %.
+    CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
     its partners), interleaved (running with them), alone (Slurm decides, or running), user-held.
 
@@ -56,6 +57,11 @@ def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
+def _cpus(job: "JobStatus") -> str:
+    asked = job.asked_cpu_count
+    return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
+
+
 def _print_table(status: "Status") -> None:
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -65,12 +71,16 @@ def _print_table(status: "Status") -> None:
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for name in ("GROUP", "PARTNERS", "PLANNED", "MEASURED"):
         table.add_column(name, justify="left" if name == "PARTNERS" else "right")
+    given = any(job.asked_cpu_count is not None for job in status.jobs)
+    if given:
+        table.add_column("CPUS", justify="right")
     for job in status.jobs:
         partners = ",".join(map(str, job.partners)) or "-"
         group = "-" if job.group is None else str(job.group)
         planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
         speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
-        table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds)
+        cpus = (_cpus(job),) if given else ()
+        table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds, *cpus)
     Console(highlight=False).print(table)
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")

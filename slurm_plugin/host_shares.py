@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
+from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
@@ -14,9 +15,10 @@ from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.model import Job, JobChange, JobState
 from muri.slurm_plugin.view import Role, View
 
-_MIB_PER_GIB = 1024
+OPTIONS_PER_GPU: Final = ("--cpus-per-gpu", "--mem-per-gpu")
+_MIB_PER_GIB: Final = 1024
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
-_SLACK = 1e-6
+_SLACK: Final = 1e-6
 
 
 def asked_by(job: Job) -> tags.Original:
@@ -73,7 +75,7 @@ def _per_gpu(job: Job) -> bool:
 
     A changed count does not reach such a job's steps, and srun refuses memory both per GPU and per node.
     """
-    return any(option in job.submit_line for option in ("--cpus-per-gpu", "--mem-per-gpu"))
+    return any(option in job.submit_line for option in OPTIONS_PER_GPU)
 
 
 def _cpus_per_task(job: Job, cpus: float, allocation: Allocation, *, measured: bool) -> int:

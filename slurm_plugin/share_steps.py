@@ -5,17 +5,16 @@ leaves a held job with that tag, and the next cycle, or `muri drain`, puts its o
 """
 
 import logging
-from collections.abc import Mapping
 
 from muri.slurm_plugin import slurm_errors, tags
 from muri.slurm_plugin.actions import GivenShare
 from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.slurm_plugin.host_shares import given_change, reset_change
+from muri.slurm_plugin.host_shares import OPTIONS_PER_GPU, given_change, reset_change
 from muri.slurm_plugin.model import Job, JobChange
 
 log = logging.getLogger("muri.controller")
 
-_PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
+_VARIABLES_PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
 
 
 def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> str:
@@ -29,8 +28,8 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
         SlurmUnreachableError: slurmctld does not answer; the next cycle mends what was begun.
         GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
-    if why := why_not_given(gateway.job_environment(job.job_id)):
-        return why
+    if _asks_per_gpu(gateway, job.job_id):
+        return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
     given = tags.Given(int(now_s), share.original)
     comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
     if refusal := _refusal(gateway, job, JobChange(admin_comment=comment)):
@@ -52,11 +51,13 @@ def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
     return ""
 
 
-def why_not_given(environment: Mapping[str, str] | None) -> str:
-    """Return why a job with this environment keeps its own request, "" when it may be changed."""
-    if any(name in (environment or {}) for name in _PER_GPU):
-        return "it asks for CPUs or memory per GPU, which srun in its script would hold against any other number"
-    return ""
+def _asks_per_gpu(gateway: Gateway, job_id: int) -> bool:
+    """Whether CPUs or memory were asked for per GPU; Slurm's records of a job don't tell it of memory."""
+    environment = gateway.job_environment(job_id)
+    if environment is not None:
+        return any(name in environment for name in _VARIABLES_PER_GPU)
+    directives = (line for line in gateway.batch_script(job_id).splitlines() if line.startswith("#SBATCH"))
+    return any(option in line for line in directives for option in OPTIONS_PER_GPU)
 
 
 def reset_request(gateway: Gateway, job: Job) -> None:

@@ -52,6 +52,16 @@ for job in gateway.snapshot().jobs:
 """
 
 
+KILLED_BEFORE_THE_RELEASE = """\
+import os, signal
+from muri.slurm_plugin.pyslurm_gateway import PyslurmGateway
+from muri.slurm_plugin.setup import open_controller, read_config
+PyslurmGateway.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+with open_controller(read_config(None)) as controller:
+    controller.cycle()
+"""
+
+
 class Site(MuriCluster):
     """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
 
@@ -124,3 +134,18 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
     assert sorted(drained["released"]) == sorted(jobs)
     assert [site.asked(job) for job in jobs] == before
     assert not any(tags.GIVEN_PREFIX in site.driver.job(job).get("AdminComment", "") for job in jobs)
+
+
+def test_a_controller_killed_between_change_and_release_loses_nothing(cluster: Driver) -> None:
+    site = Site(cluster, "pyslurm")
+    job = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
+    site.python(KILLED_BEFORE_THE_RELEASE, check=False)
+    left = cluster.job(job)
+    assert (left["JobState"], left["Priority"], left["NumCPUs"]) == ("PENDING", "0", "9")
+    cluster.run("touch", f"/home/alice/seen-{job}", user="alice")
+    ended = site.cycles_until_ended(job)[job]
+    assert (ended["JobState"], ended["ExitCode"], ended["NumCPUs"], ended["Restarts"]) == ("COMPLETED", "0:0", "9", "0")
+    given = tags.parse_given(ended["AdminComment"])
+    assert given is not None
+    assert (given.original.cpu_count, given.original.mem_per_cpu_mib) == (4, 500)
+    assert site.output(job).count("batch cpus=9") == 1

@@ -147,6 +147,17 @@ def test_requests_per_gpu_are_left_alone(make_controller):
 
 
 @pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize(("directive", "cpus"), [("#SBATCH --mem-per-gpu=7G", 4), ("# --mem-per-gpu=7G", 9)])
+def test_where_the_environment_is_unreadable_the_script_tells(make_controller, directive, cpus):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    slurm.job_environment = lambda job_id: None
+    slurm.batch_script = lambda job_id: f"#!/bin/sh\n{directive}\nmuri run train.py\n"
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert (slurm.jobs[1].cpu_count, slurm.jobs[1].held) == (cpus, False)
+
+
+@pytest.mark.usefixtures("appetites")
 def test_a_job_that_is_held_again_gets_its_own_request_and_is_planned_anew(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
     with make_controller(slurm, **TUNE) as controller:
