@@ -2,10 +2,11 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
+from muri.policies.allocation.names import ALIASES, ORDERS, SYNERGY_NAMES
 from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
 
 
@@ -23,6 +24,7 @@ def policies(as_json: bool) -> None:
     Examples:
       muri policies
       muri policies --json | jq -r '.policies[] | select(.shares) | .name'
+      muri policies --json | jq -r '.policies[].name' | grep synergy
     """
     infos, problems = describe_policies(), policy_problems()
     if as_json:
@@ -44,12 +46,22 @@ def _print_table(infos: Iterable[PolicyInfo]) -> None:
     for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):
         table.add_column(name, no_wrap=name != "GOES FIRST")
     table.add_column("WHAT IT DOES")
-    for info in infos:
+    for info in _one_order_of_each(infos):
         summary = "cannot be used, see below" if info.problem else info.summary
         origin = "" if info.source == "built-in" else f" ({info.source})"
         only = " (simulated only)" if info.simulated_only else ""
         table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
     Console(highlight=False, markup=False).print(table)
+    others = ", ".join(f"-{order}" for order in ORDERS[1:])
+    click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
+
+
+def _one_order_of_each(infos: Iterable[PolicyInfo]) -> Iterable[PolicyInfo]:
+    """Of Synergy's policies only those with a short name, by that."""
+    short = {name: alias for alias, name in ALIASES.items()}
+    for info in infos:
+        if info.name in short or info.name not in SYNERGY_NAMES:
+            yield replace(info, name=short.get(info.name, info.name))
 
 
 def _word(value: bool | None) -> str:

@@ -184,7 +184,11 @@ class Host(Section):
 class Config(Section):
     """Everything an administrator can set."""
 
-    policy: str = Field("auto", description="Who goes first and who shares; `muri policies` lists them.")
+    policy: str = Field(
+        "auto",
+        description="Who goes first, who shares, who gets which CPUs and memory (synergy-tune); `muri policies` lists "
+        "them.",
+    )
     gateway: Literal["auto", "pyslurm", "command"] = Field("auto", description="How to speak to Slurm.")
     interval_s: float = Field(360.0, gt=0, description="Seconds between two cycles with --interval.")
     state_dir: Path = Field(Path("/var/lib/muri"), description="Journal, profiles and status live here.")

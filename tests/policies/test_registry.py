@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from policy_builders import make_job, make_node, make_request
 
+from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
 from muri.policies.schedulers.muri_jct import MuriJct
@@ -33,7 +34,7 @@ def test_a_policy_carries_the_name_that_selects_it(name):
 def test_an_unknown_policy_lists_the_valid_ones():
     with pytest.raises(UnknownPolicyError, match=r"unknown policy 'tiresia' \(did you mean 'tiresias'\?\)") as caught:
         get_policy("tiresia")
-    assert all(name in str(caught.value) for name in policy_names())
+    assert all(name in str(caught.value) for name in listed(policy_names()))
     assert caught.value.exit_code == 2
 
 
@@ -266,4 +267,15 @@ def test_the_list_fits_eighty_columns():
         check=True,
     )
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert all(name in done.stdout for name in policy_names())
+    rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
+    assert set(policy_names()) - set(SYNERGY_NAMES) | set(ALIASES) <= rows
+    assert not rows & set(SYNERGY_NAMES)
+    assert "-srtf, -las, -ftf behind the name" in done.stdout
+
+
+def test_a_mechanism_alone_goes_by_submit_time():
+    assert {name: get_policy(name).name for name in ALIASES} == ALIASES
+    with pytest.raises(UnknownPolicyError, match=r"did you mean 'synergy-tune-las'\?") as caught:
+        get_policy("synergy-tune-lass")
+    assert "synergy-{proportional,greedy,tune,opt}-{fifo,srtf,las,ftf}" in str(caught.value)
+    assert "synergy-tune-fifo" not in str(caught.value)
