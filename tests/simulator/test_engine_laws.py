@@ -12,6 +12,7 @@ from engine_builders import CPU, GPU, by_id, job, profile, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers.shortest import Srtf
@@ -21,6 +22,9 @@ from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, JobRecord, Outage, Settings, SimulationError, SimulationResult, TraceJob
 from muri.simulator.noise import planned_profiles
 from muri.simulator.waiting import View, WaitingJobs, view_of
+
+POLICIES = [name for name in policy_names() if name not in SYNERGY_NAMES or name in ALIASES.values()]
+"""Of Synergy's, one order of each mechanism."""
 
 SMALL = Cluster(2, 2, gpu_mem_gib=40.0)
 MODELS = [
@@ -71,7 +75,7 @@ def simulated(jobs: list[TraceJob], policy: str, how: Settings, cluster: Cluster
     return run(jobs, policy, cluster, **fields)
 
 
-@pytest.mark.parametrize("policy", policy_names())
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(), how=all_settings())
 def test_nothing_is_lost_run_twice_or_over_committed(policy: str, jobs: list[TraceJob], how: Settings) -> None:
@@ -88,7 +92,7 @@ def test_nothing_is_lost_run_twice_or_over_committed(policy: str, jobs: list[Tra
         assert record.shared_s <= record.run_s <= record.jct_s * (1 + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize("policy", [name for name in policy_names() if name != "antman"])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name != "antman"])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(40), how=all_settings(), max_wait_s=st.sampled_from([float("inf"), 300.0]))
 def test_the_end_of_a_long_queue_changes_no_decision(
