@@ -43,24 +43,10 @@ def proportional(table: JobTable, cluster: Cluster, rows: Rows) -> Round:
 def greedy(table: JobTable, cluster: Cluster, rows: Rows) -> Round:
     """Every job has its demand or nothing."""
     nodes = Nodes(cluster)
-    kinds, chosen, firsts = table.kinds, [], []
-    free = cluster.gpu_count
-    failed: set[int] = set()  # kinds that there is no room for; nothing is given back, so they need no second look
-    for row in rows.tolist():
-        kind = kinds[row]
-        if id(kind) in failed or kind.gpu_count > free:
-            continue
-        counts = nodes.first_fit(kind.gpu_count, kind.demand)
-        if counts is None:
-            failed.add(id(kind))
-            continue
-        chosen.append(row)
-        firsts.append(next(iter(counts)))
-        free -= kind.gpu_count
-        if not free:
-            break
-    found = np.array(chosen, dtype=np.int64)
-    return Round(found, table.speed[found], np.array(firsts, dtype=np.int64), nodes)
+    firsts = np.array(nodes.first_fits(table.kinds[row] for row in rows.tolist()), dtype=np.int64)
+    found = firsts >= 0
+    chosen = rows[: len(firsts)][found]
+    return Round(chosen, table.speed[chosen], firsts[found], nodes)
 
 
 def tune(table: JobTable, cluster: Cluster, rows: Rows) -> Round:
