@@ -1,5 +1,6 @@
 """What the jobs of a request could do with which numbers of GPUs."""
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -50,7 +51,7 @@ def weight(job: PlanJob) -> float:
 
     Source: Pollux, section 4.2.2, eq. 16.
     """
-    return min(1.0, (_FULL_WEIGHT_GPU_S / max(job.attained_gpu_s, 1.0)) ** _DECAY)
+    return min(1.0, math.pow(_FULL_WEIGHT_GPU_S / max(job.attained_gpu_s, 1.0), _DECAY))
 
 
 def candidates_of(request: PlanRequest, packed: PackedGpus, rules: PolicyOptions) -> list[Candidate]:

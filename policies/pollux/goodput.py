@@ -77,7 +77,7 @@ def goodput(model: BatchModel, asked: int, gpu_count: int) -> float:
         gpu_count: GPUs that it would have, ≥ 1.
     """
     largest = max(1.0, gpu_count / asked)
-    scales = {largest ** (step / _BATCH_SCALES) for step in range(_BATCH_SCALES + 1)}
+    scales = {math.pow(largest, step / _BATCH_SCALES) for step in range(_BATCH_SCALES + 1)}
     return max(scale * statistical_efficiency(scale) / _iteration_s(model, asked, gpu_count, scale) for scale in scales)
 
 
