@@ -9,7 +9,7 @@ from typing import Final
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import FreeNode, PlanJob
 
-_SLACK: Final = 1e-9
+SLACK: Final = 1e-9
 """Relative difference that is only a rounding error."""
 
 Wish = Callable[[PlanJob, FreeNode, int], Demand]
@@ -54,9 +54,7 @@ def steps(job: PlanJob, node: FreeNode, gpus: int) -> tuple[Demand, ...]:
     """What a job can make use of between its proportional share and its demand, the fastest first."""
     if job.sensitivity is None or not node.gpu_count:
         return ()
-    fair, most = fair_share(node), saturating_wish(job, node, gpus)
-    within = (share for share in cells(job.sensitivity, fair, most) if not exceeds(share, most))
-    return tuple(sorted(within, key=lambda share: (-throughput(job.sensitivity, share, fair), share)))
+    return _steps(job.sensitivity, fair_share(node), saturating_wish(job, node, gpus))
 
 
 def exceeds(first: Demand, second: Demand) -> bool:
@@ -66,7 +64,7 @@ def exceeds(first: Demand, second: Demand) -> bool:
 
 def more(first: float, second: float) -> bool:
     """Whether the first amount is larger by more than a rounding error."""
-    return first > second + _SLACK * max(1.0, abs(second))
+    return first > second + SLACK * max(1.0, abs(second))
 
 
 @lru_cache(maxsize=4096)
@@ -84,12 +82,18 @@ def cells(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand,
     for share in (Demand(*pair) for pair in product(cpus, mem_gib)):
         reached = throughput(sensitivity, share, fair)
         beaten = any(
-            other >= reached * (1 - _SLACK) and smaller.cpus <= share.cpus and smaller.mem_gib <= share.mem_gib
+            other >= reached * (1 - SLACK) and smaller.cpus <= share.cpus and smaller.mem_gib <= share.mem_gib
             for other, smaller in found
         )
-        if reached >= usual * (1 - _SLACK) and not beaten:
+        if reached >= usual * (1 - SLACK) and not beaten:
             found.append((reached, share))
     return tuple(share for _, share in found)
+
+
+@lru_cache(maxsize=4096)
+def _steps(sensitivity: Sensitivity, fair: Demand, most: Demand) -> tuple[Demand, ...]:
+    within = (share for share in cells(sensitivity, fair, most) if not exceeds(share, most))
+    return tuple(sorted(within, key=lambda share: (-throughput(sensitivity, share, fair), share)))
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +103,7 @@ def _saturating(sensitivity: Sensitivity, fair: Demand, most: Demand) -> Demand:
         min(sensitivity.demand.mem_gib, most.mem_gib) if fair.mem_gib else 0.0,
     )
     usual = throughput(sensitivity, fair, fair)
-    if throughput(sensitivity, wanted, fair) >= usual * (1 - _SLACK):
+    if throughput(sensitivity, wanted, fair) >= usual * (1 - SLACK):
         return wanted
     # Profiles tell the demand within some tolerance: take the least that is really as fast as the fair share.
     enough = [share for share in cells(sensitivity, fair, most) if not exceeds(share, fair)]

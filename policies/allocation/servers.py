@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from muri.policies.allocation.demand import fair_share, more
+from muri.policies.allocation.demand import SLACK, fair_share
 from muri.policies.cycle.placement import FreeGpus, Shares
 from muri.policies.traits import Demand
 from muri.policies.types import FreeNode, HostShare, PlanJob, Running
@@ -17,11 +17,21 @@ class Servers:
     Args:
         nodes: The nodes, which are not changed.
         gpus: Their free GPUs; it is counted down.
+
+    Attributes:
+        nodes: The nodes by name.
+        gpus: Free GPUs.
+        kind: Nodes of one size have the same number.
     """
 
     def __init__(self, nodes: Iterable[FreeNode], gpus: FreeGpus) -> None:
         self.nodes = {node.name: node for node in sorted(nodes, key=lambda node: node.name)}
         self.gpus = gpus
+        sizes: dict[tuple[float, ...], int] = {}
+        self.kind = {
+            name: sizes.setdefault((node.gpu_count, node.cpu_count, node.mem_gib), len(sizes))
+            for name, node in self.nodes.items()
+        }
         self._of_partition: dict[str, list[str]] = {}
         for name, node in self.nodes.items():
             for partition in node.partitions:
@@ -31,7 +41,7 @@ class Servers:
     def copy(self) -> "Servers":
         """An independent copy, to try something out."""
         twin = Servers.__new__(Servers)
-        twin.nodes, twin._of_partition = self.nodes, self._of_partition
+        twin.nodes, twin.kind, twin._of_partition = self.nodes, self.kind, self._of_partition
         twin.gpus, twin._free = self.gpus.copy(), dict(self._free)
         return twin
 
@@ -47,8 +57,10 @@ class Servers:
     def has_host(self, name: str, amount: Demand) -> bool:
         """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""
         node, free = self.nodes[name], self._free[name]
-        cpus = not node.cpu_count or not more(amount.cpus, free.cpus)
-        return cpus and (not node.mem_gib or not more(amount.mem_gib, free.mem_gib))
+        # Written out, for this is asked of every node for every job.
+        if node.cpu_count and amount.cpus > free.cpus + SLACK * (1.0 + amount.cpus):
+            return False
+        return not node.mem_gib or amount.mem_gib <= free.mem_gib + SLACK * (1.0 + amount.mem_gib)
 
     def tightness(self, name: str) -> tuple[float, ...]:
         """What a node has left; best fit takes the least."""

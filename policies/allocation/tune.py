@@ -132,7 +132,7 @@ class _Tuner:
         """The three steps."""
         job = contender.job
         for proportional in (False, True):
-            fitting = [name for name in nodes if self._fits(job, name, proportional=proportional)]
+            fitting = self._fitting(job, nodes, proportional=proportional)
             if fitting:
                 best = min(fitting, key=lambda name: (*self._servers.tightness(name), name))
                 self._settle(self._seat(contender, best, proportional=proportional))
@@ -146,10 +146,18 @@ class _Tuner:
                 return True
         return False
 
-    def _fits(self, job: PlanJob, name: str, *, proportional: bool) -> bool:
-        """Whether a node with enough GPUs has the CPUs and the memory, too."""
-        each = self._each(job, name, proportional=proportional)
-        return self._servers.has_host(name, Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count))
+    def _fitting(self, job: PlanJob, nodes: Sequence[str], *, proportional: bool) -> list[str]:
+        """Of nodes with enough GPUs those that have the CPUs and the memory, too."""
+        servers, needs = self._servers, {}
+        found = []
+        for name in nodes:
+            kind = servers.kind[name]
+            if kind not in needs:
+                each = self._each(job, name, proportional=proportional)
+                needs[kind] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
+            if servers.has_host(name, needs[kind]):
+                found.append(name)
+        return found
 
     def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
         gpus = (NodeShare(name, contender.job.gpu_count),)
@@ -158,10 +166,10 @@ class _Tuner:
 
     def _each(self, job: PlanJob, name: str, *, proportional: bool) -> Demand:
         """What a job asks for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
-        node = self._servers.nodes[name]
-        asked = (node.gpu_count, node.cpu_count, node.mem_gib, job.gpu_count, id(job.sensitivity), proportional)
+        asked = (self._servers.kind[name], job.gpu_count, id(job.sensitivity), proportional)
         each = self._known.get(asked)
         if each is None:
+            node = self._servers.nodes[name]
             each = fair_share(node) if proportional else self._wish(job, node, job.gpu_count)
             self._known[asked] = each
         return each
