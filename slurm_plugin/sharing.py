@@ -31,7 +31,8 @@ from muri.slurm_plugin.actions import Action, Join, StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import join_to, why_no_room
 from muri.slurm_plugin.known_sharing import batch_model, interference_table
-from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of
+from muri.slurm_plugin.model import Node
+from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, member_mem_mib
 from muri.slurm_plugin.running import RunningGroup, running_groups, running_units
 from muri.slurm_plugin.view import View
 
@@ -266,12 +267,26 @@ def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
 
 
 def _prepared(action: Action, steps: Mapping[int, int], view: View) -> Action:
-    """A start with its members' steps, and a CPU of its node left for the batch script of one who joins."""
+    """A start with its members' steps, behind a host with room for one who joins."""
     if not isinstance(action, StartGroup):
         return action
     members = tuple(replace(member, accumulate_steps=steps.get(member.job_id, 1)) for member in action.members)
     node = next(node for node in view.snapshot.nodes if node.name == action.node)
-    own = sum(member.cpu_count for member in members)
-    spare = node.cpu_count - node.cpus_allocated - own - action.cpu_count
-    cpus = max(1, action.cpu_count - max(0, 1 - spare))
-    return replace(action, members=members, cpu_count=cpus)
+    return replace(action, members=members, **_for_two(action, node))
+
+
+def _for_two(action: StartGroup, node: Node) -> dict[str, int]:
+    """CPUs and memory of two such jobs, as far as the GPU's part of the node goes and the node has them now.
+
+    What a host holds can't grow later, and one who joins runs in it; its batch script has a CPU and a little memory
+    of its own.
+    """
+    scripts = action.members[0].cpu_count + 1
+    cpus = max(action.cpu_count, min(2 * action.cpu_count, node.cpu_count // node.gpu_count - scripts))
+    cpus = min(cpus, node.cpu_count - node.cpus_allocated - scripts)
+    if not action.mem_per_node_mib:
+        return {"cpu_count": max(1, cpus)}
+    scripts_mib = 2 * (member_mem_mib(action.members[0].original) or 0)
+    part_mib = min(node.mem_mib // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
+    own_mib = action.mem_per_node_mib
+    return {"cpu_count": max(1, cpus), "mem_per_node_mib": max(own_mib, min(2 * own_mib, part_mib))}

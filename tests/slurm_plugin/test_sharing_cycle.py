@@ -144,6 +144,15 @@ def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, n
     assert tags.parse_state(slurm.jobs[2].admin_comment).accumulate_steps == 4
 
 
+@pytest.mark.parametrize(("node_mib", "host_mib"), [(64_000, 16_000), (14_000, 12_976), (8_500, 8_000), (0, 8_000)])
+def test_a_host_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(node_mib, host_mib):
+    node = make_node("n1", gpu_count=1, cpu_count=6, mem_mib=node_mib)
+    slurm = FakeSlurm([job(1, "long", 10_000, mem_per_node_mib=8_000)], [node])
+    decision = decided(slurm, Scripted(Sharer(1, (NodeShare("n1", 1, (0,)),))))
+    (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
+    assert (start.mem_per_node_mib, start.cpu_count) == (host_mib, 4)
+
+
 def test_of_two_that_want_the_same_group_one_joins(make_controller):
     slurm = run_alone(make_controller)
     slurm.jobs[2] = job(2, "short", 100, accumulate=8)
@@ -194,7 +203,7 @@ def test_gpus_in_part_or_of_two_jobs_are_not_joined_and_the_reason_is_told(make_
     assert "only join one running job, on just the same GPUs" in str(waiting.reasons[0])
 
 
-def test_who_shares_with_a_job_that_only_starts_now_joins_it_later(make_controller):
+def test_who_shares_with_a_job_that_only_starts_now_joins_it_later():
     slurm = FakeSlurm([job(1, "long", 10_000), job(2, "short", 10)], [make_node("n1", gpu_count=1)])
     gpus = (NodeShare("n1", 1, (0,)),)
     decision = decided(slurm, Scripted(Sharer(1, gpus, accumulate_steps=2), Sharer(2, gpus)))
@@ -203,7 +212,7 @@ def test_who_shares_with_a_job_that_only_starts_now_joins_it_later(make_controll
     assert str(decision.plan.waiting[0].reasons[0]) == "it will join job 1 once that one runs"
 
 
-def test_a_stored_fit_comes_before_the_profiles(make_controller):
+def test_a_stored_fit_comes_before_the_profiles():
     known = {each.key: each for each in KNOWN}
     key = ProfileKey("short", 8, 1, "gpu")
     fitted = batch_model(key, known, {}, 8)
