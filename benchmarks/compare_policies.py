@@ -84,18 +84,19 @@ def _no_longer_than(limit_s: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def measure(traces: tuple[str, ...], policies: tuple[str, ...], jobs: int, limit_s: int) -> dict[str, dict[str, Any]]:
-    """Figures by trace and policy."""
+def measure(
+    traces: tuple[str, ...], policies: tuple[str, ...], jobs: int, limit_s: int
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Trace, policy and figures of each run, as they end."""
     wanted = [(trace, policy) for policy in policies for trace in traces]
-    found: dict[tuple[str, str], Any] = {}
     with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
         futures = {pool.submit(attempt, trace, policy, limit_s): (trace, policy) for trace, policy in wanted}
-        for future in as_completed(futures):
+        for number, future in enumerate(as_completed(futures), 1):
             trace, policy = futures[future]
-            figures = found[trace, policy] = future.result()
+            figures = future.result()
             said = figures.get("failed") or f"average JCT {figures['avg_jct_h']:8.2f} h  ({figures['wall_s']} s)"
-            tell(f"{len(found)}/{len(wanted)}  {trace:18} {policy:28} {said}")
-    return {trace: {policy: found[trace, policy] for policy in policies} for trace in traces}
+            tell(f"{number}/{len(wanted)}  {trace:18} {policy:28} {said}")
+            yield trace, policy, figures
 
 
 def merged(stored: Mapping[str, Any], trace: str, measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,17 +132,21 @@ def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s:
 
     Exits with 1 while a policy has no figures.
     """
-    stored = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
-    found: list[Bar] = []
+    found: dict[str, list[Bar]] = {}
     if not page_only:
-        measured = measure(traces or tuple(NODES), policies or policy_names(), jobs, limit_s)
-        cases = {trace: merged(stored, trace, figures) for trace, figures in measured.items()}
-        found = [bar for trace, figures in cases.items() for bar in judge(trace, figures)]
-        keep(RESULT, cases, found)
-    page.write(json.loads(RESULT.read_text(encoding="utf-8")), list(NODES))
-    for bar in found:
+        for trace, policy, figures in measure(traces or tuple(NODES), policies or policy_names(), jobs, limit_s):
+            case = merged(_stored(), trace, {policy: figures})
+            found[trace] = judge(trace, case)
+            keep(RESULT, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
+    page.write(_stored(), list(NODES))
+    bars = [bar for of_trace in found.values() for bar in of_trace]
+    for bar in bars:
         tell(str(bar))
-    sys.exit(0 if all(bar.passed for bar in found) else 1)
+    sys.exit(0 if all(bar.passed for bar in bars) else 1)
+
+
+def _stored() -> dict[str, Any]:
+    return dict(json.loads(RESULT.read_text(encoding="utf-8"))) if RESULT.exists() else {}
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def draw(stored: Stored, traces: Sequence[str]) -> None:
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt  # noqa: PLC0415
-    from matplotlib.ticker import FuncFormatter  # noqa: PLC0415
+    from matplotlib.ticker import FuncFormatter, LogLocator  # noqa: PLC0415
 
     policies = _policies(stored, traces)
     figure, axis = plt.subplots(figsize=(9, 1.6 + 0.26 * len(policies)), layout="constrained")
@@ -119,6 +119,8 @@ def draw(stored: Stored, traces: Sequence[str]) -> None:
     axis.axvline(1.0, color="black", linewidth=0.8)
     axis.set_xscale("log", base=2)
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.xaxis.set_major_locator(LogLocator(base=2, subs=(0.7, 1.0)))
+    axis.set_ylim(-1, len(policies))
     axis.set_yticks(range(len(policies)), policies, fontsize=9)
     axis.invert_yaxis()
     axis.grid(axis="both", linewidth=0.4, zorder=0)
