@@ -46,7 +46,7 @@ _FOLDER: Final = click.Path(path_type=Path, file_okay=False)
 @click.option("--mem-gb-per-node", "mem_gib_per_node", metavar="GIB", type=_AMOUNT, default=0.0,
               help="Host memory of each node, likewise; 0: unlimited.")  # fmt: skip
 @click.option("--model", type=click.Choice(["default", "reference"]), default="default", show_default=True,
-              help="Physically sound, or the public Muri simulator's semantics.")  # fmt: skip
+              help="Physically sound, or the semantics of Muri's and Synergy's public simulators.")  # fmt: skip
 @click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
               help="Seconds between two plans; 0: at every arrival and completion.")  # fmt: skip
 @click.option("--restart-s", metavar="SECONDS", type=_AMOUNT, default=30.0, show_default=True,
