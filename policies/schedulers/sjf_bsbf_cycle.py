@@ -39,6 +39,7 @@ class SharingCycle:
         self._why: dict[int, tuple[Reason, ...]] = {}
         self._released: dict[int, Solo] = {}
         self._waiting: list[tuple[PlanJob, Offers]] = []
+        self._new_since_refusal = False
         self._by_node, self._most_gib = cache(self._find_nodes), cache(self._find_most_gib)
         for holding in self._packed.holdings.values():
             self._why[holding.job.job_id] = (explain.kept(holding), reasons.NOT_STOPPED)
@@ -60,10 +61,19 @@ class SharingCycle:
 
     def result(self, name: str) -> Plan:
         """The plan."""
+        self._ask_again()
         sharers = (self._sharer(holding) for job_id, holding in self._holdings())
         return Plan(
             name, solo=tuple(self._released.values()), waiting=tuple(self._explain_waiting()), sharers=tuple(sharers)
         )
+
+    def _ask_again(self) -> None:
+        """Jobs that were refused before others started may join these: the next cycle would find the same."""
+        while self._new_since_refusal:
+            self._new_since_refusal = False
+            refused, self._waiting = self._waiting, []
+            for job, _ in refused:
+                self.decide(job)
 
     def _holdings(self) -> Iterator[tuple[int, Holding]]:
         """Jobs on GPUs, without those that only keep GPUs free for Slurm."""
@@ -95,6 +105,7 @@ class SharingCycle:
     def _offer(self, holding: Holding) -> None:
         """Let others join a job where it is alone."""
         if self._sharing and holding.job.groupable:
+            self._new_since_refusal |= bool(self._waiting) and not holding.kept and bool(holding.own_gpus)
             self._partners(holding.job).offer(holding)
 
     def _partners(self, job: PlanJob) -> Partners:

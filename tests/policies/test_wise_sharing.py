@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import make_cluster_node, make_job, make_profile, make_request
 
@@ -337,6 +337,7 @@ def carried_out(before, plan, new_jobs):
 
 
 @pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
+@settings(max_examples=50)
 @given(first=packing_requests(), shuffled=st.randoms(use_true_random=False))
 def test_every_plan_keeps_the_rules(policy, first, shuffled):
     plan = policy.plan(first)
@@ -352,6 +353,16 @@ def test_every_plan_keeps_the_rules(policy, first, shuffled):
             sharer.accumulate_steps,
         )
     assert policy.plan(permuted(second, shuffled)) == after
+
+
+@pytest.mark.parametrize("policy", [BSBF, FFS], ids=lambda policy: policy.name)
+@settings(max_examples=50)
+@given(first=packing_requests())
+def test_another_cycle_on_the_same_cluster_changes_nothing(policy, first):
+    first = dataclasses.replace(first, larger_than_a_node="whole-nodes")  # Slurm's jobs would be gone from the next
+    plan = policy.plan(first)
+    again = policy.plan(carried_out(first, plan, []))
+    assert where(again) == where(plan) and all(sharer.kept for sharer in again.sharers)
 
 
 def permuted(before, shuffled: random.Random):
