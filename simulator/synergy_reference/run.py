@@ -85,8 +85,8 @@ def check_synergy(policy: str, options: Mapping[str, Any]) -> SynergyName:
         raise SimulationError(f"the reference model has no policy {policy!r}; of Synergy's it has: {valid}")
     if name.mechanism not in MECHANISMS:
         raise SimulationError(
-            f"the reference model has no {policy}: an integer program for each of thousands of rounds takes days, and "
-            f"no results of it are published; simulate it under the default model, or take one of: {valid}"
+            f"the reference model has no {policy}: an integer program for each of thousands of rounds would take too "
+            f"long, and no results of it are published; simulate it under the default model, or take one of: {valid}"
         )
     if options:
         raise SimulationError(f"under the reference model {policy} has no option {next(iter(options))!r}; it has none")
