@@ -50,7 +50,9 @@ def as_asked(job: Job) -> Job:
     )
 
 
-def share_of(job: Job, planned: Sequence[HostShare], allocation: Allocation, *, measured: bool) -> GivenShare | None:
+def share_of(
+    job: Job, planned: Sequence[HostShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
+) -> GivenShare | None:
     """Return what a job is given when it starts, None where its own request stays as it is.
 
     Args:
@@ -58,11 +60,14 @@ def share_of(job: Job, planned: Sequence[HostShare], allocation: Allocation, *, 
         planned: What the plan gives it of each of its nodes.
         allocation: What may be changed.
         measured: Whether it was measured what CPUs do to the job: only then it may get fewer than it asked for.
+        threads_per_core: CPUs of a core on the planned nodes. Slurm gives out whole cores; half of one would be
+            taken from a share planned for another job.
     """
     # What Slurm would lay out differently from the plan is left alone.
     if not planned or len(planned) != max(1, job.node_count) or job.array or job.het or _per_gpu(job):
         return None
-    cpus_per_task = _cpus_per_task(job, min(share.cpus for share in planned), allocation, measured=measured)
+    cpus = min(share.cpus for share in planned)
+    cpus_per_task = _cpus_per_task(job, cpus, threads_per_core, allocation, measured=measured)
     mem_mib = _mem_mib(job, min(share.mem_gib for share in planned), allocation)
     if allocation.cpus == allocation.memory == "off":
         return None
@@ -78,9 +83,11 @@ def _per_gpu(job: Job) -> bool:
     return any(option in job.submit_line for option in OPTIONS_PER_GPU)
 
 
-def _cpus_per_task(job: Job, cpus: float, allocation: Allocation, *, measured: bool) -> int:
+def _cpus_per_task(job: Job, cpus: float, threads_per_core: int, allocation: Allocation, *, measured: bool) -> int:
     tasks_per_node = -(-job.task_count // max(1, job.node_count))
     wanted = max(1, math.floor((cpus + _SLACK) / tasks_per_node))
+    if wanted >= threads_per_core:
+        wanted -= wanted % threads_per_core
     if allocation.cpus == "off" or not cpus:
         return job.cpus_per_task
     if allocation.cpus == "raise-only" or not measured:

@@ -111,7 +111,8 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         fields.setdefault(name, value)  # free text such as Reason= comes last and can't replace a field
     cpus_allocated = int(fields["CPUAlloc"])
     state = slurm_text.node_words(fields["State"])
-    if 0 < cpus_allocated < int(fields.get("CPUEfctv", fields["CPUTot"])):
+    cpu_count = int(fields.get("CPUEfctv", fields["CPUTot"]))
+    if 0 < cpus_allocated < cpu_count:
         # Slurm leaves it to its clients to say so of a node with some CPUs free.
         state = ["MIXED" if word == "ALLOCATED" else word for word in state]
     configured = slurm_text.gres_counts(fields.get("Gres", ""))
@@ -121,11 +122,12 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         usable=slurm_text.node_usable(state),
         state="+".join(state),
         partitions=partitions.get(name, ()),
-        cpu_count=int(fields["CPUTot"]),
+        cpu_count=cpu_count,
         cpus_allocated=cpus_allocated,
         gpu_count=slurm_text.gpu_total(configured),
         gpus_allocated=slurm_text.gpu_total(slurm_text.gres_counts(fields.get("GresUsed", ""))),
         gpu_type=slurm_text.gpu_type(configured),
-        mem_mib=slurm_text.node_mem_mib(int(fields.get("RealMemory", 0))),
+        mem_mib=slurm_text.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
+        threads_per_core=int(fields.get("ThreadsPerCore", 1)),
     )

@@ -138,13 +138,14 @@ class Node:
         usable: Whether new jobs can start there (not down, drained, reserved for maintenance or unknown).
         state: Slurm's text of the state, for people.
         partitions: Partitions that it belongs to.
-        cpu_count: CPUs configured.
+        cpu_count: CPUs that jobs may have.
         cpus_allocated: CPUs given out.
         gpu_count: GPUs configured.
         gpus_allocated: GPUs given out.
         gpu_type: GRES type, "gpu" when untyped.
-        mem_mib: Memory configured; 0 when unknown.
+        mem_mib: Memory that jobs may have; 0 when unknown.
         mem_allocated_mib: Memory given out.
+        threads_per_core: CPUs of one core, which jobs usually get together.
     """
 
     name: str
@@ -158,6 +159,7 @@ class Node:
     gpu_type: str
     mem_mib: int = 0
     mem_allocated_mib: int = 0
+    threads_per_core: int = 1
 
 
 @dataclass(frozen=True, slots=True)

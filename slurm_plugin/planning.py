@@ -237,7 +237,10 @@ def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple
 def _release_solo(solo: Solo, plan: Plan, view: View, know: Knowledge, config: Config) -> ReleaseSolo:
     job = view.jobs[solo.job_id]
     measured = know.traits.is_measured(profile_key(job, view.snapshot.nodes))
-    share = share_of(job, plan.host_shares.get(solo.job_id, ()), config.allocation, measured=measured)
+    planned = plan.host_shares.get(solo.job_id, ())
+    names = {share.node for share in planned}
+    threads = max((node.threads_per_core for node in view.snapshot.nodes if node.name in names), default=1)
+    share = share_of(job, planned, config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 

@@ -184,13 +184,14 @@ def node(record: Mapping[str, Any]) -> Node:
         usable=slurm_text.node_usable(state),
         state="+".join(state),
         partitions=tuple(sorted(words(_split(record.get("partitions"))))),
-        cpu_count=number(record["cpus"]),
+        cpu_count=number(record.get("effective_cpus")) or number(record["cpus"]),
         cpus_allocated=number(record.get("alloc_cpus")),
         gpu_count=slurm_text.gpu_total(configured),
         gpus_allocated=slurm_text.gpu_total(slurm_text.gres_counts(record.get("gres_used") or "")),
         gpu_type=slurm_text.gpu_type(configured),
-        mem_mib=slurm_text.node_mem_mib(number(record.get("real_memory"))),
+        mem_mib=slurm_text.node_mem_mib(number(record.get("real_memory")), number(record.get("specialized_memory"))),
         mem_allocated_mib=number(record.get("alloc_memory")),
+        threads_per_core=max(1, number(record.get("threads"), 1)),
     )
 
 

@@ -68,9 +68,14 @@ def node_usable(words: Iterable[str]) -> bool:
     return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
 
 
-def node_mem_mib(configured_mib: int) -> int:
-    """A node's memory; 0 where the administrator configured none, for which Slurm has 1 MiB."""
-    return configured_mib if configured_mib > 1 else 0
+def node_mem_mib(configured_mib: int, set_aside_mib: int = 0) -> int:
+    """A node's memory for jobs; 0 where the administrator configured none, for which Slurm has 1 MiB.
+
+    Args:
+        configured_mib: RealMemory.
+        set_aside_mib: MemSpecLimit, for the system.
+    """
+    return max(configured_mib - set_aside_mib, 0) if configured_mib > 1 else 0
 
 
 def gres_counts(text: str) -> dict[str, int]:

@@ -18,7 +18,8 @@ from muri.slurm_plugin.view import view_of
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TABLE = (
-    "NodeName=n1 CPUAlloc=4 CPUTot=16 Gres=gpu:2 RealMemory=64000 AllocMem=8000 FreeMem=22868 State=MIXED\n"
+    "NodeName=n1 CPUAlloc=4 CPUTot=16 Gres=gpu:2 RealMemory=65000 AllocMem=8000 FreeMem=22868 "
+    "CPUEfctv=14 State=MIXED ThreadsPerCore=2 MemSpecLimit=1000\n"
     "NodeName=n2 CPUAlloc=0 CPUTot=16 Gres=gpu:2 RealMemory=1 AllocMem=0 State=IDLE\n"
 )
 
@@ -29,7 +30,7 @@ def test_commands_tell_the_memory_of_nodes_and_jobs(version):
         return json.loads((FIXTURES / f"{kind}-{version}.json").read_text(encoding="utf-8"))
 
     node = next(node for node in slurm_json.nodes(document("nodes")) if node.name == "n1")
-    assert (node.mem_mib, node.mem_allocated_mib) == (64000, 2000)
+    assert (node.mem_mib, node.mem_allocated_mib, node.threads_per_core) == (64000, 2000, 1)
     jobs = {job.name: job for job in slurm_json.jobs(document("jobs"), taken_s=0.0)}
     assert (jobs["running"].mem_per_node_mib, jobs["running"].mem_per_cpu_mib) == (2000, 2000)
     assert (jobs["details"].mem_per_node_mib, jobs["details"].mem_per_cpu_mib) == (500, 0)
@@ -37,8 +38,10 @@ def test_commands_tell_the_memory_of_nodes_and_jobs(version):
 
 def test_libslurms_table_tells_the_memory_and_none_that_was_not_configured():
     told, silent = nodes_of_table(TABLE, {})
-    assert (told.mem_mib, told.mem_allocated_mib) == (64000, 8000)
+    assert (told.mem_mib, told.mem_allocated_mib, told.cpu_count) == (64000, 8000, 14)
     assert (silent.mem_mib, silent.mem_allocated_mib) == (0, 0)
+    assert (told.threads_per_core, silent.threads_per_core) == (2, 1)
+    assert silent.cpu_count == 16
 
 
 def test_memory_per_cpu_can_be_put_back_through_both_gateways():
@@ -53,7 +56,7 @@ def test_a_snapshot_file_from_before_memory_was_told_is_read():
     snapshot = Snapshot(1.0, "c", "26.05", (make_job(1),), (make_node("n1", mem_mib=64000),))
     document = json.loads(dump_snapshot(snapshot))
     for record in (*document["jobs"], *document["nodes"]):
-        for name in ("mem_per_cpu_mib", "mem_mib", "mem_allocated_mib"):
+        for name in ("mem_per_cpu_mib", "mem_mib", "mem_allocated_mib", "threads_per_core"):
             record.pop(name, None)
     old = parse_snapshot(json.dumps(document))
     assert (old.jobs[0].mem_per_cpu_mib, old.nodes[0].mem_mib) == (0, 0)

@@ -212,6 +212,20 @@ def test_tasks_and_nodes_get_whole_cpus_each():
     assert share_of(tasks, (share(0.1),), BOTH, measured=True).cpus_per_task == 1
 
 
+@pytest.mark.parametrize(("cpus", "given"), [(9.0, 8), (7.0, 6), (8.0, 8), (1.0, 1)])
+def test_whole_cores_are_given(cpus, given):
+    job = make_job(1)
+    assert share_of(job, (share(cpus),), BOTH, measured=True, threads_per_core=2).cpu_count == given
+
+
+@pytest.mark.usefixtures("appetites")
+def test_shares_of_nodes_with_two_threads_per_core_fit_together(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1", threads_per_core=2)])
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [8, 2]
+
+
 @pytest.mark.parametrize(
     "changes", [{"array": True}, {"het": True}, {"node_count": 2}, {"submit_line": "sbatch --mem-per-gpu=7G t.sh"}]
 )
