@@ -143,6 +143,8 @@ class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in 
         if not clock.explicit:
             clock.become_explicit()
         clock.ask_batch()
+        if self._prefetch:
+            splitting.refuse("muri.batches(…, prefetch=1) fetches batches ahead of the loop")
         tell_ahead(clock, self._loader, int(self._prefetch))
         with stage("load"):
             source = begin_loop(self._loader, self._site, clock.yield_point)

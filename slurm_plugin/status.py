@@ -10,7 +10,7 @@ from muri.errors import MuriError
 from muri.policies.reason import sentences
 from muri.policies.types import Plan
 from muri.slurm_plugin import tags
-from muri.slurm_plugin.joins import groups_by_host
+from muri.slurm_plugin.joins import begun_joins, groups_by_host
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.telemetry import is_off_plan, member_report
@@ -130,9 +130,9 @@ def status_of(
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
         reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
-    groups = groups_by_host(intents)
+    groups, joins = groups_by_host(intents), begun_joins(intents)
     return tuple(
-        _describe(job, view, groups, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
+        _describe(job, view, groups, joins.get(job.job_id), reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.snapshot.jobs
         if job.state.is_active and view.roles[job.job_id] not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
     )
@@ -145,7 +145,9 @@ def _state_name(job: Job, role: Role) -> str:
     return _STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved")
 
 
-def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple[str, ...]) -> JobStatus:
+def _describe(
+    job: Job, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
+) -> JobStatus:
     request = tags.parse_request(job.admin_comment) or tags.Request()
     role = view.roles[job.job_id]
     state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
@@ -166,9 +168,16 @@ def _describe(job: Job, view: View, groups: Mapping[int, Intent], reasons: tuple
         predicted_speed=own["speed"] if own is not None else None,
         solo_iteration_s=solo_iteration_s,
         estimated=own is not None and own.get("estimated", False),
-        reasons=(tuple(intent.payload["reasons"]) if intent is not None else ()) + reasons,
+        reasons=_why_there(host, intent, join) + reasons,
     )
     return _with_report(_with_resources(described, job), view)
+
+
+def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
+    """Why a job is in its group: it joined it, or began with it."""
+    if join is not None and host is not None and int(join.payload["host"]) == host:
+        return tuple(join.payload["reasons"])
+    return tuple(group.payload["reasons"]) if group is not None else ()
 
 
 def _with_resources(described: JobStatus, job: Job) -> JobStatus:

@@ -26,6 +26,10 @@ FETCH_AHEAD: Final = ("accelerate.data_loader", "lightning.pytorch.loops", "pyto
 """Modules whose loops fetch a batch ahead of the one they train on, and have accumulation of their own."""
 
 
+_OWNER: Final = "_muri_split_loop"
+"""An iterator of a loader keeps whose loop it belongs to."""
+
+
 class Patches:
     """What was put in the place of PyTorch's own, and how to put that back."""
 
@@ -124,11 +128,14 @@ def _with_step_of_their_own(kinds: list[type]) -> list[Any]:
 
 def _fetching(plain: Callable[..., Any]) -> Callable[..., Any]:
     def next_batch(iterator: Any) -> Any:
-        loop = local.loop
+        loop, owner = local.loop, vars(iterator).get(_OWNER)
+        if owner is not None and owner is not loop:
+            owner.lose("a loader is read in turn by several threads")
         if loop is None:
             return plain(iterator)
         if any(name in sys.modules for name in FETCH_AHEAD):
             loop.refuse("Lightning and Accelerate fetch batches ahead; use their own option to accumulate gradients")
+        setattr(iterator, _OWNER, loop)
         fetch = functools.partial(plain, iterator)
         return loop.next_batch(iterator, iterator._dataset, fetch, training=torch.is_grad_enabled())
 

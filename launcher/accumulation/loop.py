@@ -149,6 +149,11 @@ class SplitLoop:
             self._batch.undone = True
             self._gradients.clear()
 
+    def lose(self, reason: str) -> None:
+        """The loader of the current batch is out of this loop's hands: go on with whole batches at once."""
+        self.refuse(reason)
+        self._batch = None
+
     def end(self) -> None:
         """The loop is over, or the script splits its batches itself from now on."""
         batch, self._batch = self._batch, None

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from muri.launcher.accumulation.planned import hooked_steps
+from muri.launcher.context import current_session
 
 if TYPE_CHECKING:
     from muri.launcher.accumulation.loop import SplitLoop
@@ -26,10 +27,10 @@ class LocalState(threading.local):
 
     @property
     def loop(self) -> "SplitLoop | None":
-        """What splits this thread's loaders; None: nothing does."""
+        """What splits this thread's loaders; None: nothing does, as in all threads that a script starts itself."""
         if not self._looked:
             self._looked = True
-            steps = 1 if self._explicit else hooked_steps(os.environ)
+            steps = hooked_steps(os.environ) if _is_first_thread() and not self._explicit else 1
             if steps > 1:
                 from muri.launcher.accumulation.loop import SplitLoop  # noqa: PLC0415 (only where batches are split)
 
@@ -41,6 +42,11 @@ class LocalState(threading.local):
         """Whether more micro-batches of the current batch are to come."""
         loop = self._loop
         return self._partial or (loop is not None and loop.amid_batch)
+
+    def refuse(self, reason: str) -> None:
+        """Let loaders give whole batches, for a reason that the user is told, if they were to be split."""
+        if self.loop is not None:
+            self.loop.refuse(reason)
 
     def become_explicit(self) -> None:
         """The script splits its batches itself: loaders give whole ones from now on."""
@@ -71,6 +77,12 @@ class LocalState(threading.local):
         finally:
             loop.end()
             self._loop, self._looked = before
+
+
+def _is_first_thread() -> bool:
+    """Whether the calling thread is the one that the script begins in."""
+    session, thread = current_session(), threading.current_thread()
+    return thread is threading.main_thread() if session is None else thread not in session.threads
 
 
 local = LocalState()

@@ -1,6 +1,8 @@
 """Micro-batches train as whole batches do: `muri.accumulate`, called by the script or through hooks."""
 
+import sys
 from collections import UserDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import pytest
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import muri
 from muri.launcher.accumulation.planned import AccumulateError
 from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
+from muri.launcher.accumulation.state import LocalState
 
 SAMPLES = 44  # batches of 12, the last one of 8
 CLASSES = 3
@@ -346,3 +349,152 @@ def test_without_a_number_the_scheduler_chooses(monkeypatch):
     assert muri.accumulate(3).steps == 3
     monkeypatch.setenv("MURI_ACCUMULATE_STEPS", "many")
     assert muri.accumulate().steps == 2  # a broken number costs the parts, not the run
+
+
+def epochs_of(train_batch, around, loader_of=loader, epochs=2):
+    """Train a model by `train_batch(model, optimizer, inputs, targets)`; its loss on all data."""
+    model, stepper = made(mlp, "momentum")
+    with around():
+        for _ in range(epochs):
+            for inputs, targets in loader_of():
+                train_batch(model, stepper, inputs.double(), targets)
+    return whole_curve(model, *data().tensors, functional.cross_entropy)
+
+
+def test_a_gradient_scaler_steps_once_per_batch():
+    def loss_with(around):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+        def train_batch(model, stepper, inputs, targets):
+            stepper.zero_grad()
+            scaler.scale(functional.cross_entropy(model(inputs), targets)).backward()
+            scaler.unscale_(stepper)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(stepper)
+            scaler.update()
+
+        return epochs_of(train_batch, around), scaler.get_scale()
+
+    whole, split = loss_with(nullcontext), loss_with(lambda: muri.accumulate(4))
+    assert split == pytest.approx(whole, rel=1e-9)
+    assert whole[1] == 1024.0 * 2**4  # 8 batches
+
+
+def test_gradients_cleared_after_the_step_and_through_the_model():
+    def train_batch(model, stepper, inputs, targets):
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+        model.zero_grad()
+
+    whole = epochs_of(train_batch, nullcontext)
+    assert epochs_of(train_batch, lambda: muri.accumulate(4)) == pytest.approx(whole, rel=1e-9)
+
+
+def test_loaders_with_workers_are_split_as_well():
+    def train_batch(model, stepper, inputs, targets):
+        stepper.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+
+    def with_workers():
+        return DataLoader(data(), batch_size=12, num_workers=1)
+
+    whole = epochs_of(train_batch, nullcontext, epochs=1)
+    split = epochs_of(train_batch, lambda: muri.accumulate(3), with_workers, epochs=1)
+    assert split == pytest.approx(whole, rel=1e-9)
+
+
+def closures(model, stepper, inputs, targets):
+    def closure():
+        stepper.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    assert stepper.step(closure).item() > 0
+
+
+def turns(model, stepper, inputs, targets):
+    """As a GAN does: a second step that rests on the first."""
+    for _ in range(2):
+        stepper.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+
+
+def by_hand(model, stepper, inputs, targets):
+    for parameter in model.parameters():
+        parameter.grad = None
+    functional.cross_entropy(model(inputs), targets).backward()
+    stepper.step()
+
+
+def without_backward(model, stepper, inputs, targets):
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    stepper.step()
+
+
+@pytest.mark.parametrize(
+    ("train_batch", "reason"),
+    [
+        (closures, "takes a closure"),
+        (turns, "several backward passes"),
+        (by_hand, "changes or clears gradients"),
+        (without_backward, "do not come from backward()"),
+    ],
+)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_loops_that_cannot_be_split_train_on_whole_batches(train_batch, reason, steps, capfd):
+    whole = epochs_of(train_batch, nullcontext)
+    assert epochs_of(train_batch, lambda: muri.accumulate(steps)) == whole
+    assert capfd.readouterr().err.count(reason) == 1
+
+
+def test_trainers_that_fetch_ahead_get_whole_batches(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "accelerate.data_loader", object())
+    whole, _, _ = train(mlp, "adamw")
+    assert train(mlp, "adamw", around=lambda: muri.accumulate(4))[0] == whole
+    assert "fetch batches ahead" in capfd.readouterr().err
+
+
+def test_prefetching_gets_whole_batches(capfd):
+    sizes = []
+    with muri.accumulate(4):
+        for inputs, _ in muri.batches(loader(), prefetch=1):
+            sizes.append(len(inputs))
+    assert sizes == [12, 12, 12, 8]
+    assert "fetches batches ahead" in capfd.readouterr().err
+
+
+def test_a_loader_that_another_thread_goes_on_reading_is_let_go(capfd):
+    model, stepper = made(mlp, "momentum")
+    with muri.accumulate(2):
+        iterator = iter(loader())
+        first = next(iterator)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(next, iterator).result()
+        assert (len(first[0]), len(second[0])) == (6, 12)
+        before = whole_curve(model, *data().tensors, functional.cross_entropy)
+        stepper.zero_grad()
+        functional.cross_entropy(model(second[0].double()), second[1]).backward()
+        stepper.step()
+    assert whole_curve(model, *data().tensors, functional.cross_entropy) != before
+    assert "several threads" in capfd.readouterr().err
+
+
+def test_other_threads_are_left_alone(monkeypatch):
+    monkeypatch.setenv("MURI_ACCUMULATE", "4")
+    assert LocalState().loop is not None
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: LocalState().loop).result() is None
+
+
+def test_explicit_calls_end_what_hooks_began(monkeypatch):
+    monkeypatch.setenv("MURI_ACCUMULATE", "4")
+    state = LocalState()
+    assert state.loop is not None
+    state.become_explicit()
+    assert state.loop is None

@@ -75,6 +75,8 @@ def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(m
     assert (joined.host, joined.accumulate_steps) == (host.job_id, 4)  # 6 + 3.5 GiB fit into 10, 6 + 5 do not
     assert slurm.jobs[2].state is JobState.RUNNING
     assert status[2].partners == (1,)
+    assert any("4 steps" in reason for reason in status[2].reasons)
+    assert not any("4 steps" in reason for reason in status[1].reasons)
     assert 0 < status[2].predicted_speed < 1
     assert hosts(slurm) == [slurm.jobs[host.job_id]]
     before = dict(slurm.jobs)
