@@ -31,7 +31,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
     members = [member.job_id for member in action.members]
     ids = ",".join(map(str, members))
     solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
-    memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.3f}" for member in action.members if member.gpu_mem_gib)
+    memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.6g}" for member in action.members if member.gpu_mem_gib)
     speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
     split = ",".join(
         f"{member.job_id}={member.accumulate_steps}" for member in action.members if member.accumulate_steps > 1

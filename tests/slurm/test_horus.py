@@ -1,0 +1,151 @@
+"""Horus on a real Slurm: a model that never ran is placed by its graph; who runs out of GPU memory asks for more."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from muri_cluster import MuriCluster
+
+from sandbox.driver import DeadlineError, Driver
+
+PARTITION = ["-p", "small", "--gres=gpu:1"]
+
+MEASURED = """\
+import sys
+from pathlib import Path
+from muri.profiler.prediction.documents import put_features
+from muri.profiler.prediction.features import GraphFeatures
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+
+def measured(family, batch_size):
+    flops = 10**9 * batch_size * (1 + family)
+    features = GraphFeatures(batch_size, 64, 256 * batch_size, 10**6, 4 * 10**6, 4 * 10**6, flops // 100,
+                             flops // 200, flops // 3, flops, kernels=40, moved_bytes=flops // 20, matmuls=10, depth=10)
+    load_s, propagate_s = 1e-3 * batch_size, flops / 1e12
+    whole_s = load_s + propagate_s
+    detail = ProfileDetail(gpu_utilisation=propagate_s / whole_s)
+    key = ProfileKey(f"family{family}", batch_size, 1, "gpu")
+    stages = (load_s, 0.0, propagate_s, 0.0)
+    return features, StageProfile(key, *stages, whole_s, gpu_mem_gib=2.0, iterations=20, detail=detail)
+
+with ProfileStore(Path(sys.argv[1])) as store:
+    for family in range(10):
+        for batch_size in (4, 8, 16, 32):
+            features, profile = measured(family, batch_size)
+            store.put(profile)
+            put_features(store, profile.key, features)
+"""
+
+NET_PY = """\
+import torch
+
+def build():
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1))
+"""
+
+TRAIN_PY = """\
+import os, time
+from pathlib import Path
+import muri
+
+print("started", os.environ["SLURM_JOB_ID"], flush=True)
+while not Path("/home/alice/enough").exists():
+    for stage in ("load", "propagate"):
+        with muri.stage(stage):
+            time.sleep(0.02)
+"""
+
+# Stands in for PyTorch's error, which only a GPU raises; the second run finds the memory that it asked for.
+HUNGRY_PY = """\
+import os, time
+import muri
+
+class OutOfMemoryError(RuntimeError):
+    pass
+
+print("started", os.environ["SLURM_JOB_ID"], flush=True)
+for step in range(20):
+    with muri.stage("propagate"):
+        time.sleep(0.05)
+if not os.environ.get("SLURM_RESTART_COUNT"):
+    raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+print("finished", flush=True)
+"""
+
+
+@pytest.fixture
+def muri(sandbox: Driver) -> Iterator[MuriCluster]:
+    sandbox.cancel_all()
+    cluster = MuriCluster(sandbox, f"/var/lib/muri-{time.monotonic_ns()}")
+    cluster.configure(policy="horus", partitions=["small"], gpu_mem_gib={"gpu": 24.0})
+    for name, text in (("patient", TRAIN_PY), ("hungry", HUNGRY_PY)):
+        sandbox.write(f"{name}.py", text)
+        sandbox.write(f"{name}.sh", f"#!/bin/sh\nmuri run /home/alice/{name}.py\n")
+    sandbox.run("rm", "-f", "/home/alice/enough")
+    cluster.python(MEASURED, f"{cluster.state_dir}/profiles.db")
+    yield cluster
+    sandbox.cancel_all()
+
+
+def submit(muri: MuriCluster, model: str, script: str) -> int:
+    mark = f"--muri=model={model},batch-size=8,duration=60s"
+    return muri.driver.submit(*PARTITION, mark, "--open-mode=append", f"/home/alice/{script}.sh")
+
+
+def all_end_well(muri: MuriCluster, *jobs: int) -> None:
+    muri.driver.write("enough", "")
+    ended = muri.cycles_until_ended(*jobs)
+    assert {fields["JobState"] for fields in ended.values()} == {"COMPLETED"}
+
+
+def explained(muri: MuriCluster, job: int) -> str:
+    return str(muri.driver.run("muri", "explain", str(job), user="alice").stdout)
+
+
+def cycles_until(muri: MuriCluster, what: str, *jobs: int) -> None:
+    """Run cycles until the jobs' outputs say so."""
+
+    def done() -> bool:
+        muri.cycle()
+        return all(muri.driver.job(job)["JobState"] != "PENDING" and what in muri.output(job) for job in jobs)
+
+    try:
+        muri.driver.wait_until(done, f"{what!r} of jobs {jobs}", 60.0)
+    except DeadlineError:
+        pytest.fail("\n".join(explained(muri, job) for job in jobs))
+
+
+def test_a_model_that_never_ran_is_placed_by_its_graph_and_shares_a_gpu(muri: MuriCluster) -> None:
+    muri.driver.write("net.py", NET_PY, user="root")
+    store = f"{muri.state_dir}/profiles.db"
+    graph = ("--module", "net.py:build", "--input", "64", "--batch-size", "8", "--keep-as", "newcomer")
+    said = muri.driver.run("muri", "profile", "predict", *graph, "--store", store, "--json", user="root")
+    assert json.loads(said.stdout)
+    jobs = [submit(muri, "newcomer", "patient") for _ in range(3)]
+    muri.cycle()
+    hosts = muri.hosts()
+    assert len(hosts) == 2  # both GPUs have a job that was never measured, before any dry run
+    cycles_until(muri, "started", *jobs)
+    assert muri.hosts() == hosts  # the third one joined
+    texts = [explained(muri, job) for job in jobs]
+    assert all("never measured here" in text and "predicted from its model's graph" in text for text in texts)
+    assert "shares GPUs with" in texts[2]
+    all_end_well(muri, *jobs)
+
+
+def test_who_runs_out_of_gpu_memory_beside_others_comes_back_and_asks_for_more(muri: MuriCluster) -> None:
+    partners = [submit(muri, "family1", "patient") for _ in range(2)]
+    cycles_until(muri, "started", *partners)
+    hungry = submit(muri, "family2", "hungry")
+    cycles_until(muri, "finished", hungry)
+    output = muri.output(hungry)
+    assert output.count("started") == 2
+    assert "asks for more next time" in output
+    assert muri.driver.job(hungry)["Restarts"] == "1"
+    assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in partners)
+    asks = "import sys; from pathlib import Path; from muri.slurm_plugin.journal import Journal;"
+    asks += "print(*Journal(Path(sys.argv[1])).facts('gpu-mem').values())"
+    assert muri.python(asks, f"{muri.state_dir}/journal.db").stdout.split() == ["3.0"]  # its profile says 2 GiB
+    all_end_well(muri, *partners, hungry)
