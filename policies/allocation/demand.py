@@ -6,6 +6,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Final
 
+from muri.policies.allocation.effect import throughput_ratio
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import FreeNode, PlanJob
 
@@ -43,11 +44,8 @@ def saturating_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
 
 def speed(job: PlanJob, per_gpu: Demand, node: FreeNode) -> float:
     """Throughput with a share, relative to the proportional share of the node; 1 while nothing is known."""
-    if job.sensitivity is None:
-        return 1.0
     fair = fair_share(node)
-    usual = throughput(job.sensitivity, fair, fair)
-    return throughput(job.sensitivity, per_gpu, fair) / usual if usual > 0 else 1.0
+    return throughput_ratio(job.sensitivity, _enough(per_gpu, fair), _enough(fair, fair))
 
 
 def steps(job: PlanJob, node: FreeNode, gpus: int) -> tuple[Demand, ...]:
@@ -111,10 +109,13 @@ def _saturating(sensitivity: Sensitivity, fair: Demand, most: Demand) -> Demand:
 
 
 def throughput(sensitivity: Sensitivity, per_gpu: Demand, fair: Demand) -> float:
-    """Throughput of a share; of what is unknown of the node there is enough."""
-    return sensitivity.throughput_at(
-        per_gpu.cpus if fair.cpus else math.inf, per_gpu.mem_gib if fair.mem_gib else math.inf
-    )
+    """Throughput of a share, in the sensitivity's own unit."""
+    return sensitivity.throughput_at(*_enough(per_gpu, fair))
+
+
+def _enough(per_gpu: Demand, fair: Demand) -> Demand:
+    """A share with no limit on what is unknown of the node."""
+    return Demand(per_gpu.cpus if fair.cpus else math.inf, per_gpu.mem_gib if fair.mem_gib else math.inf)
 
 
 def _candidates(amounts: tuple[float, ...], most: float, *, known: bool) -> list[float]:

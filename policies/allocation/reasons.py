@@ -20,7 +20,7 @@ def gave_way(job: PlanJob) -> Reason:
 def share(host: Host) -> Reason:
     """What a job gets of its nodes."""
     template, values = _amounts(host)
-    return Reason(f"with {template}", values)
+    return Reason(f"it gets {template}", values)
 
 
 def saturated(speed: float) -> Reason:
@@ -45,12 +45,13 @@ def restarted(before: Host, after: Host) -> Reason:
     )
 
 
-def no_host_room(job: PlanJob, ahead: int, wanted: Demand) -> Reason:
+def no_host_room(job: PlanJob, ahead: int, needed: Host) -> Reason:
     """Why a job waits although GPUs are free."""
     line = "it is next in line" if not ahead else f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it"
+    template, values = _amounts(needed)
     return Reason(
-        f"{line}; a node of partition {{}} has {{}} free, but not with {{:.4g}} CPUs and {{:.4g}} GiB of memory beside",
-        (job.partition, plural(job.gpu_count, "GPU"), wanted.cpus, wanted.mem_gib),
+        f"{line}; a node of partition {{}} has {{}} free, but not with {template} beside",
+        (job.partition, plural(job.gpu_count, "GPU"), *values),
     )
 
 

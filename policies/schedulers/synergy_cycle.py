@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from muri.policies.allocation import reasons as host_reasons
-from muri.policies.allocation.demand import Wish, exceeds, speed
+from muri.policies.allocation.demand import Wish, exceeds, proportional_wish, speed
 from muri.policies.allocation.seats import Round, Seat, Seating
 from muri.policies.allocation.servers import Servers
 from muri.policies.cycle import reasons
@@ -19,7 +19,7 @@ from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.reason import Reason
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import HostShare, Plan, PlanRequest, Running, Solo, Waiting
+from muri.policies.types import HostShare, NodeShare, Plan, PlanRequest, Running, Solo, Waiting
 
 Mechanism = Callable[[Round], Seating]
 """A way to give out GPUs, CPUs and memory."""
@@ -137,7 +137,9 @@ class _Cycle:
             return (*why, host_reasons.NOT_ALLOCATED)
         why.append(host_reasons.share(seat.host))
         wanted = self._wish(job, node, seat.gpus[0].gpu_count)
-        if job.sensitivity is None:
+        if self._wish is proportional_wish:
+            why.append(host_reasons.PROPORTIONAL)
+        elif job.sensitivity is None:
             why.append(host_reasons.UNKNOWN)
         elif exceeds(wanted, seat.share):
             why.append(host_reasons.below_demand(wanted, speed(job, wanted, node)))
@@ -165,7 +167,8 @@ class _Cycle:
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
             name = self._servers.with_gpus(job, job.gpu_count)[0]
             wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
-            return host_reasons.no_host_room(job, ahead, wanted)
+            needed = self._servers.host_of((NodeShare(name, job.gpu_count),), wanted)
+            return host_reasons.no_host_room(job, ahead, needed)
         return why_waiting.of(job, ahead)
 
     def _is_given_to_slurm(self, contender: Contender) -> bool:

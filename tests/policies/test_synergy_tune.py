@@ -37,7 +37,7 @@ def kept(plan):
 def test_step_1_everybody_gets_his_demand():
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY), job(2, MODEST), job(3, MODEST)], [make_host("a")])
     assert shares_by_job(plan) == {1: (6, 10), 2: (1, 10), 3: (1, 10)}
-    assert "with 6 CPUs and 10 GiB of memory / that is all it can use: 2.00 × its speed" in said(plan, 1)
+    assert "it gets 6 CPUs and 10 GiB of memory / that is all it can use: 2.00 × its speed" in said(plan, 1)
 
 
 def test_step_1_the_server_with_the_least_left_is_the_best_fit():
@@ -178,6 +178,7 @@ def test_a_job_that_waits_for_cpus_too_long_goes_to_slurm():
 def test_proportional_gives_everybody_the_same():
     plan = plan_of("synergy-proportional-fifo", [job(1, HUNGRY), job(2, MODEST)], [make_host("a")])
     assert shares_by_job(plan) == {1: FAIR, 2: FAIR}
+    assert said(plan, 1).endswith("it gets 3 CPUs and 60 GiB of memory / CPUs and memory follow the GPUs")
 
 
 def test_greedy_skips_what_does_not_fit():
