@@ -7,6 +7,7 @@ from typing import Final
 from muri.policies.traits import Demand
 from muri.policies.types import HostShare, HostShares, NodeShare
 from muri.simulator.model import Cluster, SimulationError
+from muri.simulator.state import PROPORTIONAL
 
 _ROUNDING: Final = 1e-6
 
@@ -36,16 +37,16 @@ class Hosts:
             SimulationError: Only some members have shares, or one is of another node or impossible.
         """
         if not (shares and self.limited):
-            return {}
+            return PROPORTIONAL
         found = {job_id: shares[job_id] for job_id in members if job_id in shares}
         if not found:
-            return {}
+            return PROPORTIONAL
         if len(found) < len(members):
             missing = next(job_id for job_id in members if job_id not in found)
             raise SimulationError(f"a plan gives CPUs and memory to some members of a group but not to job {missing}")
         for job_id, of_job in found.items():
             _check(job_id, of_job, gpus)
-        return {} if len(found) == 1 and self._is_fair(gpus, found) else found
+        return PROPORTIONAL if len(found) == 1 and self._is_fair(gpus, found) else found
 
     def held(self, gpus: Sequence[NodeShare], shares: HostShares) -> dict[str, Demand]:
         """CPUs and memory that a unit with shares of its own holds, by node."""

@@ -1,7 +1,8 @@
 """What is true of a job and of the GPUs that it runs on, at one moment of a simulation."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import HostShares, NodeShare, PlanJob, Running
@@ -122,8 +123,11 @@ class LiveJob:
         return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s, self.out_of_memory)
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+PROPORTIONAL: Final[HostShares] = MappingProxyType({})
+"""The host shares of a unit that has as much of the CPUs and memory of its nodes as of their GPUs."""
+
+
+class Seat(NamedTuple):
     """What a unit holds, and how its members run on it; another one means a restart.
 
     Attributes:
@@ -134,7 +138,7 @@ class Seat:
     """
 
     gpus: tuple[NodeShare, ...]
-    host_shares: HostShares = field(default_factory=dict)
+    host_shares: HostShares = PROPORTIONAL
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
 

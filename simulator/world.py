@@ -218,7 +218,7 @@ class World:
         if seat.host_shares:
             self.nodes.hosts.change(seat.gpus, seat.host_shares, -1)
             left = {job_id: share for job_id, share in seat.host_shares.items() if job_id != live.job.job_id}
-            unit.seat = replace(seat, host_shares=left)
+            unit.seat = seat._replace(host_shares=left)
             self._give(unit)
 
     def _set_pace(self, unit: Unit) -> None:

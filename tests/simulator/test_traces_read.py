@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.muri_paper import FORMAT as PAPER
@@ -115,6 +116,22 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         cpu_count=draw(st.none() | times),
         mem_gib=draw(st.none() | times),
         restart_s=draw(st.none() | times),
+        batch=draw(st.none() | batch_models(profile.key.batch_size)) if profile.key.batch_size else None,
+        gpu_utilization=draw(st.none() | st.floats(0, 1)),
+    )
+
+
+def batch_models(batch_size: int) -> st.SearchStrategy[BatchModel]:
+    return st.builds(
+        BatchModel,
+        batch_size=st.just(batch_size),
+        compute_fixed_s=times,
+        compute_per_sample_s=times,
+        communicate_s=times,
+        overlap_exponent=st.floats(1, 100) | st.just(math.inf),
+        fixed_mem_gib=times,
+        mem_gib_per_sample=times,
+        max_accumulate_steps=st.integers(1, 64),
     )
 
 
