@@ -71,16 +71,19 @@ class Partners:
 
     def __init__(self, pairs: PairSpeeds) -> None:
         self._pairs = pairs
-        self._holdings: dict[int, Holding] = {}
+        self._jobs: dict[int, _Job] = {}
         self._open: _Open | None = None
 
     def offer(self, holding: Holding) -> None:
         """Let others join a job where it is alone, if it is anywhere; one whose model nobody knows is left out."""
         self._open = None
-        if holding.own_gpus and self._pairs.number(holding.job) is not None:
-            self._holdings[holding.job.job_id] = holding
-        else:
-            self._holdings.pop(holding.job.job_id, None)
+        gpus, model = holding.own_gpus, self._pairs.number(holding.job)
+        if not gpus or model is None:
+            self._jobs.pop(holding.job.job_id, None)
+            return
+        slowdown = 1 / self._pairs.beside_others(holding)
+        left_gib = min(gpu.left_gib for gpu in gpus)
+        self._jobs[holding.job.job_id] = _Job(holding, gpus, slowdown * _left_s(holding), slowdown, left_gib, model)
 
     def that_pay(self, job: PlanJob) -> Offers:
         """Those that are worth joining now, by mean completion time; of known durations only."""
@@ -105,44 +108,46 @@ class Partners:
 
     def _fits(self, job: PlanJob) -> "_Fits | None":
         number = self._pairs.number(job)
-        if number is None or not self._holdings:
+        if number is None or not self._jobs:
             return None
         if self._open is None:
-            self._open = _Open.of(self._pairs, [self._holdings[job_id] for job_id in sorted(self._holdings)])
+            self._open = _Open.of([self._jobs[job_id] for job_id in sorted(self._jobs)])
         return _fit(job, self._open, self._pairs.slowdowns[:, number], self._pairs.slowdowns[number])
 
 
-class _Open(NamedTuple):
-    """Jobs by job id, and the GPUs that each is alone on.
+class _Job(NamedTuple):
+    """A job that can be joined, and the GPUs that it is alone on.
 
-    With what each still needs as it runs now, how much others slow it down already, and the least memory left.
+    With what it still needs as it runs now, how much others slow it down already, the least memory left, and its model.
     """
 
-    holdings: Sequence[Holding]
-    gpus: Sequence[Gpus]
+    holding: Holding
+    gpus: Gpus
+    running_s: float
+    slowdown: float
+    left_gib: float
+    model: int
+
+
+class _Open(NamedTuple):
+    """Such jobs by job id, and their figures as arrays."""
+
+    jobs: Sequence[_Job]
     running_s: Floats
     slowdown: Floats
     left_gib: Floats
     model: Indices
 
     @staticmethod
-    def of(pairs: PairSpeeds, holdings: Sequence[Holding]) -> "_Open":
-        gpus = [holding.own_gpus for holding in holdings]
-        slowdown = np.array([1 / pairs.beside_others(holding) for holding in holdings])
-        return _Open(
-            holdings,
-            gpus,
-            slowdown * np.array([_left_s(holding) for holding in holdings]),
-            slowdown,
-            np.array([min(gpu.left_gib for gpu in own) for own in gpus]),
-            np.array([pairs.number(holding.job) for holding in holdings], dtype=np.intp),
-        )
+    def of(jobs: Sequence[_Job]) -> "_Open":
+        running_s, slowdown, left_gib = np.array([job[2:5] for job in jobs]).T
+        return _Open(jobs, running_s, slowdown, left_gib, np.array([job.model for job in jobs], dtype=np.intp))
 
 
 class _Fits(NamedTuple):
     """A job beside each open one: the way of computing its batch (-1: none fits), and what comes of sharing."""
 
-    jobs: _Open
+    jobs: Sequence[_Job]
     ways: Sequence[SubBatch]
     way: Indices
     now_s: Floats
@@ -152,9 +157,7 @@ class _Fits(NamedTuple):
 
     def partner(self, row: int) -> Partner:
         return Partner(
-            self.jobs.holdings[row],
-            self.jobs.gpus[row],
-            float(self.jobs.running_s[row]),
+            *self.jobs[row][:3],
             self.ways[self.way[row]],
             float(self.now_s[row]),
             float(self.after_s[row]),
@@ -175,7 +178,7 @@ def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: 
         fits = (jobs.left_gib >= sub_batch.mem_gib) & ~np.isnan(running)
         better = fits & ((way < 0) | (now_s < best_s))
         way[better], best_s[better] = index, now_s[better]
-    return _Fits(jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
+    return _Fits(jobs.jobs, ways, way, best_s, mean_after(jobs.running_s, remaining_s), running, joining)
 
 
 def _left_s(holding: Holding) -> float:
