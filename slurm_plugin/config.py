@@ -111,6 +111,17 @@ class Tiresias(Section):
     )
 
 
+class Horus(Section):
+    """The policies horus and horus-f."""
+
+    memory_weight: float = Field(0.5, ge=0, description="What a GPU full of memory costs.")
+    slowdown_weight: float = Field(0.5, ge=0, description="What a slow-down by a factor of one costs.")
+    jobs_per_round: int = Field(32, ge=1, description="How many waiting jobs of a partition a cycle tries to place.")
+    candidates: int = Field(
+        1, ge=1, description="How many of the cheapest places compete for the one that leaves the fewest idle GPUs."
+    )
+
+
 class Profiling(Section):
     """Dry runs of models that have no profile."""
 
@@ -206,6 +217,7 @@ class Config(Section):
         default_factory=Allocation, description="CPUs and memory, where the policy plans them."
     )
     tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
+    horus: Horus = Field(default_factory=Horus, description="Options of horus and horus-f only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
     profiles: Profiles = Field(
         default_factory=Profiles, description="The store of profiles, and when one is measured again."

@@ -47,6 +47,7 @@ def policy_of(config: Config) -> Policy:
         "preemption": config.preemption.enabled,
         "min_speedup": grouping.min_speedup,
         **tiresias.model_dump(),
+        **{f"horus_{name}": value for name, value in config.horus},
         **{option: value for option, value in choices.items() if value != "default"},
     }
     policy = get_policy(config.policy, options)
