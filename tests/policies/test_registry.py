@@ -130,6 +130,7 @@ def test_every_policy_describes_itself():
         assert info.summary.endswith(".")
     assert [infos[name].shares for name in ("fifo", "srtf", "muri-s", "auto")] == [False, False, True, True]
     assert [infos[name].preempts for name in ("fifo", "sjf", "srtf", "muri-s")] == [False, False, True, True]
+    assert [infos[name].simulated_only for name in ("auto", "pollux")] == [False, True]
 
 
 def metadata_of(site, name, version="1.0", **targets):
