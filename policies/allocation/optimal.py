@@ -152,7 +152,7 @@ class Program:
             gap=GAP,
             time_limit_s=time_limit_s,
         )
-        return solved.amount, solved.upper_bound
+        return solved.amount, min(solved.upper_bound, self._everybody_at_his_best())
 
     def seats(self, amount: Indices) -> list[Seat]:
         """The seats: the most urgent jobs of a kind take the largest shares."""
@@ -166,6 +166,13 @@ class Program:
                 gpus = seat.gpus if seat.stays else (NodeShare(column.node, column.kind.gpu_count),)
                 found.append(replace(seat, gpus=gpus, host=self._host(column, seat), notes=()))
         return found
+
+    def _everybody_at_his_best(self) -> float:
+        """A bound that holds even where HiGHS was stopped before it had any."""
+        best = dict.fromkeys(self.jobs, 0.0)
+        for column in self.columns:
+            best[column.kind] = max(best[column.kind], column.value)
+        return sum(value * len(self.jobs[kind]) for kind, value in best.items())
 
     def _columns_of(self, kind: Kind) -> list[Column]:
         seat, found = self.jobs[kind][0], []

@@ -5,13 +5,20 @@ with the proportional share; `MODEST` ones ask for 1 CPU and 10 GiB.
 """
 
 import math
+from functools import partial
 
 import pytest
 from host_builders import HUNGRY, MODEST, job, make_host, next_request, nodes_by_job, scaling, shares_by_job
 from policy_builders import make_request
 
+from muri.policies.allocation.demand import saturating_wish
+from muri.policies.allocation.optimal import optimal
+from muri.policies.allocation.tune import tune
+from muri.policies.options import PolicyOptions
+from muri.policies.priority import fifo
 from muri.policies.reason import sentences
 from muri.policies.registry import get_policy
+from muri.policies.schedulers.synergy_cycle import plan_allocation
 from muri.policies.types import HostShare, NodeShare, Running
 
 FAIR = (3, 60)
@@ -220,6 +227,29 @@ def test_opt_looks_at_what_cpus_are_worth_not_at_who_asks_for_most():
     assert shares_by_job(tuned)[3] == (3, 60)
     assert {job_id: shares_by_job(best)[job_id][0] for job_id in (1, 2, 4)} == {1: 6, 2: 6, 4: 1}
     assert shares_by_job(best)[3][0] == 3  # 5 CPUs are left, and the matrix has no step between 3 and 6
+
+
+def test_opt_out_of_time_is_tune_with_a_bound():
+    request = request_of([job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a", cpus=15.0)])
+    rules = PolicyOptions(max_group_size=1)
+    tuned, stopped = (
+        plan_allocation(request, "any", fifo, rules, mechanism, saturating_wish)
+        for mechanism in (tune, partial(optimal, time_limit_s=0.0))
+    )
+    assert stopped.solo == tuned.solo
+    assert stopped.host_shares == tuned.host_shares
+    # 13.5 of 15 CPUs are in use; nothing is proven but that nobody is faster than with 6.
+    assert (stopped.certificate.value, stopped.certificate.upper_bound) == pytest.approx((13.5 / 3.75, 18 / 3.75))
+
+
+def test_opt_without_counting_finds_the_same():
+    request = request_of([job(number, HUNGRY) for number in (1, 2, 3)], [make_host("a", cpus=15.0)])
+    rules = PolicyOptions(max_group_size=1)
+    counted, each = (
+        plan_allocation(request, "any", fifo, rules, partial(optimal, merge_equal=merge), saturating_wish)
+        for merge in (True, False)
+    )
+    assert counted.certificate.value == pytest.approx(each.certificate.value)
 
 
 def test_drf_serves_the_user_with_the_smallest_share():
