@@ -33,7 +33,7 @@ Examples:
   muri run -m my.training --epochs 3  as python -m my.training --epochs 3
   muri run --timing train.py          stage times on stderr at the end
   muri run --trace t.json train.py    every stage, for ui.perfetto.dev
-  muri run --accumulate 4 train.py    batches in 4 parts: same training, less memory
+  muri run --accumulate 4 train.py    batches in 4 parts, for less memory
 
 Everything after SCRIPT belongs to the script. Stages of PyTorch scripts are found by
 themselves; muri.stage("load"), "preprocess", "propagate", "synchronize" and

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any, Final
 
+from muri.launcher.accumulation.declared import is_declared
 from muri.launcher.clock import IterationRecord
 from muri.launcher.gradients import GradientSize
 from muri.launcher.operator_trace import OperatorTrace, worth_it
@@ -77,7 +78,8 @@ class DryRunRecorder:
             figures = self._figures or self._measured()
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
-        return figures.to_dict() | {"steady_since_s": self._course.steady_since_s}
+        said = {"accumulates": True} if is_declared(os.environ) else {}
+        return figures.to_dict() | {"steady_since_s": self._course.steady_since_s} | said
 
     def _enough(self, start_s: float, end_s: float) -> bool:
         if self._trace is not None:

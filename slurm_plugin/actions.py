@@ -245,10 +245,12 @@ class KeepProfile:
     Attributes:
         token: The dry run's intent.
         profile: The figures.
+        accumulates: Whether the script has said that its batches can be split.
     """
 
     token: str
     profile: StageProfile
+    accumulates: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from muri.slurm_plugin.join_steps import prepare_group
 from muri.slurm_plugin.joins import INTENT_KIND as JOIN_KIND
 from muri.slurm_plugin.joins import payload_of
 from muri.slurm_plugin.journal import Intent, Journal
+from muri.slurm_plugin.known_sharing import DocumentSink, note_accumulates
 from muri.slurm_plugin.memory_retries import with_retries
 from muri.slurm_plugin.model import Job, JobChange, JobState
 from muri.slurm_plugin.out_of_memory import FACT as GPU_MEM_FACT
@@ -45,7 +46,7 @@ from muri.slurm_plugin.view import View, profile_key
 log = logging.getLogger("muri.controller")
 
 
-class ProfileSink(Protocol):
+class ProfileSink(DocumentSink, Protocol):
     """Where measured profiles go: the profile store."""
 
     def put(self, profile: StageProfile) -> object:
@@ -127,9 +128,10 @@ class Executor:
 
     def _end_dry_run(self, action: KeepProfile | DryRunFailed) -> None:
         match action:
-            case KeepProfile(token, profile):
+            case KeepProfile(token, profile, accumulates):
                 log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
                 self._store.put(profile)
+                note_accumulates(self._store, profile, accumulates=accumulates)
                 self._journal.forget_fact("dry-run-failed", str(profile.key))
                 self._journal.finish(token, "done")
             case DryRunFailed(token, key, why):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Mapping
 from itertools import combinations_with_replacement
+from typing import Final, Protocol
 
 from muri.errors import MuriError
 from muri.policies.speed.interference import InterferenceTable, PairSpeed
@@ -14,9 +15,41 @@ from muri.profiler.interference.fits import LinearFit, Point, computation_name, 
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, find
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.store import ProfileStore
+from muri.profiler.store import Document, ProfileStore
+
+ACCUMULATES: Final = "accumulates"
+"""Kind of the documents that name models whose batches can be split."""
 
 log = logging.getLogger("muri.controller")
+
+
+class DocumentSink(Protocol):
+    """The part of the profile store that takes documents."""
+
+    def put_document(self, kind: str, document: Document) -> None:
+        """Store a document."""
+        ...
+
+    def remove_document(self, kind: str, name: str) -> bool:
+        """Forget one."""
+        ...
+
+
+def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates: bool) -> None:
+    """Remember whether a model's script has said in its dry run that its batches can be split."""
+    if accumulates:
+        store.put_document(ACCUMULATES, Document(str(profile.key), profile.measured_at, {}))
+    else:
+        store.remove_document(ACCUMULATES, str(profile.key))
+
+
+def read_accumulating(store: ProfileStore) -> frozenset[str]:
+    """Read whose scripts have said so: texts of profile keys.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    return frozenset(document.name for document in store.documents(ACCUMULATES))
 
 
 def read_fits(store: ProfileStore) -> dict[str, LinearFit]:

@@ -16,7 +16,7 @@ from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.known_sharing import read_fits, read_pairs
+from muri.slurm_plugin.known_sharing import read_accumulating, read_fits, read_pairs
 from muri.slurm_plugin.model import Job, Node
 
 log = logging.getLogger("muri.controller")
@@ -33,11 +33,13 @@ class KnownTraits:
         sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
         fits: Iteration times over batch sizes, by name.
         pairs: Models that were measured side by side.
+        accumulating: Profile keys, as text, of scripts that have said that their batches can be split.
     """
 
     sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
     fits: Mapping[str, LinearFit] = field(default_factory=dict)
     pairs: tuple[Interference, ...] = ()
+    accumulating: frozenset[str] = frozenset()
 
     def is_measured(self, key: ProfileKey) -> bool:
         """Whether it was measured what CPUs do to a model."""
@@ -75,7 +77,12 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         CorruptStoreError: The store is damaged, which the caller mends.
     """
     try:
-        return KnownTraits({found.name: found for found in _sensitivities(store)}, read_fits(store), read_pairs(store))
+        return KnownTraits(
+            {found.name: found for found in _sensitivities(store)},
+            read_fits(store),
+            read_pairs(store),
+            read_accumulating(store),
+        )
     except CorruptStoreError:
         raise
     except MuriError as error:

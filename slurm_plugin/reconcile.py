@@ -202,4 +202,4 @@ def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action
         profile = profile_in(measured, key, measured_at)
     except (ProfileError, KeyError, TypeError, ValueError) as error:
         return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
-    return KeepProfile(intent.token, profile)
+    return KeepProfile(intent.token, profile, bool(measured.get("accumulates")))

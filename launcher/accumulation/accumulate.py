@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
+from muri.launcher.accumulation.declared import declare
 from muri.launcher.accumulation.planned import AccumulateError, chosen_steps
 from muri.launcher.accumulation.splitting import cut, sample_count, sizes_of
 from muri.launcher.accumulation.state import local
@@ -42,6 +43,8 @@ class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
             raise AccumulateError(f"muri.accumulate({steps!r}): give a whole number of 1 or more, or nothing")
         local.become_explicit()
+        if steps is None:
+            declare()
         self.steps = chosen_steps() if steps is None else steps
         self.share = 1.0
         self.loss: Any = None

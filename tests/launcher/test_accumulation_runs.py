@@ -1,11 +1,16 @@
 """`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
 
+import json
 import socket
 import sys
 import textwrap
 
 import pytest
 from launcher_harness import Launcher, ends, until
+
+from muri.launcher.joining import Door
+from muri.launcher.members import MemberTable
+from muri.launcher.membership import NoMembership
 
 torch = pytest.importorskip("torch", reason="training needs torch")
 
@@ -97,3 +102,42 @@ def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
     assert "give a whole number of 1 or more, or auto" in launcher.err(None)
     assert "Traceback" not in launcher.err(None)
     assert not launcher.out(None)
+
+
+class Scheduler(NoMembership):
+    """Has put jobs 102 and 103 into the group of host job 900."""
+
+    def host_of(self, job_id: str) -> str | None:
+        return "900"
+
+    def accumulate_steps(self, job_id: str) -> int:
+        return 4 if job_id == "102" else 1
+
+
+def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:
+    door = Door("900", MemberTable(["101", "104"], "fair"), "fair", Scheduler, {"101": 2})
+    assert [door.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
+    chosen = [door.environment(job_id) for job_id in ("101", "102", "103", "104")]
+    assert chosen == [{"MURI_ACCUMULATE_STEPS": "2"}, {"MURI_ACCUMULATE_STEPS": "4"}, {}, {}]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_members_script_splits_as_the_scheduler_chose(launcher: Launcher, isolation: str) -> None:
+    launcher.runtime("7", options=("--accumulate-steps", "7=4", "--isolation", isolation))
+    assert ends(launcher.member("7", launcher.script("import muri; print(muri.accumulate().steps)"))) == 0
+    assert launcher.out("7") == "4\n"
+
+
+def test_a_dry_run_tells_that_a_script_can_be_split(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import muri, sys
+        accumulate = muri.accumulate() if "can" in sys.argv else None
+        for _ in muri.batches(range(1000)):
+            with muri.stage("propagate"):
+                sum(range(1000))
+    """)
+    for argument, told in (("can", True), ("no", None)):
+        result = launcher.folder / f"{argument}.json"
+        environment = {"MURI_DRY_RUN": "20:5", "MURI_DRY_RUN_RESULT": str(result)}
+        assert ends(launcher.member(None, script, argument, **environment)) == 0, launcher.err(None)
+        assert json.loads(result.read_text()).get("accumulates") is told

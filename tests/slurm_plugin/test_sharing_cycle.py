@@ -16,6 +16,7 @@ from muri.slurm_plugin.actions import StartGroup, started
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import decide
 from muri.slurm_plugin.known_sharing import batch_model, interference_table
+from muri.slurm_plugin.known_traits import read_traits
 from muri.slurm_plugin.model import JobState
 from muri.slurm_plugin.planning import Knowledge
 from muri.slurm_plugin.view import Role, role_of
@@ -241,3 +242,25 @@ def test_a_damaged_fit_costs_no_cycle(make_controller):
         controller._store.put_document(KIND, Document("broken", "2026-01-01T00:00:00+00:00", {"fixed_s": "?"}))
         controller.cycle()
     assert len(hosts(slurm)) == 1
+
+
+def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
+    slurm = FakeSlurm([job(2, "new", 100)], [make_node("n1", gpu_count=1)])
+    figures = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.3}
+    known = (*KNOWN, replace(KNOWN[2], key=ProfileKey("new", 4, 1, "gpu"), iteration_s=0.2))
+    with make_controller(slurm, known, **POLICY) as controller:
+        controller.cycle()
+        (run,) = [each for each in slurm.jobs.values() if role_of(each) is Role.DRY_RUN]
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        slurm.tick()
+        told = {**figures, "iterations": 20, "gpu_mem_gib": 6.0, "accumulates": True, "token": token}
+        slurm._update(2, comment=tags.PROFILE_PREFIX + tags.format_json(told))
+        slurm.end(run.job_id)
+        controller.cycle()
+        traits = read_traits(controller._store)
+        assert traits.accumulating == {"new (batch 8, 1 × gpu)"}
+        profiles = {each.key: each for each in controller._store.list()}
+    policy = Scripted()
+    slurm.jobs[3] = job(3, "new", 100)
+    decide(slurm.snapshot(), (), Knowledge(profiles, traits=traits), policy, Config(**POLICY))
+    assert {each.job_id: each.batch.max_accumulate_steps for each in policy.request.jobs}[3] == 8
