@@ -205,3 +205,14 @@ def test_a_thousand_gpus_are_planned_within_seconds():
     plan = Pollux().plan(request)
     assert sum(sizes(plan).values()) == 1024
     assert time.process_time() - begin_s < 20
+
+
+@given(cluster_requests(preemptible=None))
+def test_on_an_unchanged_cluster_plans_come_to_rest(request_):
+    """The first plans may still find places that a restart had to free; then nothing moves any more."""
+    plans = []
+    for _ in range(8):
+        plans.append(Pollux().plan(request_))
+        request_ = carried_out(request_, plans[-1])
+    assert all(sharer.kept for plan in plans[4:] for sharer in plan.sharers)
+    assert not any(item.preempted for plan in plans[4:] for item in plan.waiting)
