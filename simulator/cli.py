@@ -122,6 +122,7 @@ def simulate(**given: Any) -> None:
 
 
 def _check(request: "Request") -> None:
+    from muri.policies.allocation.names import listed  # noqa: PLC0415
     from muri.policies.registry import policy_names  # noqa: PLC0415
 
     if request.slurm_options and request.executor != "slurm":
@@ -134,7 +135,7 @@ def _check(request: "Request") -> None:
     if not request.trace_files:
         raise UsageError("no trace; name a file, or --experiment NAME with --traces DIR")
     if not request.policies:
-        raise UsageError(f"no policy; say --policy with some of: {', '.join(policy_names())}")
+        raise UsageError(f"no policy; say --policy with some of: {', '.join(listed(policy_names()))}")
 
 
 def _check_left_to_the_experiment() -> None:
