@@ -6,8 +6,8 @@ The job's own comment says in which run it happened and how often; the journal, 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muri.policies.horus.memory import raised_gib
-from muri.slurm_plugin.actions import AskForMore
+from muri.policies.horus.memory import MAX_RAISES, raised_gib
+from muri.slurm_plugin.actions import AskForMore, Restore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import begun_joins
 from muri.slurm_plugin.journal import Intent
@@ -24,8 +24,12 @@ def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
     return {int(job_id): float(gib) for job_id, gib in facts.items()}
 
 
-def after_out_of_memory(view: View, job: Job, intents: tuple[Intent, ...], config: Config) -> AskForMore | None:
+def after_out_of_memory(
+    view: View, job: Job, intents: tuple[Intent, ...], config: Config
+) -> AskForMore | Restore | None:
     """What to do with a held member if its last run ended for want of GPU memory; None if it did not.
+
+    The last try is one without company, whether the memory of the GPUs is known or not.
 
     Args:
         view: The snapshot by roles.
@@ -39,8 +43,9 @@ def after_out_of_memory(view: View, job: Job, intents: tuple[Intent, ...], confi
     nodes = (node for node in view.snapshot.nodes if node.usable and job.partition in node.partitions)
     capacity_gib = max((config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
     asked_gib = _planned_gib(job.job_id, intents)
-    # Where nothing larger can be asked for it asks for what it had: it is given another try all the same.
-    gib = raised_gib(asked_gib, times - 1, capacity_gib) or asked_gib
+    gib = raised_gib(asked_gib, times - 1, capacity_gib)
+    if gib is None or (times >= MAX_RAISES and not capacity_gib):
+        return Restore(job.job_id, f"it ran out of GPU memory beside others {times} times")
     return AskForMore(job.job_id, gib, f"it ran out of GPU memory beside others; it asks for {gib:.1f} GiB now")
 
 

@@ -74,6 +74,28 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
     assert slurm.jobs[host.job_id].state.is_active
 
 
+@pytest.mark.parametrize(
+    ("gpu_mem_gib", "times", "expected"),
+    [
+        ({"gpu": 24.0}, MAX_RAISES, "AskForMore"),
+        ({}, MAX_RAISES - 1, "AskForMore"),
+        ({}, MAX_RAISES, "Restore"),
+    ],
+)
+def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times, expected):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    with make_controller(slurm, known, gpu_mem_gib=gpu_mem_gib) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+        (action,) = controller.decide().repairs
+    assert type(action).__name__ == expected
+    assert getattr(action, "gpu_mem_gib", 24.0) == (24.0 if times == MAX_RAISES else 6.0)
+
+
 def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
