@@ -1,5 +1,6 @@
 """What the cluster as a whole does over time: who waits, what is held, what is busy."""
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,11 +20,14 @@ class Meter:
     Args:
         gpu_count: GPUs of the cluster.
         used: For every profile, the share of its time alone during which each resource is used.
+        most: The highest utilisation. Where jobs share GPUs at measured speeds, stage times may contradict these
+            and add up to more than 1.
     """
 
-    def __init__(self, gpu_count: int, used: Sequence[Sequence[float]]) -> None:
+    def __init__(self, gpu_count: int, used: Sequence[Sequence[float]], most: float = math.inf) -> None:
         self._gpu_count = gpu_count
         self._used = used
+        self._most = most
         self._samples: list[Sample] = []
         self._busy = [0.0] * len(RESOURCES)
         self._pending = 0
@@ -44,7 +48,7 @@ class Meter:
         self.service_s += length_s * self._speeds
         middle_s = start_s + length_s / 2
         blocking = max(0.0, middle_s * self._per_s - self._offset) / self._pending if self._pending else 0.0
-        utilization = tuple([max(0.0, busy / self._gpu_count) for busy in self._busy])
+        utilization = tuple([min(self._most, max(0.0, busy / self._gpu_count)) for busy in self._busy])
         assert len(utilization) == 4
         self._samples.append(Sample(start_s, length_s, self._pending, blocking, self.gpus_held, utilization))
         if len(self._samples) >= 2 * MAX_SAMPLES:
@@ -71,6 +75,10 @@ class Meter:
         self._speeds = max(0.0, self._speeds + change)
         for resource, share in enumerate(self._used[shape]):
             self._busy[resource] += change * share * gpu_count
+
+    def count_less(self, resource: int, amount: float) -> None:
+        """A resource is less busy than the jobs' speeds say, by so many GPUs' worth."""
+        self._busy[resource] -= amount
 
     def samples(self) -> tuple[Sample, ...]:
         """The samples so far, thinned."""

@@ -221,6 +221,8 @@ class Sample:
 class GroupSpan:
     """One group's (or single job's) stay on its GPUs, for the timeline.
 
+    Where jobs share GPUs one by one: the stay of just these jobs on some GPUs of one node.
+
     Attributes:
         start_s: From when.
         end_s: Until when.

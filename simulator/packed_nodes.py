@@ -29,9 +29,14 @@ class PackedNodes(Nodes):
 
     def on(self, unit: Unit) -> Iterator[list[Unit]]:
         """Who is on each of a unit's GPUs."""
+        for index, gpu_id in self.places(unit):
+            yield self._on[index][gpu_id]
+
+    def places(self, unit: Unit) -> Iterator[tuple[int, int]]:
+        """Node and index of each of a unit's GPUs."""
         for index, share in zip(unit.nodes, unit.seat.gpus, strict=True):
             for gpu_id in share.gpu_ids:
-                yield self._on[index][gpu_id]
+                yield index, gpu_id
 
     def put(self, unit: Unit) -> int:
         """Put a unit on its GPUs; returns on how many of them it is the first."""
@@ -43,16 +48,15 @@ class PackedNodes(Nodes):
 
     def _change(self, unit: Unit, sign: int) -> int:
         changed = 0
-        for index, share in zip(unit.nodes, unit.seat.gpus, strict=True):
-            for gpu_id in share.gpu_ids:
-                there = self._on[index][gpu_id]
-                if sign > 0:
-                    there.append(unit)
-                else:
-                    there.remove(unit)
-                if len(there) == (sign > 0):
-                    self.free[index] -= sign
-                    changed += 1
+        for index, gpu_id in self.places(unit):
+            there = self._on[index][gpu_id]
+            if sign > 0:
+                there.append(unit)
+            else:
+                there.remove(unit)
+            if len(there) == (sign > 0):
+                self.free[index] -= sign
+                changed += 1
         return changed
 
     def refusal(self, gpus: Iterable[NodeShare]) -> str | None:

@@ -1,11 +1,13 @@
 """A simulated cluster in which jobs share GPUs one by one: who joins or leaves changes the pace of the neighbours."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from muri.profiler.records import RESOURCES
 from muri.simulator.crowding import Crowding, speed_of
 from muri.simulator.events import Event, Kind
-from muri.simulator.model import Settings, SimulationError, TraceJob
+from muri.simulator.model import GroupSpan, Settings, SimulationError, TraceJob
 from muri.simulator.pace import Speeds
 from muri.simulator.packed_nodes import PackedNodes
 from muri.simulator.state import LiveJob, Seat, Unit
@@ -13,6 +15,7 @@ from muri.simulator.waiting import WaitingJobs
 from muri.simulator.world import World
 
 _ROUNDING: Final = 1e-9
+_GPU: Final = RESOURCES.index("gpu")
 _RAISE: Final = 1.25
 """A job that failed asks for at least so much more memory than before, lest it fail beside the same job for ever."""
 
@@ -47,6 +50,8 @@ class PackedWorld(World):
         self.packed_nodes = nodes
         self.elastic = elastic
         self._crowding = crowding
+        self._since_s: dict[tuple[int, int], float] = {}
+        self._beyond: dict[tuple[int, int], float] = {}
 
     def start(self, members: Sequence[LiveJob], seat: Seat, undisturbed: frozenset[int]) -> None:
         """A job starts on GPUs that others may be on; see `World.start`."""
@@ -98,12 +103,29 @@ class PackedWorld(World):
             for there in self.packed_nodes.on(unit)
         )
 
+    def _end_span(self, unit: Unit) -> None:
+        """Spans are those of GPUs, which end when somebody comes or leaves: see `_end_spans`."""
+
+    def _end_spans(self, unit: Unit) -> None:
+        """Note how long the GPUs that a unit comes to or leaves have had the jobs that they have."""
+        if self.spans is None:
+            return
+        stays: Counter[tuple[float, tuple[int, ...], int]] = Counter()
+        for place, there in zip(self.packed_nodes.places(unit), self.packed_nodes.on(unit), strict=True):
+            since_s, self._since_s[place] = self._since_s.get(place, 0.0), self.now_s
+            if there and since_s < self.now_s:
+                stays[since_s, tuple(other.members[0].job.job_id for other in there), place[0]] += 1
+        for (since_s, members, node), gpu_count in stays.items():
+            self.spans.append(GroupSpan(since_s, self.now_s, members, node, gpu_count))
+
     def _occupy(self, unit: Unit) -> None:
+        self._end_spans(unit)
         self.meter.gpus_held += self.packed_nodes.put(unit)
         self._recount(unit)
         self._rearrange(unit)
 
     def _free(self, unit: Unit) -> None:
+        self._end_spans(unit)
         del self.units[unit.number]
         self.shared_units -= unit.company
         self.meter.gpus_held -= self.packed_nodes.take(unit)
@@ -124,6 +146,19 @@ class PackedWorld(World):
         self.shared_units -= unit.company
         unit.company = max(sharing) > 1
         self.shared_units += unit.company
+
+    def _set_speed(self, live: LiveJob, speed: float) -> None:
+        """Change a speed; a GPU is busy at most all the time, however much its jobs use it by their stage times."""
+        super()._set_speed(live, speed)
+        assert live.unit is not None
+        for place, there in zip(self.packed_nodes.places(live.unit), self.packed_nodes.on(live.unit), strict=True):
+            beyond = max(0.0, sum(map(self._used_of_each, there)) - 1.0)
+            self.meter.count_less(_GPU, beyond - self._beyond.get(place, 0.0))
+            self._beyond[place] = beyond
+
+    def _used_of_each(self, unit: Unit) -> float:
+        (live,) = unit.members
+        return live.speed * self._speeds.used[live.shape][_GPU] * live.job.gpu_count / unit.gpu_count
 
     def _set_pace(self, unit: Unit) -> None:
         (live,) = unit.members

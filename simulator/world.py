@@ -1,5 +1,6 @@
 """The simulated cluster: jobs that wait, run and end, and what each of these changes."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -63,7 +64,7 @@ class World:
         self.shared_units = 0
         self.allocates = False
         """Whether a plan has ever given CPUs and memory other than in proportion to GPUs."""
-        self.meter = Meter(nodes.cluster.gpu_count, speeds.used)
+        self.meter = Meter(nodes.cluster.gpu_count, speeds.used, 1.0 if self.packs else math.inf)
         self.events = EventQueue(self._is_outdated)
         self.records: list[JobRecord] = []
         self.spans: list[GroupSpan] | None = None
@@ -181,7 +182,9 @@ class World:
             return
         unit.members.remove(live)
         self._take_from(unit, live)
-        self.shared_units -= len(unit.members) == 1
+        if len(unit.members) == 1:
+            self.shared_units -= 1
+            unit.seat = unit.seat._replace(mode="interleave")  # nobody is left to run beside
         unit.members = self._speeds.reorder(unit.members)
         self._set_pace(unit)
 

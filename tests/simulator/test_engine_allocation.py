@@ -17,7 +17,7 @@ from muri.policies.speed.model import shape_of
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import HostShare, Plan, PlanRequest
 from muri.simulator import run as run_module
-from muri.simulator.model import Cluster, SimulationError
+from muri.simulator.model import Cluster, SimulationError, TraceJob
 
 HALF_CPU = (0.0, 0.5, 0.5, 0.0)
 NODE = Cluster(1, 2, cpus_per_node=8, mem_gib_per_node=100)
@@ -184,7 +184,7 @@ def test_stages_and_throughput_agree(stages: tuple[float, ...], cpus: float, mem
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(jobs=traces(), seed=st.integers(0, 1000), inner=st.sampled_from(["fifo", "srtf", "muri-s"]))
-def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list, seed: int, inner: str) -> None:
+def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list[TraceJob], seed: int, inner: str) -> None:
     """Random shares within what each node has; the checks of every step are on."""
     chance = random.Random(seed)
     cluster = Cluster(2, 2, cpus_per_node=12, mem_gib_per_node=64)
@@ -206,3 +206,11 @@ def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list, see
         patch.setattr(run_module, "get_policy", lambda *_: Allocating(shares, inner))
         result = run(jobs, "x", cluster, restart_s=0.0, interval_s=500.0)
     assert len(result.records) == len(jobs)
+
+
+@pytest.mark.parametrize("policy", ["synergy-tune-fifo", "synergy-greedy-srtf", "drf", "tetris"])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs=traces(), interval_s=st.sampled_from([0.0, 300.0]))
+def test_synergy_s_policies_keep_to_what_nodes_have(policy: str, jobs: list[TraceJob], interval_s: float) -> None:
+    cluster = Cluster(2, 2, cpus_per_node=6, mem_gib_per_node=64)
+    assert len(run(jobs, policy, cluster, restart_s=5.0, interval_s=interval_s).records) == len(jobs)

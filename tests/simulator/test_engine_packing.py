@@ -16,7 +16,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.horus.slowdown import slowdown
 from muri.policies.speed.interference import PairSpeed
 from muri.policies.traits import BatchModel
-from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanRequest, Sharer, Waiting
+from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, TraceJob
 from muri.simulator.request import read_interference
@@ -67,12 +67,16 @@ def packed(
 
 def test_neighbours_slow_each_other_down_by_their_pair_speeds_and_pay_no_restart() -> None:
     jobs = [job(1, 0.0, 100.0, name="a"), job(2, 50.0, 40.0, name="b")]
-    result, _ = packed(jobs, [on(1, 0), on(2, 0)], interference=PAIRS)
+    result, _ = packed(jobs, [on(1, 0), on(2, 0)], interference=PAIRS, with_spans=True)
     # b takes 40 / 0.8 = 50 s beside a, which meanwhile does 25 s of work.
     assert ends(result) == {1: 125.0, 2: 100.0}
     assert [record.restarts for record in result.records] == [0, 0]
     assert [record.shared_s for record in result.records] == [50.0, 50.0]
     assert [sample.gpus_held for sample in result.samples] == [1, 1, 1]
+    # It is one of two GPUs, and cannot be busier than all the time, though the jobs get 0.5 and 0.8 of it.
+    assert [sample.utilization[2] for sample in result.samples] == [0.5, pytest.approx(0.5), pytest.approx(0.5)]
+    stays = [(span.start_s, span.end_s, span.members, span.gpu_count) for span in result.spans]
+    assert stays == [(0.0, 50.0, (1,), 1), (50.0, 100.0, (1, 2), 1), (100.0, 125.0, (1,), 1)]
 
 
 def test_pair_speeds_multiply_and_the_slowest_gpu_counts() -> None:
@@ -267,43 +271,59 @@ def test_interference_tables_are_read_and_refused_by_line(tmp_path: Path) -> Non
         read_interference(tmp_path / "nothing")
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(jobs=traces(), how=all_settings(), seed=st.integers(0, 10_000), elastic=st.booleans(), truth=st.booleans())
-def test_whoever_joins_whom_nothing_is_lost_run_twice_or_over_committed(
-    jobs: list[TraceJob], how: Settings, seed: int, elastic: bool, truth: bool
-) -> None:
-    """Random plans that keep most of what runs, and overcommit memory now and then; every step is checked."""
-    chance = random.Random(seed)
-    jobs = [replace(item, batch=replace(BATCH, fixed_mem_gib=8.0)) if item.job_id % 3 == 0 else item for item in jobs]
+def random_planner(chance: random.Random, *, elastic: bool) -> Planner:
+    """Plans that keep most of what runs, and overcommit memory now and then."""
 
     def planner(request: PlanRequest) -> Iterable[Sharer]:
         for position, unit in enumerate(request.running):
             if position == 0 or chance.random() < 0.9:
                 yield Sharer(unit.members[0].job_id, unit.gpus, accumulate_steps=unit.accumulate_steps)
-        places = [(node.name, gpu_id) for node in request.nodes for gpu_id in node.topology[0]]
         for item in request.jobs:
-            asked = item.gpu_mem_request_gib
-            count = chance.randint(1, len(places)) if elastic and places else item.gpu_count
-            if count > len(places) or (chance.random() < 0.2 and request.running):
-                continue
-            chosen = chance.sample(places, count)
-            if asked is not None:  # who failed goes where nobody is, or waits
-                free = [(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island]
-                if len(free) < item.gpu_count or chance.random() < 0.5:
-                    chosen = [] if request.running else places[: item.gpu_count]
-                else:
-                    chosen = free[: item.gpu_count]
+            chosen = random_places(chance, request, item, elastic=elastic)
             nodes = sorted({node for node, _ in chosen})
             ids = {node: tuple(gpu for name, gpu in chosen if name == node) for node in nodes}
             shares = tuple(NodeShare(node, len(ids[node]), ids[node]) for node in nodes)
             if shares:
                 yield Sharer(item.job_id, shares, accumulate_steps=chance.choice([1, 2]) if item.batch else 1)
 
-    cluster = Cluster(2, 2, gpu_mem_gib=48.0)
+    return planner
+
+
+def random_places(
+    chance: random.Random, request: PlanRequest, item: PlanJob, *, elastic: bool
+) -> list[tuple[str, int]]:
+    """Some GPUs, whoever is on them; a job that failed goes where nobody is."""
+    places = [(node.name, gpu_id) for node in request.nodes for gpu_id in node.topology[0]]
+    count = chance.randint(1, len(places)) if elastic and places else item.gpu_count
+    if item.gpu_mem_request_gib is not None:
+        places = [(node.name, gpu_id) for node in request.nodes for island in node.islands for gpu_id in island]
+        count = item.gpu_count
+    if count > len(places) or (chance.random() < 0.2 and request.running):
+        return []
+    return chance.sample(places, count)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(jobs=traces(), how=all_settings(), seed=st.integers(0, 10_000), elastic=st.booleans(), truth=st.booleans())
+def test_whoever_joins_whom_nothing_is_lost_run_twice_or_over_committed(
+    jobs: list[TraceJob], how: Settings, seed: int, elastic: bool, truth: bool
+) -> None:
+    """Every step is checked: GPUs, memory, jobs and GPU-seconds."""
+    jobs = [replace(item, batch=replace(BATCH, fixed_mem_gib=8.0)) if item.job_id % 3 == 0 else item for item in jobs]
     fields = {name: getattr(how, name) for name in Settings.__dataclass_fields__}
     fields |= {"slowdown": "utilization" if truth else "pairs", "restart_s": min(how.restart_s, 5.0)}
-    result, _ = packed(jobs, planner, cluster, elastic=elastic, **fields)
+    planner = random_planner(random.Random(seed), elastic=elastic)
+    result, _ = packed(jobs, planner, Cluster(2, 2, gpu_mem_gib=48.0), elastic=elastic, **fields)
     assert len(result.records) == len(jobs)
     for record in result.records:
         assert record.shared_s <= record.run_s <= record.jct_s * (1 + 1e-9) + 1e-9
-    assert all(0 <= sample.gpus_held <= 4 for sample in result.samples)
+    for sample in result.samples:
+        assert 0 <= sample.utilization[2] <= sample.gpus_held / 4 + 1e-9
+        assert sample.gpus_held <= 4
+
+
+def test_random_plans_run_out_of_memory_now_and_then() -> None:
+    jobs = [job(index, 0.0, 50.0, GPU, gpu_mem_gib=20.0) for index in range(8)]
+    planner = random_planner(random.Random(1), elastic=False)
+    result, _ = packed(jobs, planner, Cluster(2, 2, gpu_mem_gib=48.0))
+    assert sum(record.out_of_memory for record in result.records) > 0
