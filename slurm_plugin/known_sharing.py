@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from itertools import combinations_with_replacement
 from typing import Final, Protocol
 
 from muri.errors import MuriError
@@ -115,23 +114,39 @@ def batch_model(
 
 
 def interference_table(
-    keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfile], pairs: tuple[Interference, ...]
+    waiting: Iterable[ProfileKey],
+    running: Iterable[ProfileKey],
+    known: Mapping[ProfileKey, StageProfile],
+    pairs: tuple[Interference, ...],
 ) -> InterferenceTable:
-    """Return speeds of all pairs of models: measured ones first, estimates from both profiles else.
+    """Return speeds of all models beside those that run: measured ones first, estimates from both profiles else.
 
+    Nobody joins a job that has not started, so that a long queue costs no more than its models times those at work.
     A table tells models apart by name alone. Of a model's several profiles the least key's counts.
 
     Args:
-        keys: What the jobs of a request are profiled under.
+        waiting: What waiting jobs are profiled under.
+        running: The same of running ones.
         known: Stored profiles, and estimates.
         pairs: Measured pairs.
     """
-    by_model: dict[str, ProfileKey] = {}
+    at_work = _by_model(running, known)
+    everybody = _by_model((*at_work.values(), *waiting), known)
+    rows = [
+        _pair(a, b, known, pairs)
+        for model, a in at_work.items()
+        for other, b in everybody.items()
+        if other not in at_work or model <= other
+    ]
+    return InterferenceTable(tuple(rows))
+
+
+def _by_model(keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfile]) -> dict[str, ProfileKey]:
+    found: dict[str, ProfileKey] = {}
     for key in sorted(set(keys)):
         if key in known:
-            by_model.setdefault(key.model, key)
-    rows = [_pair(a, b, known, pairs) for a, b in combinations_with_replacement(by_model.values(), 2)]
-    return InterferenceTable(tuple(rows))
+            found.setdefault(key.model, key)
+    return found
 
 
 def _pair(

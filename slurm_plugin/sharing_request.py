@@ -3,7 +3,7 @@
 Which of a node's GPUs a job gets is Slurm's choice: the numbers only tell apart who shares with whom.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from muri.policies.traits import BatchModel
@@ -35,9 +35,13 @@ def sharing_request(request: PlanRequest, view: View, know: Knowledge, config: C
     traits = _Traits(know, view, config)
     jobs = tuple(traits.of(job) for job in request.jobs)
     running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
-    keys = [job.profile.key for job in (*jobs, *(job for unit in running for job in unit.members)) if job.profile]
-    table = interference_table(keys, know.profiles, know.traits.pairs)
+    at_work = _keys(job for unit in running for job in unit.members)
+    table = interference_table(_keys(jobs), at_work, know.profiles, know.traits.pairs)
     return replace(request, jobs=jobs, nodes=nodes, running=running, interference=table, whole_sets_only=True)
+
+
+def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
+    return [job.profile.key for job in jobs if job.profile is not None]
 
 
 class _Traits:

@@ -202,7 +202,7 @@ def _clipping(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _exchanging_last(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-        if not (local.amid_batch and torch.is_grad_enabled()):
+        if not (local.exchange_waits and torch.is_grad_enabled()):
             return plain(model, *args, **kwargs)
         with model.no_sync():  # what backward does is decided by forward
             return plain(model, *args, **kwargs)

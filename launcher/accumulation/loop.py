@@ -8,49 +8,14 @@ undone, and it is handed out once more, whole.
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from muri.launcher.accumulation.batch import SplitBatch
 from muri.launcher.accumulation.gradients import Gradients, Shares
 from muri.launcher.accumulation.losses import UnknownLossError
 from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
 
 _ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
-
-
-@dataclass
-class SplitBatch:
-    """A batch that is being handed out in parts.
-
-    Attributes:
-        iterator: Who it came from.
-        whole: The batch.
-        sizes: Samples of each part.
-        position: The part that the loop works on.
-        backward: Whether the part's gradient was computed.
-        step: Whether the script wanted the optimizer's step after it.
-        stepped: Whether the optimizer stepped on the whole batch.
-        undone: The parts so far do not count; the whole batch comes next.
-    """
-
-    iterator: "weakref.ref[Any]"
-    whole: Any
-    sizes: list[int]
-    position: int = 0
-    backward: bool = False
-    step: bool = False
-    stepped: bool = False
-    undone: bool = False
-
-    @property
-    def last(self) -> bool:
-        """Whether the loop works on its last part."""
-        return self.position == len(self.sizes) - 1
-
-    def part(self) -> Any:
-        """The part at the present position."""
-        start = sum(self.sizes[: self.position])
-        return cut(self.whole, start, start + self.sizes[self.position], sum(self.sizes))
 
 
 class SplitLoop:
@@ -173,8 +138,8 @@ class SplitLoop:
             sizes = sizes_of(samples, self._steps)
             batch = SplitBatch(weakref.ref(iterator), whole, sizes)
             part = batch.part()
-        except UnsplittableError as error:
-            self.refuse(str(error))
+        except Exception as error:  # whatever a loader gives, the script goes on with it
+            self.refuse(str(error) if isinstance(error, UnsplittableError) else f"a batch cannot be cut: {error!r}")
             return whole
         if len(sizes) == 1:
             return whole
@@ -240,6 +205,9 @@ class SplitLoop:
             share, correction = self._shares.next_share(loss, batch.sizes[batch.position], last=batch.last)
         except UnknownLossError as error:
             self.refuse(f"the loss is no mean or sum over its samples that could be recognized ({error})")
+            return False
+        except Exception as error:  # a graph of another version of PyTorch, say
+            self.refuse(f"the loss's graph cannot be read: {error!r}")
             return False
         if correction != 1.0:
             self._gradients.scale(correction)

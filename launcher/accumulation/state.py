@@ -39,9 +39,13 @@ class LocalState(threading.local):
 
     @property
     def amid_batch(self) -> bool:
-        """Whether more micro-batches of the current batch are to come."""
-        loop = self._loop
-        return self._partial or (loop is not None and loop.amid_batch)
+        """Whether a loader has more parts of the current batch to give: what belongs to whole batches waits."""
+        return self._loop is not None and self._loop.amid_batch
+
+    @property
+    def exchange_waits(self) -> bool:
+        """Whether more parts of the current batch are to come, whoever splits it: ranks exchange with the last."""
+        return self._partial or self.amid_batch
 
     def refuse(self, reason: str) -> None:
         """Let loaders give whole batches, for a reason that the user is told, if they were to be split."""

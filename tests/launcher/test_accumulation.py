@@ -332,6 +332,23 @@ def test_how_batches_are_cut():
         sample_count([torch.zeros(2), torch.zeros(3)])
 
 
+def test_a_loader_of_odd_things_is_left_alone(capfd):
+    class Odd(TensorDataset):
+        shape, ndim = (2,), 1
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if isinstance(index, slice):
+                raise LookupError("one at a time")
+            return index
+
+    with muri.accumulate(2):
+        assert next(iter(DataLoader(Odd(), batch_size=None, collate_fn=lambda _: Odd()))).shape == (2,)
+    assert "a batch cannot be cut" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("steps", [0, -1, 2.0, True, "4"])
 def test_a_senseless_number_is_refused(steps):
     with pytest.raises(AccumulateError, match="whole number of 1 or more"):

@@ -229,11 +229,15 @@ def test_a_stored_fit_comes_before_the_profiles():
 def test_measured_pairs_come_before_estimates():
     known = {each.key: each for each in KNOWN}
     long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
-    estimate = interference_table(known, known, ()).speeds("long", "short")
-    assert estimate == pytest.approx((1 / 1.34, 1 / 1.34))
+    estimates = interference_table([short], [long], known, ())
+    assert estimates.speeds("long", "short") == pytest.approx((1 / 1.34, 1 / 1.34))
+    assert estimates.speeds("long", "long") == pytest.approx((1 / 1.58, 1 / 1.58))
+    assert estimates.speeds("short", "short") is None  # none of them runs
     sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
     pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
-    assert interference_table(known, known, (pair,)).speeds("short", "long") == pytest.approx((1 / 1.6, 1 / 1.1))
+    assert interference_table([long], [short], known, (pair,)).speeds("short", "long") == pytest.approx(
+        (1 / 1.6, 1 / 1.1)
+    )
 
 
 def test_a_damaged_fit_costs_no_cycle(make_controller):
