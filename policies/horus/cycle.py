@@ -85,15 +85,20 @@ class PackingCycle:
 
     def _put(self, job: PlanJob, *, idle_only: bool) -> bool:
         if self._is_larger(job):
-            return self.packed.put_on_free(job) is not None
+            return self._came(self.packed.put_on_free(job))
         place = self._places.best(job, self._candidates, idle_only=idle_only)
         if place is None:
             return False
-        self.packed.put(job, place.gpus)
+        self._came(self.packed.put(job, place.gpus))
         fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
         load = self._places.load(fullest)
         self._why[job.job_id] = self._rule.why(place.price, load, fullest.capacity_gib, gpu_type_of(job))
         return True
+
+    def _came(self, holding: Holding | None) -> bool:
+        if holding is not None:
+            self._places.changed(holding)
+        return holding is not None
 
     def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
         """Keep a job held, or give it to Slurm's own queue if it has waited too long."""
@@ -105,7 +110,7 @@ class PackingCycle:
 
     def stop(self, job_id: int, reason: Reason) -> Waiting:
         """Take a running job off its GPUs."""
-        self.packed.take(job_id)
+        self._places.changed(self.packed.take(job_id))
         return Waiting(job_id, (reason,), preempted=True)
 
     def speed(self, holding: Holding) -> float:
@@ -166,5 +171,5 @@ class PackingCycle:
         idle = [gpu for gpu in self.packed.of_partition(job.partition) if not gpu.tenants]
         if len(idle) >= job.gpu_count:
             idle.sort(key=lambda gpu: -self.packed.free.on_node(gpu.node))
-            self.packed.put(replace(job, groupable=False), idle[: job.gpu_count])
+            self._came(self.packed.put(replace(job, groupable=False), idle[: job.gpu_count]))
             self._set_apart_for.add(job.job_id)

@@ -1,10 +1,12 @@
 """Where a job could run on GPUs that others may hold as well, and which of these places is the cheapest."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-from muri.policies.cycle.packed import Gpus, PackedGpu, PackedGpus, mem_gib_of
+from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
 from muri.policies.horus.cost import Load, gpu_type_of, knows_utilization, utilization_of
 from muri.policies.types import PlanJob, PlanRequest
 
@@ -46,6 +48,26 @@ class Places:
         self._most = most_sharers
         self._loads: dict[tuple[int, ...], Load] = {}
         self._nodes: dict[str, tuple[Gpus, ...]] = {}
+        self._changes: Counter[str] = Counter()
+        self._on_node: dict[tuple[str, Kind], tuple[int, Place | None]] = {}
+
+    def changed(self, holding: Holding) -> None:
+        """Somebody came to these GPUs, or left them: places on their nodes are looked for anew."""
+        self._changes.update({gpu.node for gpu in holding.gpus})
+
+    def on_node(self, node: str, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
+        """The place of a kind of jobs on a node, looked for once until something changes there.
+
+        Args:
+            node: Name of the node.
+            kind: The kind of jobs.
+            find: Looks for it.
+        """
+        changes = self._changes[node]
+        known = self._on_node.get((node, kind))
+        if known is None or known[0] != changes:
+            known = self._on_node[node, kind] = (changes, find())
+        return known[1]
 
     def best(self, job: PlanJob, candidates: int, *, idle_only: bool = False) -> Place | None:
         """The place to take: of the cheapest ones that which leaves the fewest idle GPUs on its nodes.
@@ -55,7 +77,7 @@ class Places:
             candidates: How many of the cheapest places compete for the tightest fit, λ.
             idle_only: Whether it may share with nobody.
         """
-        offers = _Offers(self, job, idle_only=idle_only)
+        offers = _Offers(self, job, self.kind(job, idle_only=idle_only), idle_only=idle_only)
         cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
         return min(cheapest, key=lambda place: (place.idle_left, place.price), default=None)
 
@@ -107,11 +129,12 @@ class _Offers:
     Args:
         places: The GPUs.
         job: The job.
+        kind: What it has in common with others.
         idle_only: Whether it may share with nobody.
     """
 
-    def __init__(self, places: Places, job: PlanJob, *, idle_only: bool) -> None:
-        self._places, self._job, self._idle_only = places, job, idle_only
+    def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:
+        self._places, self._job, self._kind, self._idle_only = places, job, kind, idle_only
         self._mem_gib, self._gpu_type = mem_gib_of(job), gpu_type_of(job)
         self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
         # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
@@ -121,8 +144,8 @@ class _Offers:
 
     def all(self) -> Iterator[Place]:
         """One place on each node, or one on several nodes where the job must have these; and whole sets."""
-        share, node_count = self._job.gpu_count // self._job.node_count, self._job.node_count
-        on_nodes = list(self._on_nodes(share))
+        node_count = self._job.node_count
+        on_nodes = list(self._on_nodes())
         if node_count == 1:
             yield from on_nodes
         elif len(on_nodes) >= node_count:
@@ -132,12 +155,20 @@ class _Offers:
         if self._places.whole_sets_only and not self._idle_only:
             yield from self._whole_sets()
 
-    def _on_nodes(self, gpu_count: int) -> Iterator[Place]:
+    def _on_nodes(self) -> Iterator[Place]:
         for gpus in self._places.by_node(self._job.partition):
-            priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
-            if len(priced) >= gpu_count:
-                chosen = sorted(priced, key=lambda item: (item[0], item[1].gpu_id))[:gpu_count]
-                yield self._places.place((gpu for _, gpu in chosen), [price for price, _ in chosen])
+            place = self._places.on_node(gpus[0].node, self._kind, partial(self._cheapest, gpus))
+            if place is not None:
+                yield place
+
+    def _cheapest(self, gpus: Gpus) -> Place | None:
+        """The cheapest GPUs of a node; None where the job may have too few of them."""
+        gpu_count = self._job.gpu_count // self._job.node_count
+        priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
+        if len(priced) < gpu_count:
+            return None
+        chosen = sorted(priced, key=lambda item: (item[0], item[1].gpu_id))[:gpu_count]
+        return self._places.place((gpu for _, gpu in chosen), [price for price, _ in chosen])
 
     def _single(self, gpu: PackedGpu) -> float | None:
         """Price of a GPU that may be combined with any other."""
