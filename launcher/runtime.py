@@ -17,7 +17,6 @@ import click
 from muri.cli import run_command
 from muri.errors import UsageError
 from muri.launcher import automatic, cores, isolation, rendezvous
-from muri.launcher.accumulation import installation as accumulation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.disciplines import DISCIPLINES, make_arbiter
 from muri.launcher.clock import StageClock
@@ -92,7 +91,6 @@ class Runtime:
         isolation.install()
         if automatic.wanted(os.environ):
             automatic.install()
-        accumulation.install()
         set_clock_provider(_clock_of_thread)
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         cores.wait_without_spinning(os.environ)

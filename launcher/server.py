@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from muri.launcher import joining, protocol, rendezvous
+from muri.launcher.accumulation import installation as accumulation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu.admission import MemoryAdmission
@@ -77,6 +78,8 @@ class SessionFactory:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
+        if accumulation.wanted(request.environment):
+            accumulation.install()
         solo_s = self._solo_iteration_s.get(member)
         listener = None if trace is None else record
         if chosen_isolation(request.environment, self._isolation) == "process":

@@ -1,5 +1,6 @@
 """`muri.accumulate`: a script's batches as micro-batches whose gradients add up to the whole batch's."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -49,6 +50,10 @@ class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
         self.share = 1.0
         self.loss: Any = None
         self._hooks = ExitStack()
+        if self.steps > 1 and _has_other_ranks():
+            from muri.launcher.accumulation import installation  # noqa: PLC0415 (only under DDP)
+
+            installation.install()  # ranks exchange gradients with the last part only
 
     def __call__(self, batch: Any) -> Iterator[Any]:
         """The micro-batches of a batch, in order.
@@ -95,3 +100,8 @@ class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
     ) -> None:
         """Hand out whole batches again."""
         self._hooks.close()
+
+
+def _has_other_ranks() -> bool:
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()

@@ -1,14 +1,23 @@
 """Lets hooks split the batches of a process's scripts, as soon as one imports PyTorch."""
 
+import threading
+from typing import Final
+
 from muri.launcher.accumulation.planned import hooks_wanted as wanted
 from muri.launcher.automatic.imports import after_import
 
 __all__ = ["install", "wanted"]
 
+_lock: Final = threading.Lock()
+_installed: Final = threading.Event()
+
 
 def install() -> None:
-    """Let hooks split batches from PyTorch's import on; call once in a process, after those of automatic stages."""
-    after_import("torch", _install_hooks)
+    """Let hooks split batches from PyTorch's import on; after those of automatic stages, and only once."""
+    with _lock:
+        if not _installed.is_set():
+            _installed.set()
+            after_import("torch", _install_hooks)
 
 
 def _install_hooks() -> None:

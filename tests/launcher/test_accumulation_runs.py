@@ -52,16 +52,48 @@ TRAIN = """
         loss = nn.functional.cross_entropy(model(inputs), targets).item()
     print(f"{loss:.12f}", sizes[:3], len(exchanges), flush=True)
     if "--ddp" in sys.argv:
+        import muri
+        torch.manual_seed(4)
+        model = nn.Linear(8, 3).double()
+        trained = nn.parallel.DistributedDataParallel(model)
+        trained.register_comm_hook(None, count)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        accumulate, exchanges, curve = muri.accumulate(2), [], []
+        for batch in loader:
+            optimizer.zero_grad()
+            for x, y in accumulate(batch):
+                accumulate.backward(nn.functional.cross_entropy(trained(x), y))
+            optimizer.step()
+            curve.append(accumulate.loss)
+        mean = torch.stack(curve)
+        distributed.all_reduce(mean)
+        print((mean / ranks).tolist(), len(exchanges), flush=True)
         distributed.destroy_process_group()
+    elif "--explicit" in sys.argv:
+        torch.manual_seed(4)
+        model = nn.Linear(8, 3).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        curve = []
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        print(curve, flush=True)
 """
 
 
-def loss_of_whole_batches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> float:
-    monkeypatch.setattr(sys, "argv", ["train.py"])
+def losses_of_whole_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[float, list[float]]:
+    """The last loss of the unchanged loop, and the curve of the one that splits its batches itself."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--explicit"])
     threads = torch.get_num_threads()
     exec(textwrap.dedent(TRAIN), {"__name__": "__main__"})
     torch.set_num_threads(threads)
-    return float(capsys.readouterr().out.split()[0])
+    first, curve = capsys.readouterr().out.splitlines()
+    return float(first.split()[0]), json.loads(curve)
 
 
 def test_two_ranks_exchange_once_per_batch(
@@ -76,13 +108,16 @@ def test_two_ranks_exchange_once_per_batch(
         launcher.folder = home / rank
         launcher.folder.mkdir()
         processes.append(launcher.member(None, "--accumulate", "2", script, "--ddp", RANK=rank, **ranks))
-    whole = loss_of_whole_batches(monkeypatch, capsys)
+    whole, curve = losses_of_whole_batches(monkeypatch, capsys)
     assert [ends(process) for process in processes] == [0, 0], (home / "0" / "solo.err").read_text()
     for rank in ("0", "1"):
-        loss, *sizes, exchanges = (home / rank / "solo.out").read_text().split()
+        hooked, explicit = (home / rank / "solo.out").read_text().splitlines()
+        loss, *sizes, exchanges = hooked.split()
         assert float(loss) == pytest.approx(whole, rel=1e-9)
         assert " ".join(sizes) == "[3, 2, 3]"
         assert int(exchanges) == 8
+        mean, _, exchanges = explicit.rpartition(" ")
+        assert (json.loads(mean), int(exchanges)) == (pytest.approx(curve, rel=1e-9), 4)
         assert "not split" not in (home / rank / "solo.err").read_text()
 
 
