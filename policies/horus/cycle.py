@@ -84,11 +84,10 @@ class PackingCycle:
         return True
 
     def _put(self, job: PlanJob, *, idle_only: bool) -> bool:
-        if self._is_larger(job):
-            return self._came(self.packed.put_on_free(job))
         place = self._places.best(job, self._candidates, idle_only=idle_only)
         if place is None:
-            return False
+            # Larger than any node, where nodes differ in size.
+            return self._is_larger(job) and self._came(self.packed.put_on_free(job))
         self._came(self.packed.put(job, place.gpus))
         fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
         load = self._places.load(fullest)
@@ -143,7 +142,7 @@ class PackingCycle:
             ahead[job.partition] += 1
 
     def _no_sharing(self, job: PlanJob, *, idle_only: bool) -> tuple[Reason, ...]:
-        if self._most < 2 or self._is_larger(job):
+        if self._most < 2:
             return ()
         if not job.groupable:
             return (Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE,)

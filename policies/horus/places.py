@@ -49,24 +49,25 @@ class Places:
         self._loads: dict[tuple[int, ...], Load] = {}
         self._nodes: dict[str, tuple[Gpus, ...]] = {}
         self._changes: Counter[str] = Counter()
-        self._on_node: dict[tuple[str, Kind], tuple[int, Place | None]] = {}
+        self._on_node: dict[tuple[str, int, Kind], tuple[int, Place | None]] = {}
 
     def changed(self, holding: Holding) -> None:
         """Somebody came to these GPUs, or left them: places on their nodes are looked for anew."""
         self._changes.update({gpu.node for gpu in holding.gpus})
 
-    def on_node(self, node: str, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
+    def on_node(self, node: str, gpu_count: int, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
         """The place of a kind of jobs on a node, looked for once until something changes there.
 
         Args:
             node: Name of the node.
+            gpu_count: How many GPUs of it.
             kind: The kind of jobs.
             find: Looks for it.
         """
-        changes = self._changes[node]
-        known = self._on_node.get((node, kind))
+        changes, name = self._changes[node], (node, gpu_count, kind)
+        known = self._on_node.get(name)
         if known is None or known[0] != changes:
-            known = self._on_node[node, kind] = (changes, find())
+            known = self._on_node[name] = (changes, find())
         return known[1]
 
     def best(self, job: PlanJob, candidates: int, *, idle_only: bool = False) -> Place | None:
@@ -144,26 +145,38 @@ class _Offers:
 
     def all(self) -> Iterator[Place]:
         """One place on each node, or one on several nodes where the job must have these; and whole sets."""
-        node_count = self._job.node_count
-        on_nodes = list(self._on_nodes())
-        if node_count == 1:
-            yield from on_nodes
-        elif len(on_nodes) >= node_count:
-            parts = sorted(on_nodes, key=lambda place: (place.price, place.idle_left))[:node_count]
-            gpus = (gpu for part in parts for gpu in part.gpus)
-            yield self._places.place(gpus, [part.price for part in parts])
+        gpu_count, node_count = self._job.gpu_count, self._job.node_count
+        largest = self._places.packed.free.largest_node(self._job.partition)
+        if node_count > 1:
+            yield from self._spanning([gpu_count // node_count] * node_count)
+        elif largest and gpu_count > largest:
+            whole, rest = divmod(gpu_count, largest)
+            yield from self._spanning([largest] * whole + [rest] * (rest > 0))
+        else:
+            yield from self._on_nodes(gpu_count)
         if self._places.whole_sets_only and not self._idle_only:
             yield from self._whole_sets()
 
-    def _on_nodes(self) -> Iterator[Place]:
+    def _spanning(self, shares: Sequence[int]) -> Iterator[Place]:
+        """The cheapest nodes that have so many GPUs each for the job, if there are enough."""
+        parts: dict[str, Place] = {}
+        for gpu_count, repeats in Counter(shares).items():
+            places = (place for place in self._on_nodes(gpu_count) if place.gpus[0].node not in parts)
+            cheapest = sorted(places, key=lambda place: (place.price, place.idle_left))[:repeats]
+            parts |= {place.gpus[0].node: place for place in cheapest}
+        if len(parts) == len(shares):
+            prices = [part.price for part in parts.values() for _ in part.gpus]
+            yield self._places.place((gpu for part in parts.values() for gpu in part.gpus), prices)
+
+    def _on_nodes(self, gpu_count: int) -> Iterator[Place]:
         for gpus in self._places.by_node(self._job.partition):
-            place = self._places.on_node(gpus[0].node, self._kind, partial(self._cheapest, gpus))
+            find = partial(self._cheapest, gpus, gpu_count)
+            place = self._places.on_node(gpus[0].node, gpu_count, self._kind, find)
             if place is not None:
                 yield place
 
-    def _cheapest(self, gpus: Gpus) -> Place | None:
+    def _cheapest(self, gpus: Gpus, gpu_count: int) -> Place | None:
         """The cheapest GPUs of a node; None where the job may have too few of them."""
-        gpu_count = self._job.gpu_count // self._job.node_count
         priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
         if len(priced) < gpu_count:
             return None

@@ -266,6 +266,21 @@ def test_a_job_larger_than_a_node_is_slurms_or_gets_idle_nodes():
     assert [share.node for share in spread.sharers[0].gpus] == ["n1", "n2"]
 
 
+def test_jobs_larger_than_a_node_share_nodes_too():
+    nodes = [make_cluster_node(name, 2, gpu_mem_gib=24.0) for name in ("n1", "n2")]
+    jobs = [busy(1, 0.3, gpu_count=4), busy(2, 0.3, gpu_count=3), busy(3, 0.3)]
+    plan = get_policy("horus").plan(make_request(jobs, nodes, larger_than_a_node="whole-nodes"))
+    where = {item.job_id: [(share.node, share.gpu_count) for share in item.gpus] for item in plan.sharers}
+    assert where == {1: [("n1", 2), ("n2", 2)], 2: [("n1", 2), ("n2", 1)], 3: [("n2", 1)]}
+    assert plan.sharers[2].gpus[0].gpu_ids == (1,)  # where only one other job is
+
+
+def test_a_job_larger_than_a_node_gets_nodes_of_different_sizes():
+    nodes = [make_cluster_node("n1", 4), make_cluster_node("n2", 2), make_cluster_node("n3", 2)]
+    plan = get_policy("obp").plan(make_request([busy(1, 0.3, gpu_count=8)], nodes, larger_than_a_node="whole-nodes"))
+    assert [share.gpu_count for share in plan.sharers[0].gpus] == [4, 2, 2]
+
+
 def test_options_are_checked():
     with pytest.raises(OptionsError, match="both 0"):
         get_policy("horus", {"horus_memory_weight": 0.0, "horus_slowdown_weight": 0.0})
