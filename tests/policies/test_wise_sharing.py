@@ -4,7 +4,6 @@ import dataclasses
 import random
 from collections import Counter
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from muri.policies.registry import get_policy
 from muri.policies.speed.interference import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
-from muri.policies.wise_sharing.completion import completions, mean_after, mean_now
+from muri.policies.wise_sharing.completion import completions, mean_after
 from muri.policies.wise_sharing.sub_batch import sub_batches
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")
@@ -24,7 +23,6 @@ SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3)
 TABLE = InterferenceTable(tuple(PairSpeed(*pair, *speeds) for pair, speeds in SPEEDS.items()))
 
 seconds = st.floats(1, 1e6)
-slowdowns = st.floats(1, 10)
 
 
 def job(job_id, model="a", remaining_s=1000.0, *, mem_gib=1.0, **changes):
@@ -49,45 +47,6 @@ def request(jobs, running=(), gpu_count=2, nodes=None, **changes):
 
 def where(plan):
     return {sharer.job_id: [(share.node, *share.gpu_ids) for share in sharer.gpus] for sharer in plan.sharers}
-
-
-# Theorem 1
-
-
-def test_a_pair_worked_by_hand():
-    """A needs 100 s, B 50 s, both run at two thirds beside each other.
-
-    Now: B ends at 75, by when A has done 50 of its 100, and ends at 125. After: A ends at 100, B at 150.
-    """
-    assert completions(100.0, 50.0, 1.5, 1.5) == (125.0, 75.0)
-    assert completions(100.0, 50.0, 1.5, 1.5, insert_s=100.0) == (100.0, 150.0)
-    assert (mean_now(100.0, 50.0, 1.5, 1.5), mean_after(100.0, 50.0)) == (100.0, 125.0)
-    # A joins 80 s later: B has done 20 when A ends at 110, and ends at 140.
-    assert completions(100.0, 50.0, 1.5, 1.5, insert_s=80.0) == pytest.approx((110.0, 140.0))
-
-
-@given(seconds, seconds, slowdowns, slowdowns)
-def test_no_time_of_joining_beats_now_and_after(running_s, joining_s, running_xi, joining_xi):
-    best = min(
-        completions(running_s, joining_s, running_xi, joining_xi, insert_s).mean_s
-        for insert_s in np.linspace(0, running_s, 101)
-    )
-    now, after = mean_now(running_s, joining_s, running_xi, joining_xi), mean_after(running_s, joining_s)
-    assert min(now, after) == pytest.approx(best)
-    assert now == pytest.approx(completions(running_s, joining_s, running_xi, joining_xi).mean_s)
-
-
-@given(seconds, seconds, slowdowns, slowdowns)
-def test_the_published_test_is_the_same(running_s, joining_s, running_xi, joining_xi):
-    """The published scheduler, where a is the joining job and b the running one."""
-    a, b, xi_a, xi_b = joining_s, running_s, joining_xi, running_xi
-    sequential = b + a / 2
-    if xi_a * a >= xi_b * b:
-        concurrent = a / 2 + (1 - 1 / (2 * xi_a)) * xi_b * b
-    else:
-        concurrent = b / 2 + (1 - 1 / (2 * xi_b)) * xi_a * a
-    assert mean_after(running_s, joining_s) == pytest.approx(sequential)
-    assert mean_now(running_s, joining_s, running_xi, joining_xi) == pytest.approx(concurrent)
 
 
 # Sub-batches
