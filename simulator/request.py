@@ -142,10 +142,9 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
 
 def _check_model(request: Request) -> None:
     """What only the default model looks at must not be ignored silently."""
-    given = [name for name, value in (("--interference", request.interference_file is not None),
-                                      ("--slowdown", request.slowdown != "pairs")) if value]  # fmt: skip
-    if given and request.model == "reference":
-        raise UsageError(f"{given[0]} is for --model default; the reference model has no jobs that share without turns")
+    name = "--interference" if request.interference_file is not None else "--slowdown"
+    if request.model == "reference" and (request.interference_file is not None or request.slowdown != "pairs"):
+        raise UsageError(f"{name} is for --model default; the reference model has no jobs that share without turns")
 
 
 def _check_targets(request: Request) -> None:

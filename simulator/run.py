@@ -106,6 +106,11 @@ def _prepare(
     progress: Callable[[float], None] | None,
 ) -> tuple[World, Engine]:
     rules = policy.rules if isinstance(policy, QueuePolicy) else PolicyOptions()
+    if rules.speed_model == "measured" and not settings.interference:
+        raise SimulationError(
+            f"policy {policy.name} has the speed model 'measured', which needs measured pairs: give a table with "
+            "--interference, or take speed_model=lockstep or speed_model=fair"
+        )
     packs, pairs = getattr(policy, "packs", False), Pairs(settings.interference, jobs)
     table = pairs.table if packs or _reads_pairs(policy) or settings.interference else None
     # Made here too, so that a model that lacks its table is refused before anything runs.

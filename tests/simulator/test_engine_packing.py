@@ -18,8 +18,12 @@ from muri.policies.speed.interference import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
-from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, TraceJob
+from muri.simulator.metrics import metrics_of
+from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.request import read_interference
+from muri.simulator.summary import TraceSummary, summarise
+from muri.simulator.sweep import Outcome, Run
+from muri.simulator.table import table_of
 
 Seats = dict[int, tuple[int, ...]]
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
@@ -147,6 +151,16 @@ def test_a_job_that_finds_no_memory_fails_and_asks_for_more() -> None:
     assert by_id(result)[1].out_of_memory == by_id(result)[1].restarts == 0
     requests = [item.gpu_mem_request_gib for request in policy.seen for item in request.jobs if item.job_id == 2]
     assert requests == [None, 12.5]
+    assert metrics_of(result).out_of_memory == 1
+    assert [column.header for column in table_of(_summary(result)).columns][-1] == "OOM"
+    fine, _ = packed(jobs, [on(1, 0), on(2, 1)], Cluster(1, 2, gpu_mem_gib=16.0))
+    assert [column.header for column in table_of(_summary(fine)).columns][-1] == "SPEED-UP"
+
+
+def _summary(result: SimulationResult) -> TraceSummary:
+    made = Run("packing", Trace("made", ()), "packing", result.cluster, result.settings)
+    (summary,) = summarise([Outcome(made, result, metrics_of(result))])
+    return summary
 
 
 def test_failing_again_and_again_ends_when_it_asks_for_a_whole_gpu() -> None:
