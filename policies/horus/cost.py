@@ -66,6 +66,8 @@ def knows_utilization(job: PlanJob) -> bool:
 class CostModel:
     """The cost of a placement.
 
+    f of a job alone is 1, for nobody slows it down: an idle GPU is always cheaper than the same one in use.
+
     Source: Horus (TPDS 2021): ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilisation).
 
     Attributes:
@@ -85,7 +87,7 @@ class CostModel:
             gpu_type: Chooses f; empty: unknown.
         """
         memory = load.used_gib / capacity_gib
-        return self.memory_weight * memory + self.slowdown_weight * slowdown(100 * load.utilization, gpu_type)
+        return self.memory_weight * memory + self.slowdown_weight / load.speed(gpu_type)
 
 
 def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> bool:

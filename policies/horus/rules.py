@@ -5,7 +5,6 @@ from math import isinf
 from typing import Protocol
 
 from muri.policies.horus.cost import CostModel, Load, pays
-from muri.policies.horus.slowdown import slowdown
 from muri.policies.reason import Reason
 
 
@@ -52,10 +51,9 @@ class ByCost:
 
     def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
         """See `Rule`."""
-        factor = slowdown(100 * load.utilization, gpu_type)
         return Reason(
             "the cheapest place: cost {:.2f} with {}, and {:.0f} % use (f = {:.2f})",
-            (price, _memory(load, capacity_gib), 100 * load.utilization, factor),
+            (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(gpu_type)),
         )
 
     def nobody_to_join(self, mem_gib: float) -> Reason:

@@ -60,6 +60,12 @@ def test_an_unknown_memory_costs_nothing():
     assert CostModel(1.0, 0.0).of(Load(1, 30.0, 0.5), float("inf")) == 0.0
 
 
+def test_an_idle_gpu_is_cheaper_even_where_memory_is_unknown_and_both_are_hardly_used():
+    nodes = [make_cluster_node("n1", 2)]
+    plan = get_policy("horus").plan(make_request([busy(1, 0.1, 0.0), busy(2, 0.1, 0.0)], nodes))
+    assert [item.gpus[0].gpu_ids for item in plan.sharers] == [(0,), (1,)]
+
+
 @pytest.mark.parametrize(("newcomer", "expected"), [(0.5, True), (0.8, True), (1.0, False)])
 def test_sharing_pays_while_the_sum_of_speeds_does_not_fall(newcomer, expected):
     before = Load(1, 1.0, 1.0)
