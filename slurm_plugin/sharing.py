@@ -8,10 +8,11 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.validation import RequestError
 from muri.policies.reason import Reason, sentences
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Solo, Waiting
-from muri.slurm_plugin.actions import Action, Join, StartGroup
+from muri.slurm_plugin.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import join_to, why_no_room
 from muri.slurm_plugin.model import Node
@@ -90,8 +91,7 @@ def share(plan: Plan, request: PlanRequest, view: View, know: Knowledge, config:
     done = replace(
         plan, groups=tuple(sorted_out.groups), solo=solo, waiting=(*waiting, *sorted_out.waiting), sharers=()
     )
-    steps = {sharer.job_id: sharer.accumulate_steps for sharer in plan.sharers}
-    starts = tuple(_prepared(action, steps, view) for action in actions_of(done, view, know, config))
+    starts = tuple(_prepared(action, sorted_out.steps, jobs, view) for action in actions_of(done, view, know, config))
     return Shared(done, (*starts, *sorted_out.joins))
 
 
@@ -103,6 +103,7 @@ class _SortedOut:
         self.solo: list[Solo] = []
         self.waiting: list[Waiting] = []
         self.joins: list[Join] = []
+        self.steps: dict[int, int] = {}
         self._now_s = request.now_s
         self._running_groups = groups
         self._holders: dict[frozenset[Place], int] = {}
@@ -112,6 +113,7 @@ class _SortedOut:
 
     def add(self, sharer: Sharer, job: PlanJob, view: View, know: Knowledge, config: Config) -> None:
         """Decide what becomes of one."""
+        self.steps[sharer.job_id] = sharer.accumulate_steps
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
         if not met:
@@ -120,7 +122,7 @@ class _SortedOut:
             return
         group = self._running_groups.get(self._holders.get(places, 0))
         if group is not None and not any(join.host == group.host.job_id for join in self.joins):
-            self._join(sharer, group, view, know, config)
+            self._join(sharer, job, group, view, know, config)
         elif met & {started.members[0] for started in self.groups}:
             why = Reason("it will join job {} once that one runs", (min(met),))
             self.waiting.append(Waiting(sharer.job_id, (why,)))
@@ -140,24 +142,31 @@ class _SortedOut:
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons, mode="plain")
         )
 
-    def _join(self, sharer: Sharer, group: RunningGroup, view: View, know: Knowledge, config: Config) -> None:
+    def _join(
+        self, sharer: Sharer, planned: PlanJob, group: RunningGroup, view: View, know: Knowledge, config: Config
+    ) -> None:
         job = view.jobs[sharer.job_id]
         if why := why_no_room(job, group, view, config):
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
         join = join_to(job, group, sharer.speed, view, know, self._now_s, sentences(sharer.reasons))
-        self.joins.append(replace(join, member=replace(join.member, accumulate_steps=sharer.accumulate_steps)))
+        self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 
 def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
     return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
 
 
-def _prepared(action: Action, steps: Mapping[int, int], view: View) -> Action:
+def _split(member: MemberPlan, job: PlanJob, steps: int) -> MemberPlan:
+    """A member whose batches are computed in so many steps, which takes less memory."""
+    return member if steps == 1 else replace(member, accumulate_steps=steps, gpu_mem_gib=mem_gib_of(job, steps))
+
+
+def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJob], view: View) -> Action:
     """A start with its members' steps, behind a host with room for one who joins."""
     if not isinstance(action, StartGroup):
         return action
-    members = tuple(replace(member, accumulate_steps=steps.get(member.job_id, 1)) for member in action.members)
+    members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
     node = next(node for node in view.snapshot.nodes if node.name == action.node)
     cpus, mem_mib = _for_two(action, node)
     return replace(action, members=members, cpu_count=cpus, mem_per_node_mib=mem_mib)

@@ -207,11 +207,12 @@ def test_gpus_in_part_or_of_two_jobs_are_not_joined_and_the_reason_is_told(make_
 
 
 def test_who_shares_with_a_job_that_only_starts_now_joins_it_later():
-    slurm = FakeSlurm([job(1, "long", 10_000), job(2, "short", 10)], [make_node("n1", gpu_count=1)])
+    slurm = FakeSlurm([job(1, "short", 10_000, accumulate=2), job(2, "long", 10)], [make_node("n1", gpu_count=1)])
     gpus = (NodeShare("n1", 1, (0,)),)
     decision = decided(slurm, Scripted(Sharer(1, gpus, accumulate_steps=2), Sharer(2, gpus)))
     (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
-    assert [(member.job_id, member.accumulate_steps) for member in start.members] == [(1, 2)]
+    (member,) = start.members
+    assert (member.job_id, member.accumulate_steps, member.gpu_mem_gib) == (1, 2, pytest.approx(5.0))
     assert str(decision.plan.waiting[0].reasons[0]) == "it will join job 1 once that one runs"
 
 
