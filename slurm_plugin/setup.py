@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
@@ -52,7 +53,7 @@ def policy_of(config: Config) -> Policy:
     }
     policy = get_policy(config.policy, options)
     if getattr(policy, "simulated_only", False):
-        valid = ", ".join(info.name for info in describe_policies() if not info.simulated_only)
+        valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
         raise ConfigError(
             f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "
             f"of these for the cluster: {valid}"
