@@ -6,6 +6,8 @@ from typing import Any, Final
 
 from bars import tell
 
+from muri.policies.registry import policy_names
+
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "choosing-a-policy.md"
 CHART: Final = ROOT / "docs" / "images" / "policies.png"
@@ -60,7 +62,8 @@ def _table(traces: Sequence[str], rows: Iterable[Sequence[str]], policies: Seque
 
 
 def _policies(stored: Stored, traces: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(policy for trace in traces for policy in stored[trace]["figures"]))
+    """Those of which anything is stored, in the registry's order."""
+    return [policy for policy in policy_names() if any(policy in stored[trace]["figures"] for trace in traces)]
 
 
 def _found(stored: Stored, trace: str, policy: str) -> Mapping[str, Any] | None:

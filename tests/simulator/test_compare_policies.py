@@ -8,8 +8,10 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 FIGURES = {"avg_jct_h": 4.0, "p99_jct_h": 40.4, "makespan_h": 99.6, "restarts_per_job": 0.25, "wall_s": 1.0}
 STORED = {
-    "small": {"figures": {"fifo": FIGURES, "srtf": FIGURES | {"avg_jct_h": 2.0}, "slow": {"failed": "too slow"}}},
-    "large": {"figures": {"fifo": {"failed": "too slow"}, "srtf": FIGURES, "slow": {"failed": "job 7 is too large"}}},
+    "small": {"figures": {"fifo": FIGURES, "srtf": FIGURES | {"avg_jct_h": 2.0}, "tiresias": {"failed": "too slow"}}},
+    "large": {
+        "figures": {"fifo": {"failed": "too slow"}, "srtf": FIGURES, "tiresias": {"failed": "job 7 is too large"}}
+    },
 }
 
 
@@ -33,7 +35,7 @@ def test_every_run_shows(page: Any) -> None:
     lines = page.tables(STORED, ["small", "large"]).splitlines()
     assert "| `fifo` | 4.00 h (1.00 ×) | – [1] |" in lines
     assert "| `srtf` | 2.00 h (2.00 ×) | 4.00 h |" in lines
-    assert "| `slow` | – [1] | – [2] |" in lines
+    assert "| `tiresias` | – [1] | – [2] |" in lines
     assert "| `srtf` | 40 h, 100 h, 0.2 | 40 h, 100 h, 0.2 |" in lines
     assert lines[-2:] == ["1. too slow", "2. job 7 is too large"]
 
