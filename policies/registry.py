@@ -19,6 +19,7 @@ _BUILT_IN: Final = {
     "muri-s": "muri:MuriS",
     "muri-l": "muri:MuriL",
     "muri-jct": "muri_jct:MuriJct",
+    "muri-hybrid": "muri_hybrid:MuriHybrid",
     "fifo": "fifo:Fifo",
     "sjf": "shortest:Sjf",
     "srtf": "shortest:Srtf",

@@ -17,11 +17,16 @@ from muri.policies.cycle.queue import full_key, waited_s
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
+from muri.policies.schedulers.muri_hybrid import MuriHybrid
 from muri.policies.types import PlanJob, PlanRequest, Policy
 from muri.simulator.state import LiveJob
 
-_TIMELESS: Final = frozenset({"auto", "muri-s", "muri-l", "muri-jct", "fifo", "sjf", "srtf", "srsf", "las", "2d-las"})
+_TIMELESS: Final = frozenset(
+    {"auto", "muri-s", "muri-l", "muri-jct", "muri-hybrid", "fifo", "sjf", "srtf", "srsf", "las", "2d-las"}
+)
 """Policies whose order of waiting jobs does not change while they wait."""
+
+_COMMON_CYCLE: Final = (QueuePolicy.plan, Auto.plan, MuriHybrid.plan)
 
 Key = tuple[float, ...]
 
@@ -50,7 +55,7 @@ def view_of(policy: Policy, *, whole: bool = False) -> View:
         policy: The policy.
         whole: Whether to show it everything anyway.
     """
-    if whole or not isinstance(policy, QueuePolicy) or type(policy).plan not in (QueuePolicy.plan, Auto.plan):
+    if whole or not isinstance(policy, QueuePolicy) or type(policy).plan not in _COMMON_CYCLE:
         return View()
     rules = policy.rules
     endless = rules.max_wait_s == float("inf")

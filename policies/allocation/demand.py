@@ -45,7 +45,7 @@ def saturating_wish(job: PlanJob, node: FreeNode, gpus: int) -> Demand:
 def speed(job: PlanJob, per_gpu: Demand, node: FreeNode) -> float:
     """Throughput with a share, relative to the proportional share of the node; 1 while nothing is known."""
     fair = fair_share(node)
-    return throughput_ratio(job.sensitivity, _enough(per_gpu, fair), _enough(fair, fair))
+    return throughput_ratio(job.sensitivity, enough(per_gpu, fair), enough(fair, fair))
 
 
 def steps(job: PlanJob, node: FreeNode, gpus: int) -> tuple[Demand, ...]:
@@ -110,10 +110,10 @@ def _saturating(sensitivity: Sensitivity, fair: Demand, most: Demand) -> Demand:
 
 def throughput(sensitivity: Sensitivity, per_gpu: Demand, fair: Demand) -> float:
     """Throughput of a share, in the sensitivity's own unit."""
-    return sensitivity.throughput_at(*_enough(per_gpu, fair))
+    return sensitivity.throughput_at(*enough(per_gpu, fair))
 
 
-def _enough(per_gpu: Demand, fair: Demand) -> Demand:
+def enough(per_gpu: Demand, fair: Demand) -> Demand:
     """A share with no limit on what is unknown of the node."""
     return Demand(per_gpu.cpus if fair.cpus else math.inf, per_gpu.mem_gib if fair.mem_gib else math.inf)
 

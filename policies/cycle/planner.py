@@ -19,11 +19,14 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.reason import Reason
+from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Certificate, Plan, PlanRequest, Solo, Waiting
 
 
-def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
+def plan_queue(
+    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, model: SpeedModel | None = None
+) -> Plan:
     """Decide on every job of a request, waiting or running.
 
     Nobody waits for ever: a job that would still wait longer than `max_wait_s` is given to Slurm's own queue;
@@ -35,19 +38,22 @@ def plan_queue(request: PlanRequest, policy: str, key: PriorityKey, options: Pol
         key: Order of priority.
         options: Grouping options; a group is as large as both they and the request allow, and
             with a size of 1 nobody shares and no profile is needed.
+        model: How members slow each other down; None: as the options say.
 
     Raises:
         RequestError: The request contradicts itself.
     """
     check_request(request)
     with collector_paused():
-        return _planned(request, policy, key, options)
+        return _planned(request, policy, key, options, model)
 
 
-def _planned(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
+def _planned(
+    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, model: SpeedModel | None
+) -> Plan:
     options = replace(options, max_group_size=min(options.max_group_size, request.max_group_size))
     queue = line_up(request, key, options)
-    model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
+    model = model or speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
     grouper = Grouper(options, model, queue.shapes, request.interval_s)
     planners = [_PoolPlanner(pool, request, options, grouper.forecasts, queue) for pool in pools(request)]
     _deal(queue, planners)

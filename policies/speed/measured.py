@@ -66,7 +66,7 @@ class Measured:
         return self.fallback.order(members)
 
     def _speeds(self, shapes: Sequence[Shape], groups: Indices) -> Floats:
-        by_model = _Lookup.of(self.table, shapes)
+        by_model = PairLookup.of(self.table, shapes)
         pairs = list(combinations(range(groups.shape[1]), 2))
         known = [by_model.known(groups[:, pair]) for pair in pairs]
         any_known = np.logical_or.reduce(known)
@@ -88,7 +88,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class _Lookup:
+class PairLookup:
     """The part of a table that concerns given shapes, as arrays.
 
     Attributes:
@@ -100,7 +100,8 @@ class _Lookup:
     speed: Floats
 
     @staticmethod
-    def of(table: InterferenceTable, shapes: Sequence[Shape]) -> "_Lookup":
+    def of(table: InterferenceTable, shapes: Sequence[Shape]) -> "PairLookup":
+        """What a table says of the models of these shapes."""
         present = sorted({shape.model for shape in shapes} & table.models)
         number = {model: index for index, model in enumerate(present)}
         speed = np.full((len(present) + 1, len(present) + 1), np.nan)
@@ -108,7 +109,7 @@ class _Lookup:
             if model_a in number and model_b in number:
                 speed[number[model_a], number[model_b]] = speed_a
                 speed[number[model_b], number[model_a]] = speed_b
-        return _Lookup(np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp), speed)
+        return PairLookup(np.array([number.get(shape.model, _UNKNOWN) for shape in shapes], dtype=np.intp), speed)
 
     def known(self, pairs: Indices) -> NDArray[np.bool_]:
         """Which of these pairs of shapes were measured; the last row and column stand for unknown models."""

@@ -1,0 +1,194 @@
+"""The cycle of the hybrid: plan as Muri does, decide how each group shares, then give out CPUs and memory."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from muri.policies.allocation.demand import fair_share
+from muri.policies.allocation.servers import Servers
+from muri.policies.cycle import reasons as cycle_reasons
+from muri.policies.cycle.placement import FreeGpus
+from muri.policies.cycle.planner import plan_queue
+from muri.policies.cycle.queue import full_key, is_movable, waited_s
+from muri.policies.hybrid import reasons
+from muri.policies.hybrid.modes import Choice, ways_of
+from muri.policies.hybrid.prediction import Predictor
+from muri.policies.hybrid.shares import give_out
+from muri.policies.hybrid.speed import BetterOfBoth
+from muri.policies.hybrid.tenants import Tenant, speeds_of
+from muri.policies.options import PolicyOptions
+from muri.policies.priority import PriorityKey
+from muri.policies.speed.registry import speed_model
+from muri.policies.traits import Demand
+from muri.policies.types import Group, HostShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
+
+
+def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions) -> Plan:
+    """Decide on every job of a request.
+
+    How a group shares is decided at GPU-proportional shares, then CPUs and memory are given out for that.
+
+    Args:
+        request: Jobs, nodes, what runs, and time.
+        policy: Name to put on the plan.
+        key: Order of priority.
+        options: As for `plan_queue`.
+
+    Raises:
+        RequestError: The request contradicts itself.
+    """
+    table = request.interference
+    model = speed_model(options.speed_model, ordering=options.ordering, table=table)
+    plan = plan_queue(request, policy, key, options, model if table is None else BetterOfBoth(model, table))
+    return _Refinement(request, plan, options, Predictor(model, table)).result(key)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A group or single job of the plan as it is refined."""
+
+    source: Group | Solo
+    tenant: Tenant
+
+
+class _Refinement:
+    def __init__(self, request: PlanRequest, plan: Plan, options: PolicyOptions, predictor: Predictor) -> None:
+        self._request, self._plan, self._options, self._predictor = request, plan, options, predictor
+        self._runs_in = {job.job_id: unit for unit in request.running for job in unit.members}
+        self._jobs = {job.job_id: job for job in request.jobs}
+        self._jobs |= {job.job_id: job for unit in request.running for job in unit.members}
+        self._left_out: list[tuple[PlanJob, Choice]] = []
+        self._waiting = list(plan.waiting)
+        self._to_slurm = request.larger_than_a_node == "slurm"
+
+    def result(self, key: PriorityKey) -> Plan:
+        """The refined plan."""
+        entries = [self._decided(group) for group in self._plan.groups]
+        entries += [self._alone(solo) for solo in self._plan.solo]
+        servers = self._servers(entries)
+        entries += self._elsewhere(servers.gpus)
+        give_out(
+            [entry.tenant for entry in entries if entry.tenant.gpus],
+            servers,
+            self._predictor,
+            takes_back=not self._to_slurm,
+        )
+        return self._written(entries, servers, key)
+
+    def _decided(self, group: Group) -> _Entry:
+        jobs = tuple(self._jobs[job_id] for job_id in group.members)
+        if group.kept:
+            return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
+        choice = ways_of(jobs, self._predictor)
+        if choice.best.members != jobs and any(self._is_overdue(job) for job in jobs):
+            # Nobody who has waited too long is left out.
+            choice = ways_of(jobs, self._predictor, may_leave_out=False)
+        way = choice.best
+        chosen = {job.job_id for job in way.members}
+        self._left_out += [(job, choice) for job in jobs if job.job_id not in chosen]
+        notes = (reasons.decided(choice),)
+        mode = "plain" if way.name == "plain" else "interleave"
+        tenant = Tenant(way.members, group.gpus, mode, movable=self._may_move(way.members, group.gpus), reasons=notes)
+        return _Entry(group, tenant)
+
+    def _alone(self, solo: Solo) -> _Entry:
+        jobs = (self._jobs[solo.job_id],)
+        if solo.kept:
+            return _Entry(solo, self._kept(jobs, self._runs_in[solo.job_id]))
+        return _Entry(solo, Tenant(jobs, solo.gpus, movable=self._may_move(jobs, solo.gpus)))
+
+    def _kept(self, jobs: tuple[PlanJob, ...], unit: Running) -> Tenant:
+        movable = is_movable(unit, self._request, self._options)
+        return Tenant(jobs, unit.gpus, unit.mode, running=unit, movable=movable, kept=True)
+
+    def _may_move(self, jobs: Iterable[PlanJob], gpus: tuple[object, ...]) -> bool:
+        """Whether it may be restarted once it runs."""
+        spans = len(gpus) > 1 and self._to_slurm
+        return self._options.preemption and all(job.preemptible for job in jobs) and not spans
+
+    def _is_overdue(self, job: PlanJob) -> bool:
+        return waited_s(job, self._request.now_s) > self._options.max_wait_s
+
+    def _servers(self, entries: Iterable[_Entry]) -> Servers:
+        """What is free once the plan's GPUs are given out, with the CPUs and memory of what is kept taken."""
+        free = FreeGpus(self._request.nodes, whole_nodes=not self._to_slurm)
+        servers = Servers(self._request.nodes, free)
+        kept = {id(entry.tenant.running) for entry in entries if entry.tenant.kept}
+        for unit in self._request.running:
+            if id(unit) not in kept:
+                free.give_back(unit.gpus)
+                servers.give_back_host(servers.held(unit))
+        for entry in entries:
+            tenant = entry.tenant
+            if not tenant.kept and tenant.gpus:
+                free.take_exactly(tenant.gpus)
+            elif tenant.running is not None and any(tenant.running.host_shares.values()):
+                tenant.host = _by_node(tenant.running, servers)
+        return servers
+
+    def _elsewhere(self, free: FreeGpus) -> Iterator[_Entry]:
+        """Start alone whoever was left out and fits; the others wait."""
+        for job, choice in self._left_out:
+            gpus = free.take(job.partition, job.gpu_count, node_count=job.node_count)
+            why = (reasons.left_out(choice),)
+            if gpus is None:
+                runs = job.job_id in self._runs_in
+                stopped = (cycle_reasons.preempted(job),) if runs else ()
+                self._waiting.append(Waiting(job.job_id, (*stopped, *why, reasons.next_in_line(job)), runs))
+            else:
+                solo = Solo(job.job_id, (reasons.STARTS_ELSEWHERE, *why), gpus)
+                yield _Entry(solo, Tenant((job,), gpus, movable=self._may_move((job,), gpus)))
+
+    def _written(self, entries: Iterable[_Entry], servers: Servers, key: PriorityKey) -> Plan:
+        groups, solo = [], []
+        shares: dict[int, tuple[HostShare, ...]] = {}
+        for entry in entries:
+            tenant = entry.tenant
+            speeds = speeds_of(tenant, servers, self._predictor, self._fair(tenant))
+            shares |= tenant.shares(speeds)
+            if len(tenant.jobs) > 1 and isinstance(entry.source, Group):
+                groups.append(_group(entry.source, tenant, speeds))
+            else:
+                solo.append(_solo(entry.source, tenant))
+        waiting = self._waiting
+        if self._left_out:
+            waiting.sort(key=lambda item: full_key(key, self._jobs[item.job_id]))
+            solo.sort(key=lambda item: full_key(key, self._jobs[item.job_id]))
+        return replace(
+            self._plan,
+            groups=tuple(groups),
+            solo=tuple(solo),
+            waiting=tuple(waiting),
+            host_shares=dict(sorted(shares.items())),
+        )
+
+    def _fair(self, tenant: Tenant) -> Demand:
+        nodes = {node.name: node for node in self._request.nodes} if tenant.host is not None else {}
+        return fair_share(nodes[tenant.gpus[0].node]) if nodes else Demand(0.0, 0.0)
+
+
+def _by_node(unit: Running, servers: Servers) -> tuple[HostShare, ...]:
+    """What the members of a unit hold together, in the order of its GPUs."""
+    total = {share.node: (0.0, 0.0) for share in unit.gpus}
+    for share in servers.held(unit):
+        cpus, mem_gib = total.get(share.node, (0.0, 0.0))
+        total[share.node] = (cpus + share.cpus, mem_gib + share.mem_gib)
+    return tuple(HostShare(node, *amounts) for node, amounts in total.items())
+
+
+def _group(group: Group, tenant: Tenant, speeds: tuple[float, ...]) -> Group:
+    ids = [job.job_id for job in tenant.jobs]
+    return replace(
+        group,
+        members=tuple(ids),
+        speed=dict(sorted(zip(ids, speeds, strict=True))),
+        reasons=(*group.reasons, *tenant.reasons),
+        kept=tenant.kept,
+        mode=tenant.mode,
+    )
+
+
+def _solo(source: Group | Solo, tenant: Tenant) -> Solo:
+    job_id = tenant.jobs[0].job_id
+    if isinstance(source, Solo):
+        return replace(source, reasons=(*source.reasons, *tenant.reasons), kept=tenant.kept)
+    return Solo(job_id, tenant.reasons, source.gpus)
