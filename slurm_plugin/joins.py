@@ -178,7 +178,7 @@ def join_to(
         solo_iteration_s=profile.iteration_s,
         speed=speed,
         time_limit_s=job.time_limit_s * size,
-        gpu_mem_gib=profile.gpu_mem_gib,
+        gpu_mem_gib=know.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
     )
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)

@@ -61,6 +61,10 @@ class Knowledge:
         """
         return None if job.job_id in self.targets else self.profiles.get(key)
 
+    def needed_gib(self, job_id: int, profile: StageProfile) -> float:
+        """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
+        return self.gpu_mem_gib.get(job_id, profile.gpu_mem_gib)
+
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
         count, why = (self.failures or {}).get(str(key), (0, ""))
@@ -291,7 +295,7 @@ def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> M
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
         time_limit_s=job.time_limit_s * len(group.members),
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
-        gpu_mem_gib=know.gpu_mem_gib.get(job.job_id, profile.gpu_mem_gib),
+        gpu_mem_gib=know.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
     )
 

@@ -74,6 +74,24 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
     assert slurm.jobs[host.job_id].state.is_active
 
 
+def test_who_joins_again_asks_for_more_each_time(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    with make_controller(slurm, known, gpu_mem_gib={"gpu": 24.0}) as controller:
+        controller.cycle()
+        asked = []
+        for times in (1, 2, 3):
+            slurm.tick()
+            slurm.tick()
+            slurm.requeue_hold(3)
+            slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+            asked += [action.gpu_mem_gib for action in controller.decide().repairs]
+            slurm.now_s += 10
+            controller.cycle()
+            assert role_of(slurm.jobs[3]) is Role.MEMBER
+    assert asked == [6.0, 9.0, 24.0]
+
+
 @pytest.mark.parametrize(
     ("gpu_mem_gib", "times", "expected"),
     [
