@@ -83,6 +83,7 @@ class Shares:
     def __init__(self, samples: int) -> None:
         self._samples = samples
         self._first: Reduction | None = None
+        self._first_samples = 0
         self._estimated = 0.0
         self._seen = 0.0
 
@@ -94,11 +95,10 @@ class Shares:
         """
         reduction = reduction_of(loss, part_samples)
         if self._first is None:
-            self._first, self._estimated = reduction, self._samples / part_samples
+            self._first, self._estimated, self._first_samples = reduction, self._samples / part_samples, part_samples
+        ratio = scale_between(self._first, reduction, part_samples / self._first_samples)
         if reduction.kind != MEAN:
-            scale_between(self._first, reduction)
             return (1.0 if reduction.kind == "sum" else part_samples / self._samples), 1.0
-        ratio = scale_between(self._first, reduction)
         self._seen += ratio
         if not last:
             return ratio / self._estimated, 1.0

@@ -13,7 +13,10 @@ from typing import Any
 from muri.launcher.accumulation.batch import SplitBatch
 from muri.launcher.accumulation.gradients import Gradients, Shares
 from muri.launcher.accumulation.losses import UnknownLossError
-from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
+from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of, varied
+
+_LEAST_SAMPLES = 2
+"""Of a part: layers that normalize over samples refuse a single one."""
 
 _ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
 
@@ -34,6 +37,7 @@ class SplitLoop:
         self._whole_for: set[int] = set()
         self._refused = False
         self._inside = False
+        self._verified = False
         self._gradients = Gradients()
         self._shares = Shares(1)
         self._told_of_batch_norm = False
@@ -135,7 +139,9 @@ class SplitLoop:
         self._batch = None
         try:
             samples = sample_count(whole)
-            sizes = sizes_of(samples, self._steps)
+            sizes = sizes_of(samples, min(self._steps, samples // _LEAST_SAMPLES))
+            if len(sizes) > 1 and not self._verified:
+                sizes = varied(sizes)
             batch = SplitBatch(weakref.ref(iterator), whole, sizes)
             part = batch.part()
         except Exception as error:  # whatever a loader gives, the script goes on with it
@@ -215,6 +221,7 @@ class SplitLoop:
         plain(loss, _full_like(loss, share), *args[2:], **rest)
         batch.backward = True
         self._gradients.mark()
+        self._verified |= batch.last and len(set(batch.sizes)) > 1
         return True
 
     def _problem(self, batch: SplitBatch, loss: Any) -> str:

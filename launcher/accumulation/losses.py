@@ -34,10 +34,12 @@ class Reduction:
     Attributes:
         kind: "mean", "sum", or "constant": a term that does not depend on the samples.
         weights: Of each mean term, what it was divided by: its samples, or the sum of their weights.
+        counts: Numbers of values that went in, as far as the graph tells them: they must grow with the samples.
     """
 
     kind: str
     weights: tuple[float, ...] = ()
+    counts: tuple[float, ...] = ()
 
 
 def reduction_of(loss: Any, samples: int) -> Reduction:
@@ -81,19 +83,21 @@ def _children(node: Any) -> list[Any]:
 
 
 def _of_loss_function(node: Any, samples: int) -> Reduction:
+    values = getattr(node, "_saved_self", None)
+    counts = () if values is None else (float(values.numel()),)
     if node._saved_reduction == _SUM_REDUCTION:
-        return Reduction(SUM)
+        return Reduction(SUM, counts=counts)
     if node._saved_reduction != _MEAN_REDUCTION:
         raise UnknownLossError(f"{node.name()} does not reduce")
     weight = getattr(node, "_saved_total_weight", None)  # classes' weights and ignored targets change the divisor
-    return Reduction(MEAN, (float(samples if weight is None else weight.item()),))
+    return Reduction(MEAN, (float(samples if weight is None else weight.item()),), counts)
 
 
 def _of_mean(node: Any, samples: int) -> Reduction:
     sizes = node._saved_self_sym_sizes
     if not _over_samples(sizes, samples) or (_sum_of_dimensions(node) and len(sizes) > 1):
         raise UnknownLossError(f"a mean over {tuple(sizes)} is none over {samples} samples")
-    return Reduction(MEAN, (float(samples),))
+    return Reduction(MEAN, (float(samples),), (float(prod(sizes)),))
 
 
 def _of_sum(node: Any, samples: int) -> Reduction:
@@ -105,7 +109,7 @@ def _of_sum(node: Any, samples: int) -> Reduction:
         raise UnknownLossError(f"{node.name()} over {tuple(sizes)} is no sum over {samples} samples")
     if any(_operation(child) in {"Mean", "Stack", "Cat"} for child in children):
         raise UnknownLossError("it sums what may be means")
-    return Reduction(SUM)
+    return Reduction(SUM, counts=(float(prod(sizes)),))
 
 
 def _of_quotient(node: Any, samples: int) -> Reduction:
@@ -127,7 +131,7 @@ def _scaled(node: Any, samples: int, divisor_of: Callable[[float], float]) -> Re
     divisor, elements = divisor_of(float(node._saved_other)), prod(getattr(children[0], "_saved_self_sym_sizes", ()))
     if not any(isclose(divisor, count, rel_tol=1e-6) for count in (samples, elements)):
         raise UnknownLossError(f"it divides a sum by {divisor:g}, with {samples} samples in the micro-batch")
-    return Reduction(MEAN, (divisor,))
+    return Reduction(MEAN, (divisor,), (*inner.counts, divisor))
 
 
 def _combined(terms: list[Reduction]) -> Reduction:
@@ -135,7 +139,8 @@ def _combined(terms: list[Reduction]) -> Reduction:
     if not kinds or {MEAN, SUM} <= kinds or {SUM, CONSTANT} <= kinds:
         raise UnknownLossError("it adds terms of which some grow with the number of samples and some do not")
     kind = next(iter(kinds - {CONSTANT}), CONSTANT)
-    return Reduction(kind, tuple(weight for term in terms for weight in term.weights))
+    weights = tuple(weight for term in terms for weight in term.weights)
+    return Reduction(kind, weights, tuple(count for term in terms for count in term.counts))
 
 
 def _over_samples(sizes: Any, samples: int) -> bool:
@@ -157,12 +162,22 @@ def _only_of_parameters(node: Any) -> bool:
     return _operation(node) == _ENDS
 
 
-def scale_between(first: Reduction, now: Reduction) -> float:
+def scale_between(first: Reduction, now: Reduction, samples: float) -> float:
     """By how much the divisors of a later micro-batch are greater than the first's.
 
+    Args:
+        first: Of the first micro-batch.
+        now: Of a later one.
+        samples: How many times as many samples it has.
+
     Raises:
-        UnknownLossError: They are other terms, or not all greater by the same.
+        UnknownLossError: They are other terms, not all greater by the same, or taken over values that do not grow with
+            the samples.
     """
+    if len(first.counts) != len(now.counts) or not all(
+        isclose(after, samples * before, rel_tol=1e-6) for before, after in zip(first.counts, now.counts, strict=True)
+    ):
+        raise UnknownLossError("it is taken over values whose number does not follow that of the samples")
     if first.kind != now.kind or len(first.weights) != len(now.weights):
         raise UnknownLossError("it has other terms than for the batch's first part")
     pairs = zip(first.weights, now.weights, strict=True)

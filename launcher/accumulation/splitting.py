@@ -34,6 +34,21 @@ def sizes_of(samples: int, steps: int) -> list[int]:
     return [whole + (position < rest) for position in range(steps)]
 
 
+def varied(sizes: list[int]) -> list[int]:
+    """Sizes of which not all are equal, for the same samples; two parts of two samples stay as they are.
+
+    What a loss is taken over shows when parts differ. From four samples on no part gets larger than before.
+    """
+    if len(set(sizes)) > 1:
+        return sizes
+    size = sizes[0]
+    if size > 3:
+        return [*sizes[:-1], size - 2, 2]
+    if size == 3:
+        return [4, *sizes[1:-1], 2]
+    return [4, *sizes[2:]] if len(sizes) > 2 else sizes
+
+
 def cut(batch: Any, start: int, stop: int, samples: int) -> Any:
     """The samples from `start` on, before `stop`, in the same structure; tensors are views, not copies.
 

@@ -7,13 +7,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import muri
 from muri.launcher.accumulation.planned import AccumulateError
-from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of
+from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of, varied
 from muri.launcher.accumulation.state import LocalState
 
 SAMPLES = 44  # batches of 12, the last one of 8
@@ -152,6 +154,11 @@ def squares(outputs, targets):
     return ((outputs - targets[:, None]) ** 2).sum(1).mean() + 0.5 * functional.mse_loss(outputs, outputs.detach() + 1)
 
 
+def middle(outputs, targets):
+    """A function of means over samples: as many values as classes, whatever the batch."""
+    return outputs.mean(0).square().sum()
+
+
 @pytest.mark.parametrize("loss", [smooth, weighted, ignoring, summed, divided, squares])
 def test_losses_are_weighted_by_what_they_are_a_mean_of(loss, capfd):
     whole, _, _ = train(mlp, "momentum", loss=loss)
@@ -185,6 +192,8 @@ def own_clipping(model):
     ("loss", "after_backward", "reason"),
     [
         (odd, None, "SqrtBackward0"),
+        (lambda o, _: o[:3].square().mean(), None, "is none over"),
+        (middle, None, "is no sum over"),
         (lambda o, t: functional.cross_entropy(o, t, reduction="sum") / 7, None, "divides a sum by 7"),
         (functional.cross_entropy, own_clipping, "changes or clears gradients"),
     ],
@@ -317,6 +326,29 @@ def test_hooks_are_taken_out_again():
     assert places() == before
 
 
+def test_what_looks_like_a_mean_only_by_its_size_is_found_out(capfd):
+    """Six values, six samples in the first part: the first batch's parts differ, and that shows it."""
+
+    def twice(outputs, targets):
+        return middle(torch.cat([outputs, outputs], dim=1), targets)
+
+    whole, _, _ = train(mlp, "adamw", loss=twice)
+    split, _, _ = train(mlp, "adamw", loss=twice, around=lambda: muri.accumulate(2))
+    assert split == whole
+    assert "not split" in capfd.readouterr().err
+
+
+@given(st.integers(4, 200), st.integers(2, 20))
+@settings(deadline=None, max_examples=60)
+def test_parts_of_the_first_batch_differ(samples, steps):
+    equal = sizes_of(samples, min(steps, samples // 2))
+    sizes = varied(equal)
+    assert sum(sizes) == samples
+    assert min(sizes) >= 2
+    assert len(set(sizes)) > 1 or sizes == [2, 2]
+    assert max(sizes) in {max(equal), 4}
+
+
 def test_how_batches_are_cut():
     pair = namedtuple("pair", "x y")
     batch = {"a": torch.arange(5), "b": [torch.zeros(5, 2), "kept"], "n": ["p", "q", "r", "s", "t"], "k": 3}
@@ -341,7 +373,7 @@ def test_a_loader_of_odd_things_is_left_alone(capfd):
 
         def __getitem__(self, index):
             if isinstance(index, slice):
-                raise LookupError("one at a time")
+                raise TypeError("one at a time")
             return index
 
     with muri.accumulate(2):
