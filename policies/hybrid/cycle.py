@@ -11,7 +11,7 @@ from muri.policies.cycle.planner import plan_queue
 from muri.policies.cycle.queue import full_key, is_movable, waited_s
 from muri.policies.hybrid import reasons
 from muri.policies.hybrid.modes import Choice, ways_of
-from muri.policies.hybrid.prediction import Predictor
+from muri.policies.hybrid.prediction import Mode, Predictor
 from muri.policies.hybrid.shares import give_out
 from muri.policies.hybrid.speed import BetterOfBoth
 from muri.policies.hybrid.tenants import Tenant, speeds_of
@@ -86,7 +86,7 @@ class _Refinement:
         chosen = {job.job_id for job in way.members}
         self._left_out += [(job, choice) for job in jobs if job.job_id not in chosen]
         notes = (reasons.decided(choice),)
-        mode = "plain" if way.name == "plain" else "interleave"
+        mode: Mode = "plain" if way.name == "plain" else "interleave"
         tenant = Tenant(way.members, group.gpus, mode, movable=self._may_move(way.members, group.gpus), reasons=notes)
         return _Entry(group, tenant)
 
@@ -143,7 +143,8 @@ class _Refinement:
         shares: dict[int, tuple[HostShare, ...]] = {}
         for entry in entries:
             tenant = entry.tenant
-            speeds = speeds_of(tenant, servers, self._predictor, self._fair(tenant))
+            fair = fair_share(servers.nodes[tenant.gpus[0].node]) if tenant.host else Demand(0.0, 0.0)
+            speeds = speeds_of(tenant, self._predictor, fair)
             shares |= tenant.shares(speeds)
             if len(tenant.jobs) > 1 and isinstance(entry.source, Group):
                 groups.append(_group(entry.source, tenant, speeds))
@@ -160,10 +161,6 @@ class _Refinement:
             waiting=tuple(waiting),
             host_shares=dict(sorted(shares.items())),
         )
-
-    def _fair(self, tenant: Tenant) -> Demand:
-        nodes = {node.name: node for node in self._request.nodes} if tenant.host is not None else {}
-        return fair_share(nodes[tenant.gpus[0].node]) if nodes else Demand(0.0, 0.0)
 
 
 def _by_node(unit: Running, servers: Servers) -> tuple[HostShare, ...]:

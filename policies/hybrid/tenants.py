@@ -73,7 +73,7 @@ class Tenant:
         return {job.job_id: self.host if job is last else nothing for job in self.jobs}
 
 
-def speeds_of(tenant: Tenant, servers: Servers, predictor: Predictor, fair: Demand) -> Speeds:
+def speeds_of(tenant: Tenant, predictor: Predictor, fair: Demand) -> Speeds:
     """Predicted speeds with what it has, on its slowest node."""
     if tenant.host is None or not all(job.sensitivity is not None for job in tenant.jobs):
         return predictor.usual(tenant.jobs, tenant.mode)
