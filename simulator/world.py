@@ -73,7 +73,7 @@ class World:
 
     def run_out_of_memory(self, live: LiveJob) -> None:
         """Nobody lacks GPU memory where plans are bound to fit it."""
-        raise NotImplementedError(f"job {live.job.job_id} of a group ran out of memory")
+        raise AssertionError(f"job {live.job.job_id} of a group ran out of memory")
 
     def _is_outdated(self, event: Event) -> bool:
         return event.kind in OF_RUNNING_JOBS and self.jobs[event.subject].version != event.version
