@@ -70,7 +70,7 @@ class _Refinement:
             [entry.tenant for entry in entries if entry.tenant.gpus],
             servers,
             self._predictor,
-            takes_back=not self._to_slurm,
+            None if self._to_slurm else self._request.interval_s,
         )
         return self._written(entries, servers, key)
 

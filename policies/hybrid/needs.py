@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from muri.policies.allocation.demand import SLACK, enough, fair_share, more
 from muri.policies.allocation.effect import throughput_ratio
+from muri.policies.cycle.bucket import worth_of
 from muri.policies.hybrid.prediction import Predictor, Speeds
 from muri.policies.hybrid.tenants import Tenant
 from muri.policies.traits import Demand, Sensitivity
@@ -70,6 +71,13 @@ class Needs:
         """What one share adds to Σ worth × speed over another."""
         less, greater = self._speeds([before, after])
         return self.tenant.value(greater) - self.tenant.value(less)
+
+    def restart_loss(self, amount: Demand) -> float:
+        """Σ worth × speed × seconds that a restart would lose."""
+        return sum(
+            worth_of(job) * speed * job.restart_s
+            for job, speed in zip(self._jobs, self._speeds([amount])[0], strict=True)
+        )
 
     def total_speed(self, amount: Demand) -> tuple[float, float]:
         """Total speed of the members with a share, and with the GPU-proportional one."""

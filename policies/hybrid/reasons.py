@@ -11,6 +11,7 @@ from muri.policies.types import PlanJob
 
 GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs what it had above its share")
 TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: with what it holds it is slower than with its share")
+GETS_MORE: Final = Reason("restarts on the GPUs that it has: what is left there gains more than that costs")
 STARTS_ELSEWHERE: Final = Reason("GPUs of its own are free")
 _DONE: Final = {"interleave": "they interleave", "plain": "they share without turns", "alone": "it runs alone"}
 

@@ -13,20 +13,21 @@ from muri.policies.traits import Demand
 from muri.policies.types import FreeNode, HostShare
 
 
-def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, *, takes_back: bool) -> None:
+def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
     """Give CPUs and memory to tenants that start; what runs keeps its own.
 
     Nobody is predicted slower than with the GPU-proportional share. A tenant that is known gives up what makes no
     difference to it. What that leaves goes step by step to whoever gains most of Σ worth × speed for it, and only to
     those who can be made to give it back: where a newcomer lacks its least, running ones are restarted without what
-    they have above their share, those who lose least by it first. So is one that others left with too little.
+    they have above their share, those who lose least by it first. So is one that others left with too little, and one
+    that gains more by what is left, until the next plan, than its restart loses.
 
     Args:
         tenants: All of the plan; their `host`, `kept` and `reasons` are set.
         servers: What is free beside the tenants that are kept; free GPUs are those that nobody gets.
         predictor: Speeds.
-        takes_back: Whether running tenants may be restarted for it. Otherwise the shares of idle GPUs are left for
-            those who come next, and where a newcomer lacks its least nobody on the node is told a share.
+        horizon_s: Seconds until the next plan; None: running tenants are not restarted. Then the shares of idle GPUs
+            are left for those who come next, and where a newcomer lacks its least nobody on the node is told a share.
     """
     on_node: dict[str, list[Tenant]] = {}
     for tenant in tenants:
@@ -35,15 +36,15 @@ def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, 
     for name in sorted(on_node):
         node = servers.nodes[name]
         if node.gpu_count and (node.cpu_count or node.mem_gib):
-            _Room(node, servers, predictor, takes_back=takes_back).give_out(on_node[name])
+            _Room(node, servers, predictor, horizon_s).give_out(on_node[name])
 
 
 class _Room:
     """One node while its CPUs and memory are given out."""
 
-    def __init__(self, node: FreeNode, servers: Servers, predictor: Predictor, *, takes_back: bool) -> None:
+    def __init__(self, node: FreeNode, servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
         self._node, self._servers, self._predictor = node, servers, predictor
-        self._takes_back = takes_back
+        self._horizon_s = horizon_s
         self._kept: list[Needs] = []
         self._open: list[Needs] = []
         self._amount: dict[int, Demand] = {}
@@ -51,7 +52,7 @@ class _Room:
 
     def give_out(self, tenants: Iterable[Tenant]) -> None:
         """Set every open tenant's share."""
-        if not self._takes_back:
+        if self._horizon_s is None:
             self._take(self._proportional(self._servers.gpus.on_node(self._node.name)))
         for tenant in tenants:
             self._admit(tenant)
@@ -60,6 +61,8 @@ class _Room:
         if self._short():
             return  # Others hold the node's CPUs or memory: it stays with the shares that everybody has anyway.
         self._grow()
+        while self._upgrade():
+            self._grow()
         for needs in self._open:
             self._settle(needs, self._amount[id(needs)])
 
@@ -71,7 +74,7 @@ class _Room:
             return
         if not tenant.kept:
             self._open_up(Needs(tenant, self._node, self._predictor))
-        elif tenant.movable and tenant.host is not None and self._takes_back:
+        elif tenant.movable and self._horizon_s is not None:
             needs = Needs(tenant, self._node, self._predictor)
             if needs.is_enough(self._held(needs)):
                 self._kept.append(needs)
@@ -137,9 +140,34 @@ class _Room:
             self._amount[id(best)] = step.amount
             steps[id(best)] = self._step(best)
 
+    def _upgrade(self) -> bool:
+        """Restart the running tenant that gains most by what is left; False if that pays for none."""
+        best: tuple[float, Needs] | None = None
+        for needs in self._kept:
+            pays = self._gain_of_upgrade(needs)
+            if pays > 0 and (best is None or pays > best[0]):
+                best = (pays, needs)
+        if best is None:
+            return False
+        self._kept.remove(best[1])
+        self._restart(best[1], reasons.GETS_MORE)
+        return True
+
+    def _gain_of_upgrade(self, needs: Needs) -> float:
+        """What a larger share gains until the next plan, less what the restart loses, in objective × seconds."""
+        assert self._horizon_s is not None
+        held = self._held(needs)
+        step = needs.best_step(held, self._left())
+        if step is None:
+            return 0.0
+        lost = needs.restart_loss(held)
+        return needs.gain(held, step.amount) * self._horizon_s - lost
+
+    def _left(self) -> Demand:
+        return Demand(max(0.0, self._free.cpus), max(0.0, self._free.mem_gib))
+
     def _step(self, needs: Needs) -> Step | None:
-        free = Demand(max(0.0, self._free.cpus), max(0.0, self._free.mem_gib))
-        return needs.best_step(self._amount[id(needs)], free)
+        return needs.best_step(self._amount[id(needs)], self._left())
 
     def _fits(self, needs: Needs, amount: Demand) -> bool:
         before = self._amount[id(needs)]

@@ -273,3 +273,16 @@ def test_on_slurm_what_runs_keeps_its_share_and_idle_gpus_keep_theirs():
     assert by_job(plan) == {1: [(5.0, 60.0)]}
     idle = MuriHybrid().plan(make_request([hungry(1)], [make_host("n1", gpus=2, cpus=6.0)]))
     assert by_job(idle)[1][0][0] == 3.0
+
+
+def test_cpus_that_become_free_go_to_what_runs_where_they_pay_for_the_restart():
+    node = make_host("n1", gpus=2, cpus=6.0, mem_gib=120.0, free_gpus=1, free_cpus=3.0, free_mem_gib=60.0)
+    for restart_s, cpus in ((30.0, 6.0), (600.0, None)):
+        # Twice as fast for 360 s gains 360 s of work; a restart loses its own length.
+        unit = Running((hungry(1, restart_s=restart_s),), (NodeShare("n1", 1),))
+        request = make_request([], [node], running=(unit,), **SIMULATED)
+        plan = MuriHybrid().plan(request)
+        assert {job_id: shares[0][0] for job_id, shares in by_job(plan).items()} == ({1: cpus} if cpus else {})
+        assert plan.solo[0].kept == (cpus is None)
+        after = MuriHybrid().plan(next_request(request, plan))
+        assert [solo.kept for solo in after.solo] == [True]
