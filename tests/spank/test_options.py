@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from .conftest import Outcome
 
 Options = Callable[..., Outcome]
-ITEM = r"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{0,63}|batch-size=[1-9]\d*|duration=[1-9]\d*|checkpoint=1|alone=1|accumulate=[1-9]\d*)"
+NUMBER = r"(batch-size|duration|accumulate)=[1-9]\d*"
+ITEM = rf"(model=[A-Za-z0-9][A-Za-z0-9._+/-]{{0,63}}|{NUMBER}|checkpoint=1|alone=1)"
 CANONICAL = re.compile(rf"on|{ITEM}(,{ITEM}){{0,5}}")
 VALID_KEYS = ["model=NAME", "batch-size=N", "duration=TIME", "checkpoint:", "alone:", "accumulate=N"]
 
