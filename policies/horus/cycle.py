@@ -63,7 +63,7 @@ class PackingCycle:
         """Place jobs that have waited too long; until one of them has a place, nobody else of its nodes starts."""
         pool_of = {partition: pool for pool in pools(self._request) for partition in pool}
         for job in jobs:
-            if job.partition not in self._closed and not self.seat(job):
+            if not self.seat(job):
                 self._closed |= pool_of[job.partition]
 
     def seat(self, job: PlanJob, *, idle_only: bool = False) -> bool:

@@ -361,3 +361,14 @@ def test_every_plan_keeps_what_sharing_may_do(name, request_, seed):
     stopped = {item.job_id for item in later.waiting if item.preempted}
     jobs = {job.job_id: job for job in all_jobs(request_)}
     assert all(jobs[job_id].preemptible for job_id in stopped)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_aged_jobs_without_a_place_all_wait(name):
+    """The first of them closes the partition for the others, which must not be lost."""
+    jobs = [busy(number, 0.9, gpu_count=2, submit_s=0.0) for number in (1, 2, 3)] + [busy(4, 0.1, submit_s=990.0)]
+    request = make_request(jobs, [make_cluster_node("n1", 1, 1)], larger_than_a_node="whole-nodes", max_group_size=1)
+    nodes = tuple(dataclasses.replace(node, gpu_count=0) for node in request.nodes)
+    plan = get_policy(name, {"max_wait_s": 500.0}).plan(dataclasses.replace(request, nodes=nodes))
+    assert sorted(item.job_id for item in plan.waiting) == [1, 2, 3, 4]
+    assert not plan.sharers
