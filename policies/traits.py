@@ -133,8 +133,12 @@ class BatchModel:
         return self.fixed_mem_gib + self.mem_gib_per_sample * math.ceil(self.batch_size / steps)
 
     def speed(self, steps: int) -> float:
-        """Iterations per second with `steps` accumulation steps, relative to the undivided batch."""
-        return self.iteration_s() / self.iteration_s(steps)
+        """Iterations per second with `steps` accumulation steps, relative to the undivided batch.
+
+        1 where iterations take no time at all: such a model says nothing.
+        """
+        divided_s = self.iteration_s(steps)
+        return self.iteration_s() / divided_s if divided_s > 0 else 1.0
 
 
 def _overlapped(compute_s: float, communicate_s: float, exponent: float) -> float:

@@ -103,8 +103,9 @@ class SharingCycle:
         self._why[job.job_id] = explain.joined(holding, choice, tests_pairs=self._tests_pairs)
 
     def _offer(self, holding: Holding) -> None:
-        """Let others join a job where it is alone."""
-        if self._sharing and holding.job.groupable:
+        """Let others join a job where it is alone; not one that runs on a node that has left their partition."""
+        on_nodes = self._by_node(holding.job.partition)
+        if self._sharing and holding.job.groupable and all(gpu.node in on_nodes for gpu in holding.gpus):
             self._new_since_refusal |= bool(self._waiting) and not holding.kept and bool(holding.own_gpus)
             self._partners(holding.job).offer(holding)
 

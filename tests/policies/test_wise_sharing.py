@@ -364,3 +364,19 @@ def check_gpu(before, tenants, capacity_gib):
     assert first.user == second.user or not before.same_user
     if capacity_gib:
         assert sum(mem_gib_of(member, steps) for member, steps in tenants) <= capacity_gib
+
+
+def test_a_model_of_no_compute_time_is_as_fast_in_any_steps():
+    assert [way.speed for way in sub_batches(job(1, batch=BatchModel(4, 0.0, 0.0, max_accumulate_steps=2)))] == [1, 1]
+
+
+@pytest.mark.parametrize("whole_sets_only", [False, True])
+@pytest.mark.parametrize("policy", [BSBF, FFS])
+def test_nobody_joins_a_job_whose_node_has_left_the_partition(policy, whole_sets_only):
+    nodes = [make_cluster_node("n1", 2, 1, partitions=("debug",)), make_cluster_node("n2", 2, 1)]
+    stays = runs(job(1, "a", remaining_s=9e5, gpu_count=2), 0, 1)
+    alone = runs(job(3, "a", gpu_count=2, groupable=False), 0, 1, node="n2")
+    waits = job(2, "b", gpu_count=2)
+    plan = policy.plan(request([waits], [stays, alone], nodes=nodes, whole_sets_only=whole_sets_only))
+    assert where(plan) == {1: [("n1", 0, 1)], 3: [("n2", 0, 1)]}
+    assert [item.job_id for item in plan.waiting] == [2]
