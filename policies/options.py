@@ -1,9 +1,9 @@
 """The options that every policy understands."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from muri.errors import UsageError
 
@@ -86,6 +86,10 @@ class PolicyOptions:
         Raises:
             OptionsError: Names the option, its value and the valid ones.
         """
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if kind in _KINDS and not _is_a(kind, value):
+                raise OptionsError(f"{field.name} is {value!r}; it must be {_KINDS[kind]}")
         if self.max_group_size not in range(1, MAX_GROUP_SIZE + 1):
             raise OptionsError(f"max_group_size is {self.max_group_size}; it must be 1 to {MAX_GROUP_SIZE}")
         for option, choices in _CHOICES.items():
@@ -108,7 +112,7 @@ class PolicyOptions:
             raise OptionsError("horus_memory_weight and horus_slowdown_weight are both 0; one must be > 0")
         for name in ("horus_jobs_per_round", "horus_candidates"):
             count = getattr(self, name)
-            if not isinstance(count, int) or count < 1:
+            if count < 1:
                 raise OptionsError(f"{name} is {count}; it must be a whole number ≥ 1")
 
     def _check_tiresias(self) -> None:
@@ -129,3 +133,19 @@ _CHOICES: Final = {
     "objective": OBJECTIVES,
     "speed_model": SPEED_MODELS,
 }
+
+_KINDS: Final = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number (.inf: infinite)",
+    tuple: "a list of numbers, like [3250, 7200]",
+}
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    """Whether a value may stand where the default is of this type; whole numbers are numbers, truth values aren't."""
+    if kind is tuple:
+        return isinstance(value, tuple) and all(_is_a(float, item) for item in value)
+    if kind is bool:
+        return isinstance(value, bool)
+    return not isinstance(value, bool) and isinstance(value, int if kind is int else (int, float))

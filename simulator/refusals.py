@@ -1,5 +1,7 @@
 """What neither model can simulate: the checks that both of them make."""
 
+import math
+
 from muri.simulator.model import Cluster, Settings, SimulationError, Trace
 
 
@@ -14,7 +16,7 @@ def check_noise(settings: Settings) -> None:
 
 
 def check_cluster(cluster: Cluster) -> None:
-    """Refuse a cluster without GPUs.
+    """Refuse a cluster without GPUs, or with amounts that no node can have.
 
     Raises:
         SimulationError: Says what it has.
@@ -23,6 +25,10 @@ def check_cluster(cluster: Cluster) -> None:
         raise SimulationError(
             f"the cluster has {cluster.node_count} nodes with {cluster.gpus_per_node} GPUs each; both must be ≥ 1"
         )
+    for name in ("gpu_mem_gib", "cpus_per_node", "mem_gib_per_node"):
+        amount = getattr(cluster, name)
+        if not 0 <= amount < math.inf:
+            raise SimulationError(f"{name} is {amount}; it must be a finite number ≥ 0 (0: unlimited)")
 
 
 def check_sizes(trace: Trace, cluster: Cluster) -> None:

@@ -106,6 +106,23 @@ def test_impossible_tiresias_options_are_named(options, message):
         PolicyOptions(**options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_wait_s": "long"}, "max_wait_s is 'long'; it must be a number"),
+        ({"horus_memory_weight": "abc"}, "horus_memory_weight is 'abc'; it must be a number"),
+        ({"horus_candidates": 1.5}, "horus_candidates is 1.5; it must be a whole number"),
+        ({"max_group_size": True}, "max_group_size is True; it must be a whole number"),
+        ({"preemption": "abc"}, "preemption is 'abc'; it must be true or false"),
+        ({"queue_limits_gpu_s": 5}, "queue_limits_gpu_s is 5; it must be a list of numbers"),
+        ({"service_history_gpu_s": ("x",)}, "it must be a list of numbers"),
+    ],
+)
+def test_a_value_of_another_kind_is_named(options, message):
+    with pytest.raises(OptionsError, match=message):
+        PolicyOptions(**options)
+
+
 def test_built_in_policies_are_found_without_reading_metadata():
     code = (
         "import importlib.metadata as m\n"

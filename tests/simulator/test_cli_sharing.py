@@ -64,3 +64,8 @@ def test_what_is_missing_or_has_no_effect_is_refused(
     assert "--interference is for --model default" in refusal(capsys, *reference, "--interference", pairs)
     assert "--slowdown is for --model default" in refusal(capsys, *reference, "--slowdown", "utilization")
     assert "line 1" in refusal(capsys, trace, "--policy", "horus", "--interference", trace)
+    alone = refusal(capsys, trace, "--policy", "fifo,muri-s", "--slowdown", "utilization")
+    assert "names none of them: fifo, muri-s" in " ".join(alone.split())
+    for option in ("--cpus-per-node", "--mem-gb-per-node", "--gpu-mem-gb"):
+        for amount in ("nan", "inf"):
+            assert f"is {amount}; it must be a finite" in refusal(capsys, trace, "--policy", "fifo", option, amount)
