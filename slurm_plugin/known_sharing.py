@@ -19,6 +19,9 @@ from muri.profiler.store import Document, ProfileStore
 ACCUMULATES: Final = "accumulates"
 """Kind of the documents that name models whose batches can be split."""
 
+UNUSABLE: Final = (MuriError, ArithmeticError, TypeError, ValueError)
+"""What figures of a stored document raise that are of another kind, or that cannot be true."""
+
 log = logging.getLogger("muri.controller")
 
 
@@ -61,7 +64,7 @@ def read_fits(store: ProfileStore) -> dict[str, LinearFit]:
     for document in store.documents(FITS):
         try:
             found[document.name] = LinearFit.from_dict(document.body)
-        except MuriError as error:
+        except UNUSABLE as error:
             log.warning("fit %s is not used: %s", document.name, error)
     return found
 
@@ -76,7 +79,7 @@ def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     for document in store.documents(PAIRS):
         try:
             found.append(Interference.from_dict(document.body))
-        except MuriError as error:
+        except UNUSABLE as error:
             log.warning("pair %s is not used: %s", document.name, error)
     return tuple(found)
 
@@ -108,7 +111,7 @@ def batch_model(
             mem_gib_per_sample=per_sample_gib,
             max_accumulate_steps=accumulate,
         )
-    except MuriError as error:
+    except UNUSABLE as error:
         log.debug("%s has no batch model: %s", key, error)
         return None
 

@@ -16,7 +16,7 @@ from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
-from muri.slurm_plugin.known_sharing import read_accumulating, read_fits, read_pairs
+from muri.slurm_plugin.known_sharing import UNUSABLE, read_accumulating, read_fits, read_pairs
 from muri.slurm_plugin.model import Job, Node
 
 log = logging.getLogger("muri.controller")
@@ -57,7 +57,7 @@ class KnownTraits:
             return None
         try:
             return sensitivity_of(found, key.gpu_count, least_mem_gib)
-        except (MuriError, ArithmeticError) as error:
+        except UNUSABLE as error:
             log.warning("the sensitivity of %s is not used: %s", found.name, error)
             return None
 
@@ -94,8 +94,8 @@ def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
     for document in store.documents(record.KIND):
         try:
             found = record.Sensitivity.from_document(document)
-        except MuriError as error:
-            log.warning("%s", error)
+        except UNUSABLE as error:
+            log.warning("sensitivity %s is not used: %s", document.name, error)
             continue
         if found.cpu.points:
             yield found

@@ -129,5 +129,5 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         gpu_type=slurm_text.gpu_type(configured),
         mem_mib=slurm_text.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
-        threads_per_core=int(fields.get("ThreadsPerCore", 1)),
+        threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
     )

@@ -1,5 +1,6 @@
 """Stopping running jobs so that they go on later: which may be stopped, and how one comes back to the queue."""
 
+import re
 from collections.abc import Iterator
 
 from muri.slurm_plugin import tags
@@ -34,7 +35,7 @@ def why_not_preemptible(job: Job, role: Role) -> str:
 
 def _run(job: Job, prefix: str) -> int | None:
     text = tags.token(job.comment, prefix)
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else None
 
 
 def under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:

@@ -200,6 +200,6 @@ def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action
     measured_at = text_of(intent.begun_s)
     try:
         profile = profile_in(measured, key, measured_at)
-    except (ProfileError, KeyError, TypeError, ValueError) as error:
+    except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
         return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
     return KeepProfile(intent.token, profile, bool(measured.get("accumulates")))

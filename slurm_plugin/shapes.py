@@ -13,7 +13,7 @@ def ranks_reason(job: Job) -> str:
     """
     if job.gpu_count == 1 and job.node_count == 1:
         return ""
-    if job.gpu_count % job.node_count or not job.gpu_request:
+    if job.gpu_count % max(1, job.node_count) or not job.gpu_request:
         return (
             f"it asks for {job.gpu_count} GPUs on {job.node_count} node(s) without saying how many on each; "
             "--gres=gpu:N or --gpus-per-node=N would let it be grouped"

@@ -147,7 +147,7 @@ def parse_json(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):  # a user's comment may be nested as deeply as it is long
         return None
     return value if isinstance(value, dict) else None
 

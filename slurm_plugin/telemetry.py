@@ -91,7 +91,7 @@ def member_report(view: View, host_id: int | None, job_id: int) -> MemberReport 
             return None
         stage_s, wait_s = (tuple(map(float, figures[key])) for key in ("s", "w"))
         return MemberReport(float(figures["t"]), int(figures["n"]), stage_s, wait_s, discipline)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 

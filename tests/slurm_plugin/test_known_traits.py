@@ -1,10 +1,13 @@
 """Stored sensitivities become those that policies plan with."""
 
+from dataclasses import asdict
+
 import pytest
 from fake_slurm import make_job, make_node
 
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
+from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity.bisection import CpuSensitivity
 from muri.profiler.sensitivity.cache_model import Dataset, throughput
@@ -73,6 +76,22 @@ def test_what_cannot_be_read_costs_only_itself(tmp_path, caplog):
         traits = read_traits(store)
     assert list(traits.sensitivities) == ["hungry"]
     assert "'broken' cannot be read" in caplog.text
+
+
+def test_documents_with_figures_of_another_kind_cost_no_cycle(tmp_path, caplog):
+    good = measured().to_document()
+    with ProfileStore(tmp_path / "p.db") as store:
+        for name, wrong in (("a", {"process_gib": "much"}), ("b", {"points": [{"cpus": "two", "throughput": 1.0}]})):
+            store.put_document(KIND, Document(name, good.measured_at, {**good.body, **wrong}))
+        endless = {**good.body, "saturating_cpus": float("inf")}
+        store.put_document(KIND, Document("c", good.measured_at, endless))
+        side = {"key": asdict(key("m")), "solo_s": 1, "shared_s": 2, "ratio": 2, "spread": None, "confidence": 1}
+        pair = {"a": {**side, "iterations": float("inf")}, "b": side, "rounds": 1, "measured_s": 1, "measured_at": ""}
+        store.put_document(PAIRS, Document("p", good.measured_at, pair))
+        traits = read_traits(store)
+    assert not traits.pairs
+    assert [traits.sensitivity(key(name)) for name in "abc"] == [None] * 3
+    assert "is not used" in caplog.text
 
 
 def test_figures_that_cannot_be_true_are_not_used(caplog):

@@ -60,7 +60,7 @@ def test_members_without_an_iteration_are_left_out():
     "text",
     ["", "muri-speed:{", "muri-speed:[]", 'muri-speed:{"1":{}}', 'muri-speed:{"1":0}', 'muri-speed:{"1":{"t":-1}}',
      'muri-speed:{"1":{"t":"x","n":1,"s":[],"w":[]}}', 'muri-speed:{"1":{"t":1,"n":1,"s":3,"w":[]}}',
-     'muri-speed:{"1":"fast"}'],
+     'muri-speed:{"1":"fast"}', 'muri-speed:{"1":{"t":1,"n":Infinity,"s":[],"w":[]}}', "muri-speed:" + 1000 * "["],
 )  # fmt: skip
 def test_damaged_comments_tell_nothing(text):
     assert member_report(view_with(text), 9, 1) is None
