@@ -40,8 +40,8 @@ from muri.slurm_plugin.planning import member_mem_mib
 from muri.slurm_plugin.preemption_steps import original_request, preempt, return_to_queue
 from muri.slurm_plugin.reconcile import find_host
 from muri.slurm_plugin.scripts import dry_run_environment, dry_run_job, host_job
-from muri.slurm_plugin.share_steps import give_share, reset_request
-from muri.slurm_plugin.view import View, profile_key
+from muri.slurm_plugin.share_steps import give_share, reset_or_release, reset_request
+from muri.slurm_plugin.view import Role, View, profile_key
 
 log = logging.getLogger("muri.controller")
 
@@ -124,7 +124,14 @@ class Executor:
                 self._join(action)
             case ResetRequest(job_id, why):
                 log.info("job %d: its own CPUs and memory again: %s", job_id, why)
-                reset_request(self._gateway, self._view.jobs[job_id])
+                self._reset(self._view.jobs[job_id])
+
+    def _reset(self, job: Job) -> None:
+        """Undo a share. What Slurm goes on to refuse holds no job for ever."""
+        given = tags.parse_given(job.admin_comment)
+        tried = given is not None and self._now_s - given.given_s > self._config.host.start_timeout_s
+        waits_for_us = self._view.roles[job.job_id] is Role.CANDIDATE
+        (reset_or_release if tried and waits_for_us else reset_request)(self._gateway, job)
 
     def _end_dry_run(self, action: KeepProfile | DryRunFailed) -> None:
         match action:

@@ -28,7 +28,13 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
         SlurmUnreachableError: slurmctld does not answer; the next cycle mends what was begun.
         GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
-    if _asks_per_gpu(gateway, job.job_id):
+    try:
+        per_gpu = _asks_per_gpu(gateway, job.job_id)
+    except SlurmUnreachableError:
+        raise
+    except GatewayError as error:
+        return f"nobody can say whether it asks for CPUs or memory per GPU: {error}"
+    if per_gpu:
         return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
     given = tags.Given(int(now_s), share.original)
     comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
@@ -79,11 +85,26 @@ def reset_request(gateway: Gateway, job: Job) -> None:
         log.info("job %d: has started meanwhile", job.job_id)
 
 
+def reset_or_release(gateway: Gateway, job: Job) -> None:
+    """Give a held job its own request back; where Slurm refuses, release it with what it was given.
+
+    Raises:
+        GatewayError: Slurm refused, and the job is released unless it refused that too.
+    """
+    try:
+        reset_request(gateway, job)
+    except SlurmUnreachableError:
+        raise
+    except GatewayError:
+        gateway.release(job.job_id)
+        raise
+
+
 def release_as_asked(gateway: Gateway, job: Job) -> None:
     """Release a held job with its own request.
 
     Raises:
-        GatewayError: Slurm refused.
+        GatewayError: Slurm refused; it is released as it is, unless Slurm refused that too.
     """
-    reset_request(gateway, job)
+    reset_or_release(gateway, job)
     gateway.release(job.job_id)

@@ -13,7 +13,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.cli_queue import explanation
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.drain import drain
-from muri.slurm_plugin.gateway import GatewayError
+from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
 from muri.slurm_plugin.host_shares import as_asked, asked_by, group_cpus, group_mem_mib, share_of
 from muri.slurm_plugin.model import JobState, Snapshot
 from muri.slurm_plugin.planning import Knowledge, actions_of
@@ -155,6 +155,46 @@ def test_where_the_environment_is_unreadable_the_script_tells(make_controller, d
     with make_controller(slurm, **TUNE) as controller:
         controller.cycle()
     assert (slurm.jobs[1].cpu_count, slurm.jobs[1].held) == (cpus, False)
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("error", [GatewayError("cannot read"), NoSuchJobError("job 1 has no batch script")])
+def test_where_nothing_tells_a_job_starts_as_it_asked(make_controller, error):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    slurm.job_environment = lambda job_id: None
+
+    def unreadable(job_id):
+        raise error
+
+    slurm.batch_script = unreadable
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert own_request(slurm, 1) == UNTOUCHED
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_controller, drained):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    with make_controller(slurm, **TUNE) as controller:
+        with slurm.killing("before", 3), pytest.raises(Killed):
+            controller.cycle()
+        assert slurm.jobs[1].held
+        assert slurm.jobs[1].cpu_count == 9
+
+        def refuse(job_id, change):
+            raise GatewayError(f"cannot change job {job_id}: Access/permission denied")
+
+        slurm._modify = refuse
+        if drained:
+            assert "permission denied" in drain(slurm).failed[0]
+        else:
+            controller.cycle()
+            assert slurm.jobs[1].held
+            slurm.now_s += 200
+            assert any("permission denied" in error for error in controller.cycle().errors)
+    assert not slurm.jobs[1].held
 
 
 @pytest.mark.usefixtures("appetites")
