@@ -304,7 +304,8 @@ class Session:
 
     def _code_of(self, error: BaseException) -> int:
         self.fault = gpu_faults.sticky_text(error, gpu.preparation.device)
-        self.out_of_memory = is_out_of_memory(error)
+        # A script that caught the error and chose its exit code has dealt with it.
+        self.out_of_memory = not isinstance(error, SystemExit) and is_out_of_memory(error)
         if isinstance(error, SystemExit):
             return exit_code(error, self._state)
         if isinstance(error, script.ScriptError):

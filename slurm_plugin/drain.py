@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from muri.slurm_plugin.apply import restore_request
 from muri.slurm_plugin.gateway import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.memory_retries import retries_memory, without_retries
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.share_steps import release_as_asked, reset_request
 from muri.slurm_plugin.tags import parse_given
@@ -52,6 +53,9 @@ def drain(gateway: Gateway) -> Drained:
     # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
     restored += _each(given, lambda job: reset_request(gateway, job), failed)
+    # Nobody would plan them anew if they came back out of memory.
+    retrying = [job for job in members if job.state is not JobState.PENDING and retries_memory(job.admin_comment)]
+    _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
     running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
     return Drained(released, restored, cancelled, running, tuple(failed))

@@ -74,11 +74,13 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         comment = job_field(int(job_id), "comment")
+        run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        if times_told(comment)[0] == run:
+            return True  # another rank of the job has told, and is putting it back
         if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
             return False
         print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
               file=sys.stderr, flush=True)  # fmt: skip
-        run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, told(run, times_told(comment)[1] + 1))
         requeue_hold(int(job_id))
         return True

@@ -3,13 +3,21 @@
 The controller marks members whose policy gives them another try; a member's own comment counts the tries.
 """
 
+import re
+
 from muri.policies.horus.memory import MAX_RAISES, RAISING_POLICIES
 from muri.slurm_plugin import tags
+from muri.slurm_plugin.model import JobChange
 
 
 def with_retries(admin_comment: str, policy: str) -> str:
     """A member's AdminComment that says whether it is given another try with more memory."""
     return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if policy in RAISING_POLICIES else None)
+
+
+def without_retries(admin_comment: str) -> JobChange:
+    """The change after which a member that runs out of GPU memory fails as it would alone."""
+    return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
 
 
 def retries_memory(admin_comment: str) -> bool:
@@ -24,8 +32,8 @@ def told(run: int, times: int) -> str:
 
 def times_told(comment: str) -> tuple[int, int]:
     """The run that last ended so, and how often it happened; (-1, 0) where it never did."""
-    run, _, times = (tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "").partition(".")
-    return (int(run), int(times)) if run.isdigit() and times.isdigit() else (-1, 0)
+    found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "")
+    return (int(found[1]), int(found[2])) if found else (-1, 0)
 
 
 def may_try_again(comment: str) -> bool:

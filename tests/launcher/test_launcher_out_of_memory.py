@@ -61,6 +61,17 @@ def test_beside_others_the_scheduler_is_asked(launcher: Launcher, isolation: str
     assert beside.poll() is None
 
 
+def test_a_script_that_dealt_with_it_has_ended_as_it_says(launcher: Launcher) -> None:
+    launcher.runtime("1", "2", options=("--isolation", "thread"))
+    beside = member(launcher, "2", launcher.script(SLEEPER, "sleeper.py"))
+    until(lambda: "started" in launcher.out("2"), "the partner's script")
+    handled = HUNGRY.replace('raise ValueError("training failed") from error', "raise SystemExit(0)")
+    code = SCHEDULER.replace("ANSWER", "True")
+    assert ends(member(launcher, "1", launcher.script(handled, "handled.py"), code=code)) == 0
+    assert not (launcher.folder / "asked").exists()
+    assert beside.poll() is None
+
+
 def test_alone_it_fails_as_ever(launcher: Launcher) -> None:
     launcher.runtime("1", "2")
     code = SCHEDULER.replace("ANSWER", "True")

@@ -8,8 +8,9 @@ from fake_slurm import FakeSlurm, make_job
 from test_cycle import four_jobs, hosts, one_gpu
 
 from muri.policies.horus.memory import MAX_RAISES
-from muri.slurm_plugin import tags
+from muri.slurm_plugin import member, tags
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.drain import drain
 from muri.slurm_plugin.memory_retries import may_try_again, retries_memory, times_told, told, with_retries
 from muri.slurm_plugin.out_of_memory import requested_gib
 from muri.slurm_plugin.planning import Knowledge, plan_job
@@ -25,7 +26,9 @@ def test_what_a_run_tells_survives_the_way_through_a_comment():
     assert " " not in told(2, 3)
 
 
-@pytest.mark.parametrize("text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2"])
+@pytest.mark.parametrize(
+    "text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2", "muri-out-of-memory:².1"]
+)
 def test_what_is_no_token_tells_of_nothing(text):
     assert times_told(text) == (-1, 0)
     assert may_try_again(text)
@@ -39,6 +42,34 @@ def test_tries_are_counted():
 def test_only_policies_that_plan_by_predicted_memory_give_another_try():
     assert retries_memory(with_retries("muri:model=m", "horus-f"))
     assert not retries_memory(with_retries(with_retries("muri:model=m", "horus"), "muri-s"))
+
+
+def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
+    text = {"comment": "words", "admin_comment": with_retries("muri:model=m", "horus")}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setattr(member, "job_field", lambda job_id, name: text[name])
+    monkeypatch.setattr(member, "set_comment", lambda job_id, comment: text.update(comment=comment))
+    requeued = []
+    monkeypatch.setattr(member, "requeue_hold", requeued.append)
+    assert [member.SlurmMembership().requeue_for_memory("7") for _ in range(4)] == [True] * 4
+    assert times_told(text["comment"]) == (2, 1)
+    assert requeued == [7]
+    assert "out of GPU memory beside others" in capsys.readouterr().err
+
+
+def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, FOUR_KINDS, policy="horus", gpu_mem_gib={"gpu": 24.0}) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    at_work = [job.job_id for job in slurm.jobs.values() if retries_memory(job.admin_comment)]
+    assert at_work
+    drained = drain(slurm)
+    assert set(drained.running) == set(at_work)
+    assert not drained.failed
+    assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
+    assert all(role_of(slurm.jobs[each]) is Role.MEMBER for each in at_work)
 
 
 def test_a_job_is_planned_with_what_it_asks_for():
