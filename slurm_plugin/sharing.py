@@ -29,6 +29,7 @@ _PARTLY = Reason(
     "the plan puts it on GPUs that running jobs hold only in part or in several sets; on Slurm it can only join one "
     "running job, on just the same GPUs"
 )
+_UNMEASURED = Reason("its model has no profile yet; its script must not run beside its own dry run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class _SortedOut:
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
         if not met:
-            self._start(sharer, job)
+            self._start(sharer, job, config)
             self._hold(sharer.job_id, places)
             return
         group = self._running_groups.get(self._holders.get(places, 0))
@@ -133,7 +134,10 @@ class _SortedOut:
         self._holders.setdefault(places, job_id)
         self._held |= {place: self._held.get(place, job_id) for place in places}
 
-    def _start(self, sharer: Sharer, job: PlanJob) -> None:
+    def _start(self, sharer: Sharer, job: PlanJob, config: Config) -> None:
+        if job.groupable and job.profile is None and self._now_s - job.submit_s <= config.grouping.max_wait_s:
+            self.waiting.append(Waiting(sharer.job_id, (_UNMEASURED,)))
+            return
         if not job.groupable or job.profile is None:
             self.solo.append(Solo(sharer.job_id, sharer.reasons, sharer.gpus))
             return

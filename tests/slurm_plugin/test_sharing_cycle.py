@@ -127,6 +127,17 @@ def test_where_nobody_may_join_jobs_start_without_a_host(make_controller, groupi
     assert not hosts(slurm)
 
 
+def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
+    slurm = FakeSlurm([job(1, "unknown", 100)], [make_node("n1")])
+    status = cycle(slurm, make_controller)
+    assert slurm.calls == ["submit"]  # the dry run
+    assert slurm.jobs[1].held
+    assert any("no profile yet" in reason for reason in status[1].reasons)
+    slurm.now_s += 2 * Config().grouping.max_wait_s
+    cycle(slurm, make_controller)
+    assert not slurm.jobs[1].held
+
+
 def test_jobs_on_several_gpus_start_without_a_host(make_controller):
     slurm = FakeSlurm([job(1, "long", 10_000, gpu_count=2, gpu_request="gres/gpu:2")], [make_node("n1", gpu_count=2)])
     cycle(slurm, make_controller)
