@@ -31,14 +31,14 @@ class Pairs:
         """The measured pairs, and an estimate of every other one.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
-        (`muri.profiler.interference.estimate`), from the profile of each model's first job.
+        (`muri.profiler.interference.estimate`), from the profile of each model's first job by submit time.
 
         Raises:
             SimulationError: There are too many models.
         """
         known = self._measured
         profiles: dict[str, StageProfile] = {}
-        for job in self._jobs:
+        for job in sorted(self._jobs, key=lambda job: (job.submit_s, job.job_id)):
             profiles.setdefault(job.key.model, job.profile)
         if len(profiles) > _MOST_MODELS:
             raise SimulationError(

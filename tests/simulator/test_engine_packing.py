@@ -20,6 +20,7 @@ from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, Plan
 from muri.simulator import run as run_module
 from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.pairs import Pairs
 from muri.simulator.request import read_interference
 from muri.simulator.summary import TraceSummary, summarise
 from muri.simulator.sweep import Outcome, Run
@@ -98,6 +99,12 @@ def test_a_pair_that_nobody_measured_is_estimated_from_its_profiles() -> None:
     table = policy.seen[0].interference
     assert table is not None
     assert table.speeds(jobs[0].key.model, jobs[1].key.model) == (0.8, 0.8)
+
+
+def test_estimates_do_not_depend_on_the_order_of_the_trace() -> None:
+    jobs = [job(1, 0.0, 100.0, GPU, name="a"), job(2, 5.0, 100.0, CPU, name="a"), job(3, 5.0, 100.0, GPU, name="b")]
+    first, second = (Pairs((), order).table for order in (jobs, jobs[::-1]))
+    assert first.rows == second.rows
 
 
 def test_the_other_truth_is_horus_s_function_of_utilisation() -> None:
