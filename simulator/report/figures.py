@@ -163,7 +163,7 @@ def _bars(size: int, bars: Sequence[series.Bar], size_s: float) -> Any:
         base=[bar.span.start_s / size_s for bar in bars],
         x=[(bar.span.end_s - bar.span.start_s) / size_s for bar in bars],
         y=[bar.lane + bar.height / 2 for bar in bars],
-        width=[bar.height * 0.92 for bar in bars],
+        width=[bar.drawn_height for bar in bars],
         name="alone" if size == 1 else f"{size} jobs",
         marker={"color": GROUP_COLOURS[min(size, len(GROUP_COLOURS)) - 1], "line": {"width": 0}},
         text=["jobs " + ", ".join(map(str, bar.span.members)) for bar in bars],

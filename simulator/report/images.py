@@ -101,9 +101,7 @@ def _draw_timeline(policy: PolicySummary, path: Path) -> None:
     figure = Figure(figsize=(_SIZE_INCHES[0], 5.2), layout="constrained")
     axes = _axes(figure, f"time ({unit})", "GPU")
     boxes = [
-        Rectangle(
-            (bar.span.start_s / size_s, bar.lane), (bar.span.end_s - bar.span.start_s) / size_s, bar.height * 0.92
-        )
+        Rectangle((bar.span.start_s / size_s, bar.lane), (bar.span.end_s - bar.span.start_s) / size_s, bar.drawn_height)
         for bar in bars
     ]
     shades = [GROUP_COLOURS[min(len(bar.span.members), len(GROUP_COLOURS)) - 1] for bar in bars]

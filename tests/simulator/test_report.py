@@ -186,6 +186,7 @@ def test_group_on_several_nodes_is_one_high_bar(one_trace: TraceSummary) -> None
     spans = (GroupSpan(0.0, 5.0, (1,), 0, 8), GroupSpan(5.0, 6.0, (2,), 1, 4))
     bars, _ = series.timeline(replace(first_result(one_trace), spans=spans, cluster=Cluster(2, 4)))
     assert [(bar.lane, bar.height) for bar in bars] == [(0, 8), (4, 4)]
+    assert all(0 < bar.height - bar.drawn_height < 0.1 for bar in bars)  # a wider gap would look like idle GPUs
 
 
 def test_largest_stays_are_drawn_and_the_rest_counted(one_trace: TraceSummary, monkeypatch: pytest.MonkeyPatch) -> None:
