@@ -95,7 +95,7 @@ class PolluxCycle:
         """Whether a job is larger than any node, where Slurm places such jobs."""
         job = candidate.job
         largest = self._packed.free.largest_node(job.partition)
-        if self._request.larger_than_a_node != "slurm" or largest is None or job.gpu_count <= largest:
+        if self._request.larger_than_a_node != "slurm" or largest is None or job.gpu_count // job.node_count <= largest:
             return False
         too_large = reasons.larger_than_a_node(job, largest)
         self._released.append(Solo(job.job_id, (too_large, reasons.QUEUES_IN_SLURM)))

@@ -216,3 +216,10 @@ def test_on_an_unchanged_cluster_plans_come_to_rest(request_):
         request_ = carried_out(request_, plans[-1])
     assert all(sharer.kept for plan in plans[4:] for sharer in plan.sharers)
     assert not any(item.preempted for plan in plans[4:] for item in plan.waiting)
+
+
+def test_a_job_that_must_span_nodes_is_as_large_as_its_share_of_one():
+    nodes = [make_cluster_node(name, 4) for name in ("n1", "n2")]
+    plan = Pollux().plan(make_request([make_job(1, gpu_count=8, node_count=2)], nodes))
+    assert sizes(plan) == {1: 8}
+    assert not plan.solo
