@@ -261,6 +261,8 @@ def run_for_ever(controller: Controller, interval_s: float, stop: "StopFlag") ->
             controller.cycle()
         except MuriError as error:
             log.error("cycle skipped: %s", error)  # noqa: TRY400
+        except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
+            log.exception("cycle skipped")
         stop.wait(max(0.0, interval_s - (time.monotonic() - begun_s)))
 
 
