@@ -10,8 +10,28 @@ from muri.simulator.model import Sample
 MAX_SAMPLES: Final = 2_000
 """Samples of a result; where there were more, neighbours are merged into time-weighted means."""
 
-_LEAST_REMAINING_S: Final = 1.0
+LEAST_REMAINING_S: Final = 1.0
 """Remaining time that the blocking index counts at least: a job stopped just before its end blocks nobody for ever."""
+
+
+class Samples:
+    """Samples in order of time; never many more than a result has, whatever the trace's length."""
+
+    def __init__(self) -> None:
+        self._samples: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        """Note one more."""
+        self._samples.append(sample)
+        if len(self._samples) >= 2 * MAX_SAMPLES:
+            self._samples = _thinned(self._samples)
+
+    def thinned(self) -> tuple[Sample, ...]:
+        """The samples so far, at most `MAX_SAMPLES`."""
+        samples = self._samples
+        while len(samples) > MAX_SAMPLES:
+            samples = _thinned(samples)
+        return tuple(samples)
 
 
 class Meter:
@@ -28,7 +48,7 @@ class Meter:
         self._gpu_count = gpu_count
         self._used = used
         self._most = most
-        self._samples: list[Sample] = []
+        self._samples = Samples()
         self._busy = [0.0] * len(RESOURCES)
         self._pending = 0
         self._per_s = 0.0  # Σ 1 / remaining, and Σ since / remaining: the index at any time is linear in both
@@ -50,20 +70,18 @@ class Meter:
         blocking = max(0.0, middle_s * self._per_s - self._offset) / self._pending if self._pending else 0.0
         utilization = tuple([min(self._most, max(0.0, busy / self._gpu_count)) for busy in self._busy])
         assert len(utilization) == 4
-        self._samples.append(Sample(start_s, length_s, self._pending, blocking, self.gpus_held, utilization))
-        if len(self._samples) >= 2 * MAX_SAMPLES:
-            self._samples = thinned(self._samples)
+        self._samples.add(Sample(start_s, length_s, self._pending, blocking, self.gpus_held, utilization))
 
     def wait(self, since_s: float, remaining_s: float) -> None:
         """A job begins to wait."""
-        weight = 1.0 / max(_LEAST_REMAINING_S, remaining_s)
+        weight = 1.0 / max(LEAST_REMAINING_S, remaining_s)
         self._pending += 1
         self._per_s += weight
         self._offset += weight * since_s
 
     def leave(self, since_s: float, remaining_s: float) -> None:
         """The same job ends its wait."""
-        weight = 1.0 / max(_LEAST_REMAINING_S, remaining_s)
+        weight = 1.0 / max(LEAST_REMAINING_S, remaining_s)
         self._pending -= 1
         self._per_s -= weight
         self._offset -= weight * since_s
@@ -82,13 +100,10 @@ class Meter:
 
     def samples(self) -> tuple[Sample, ...]:
         """The samples so far, thinned."""
-        samples = self._samples
-        while len(samples) > MAX_SAMPLES:
-            samples = thinned(samples)
-        return tuple(samples)
+        return self._samples.thinned()
 
 
-def thinned(samples: Sequence[Sample]) -> list[Sample]:
+def _thinned(samples: Sequence[Sample]) -> list[Sample]:
     """Half as many samples: neighbours become one with time-weighted means."""
     merged = [_merged(first, second) for first, second in zip(samples[::2], samples[1::2], strict=False)]
     return [*merged, samples[-1]] if len(samples) % 2 else merged

@@ -7,12 +7,9 @@ import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.simulator.checks import ConservationError, wanted
-from muri.simulator.meter import MAX_SAMPLES, thinned
+from muri.simulator.meter import LEAST_REMAINING_S, Samples
 from muri.simulator.model import Cluster, GroupSpan, Sample
 from muri.simulator.reference.ledger import Ledger
-
-_LEAST_REMAINING_S = 1.0
-"""Remaining time that the blocking index counts at least."""
 
 _PROGRESS_EVERY = 100
 """Events from one report of progress to the next."""
@@ -40,7 +37,7 @@ class Film:
         self._cluster = cluster
         self._progress = progress
         self._stage_s = np.array([job.profile.stage_s for job in ledger.table.jobs])
-        self._samples: list[Sample] = []
+        self._samples = Samples()
         self._open: dict[tuple[tuple[int, ...], int], float] | None = {} if with_spans else None
         self._spans: list[GroupSpan] = []
         self._checks = wanted()
@@ -55,9 +52,7 @@ class Film:
             self._look_at_groups(self._open)
         if next_s <= ledger.now_s:
             return
-        self._samples.append(self._sample(next_s))
-        if len(self._samples) >= 2 * MAX_SAMPLES:
-            self._samples = thinned(self._samples)
+        self._samples.add(self._sample(next_s))
         self._looks += 1
         if self._progress is not None and self._looks % _PROGRESS_EVERY == 0:
             self._progress(float(np.isfinite(ledger.end_s).mean()))
@@ -66,10 +61,7 @@ class Film:
         """The samples, thinned; to be asked for at the end."""
         if self._progress is not None:
             self._progress(1.0)
-        samples = self._samples
-        while len(samples) > MAX_SAMPLES:
-            samples = thinned(samples)
-        return tuple(samples)
+        return self._samples.thinned()
 
     def spans(self) -> tuple[GroupSpan, ...]:
         """All groups and single jobs; to be asked for at the end."""
@@ -82,7 +74,7 @@ class Film:
         ledger, table = self._ledger, self._ledger.table
         on = ledger.on()
         off = ledger.queue[~ledger.running[ledger.queue]]
-        remaining_s = np.maximum(ledger.left[off] * table.iteration_s[off], _LEAST_REMAINING_S)
+        remaining_s = np.maximum(ledger.left[off] * table.iteration_s[off], LEAST_REMAINING_S)
         waited_s = ledger.waited_s[off] + (next_s - ledger.now_s) / 2
         share = table.gpus[on] / (ledger.period_s[on] * self._cluster.gpu_count)
         busy = np.minimum((self._stage_s[on] * share[:, None]).sum(axis=0), 1.0).tolist()

@@ -5,14 +5,11 @@ from collections.abc import Callable
 import numpy as np
 
 from muri.simulator.checks import ConservationError, wanted
-from muri.simulator.meter import MAX_SAMPLES, thinned
+from muri.simulator.meter import LEAST_REMAINING_S, Samples
 from muri.simulator.model import Cluster, GroupSpan, Sample
 from muri.simulator.synergy_reference.jobs import ROUND_S, Rows
 from muri.simulator.synergy_reference.ledger import Ledger
 from muri.simulator.synergy_reference.mechanisms import Round
-
-_LEAST_REMAINING_S = 1.0
-"""Remaining time that the blocking index counts at least."""
 
 _PROGRESS_EVERY = 200
 """Rounds from one report of progress to the next."""
@@ -46,7 +43,7 @@ class Film:
         self._progress = progress
         self._busy = np.array([job.profile.stage_s for job in ledger.table.jobs]) / ledger.table.iteration_s[:, None]
         self._busy *= ledger.table.gpus[:, None] / cluster.gpu_count
-        self._samples: list[Sample] = []
+        self._samples = Samples()
         self._open: dict[int, tuple[float, int]] | None = {} if with_spans else None  # since when, on which node
         self._spans: list[GroupSpan] = []
         self._checks = wanted()
@@ -58,9 +55,7 @@ class Film:
             self._check(now_s, queue, found)
         if self._open is not None:
             self._look_at_spans(self._open, now_s, found)
-        self._samples.append(self._sample(now_s, queue, found))
-        if len(self._samples) >= 2 * MAX_SAMPLES:
-            self._samples = thinned(self._samples)
+        self._samples.add(self._sample(now_s, queue, found))
         self._looks += 1
         if self._progress is not None and self._looks % _PROGRESS_EVERY == 0:
             self._progress(float(np.isfinite(self._ledger.end_s[: self._until]).mean()))
@@ -69,10 +64,7 @@ class Film:
         """The samples, thinned; to be asked for at the end."""
         if self._progress is not None:
             self._progress(1.0)
-        samples = self._samples
-        while len(samples) > MAX_SAMPLES:
-            samples = thinned(samples)
-        return tuple(samples)
+        return self._samples.thinned()
 
     def spans(self) -> tuple[GroupSpan, ...]:
         """The jobs' stays, each on the first node that it had; to be asked for at the end."""
@@ -86,7 +78,7 @@ class Film:
         waits = np.ones(len(table.jobs), dtype=np.bool_)
         waits[found.rows] = False
         off = queue[waits[queue]]
-        remaining_s = np.maximum(ledger.left[off] * table.iteration_s[off], _LEAST_REMAINING_S)
+        remaining_s = np.maximum(ledger.left[off] * table.iteration_s[off], LEAST_REMAINING_S)
         waited_s = now_s + ROUND_S / 2 - ledger.seen_s[off]
         busy = np.minimum(found.speeds @ self._busy[found.rows], 1.0).tolist()
         return Sample(
