@@ -2,17 +2,19 @@
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 from muri.profiler.dryrun.attribution import USE_THRESHOLD
 from muri.profiler.dryrun.operators import Operator, Span, stage_of
 from muri.profiler.dryrun.result import DryRunResult
 
-ITERATIONS: Final = 3
-MOST_ITERATION_S: Final = 5.0
+ITERATIONS: Final = 5
+MOST_ITERATION_S: Final = 3.0
 """Scripts with longer iterations are not kept waiting for this."""
 
 _ANCHOR: Final = "muri: anchor"
+_ANCHORS: Final = 8
 _S_PER_NS: Final = 1e-9
 
 
@@ -40,8 +42,7 @@ class OperatorTrace:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler: Any = torch.profiler.profile(activities=activities)
         self._profiler.start()
-        with torch.profiler.record_function(_ANCHOR):
-            self._anchor_s = time.perf_counter()
+        self._anchors = [_anchor(torch) for _ in range(_ANCHORS)]
 
     def add(self, start_s: float, end_s: float) -> bool:
         """Take an iteration; returns whether it was the last."""
@@ -52,9 +53,29 @@ class OperatorTrace:
         """End profiling and return what ran."""
         self._profiler.stop()
         events = list(self._profiler.profiler.kineto_results.events())
-        anchor = next(event for event in events if event.name() == _ANCHOR)
-        offset_s = self._anchor_s - anchor.start_ns() * _S_PER_NS
-        return operators_of(events, offset_s, anchor.start_thread_id())
+        marks = sorted((event for event in events if event.name() == _ANCHOR), key=lambda event: event.start_ns())
+        offset_s = clock_offset_s(self._anchors, [mark.start_ns() * _S_PER_NS for mark in marks])
+        return operators_of(events, offset_s, marks[0].start_thread_id())
+
+
+def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
+    """What is added to the profiler's times to get to `time.perf_counter`.
+
+    The first mark of a process takes long, and a busy machine may hold any of them up; so the shortest anchor counts.
+
+    Args:
+        anchors: Times just before and after each mark, on `time.perf_counter`.
+        marks_s: When the profiler says that each began, in the same order.
+    """
+    (before_s, after_s), mark_s = min(zip(anchors, marks_s, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
+    return (before_s + after_s) / 2 - mark_s
+
+
+def _anchor(torch: Any) -> Span:
+    """Leave a mark in the trace, and say between which times."""
+    before_s = time.perf_counter()
+    with torch.profiler.record_function(_ANCHOR):
+        return before_s, time.perf_counter()
 
 
 def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operator]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Final
 
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Interval, attribute
@@ -11,6 +12,9 @@ from muri.profiler.records import STAGES
 _LOAD, _PREPROCESS, _PROPAGATE, _SYNCHRONIZE = range(len(STAGES))
 _COLLECTIVES: Final = ("gloo:", "nccl:", "c10d::")
 _FETCHES: Final = "enumerate(DataLoader)"
+
+HELD_UP: Final = 1.5
+"""An iteration under the profiler that takes more than so many times the median does not count."""
 
 Span = tuple[float, float]
 
@@ -53,10 +57,11 @@ def refine(
 
     Args:
         result: From iterations without the profiler.
-        windows: The iterations with it.
+        windows: The iterations with it; those that took far longer than the others do not count.
         holds: What the clock heard of meanwhile.
         operators: Of the loop's thread, and of the GPU.
     """
+    windows = _undisturbed(windows)
     whole_s = sum(end_s - start_s for start_s, end_s in windows)
     if whole_s <= 0:
         return result
@@ -72,6 +77,14 @@ def refine(
     busy = tuple(map(max, result.detail.busy_s or owned, owned))
     detail = replace(result.detail, busy_s=busy, gpu_utilisation=_gpu_share(operators, windows, whole_s))
     return replace(result, stage_s=owned, detail=detail)
+
+
+def _undisturbed(windows: Sequence[Span]) -> list[Span]:
+    """Leave out iterations that something held up: a wait between two operators would make their shares small."""
+    if not windows:
+        return []
+    middle_s = median(end_s - start_s for start_s, end_s in windows)
+    return [(start_s, end_s) for start_s, end_s in windows if end_s - start_s <= HELD_UP * middle_s]
 
 
 def without(spans: Iterable[Span], covers: Iterable[Span]) -> list[Span]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.launcher.operator_trace import operators_of
+from muri.launcher.operator_trace import clock_offset_s, operators_of
 from muri.profiler.dryrun.attribution import Interval
 from muri.profiler.dryrun.operators import Operator, refine, stage_of, union, without
 from muri.profiler.dryrun.result import DryRunResult
@@ -44,6 +44,20 @@ def test_no_more_is_owned_than_the_iteration_has():
     crowded = DryRunResult((0.1, 0.0, 0.85, 0.0), 1.0)
     found = refine(crowded, [(0, 10)], HOLDS, [Operator(PREPROCESS, 1, 2), Operator(PREPROCESS, 9, 10)])
     assert sum(found.stage_s) == pytest.approx(1.0)
+
+
+def test_an_iteration_that_was_held_up_does_not_count():
+    computing = [Operator(PREPROCESS, start, start + 8) for start in (0, 10, 50)]
+    windows = [(0, 10), (10, 50), (50, 60)]
+    found = refine(DryRunResult((0.0, 0.0, 0.0, 0.0), 1.0), windows, [], computing)
+    assert found.stage_s == pytest.approx((0.0, 0.8, 0.0, 0.0))
+
+
+def test_the_clocks_are_matched_where_nothing_came_between():
+    anchors = [(1.0, 1.5), (2.0, 2.001), (3.0, 3.2)]
+    assert clock_offset_s(anchors, [0.01, 0.5005, 1.1]) == pytest.approx(1.5)
+    with pytest.raises(ValueError, match="longer"):
+        clock_offset_s(anchors, [0.01, 0.5005, 1.1, 1.2])
 
 
 @given(spans, spans)

@@ -76,7 +76,7 @@ def test_workers_and_gradients_of_a_script_that_marks_nothing():
 
 def test_operators_outside_of_stages_are_found_by_the_profiler(script):
     result = measure_script([script(UNMARKED)], limits=LIMITS)
-    assert result.stage_s[1] > 0.5 * result.iteration_s
+    assert result.stage_s[1] > 0.25 * result.iteration_s  # about 0.75 of it on a quiet machine; nothing by the marks
     assert sum(result.stage_s) <= result.iteration_s * (1 + 1e-9)
 
 
