@@ -38,7 +38,8 @@ def measures_stages(environment: Mapping[str, str]) -> bool:
 def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
     """The clock of a script that has its process for itself, with what its environment asks to be reported.
 
-    Alone nothing is waited for; a member's own process asks the runtime that started it.
+    Alone nothing is waited for, nor where members share plainly; else a member's own process asks the runtime that
+    started it.
     """
     on_interval: IntervalListener | None = None
     gate = gate_from_environment(environment)
@@ -51,7 +52,7 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         clock = _measured(request, gate, on_interval)
     else:
         clock = StageClock(gate, on_interval=on_interval)
-    if gate is None and not measures_stages(environment):
+    if (gate is None or not gate.takes_turns) and not measures_stages(environment):
         clock.gpu = FreePace()
     log_iterations(clock, environment)
     if environment.get(TIMING_VARIABLE) == "1":

@@ -66,7 +66,6 @@ class Runtime:
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
         self._told_to_end, self._tell_to_end = os.pipe()
-        self._trace = _open_trace(options)
         self._table = MemberTable(options.members, options.discipline)
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
         arbiter: Arbiter
@@ -74,6 +73,7 @@ class Runtime:
             arbiter = make_arbiter(options.discipline, options.members, options.ordering, options.predicted_speed)
         else:
             arbiter = self._ranks.arbiter
+        self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         host_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
@@ -82,7 +82,7 @@ class Runtime:
         memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door, memory)
         self._stopped = threading.Event()
-        gpu.preparation.expect(options.preload)
+        gpu.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_faults.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:
@@ -167,8 +167,10 @@ def _base_path() -> list[str]:
     return list(sys.path if sys.flags.safe_path else sys.path[1:])
 
 
-def _open_trace(options: RuntimeOptions) -> Trace | None:
-    return None if options.trace is None else open_trace(options.trace, f"group {','.join(options.members)}")
+def _open_trace(options: RuntimeOptions, *, shared: bool) -> Trace | None:
+    if options.trace is None:
+        return None
+    return open_trace(options.trace, f"group {','.join(options.members)}", shared=shared)
 
 
 def _clock_of_thread() -> StageClock | None:

@@ -72,11 +72,13 @@ class Arbiter(ABC):
 
     Attributes:
         discipline: Its name.
+        takes_turns: Whether a resource is one member's at a time.
         waiting_hint: A byte per resource, not 0 while a yield point would find somebody waiting. A
             member in a process of its own reads it in shared memory instead of asking.
     """
 
     discipline: str = "fair"
+    takes_turns: bool = True
 
     def __init__(self, now: Clock = time.perf_counter) -> None:
         self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(STAGE_COUNT)

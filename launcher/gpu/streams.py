@@ -72,10 +72,12 @@ class Device:
 
     Args:
         cuda: `torch.cuda`, initialised.
+        takes_turns: Whether members' kernels must not overlap.
     """
 
-    def __init__(self, cuda: Any) -> None:
+    def __init__(self, cuda: Any, *, takes_turns: bool = True) -> None:
         self.cuda: Final = cuda
+        self._takes_turns = takes_turns
         self._lock = threading.Lock()
         self._chunks: deque[Chunk] = deque()
 
@@ -98,9 +100,9 @@ class Device:
                 self._chunks.popleft()
 
     def follow(self) -> None:
-        """Let the calling thread's stream wait for the work of the last holder."""
+        """Let the calling thread's stream wait for the work of the last holder, where members take turns."""
         with self._lock:
-            last = self._chunks[-1].end if self._chunks else None
+            last = self._chunks[-1].end if self._chunks and self._takes_turns else None
         if last is not None:
             self.cuda.current_stream().wait_event(last)
 
@@ -227,9 +229,16 @@ class Preparation:
         self.device: Device | None = None
         self._done = threading.Event()
         self._expected = False
+        self._takes_turns = True
 
-    def expect(self, modules: list[str]) -> None:
-        """Say that `prepare` will be called, if torch is loaded ahead and there is a GPU."""
+    def expect(self, modules: list[str], *, takes_turns: bool = True) -> None:
+        """Say that `prepare` will be called, if torch is loaded ahead and there is a GPU.
+
+        Args:
+            modules: What is loaded ahead.
+            takes_turns: Whether members' kernels must not overlap.
+        """
+        self._takes_turns = takes_turns
         self._expected = "torch" in modules and any(Path(file).exists() for file in DEVICE_FILES)
 
     def prepare(self) -> None:
@@ -240,7 +249,7 @@ class Preparation:
                 from muri.launcher.isolation.threads import at_thread_start  # noqa: PLC0415 (not in `muri run`)
 
                 cuda.init()
-                self.device = Device(cuda)
+                self.device = Device(cuda, takes_turns=self._takes_turns)
                 at_thread_start(_enter_thread)
                 logger.info("GPU %s: a stream for each member", cuda.get_device_name())
         except Exception as error:  # a GPU that does not work is the scripts' to find out

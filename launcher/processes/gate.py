@@ -42,16 +42,20 @@ class ProcessGate:
         self._page = page
         self._local = threading.local()
         self._lost = False
+        self.takes_turns: Final = not page[wire.NO_TURNS_INDEX]
 
     def acquire(self, stage: int) -> float:
         """Wait for the stage's resource; the way to the runtime and back counts as waiting."""
+        if not self.takes_turns:
+            return 0.0
         start_s = time.perf_counter()
         self._ask(wire.ACQUIRE, stage)
         return time.perf_counter() - start_s
 
     def release(self, stage: int) -> None:
         """Pass the resource on, without waiting for an answer."""
-        self._tell(wire.STAGE_MESSAGE.pack(wire.RELEASE, stage))
+        if self.takes_turns:
+            self._tell(wire.STAGE_MESSAGE.pack(wire.RELEASE, stage))
 
     def yield_point(self, stage: int) -> float:
         """Ask whether somebody else should go first, only if somebody waits."""

@@ -232,6 +232,7 @@ def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
 def share_waiting_hint(arbiter: Arbiter) -> int:
     """Put the arbiter's `waiting_hint` where processes see it; returns the page's descriptor."""
     page_fd, arbiter.waiting_hint = wire.make_page()
+    arbiter.waiting_hint[wire.NO_TURNS_INDEX] = not arbiter.takes_turns
     return page_fd
 
 

@@ -3,7 +3,7 @@
 Every message is one packet of a SOCK_SEQPACKET pair, so it arrives whole. Only `ACQUIRE` and
 `YIELD` are answered; a release or a finished iteration is told and not waited for. The shared page
 holds one byte per resource, set while anybody waits for it: a yield point that finds it zero costs
-no message at all.
+no message at all. One more byte tells that members take no turns, and then no resource is asked for.
 """
 
 import mmap
@@ -34,6 +34,8 @@ INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
 _ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
 LARGEST_MESSAGE_BYTES: Final = 256
 PAGE_BYTES: Final = mmap.PAGESIZE
+NO_TURNS_INDEX: Final = STAGE_COUNT
+"""Byte of the page that is 1 where members share plainly."""
 
 
 @dataclass(frozen=True, slots=True)
