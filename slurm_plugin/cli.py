@@ -7,12 +7,16 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from muri.errors import UsageError
 from muri.slurm_plugin.config import Config, config_path, render_config
 from muri.slurm_plugin.logs import configure_logging
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.drain import Drained
 
 CONFIG_OPTION = click.option(
     "--config",
@@ -86,20 +90,25 @@ def controller_main() -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @CONFIG_OPTION
 @click.option("--if-stale", "stale_s", type=float, help="Only when no cycle has finished for SECONDS (watchdog).")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON.")
-def drain(config_file: Path | None, stale_s: float | None, as_json: bool) -> None:
+@click.option("--wait", is_flag=True, help="Stay until the last group has ended, for jobs that come back held.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; with --wait a line for each pass.")
+def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: bool) -> None:
     """Release every held job with its original request.
 
-    Jobs that run in a group run on. Stop the controller first, or it groups again. New jobs with --muri are
-    held until Muri's line is taken out of job_submit.lua; docs/operations.md has the order of removal.
+    Jobs that run in a group run on. One of them that is stopped to go on later, or that loses its group, waits
+    held for the next drain: use --wait, or leave the watchdog on. Stop the controller first, or it groups again.
+    New jobs with --muri are held until Muri's line is taken out of job_submit.lua; docs/operations.md has the
+    order of removal.
 
     \b
     Examples:
       muri drain                         give every job back to Slurm
+      muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
     """
     from muri.slurm_plugin.controller import only_one  # noqa: PLC0415
     from muri.slurm_plugin.drain import drain as drain_jobs  # noqa: PLC0415
+    from muri.slurm_plugin.drain import drain_until_over  # noqa: PLC0415
     from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
     from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
     from muri.slurm_plugin.status import age_s  # noqa: PLC0415
@@ -110,14 +119,25 @@ def drain(config_file: Path | None, stale_s: float | None, as_json: bool) -> Non
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
     with only_one(config.state_dir):
-        done = drain_jobs(open_gateway(config.gateway))
-    if as_json:
-        click.echo(json.dumps(asdict(done), indent=1))
-    else:
-        for name, values in asdict(done).items():
-            click.echo(f"{name:<10}{', '.join(map(str, values)) or '-'}")
+        gateway = open_gateway(config.gateway)
+        for done in drain_until_over(gateway) if wait else (drain_jobs(gateway),):
+            _print_drained(done, as_json=as_json, one_line=wait)
+    if done.running and not as_json:
+        click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",
+                   err=True)  # fmt: skip
     if done.failed:
         sys.exit(1)
+
+
+def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
+    fields = {name: values for name, values in asdict(done).items() if values or not one_line}
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=None if one_line else 1))
+    elif one_line:
+        click.echo("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in fields.items()) or "all done")
+    else:
+        for name, values in fields.items():
+            click.echo(f"{name:<10}{', '.join(map(str, values)) or '-'}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

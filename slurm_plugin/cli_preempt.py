@@ -1,12 +1,17 @@
 """The command `muri preempt`: stop a running job, to go on later from its checkpoint."""
 
 import json
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from muri.errors import UsageError
 from muri.slurm_plugin.cli import CONFIG_OPTION
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.config import Config
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -42,6 +47,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
     reason = why_not_preemptible(job, view.roles[job_id])
     if reason:
         raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
+    _warn_if_nobody_would_resume(config)
     if not yes:
         click.confirm(f"Stop job {job_id} ({job.name}) of {job.user} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
@@ -50,3 +56,16 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         click.echo(json.dumps({"job_id": job_id, "stopped": True, "run": job.restart_count}))
     else:
         click.echo(f"job {job_id} is being saved; the controller puts it back into the queue at its next cycle")
+
+
+def _warn_if_nobody_would_resume(config: "Config") -> None:
+    from muri.slurm_plugin.doctor_checks import CYCLES_MISSED  # noqa: PLC0415
+    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+
+    age = age_s(config.state_dir / "status.json", time.time())
+    if age is not None and age > CYCLES_MISSED * config.interval_s:
+        click.echo(
+            f"warning: the controller finished its last cycle {age:.0f} s ago; a stopped job waits, held, for its next "
+            "one, or for `muri drain`",
+            err=True,
+        )

@@ -1,7 +1,8 @@
 """Give every job back to Slurm as its user submitted it. Needs no journal: Slurm's own comments suffice."""
 
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from muri.slurm_plugin.apply import restore_request
@@ -10,9 +11,11 @@ from muri.slurm_plugin.memory_retries import retries_memory, without_retries
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.share_steps import release_as_asked, reset_request
 from muri.slurm_plugin.tags import parse_given
-from muri.slurm_plugin.view import Role, view_of
+from muri.slurm_plugin.view import Role, View, view_of
 
 log = logging.getLogger("muri.drain")
+
+_POLL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,8 @@ class Drained:
         cancelled: Muri's own jobs that were ended (waiting hosts, dry runs).
         running: Members that run on in their group.
         failed: Jobs that Slurm refused to change, with its words.
+        leaving: Groups' host jobs, which end after their members, and jobs that Slurm is ending and may put back,
+            held.
     """
 
     released: tuple[int, ...]
@@ -32,6 +37,12 @@ class Drained:
     cancelled: tuple[int, ...]
     running: tuple[int, ...]
     failed: tuple[str, ...]
+    leaving: tuple[int, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job is left that could come back held: this drain changed nothing, and nobody is at work."""
+        return not any((self.released, self.restored, self.cancelled, self.running, self.failed, self.leaving))
 
 
 def drain(gateway: Gateway) -> Drained:
@@ -58,7 +69,32 @@ def drain(gateway: Gateway) -> Drained:
     _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
     running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
-    return Drained(released, restored, cancelled, running, tuple(failed))
+    return Drained(released, restored, cancelled, running, tuple(failed), _leaving(view))
+
+
+def _leaving(view: View) -> tuple[int, ...]:
+    hosts = [job.job_id for job in view.having(Role.HOST) if job.state is not JobState.PENDING]
+    # A stopped job stays in this state while it saves its checkpoint.
+    ending = [job.job_id for job in view.having(Role.RELEASED) if job.state is JobState.COMPLETING]
+    return (*hosts, *ending)
+
+
+def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
+    """Drain again and again until no job is left that could come back held, and say what each pass did.
+
+    A member that is saved and stopped, or whose group breaks, waits held for somebody who gives it its own
+    request back. Once the controller is gone, this is that somebody.
+    """
+    while True:
+        try:
+            done = drain(gateway)
+        except SlurmUnreachableError as error:
+            log.warning("slurmctld does not answer, waiting for it: %s", error)
+        else:
+            yield done
+            if done.is_over:
+                return
+        time.sleep(_POLL_S)
 
 
 def _each(jobs: Iterable[Job], change: Callable[[Job], None], failed: list[str]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """`muri preempt`: what it refuses, what it asks, what it does."""
 
 import json
+import os
+import time
 
 import pytest
 from click.testing import CliRunner
@@ -22,7 +24,7 @@ def slurm(monkeypatch, tmp_path) -> FakeSlurm:
     monkeypatch.setattr(open_gateway, "open_gateway", lambda kind: fake)
     monkeypatch.setattr(member, "mark_stopped", lambda job_id, run: fake.calls.append(f"stopped {job_id} in run {run}"))
     monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "muri.yaml"))
-    (tmp_path / "muri.yaml").write_text("{}\n")
+    (tmp_path / "muri.yaml").write_text(f"state_dir: {tmp_path}\n")
     return fake
 
 
@@ -51,3 +53,13 @@ def test_refusals_say_why(slurm, arguments, said):
     with pytest.raises(UsageError, match=said):
         CliRunner().invoke(preempt, arguments, catch_exceptions=False)
     assert slurm.calls == []
+
+
+@pytest.mark.parametrize(("age_s", "warned"), [(10.0, False), (5000.0, True)])
+def test_it_warns_where_no_controller_would_resume_the_job(slurm, tmp_path, age_s, warned):
+    status = tmp_path / "status.json"
+    status.write_text("{}")
+    os.utime(status, (time.time() - age_s,) * 2)
+    done = CliRunner().invoke(preempt, ["1", "--yes", "--json"], catch_exceptions=False)
+    assert ("or for `muri drain`" in done.stderr) is warned
+    assert json.loads(done.stdout)["stopped"]
