@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import inf
 from types import MappingProxyType
@@ -107,6 +107,7 @@ class PackedGpus:
         self._nodes = {node.name: node for node in request.nodes}
         self._gpus = {place: self._make(place) for place in sorted(_places(request))}
         self._holdings: dict[int, Holding] = {}
+        self._set_aside_for: set[int] = set()
         for unit in sorted(request.running, key=lambda unit: unit.members[0].job_id):
             places = [(share.node, gpu_id) for share in unit.gpus for gpu_id in share.gpu_ids]
             gpus = tuple(self._gpus[place] for place in sorted(places))
@@ -120,8 +121,13 @@ class PackedGpus:
 
     @property
     def holdings(self) -> Mapping[int, Holding]:
-        """The jobs on GPUs, by job id: those that ran before the plan, then those that were put there."""
-        return MappingProxyType(self._holdings)
+        """The jobs on GPUs, by job id: those that ran before the plan, then those that were put there.
+
+        Those that GPUs are only set aside for are not among them.
+        """
+        if not self._set_aside_for:
+            return MappingProxyType(self._holdings)
+        return {job_id: held for job_id, held in self._holdings.items() if job_id not in self._set_aside_for}
 
     def node(self, gpu: PackedGpu) -> FreeNode:
         """The node of a GPU."""
@@ -176,12 +182,16 @@ class PackedGpus:
         return holding
 
     def set_aside(self, job: PlanJob) -> None:
-        """Put a job that Slurm places on free GPUs of several nodes, the emptiest first, if there are enough."""
+        """Keep free GPUs of several nodes for a job that Slurm places, the emptiest first, if there are enough.
+
+        Nobody can share them with it.
+        """
         free = [gpu for gpu in self.of_partition(job.partition) if not gpu.tenants]
         on_node = Counter(gpu.node for gpu in free)
         if len(free) >= job.gpu_count:
             free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
-            self.put(job, free[: job.gpu_count])
+            self.put(replace(job, groupable=False), free[: job.gpu_count])
+            self._set_aside_for.add(job.job_id)
 
     def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
         """Sets of GPUs that are shared by nobody but jobs that hold just the same set, and these jobs."""

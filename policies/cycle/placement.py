@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from muri.policies.cycle.islands import NodeGpus
-from muri.policies.types import FreeNode, NodeShare
+from muri.policies.types import FreeNode, NodeShare, PlanJob
 
 Shares = tuple[NodeShare, ...]
 
@@ -158,11 +158,12 @@ class FreeGpus:
             for index, share in ((self._index[share.node], share) for share in shares)
         )
 
-    def take_spanning(self, partition: str, gpu_count: int) -> bool:
-        """Count off GPUs of several nodes, the emptiest first, or none when there are too few in all."""
-        if self.total(partition) < gpu_count:
+    def set_aside(self, job: PlanJob) -> bool:
+        """Count off GPUs of several nodes for a job, the emptiest first, or none when there are too few in all."""
+        gpu_count = job.gpu_count
+        if self.total(job.partition) < gpu_count:
             return False
-        indices = [index for index, node in enumerate(self._nodes) if partition in node.partitions]
+        indices = [index for index, node in enumerate(self._nodes) if job.partition in node.partitions]
         for index in sorted(indices, key=lambda index: (-self._free[index], index)):
             taken = min(gpu_count, self._free[index])
             if taken:

@@ -12,8 +12,9 @@ from muri.policies.cycle.forecast import Forecasts, Members
 from muri.policies.cycle.keeping import Grouper, Grouping, Task
 from muri.policies.cycle.placement import FreeGpus, Shares
 from muri.policies.cycle.placing import Placement, place
-from muri.policies.cycle.queue import Contender, Queue, line_up, waited_s
+from muri.policies.cycle.queue import Contender, Queue, line_up
 from muri.policies.cycle.selection import Selection, pools, select
+from muri.policies.cycle.slurms_queue import SlurmsQueue
 from muri.policies.cycle.units import Unit, unit_of
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
@@ -106,14 +107,14 @@ class _PoolPlanner:
         self.pool = pool
         self.contenders: list[Contender] = []
         self.fixed: list[Members] = []
-        self._request = request
         self._options = options
         self._sharing = options.max_group_size > 1
-        self._to_slurm = request.larger_than_a_node == "slurm"
         nodes = [node for node in request.nodes if not pool.isdisjoint(node.partitions)]
-        self._free = FreeGpus(nodes, whole_nodes=not self._to_slurm)
+        self._free = FreeGpus(nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._partners: Counter[Bucket] = Counter()
         self._clerk = Clerk(forecasts, queue.shapes, self._partners, sharing=self._sharing)
+        released = self._clerk.decisions.solo
+        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._held: set[int] = set()
         self._selection = Selection((), {}, complete=True)
 
@@ -157,15 +158,9 @@ class _PoolPlanner:
     def _set_aside(self) -> list[Contender]:
         """Release to Slurm what is larger than a node; hold jobs without a profile."""
         remaining = []
-        largest = {partition: self._free.largest_node(partition) for partition in self.pool}
         for contender in self.contenders:
             job = contender.job
-            limit = largest[job.partition]
-            on_one_node = job.gpu_count // job.node_count
-            if self._to_slurm and contender.unit is None and limit is not None and on_one_node > limit:
-                self._free.take_spanning(job.partition, job.gpu_count)
-                why = (reasons.larger_than_a_node(job, limit), reasons.QUEUES_IN_SLURM)
-                self._clerk.decisions.solo.append(Solo(job.job_id, why))
+            if contender.unit is None and self._slurm.takes_larger(job):
                 continue
             if self._sharing and job.groupable and job.profile is None and contender.unit is None:
                 self._held.add(contender.rank)
@@ -213,10 +208,7 @@ class _PoolPlanner:
     def _take_alone(self, contender: Contender) -> Shares | None:
         job = contender.job
         gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
-        if gpus is None and self._to_slurm and not job.groupable and self._free.largest_node(job.partition) is None:
-            # Nobody said how large the nodes are: the job may be one for several of them.
-            return () if self._free.take_spanning(job.partition, job.gpu_count) else None
-        return gpus
+        return () if gpus is None and self._slurm.takes_spanning(job) else gpus
 
     def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
         """Give reasons, and to Slurm whatever has waited too long.
@@ -225,12 +217,12 @@ class _PoolPlanner:
             started: Ranks of the jobs that got GPUs.
             left_out: How many others each job was considered with that no group took in, by rank.
         """
-        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._to_slurm)
+        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
         ahead = dict.fromkeys(self.pool, 0)
         waiting = self._clerk.decisions.waiting
         for contender in self.contenders:
             rank, job = contender.rank, contender.job
-            if rank in started or (self._to_slurm and self._is_given_to_slurm(contender)):
+            if rank in started or (contender.unit is None and self._slurm.takes_overdue(job)):
                 continue
             partition = contender.bucket.partition
             why: tuple[Reason, ...]
@@ -244,15 +236,6 @@ class _PoolPlanner:
                     why = (reasons.preempted(job), *why)
             waiting.append(Waiting(job.job_id, why, contender.unit is not None))
             ahead[partition] += 1
-
-    def _is_given_to_slurm(self, contender: Contender) -> bool:
-        """Release a waiting job that has waited too long."""
-        waited, max_wait_s = waited_s(contender.job, self._request.now_s), self._options.max_wait_s
-        if contender.unit is not None or waited <= max_wait_s:
-            return False
-        why = (reasons.aged(waited, max_wait_s), reasons.QUEUES_IN_SLURM)
-        self._clerk.decisions.solo.append(Solo(contender.job.job_id, why))
-        return True
 
 
 def _single(contender: Contender) -> Unit:

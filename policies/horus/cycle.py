@@ -2,12 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
-from muri.policies.cycle.queue import waited_s
 from muri.policies.cycle.selection import pools
+from muri.policies.cycle.slurms_queue import SlurmsQueue
 from muri.policies.horus import reasons as why
 from muri.policies.horus.cost import gpu_type_of, knows_utilization
 from muri.policies.horus.places import Kind, Places
@@ -29,16 +28,15 @@ class PackingCycle:
 
     def __init__(self, request: PlanRequest, options: PolicyOptions, rule: Rule, candidates: int = 1) -> None:
         self.packed = PackedGpus(request)
-        self._request, self._max_wait_s = request, options.max_wait_s
+        self._request = request
         self._rule, self._candidates = rule, candidates
         self._most = min(options.max_group_size, request.max_group_size)
         self._places = Places(self.packed, request, rule.price, self._most)
-        self._to_slurm = request.larger_than_a_node == "slurm"
         self._why: dict[int, Reason] = {}
         self._released: list[Solo] = []
+        self._slurm = SlurmsQueue(request, self.packed.free, options.max_wait_s, self._released, self.packed.set_aside)
         self._waiting: list[tuple[PlanJob, tuple[Reason, ...], bool]] = []
         self._closed: set[str] = set()
-        self._set_apart_for: set[int] = set()
         self._refused: set[Kind] = set()
 
     def sort_out(self, jobs: Iterable[PlanJob]) -> tuple[list[PlanJob], list[PlanJob]]:
@@ -49,9 +47,9 @@ class PackingCycle:
         """
         aged, ready = [], []
         for job in sorted(jobs, key=lambda job: (job.submit_s, job.job_id)):
-            if self._is_slurms(job):
+            if self._slurm.takes_larger(job):
                 continue
-            if not self._to_slurm and self._is_aged(job):
+            if not self._slurm.is_there and self._slurm.is_overdue(job):
                 aged.append(job)
             elif self._most > 1 and job.groupable and not knows_utilization(job):
                 self.wait(job, reasons.NEEDS_PROFILE)
@@ -87,7 +85,7 @@ class PackingCycle:
         place = self._places.best(job, self._candidates, idle_only=idle_only)
         if place is None:
             # Larger than any node, where nodes differ in size.
-            return self._is_larger(job) and self._came(self.packed.put_on_free(job))
+            return self._slurm.is_larger(job) and self._came(self.packed.put_on_free(job))
         self._came(self.packed.put(job, place.gpus))
         fullest = max(place.gpus, key=lambda gpu: (self._places.load(gpu).utilization, gpu.mem_gib))
         load = self._places.load(fullest)
@@ -101,10 +99,7 @@ class PackingCycle:
 
     def wait(self, job: PlanJob, *notes: Reason, no_gpus: bool = False) -> None:
         """Keep a job held, or give it to Slurm's own queue if it has waited too long."""
-        if self._to_slurm and self._is_aged(job):
-            aged = reasons.aged(waited_s(job, self._request.now_s), self._max_wait_s)
-            self._released.append(Solo(job.job_id, (aged, reasons.QUEUES_IN_SLURM)))
-        else:
+        if not self._slurm.takes_overdue(job):
             self._waiting.append((job, notes, no_gpus))
 
     def stop(self, job_id: int, reason: Reason) -> Waiting:
@@ -118,8 +113,7 @@ class PackingCycle:
 
     def result(self, name: str, stopped: tuple[Waiting, ...] = ()) -> Plan:
         """The plan."""
-        holdings = self.packed.holdings
-        sharers = tuple(self._sharer(holdings[job_id]) for job_id in holdings if job_id not in self._set_apart_for)
+        sharers = tuple(self._sharer(holding) for holding in self.packed.holdings.values())
         waiting = (*stopped, *self._explained())
         return Plan(name, solo=tuple(self._released), waiting=waiting, sharers=sharers)
 
@@ -134,7 +128,7 @@ class PackingCycle:
         return Sharer(job.job_id, holding.shares, speed, holding.accumulate_steps, notes, holding.kept)
 
     def _explained(self) -> Iterator[Waiting]:
-        no_gpus = reasons.WaitingReasons(self.packed.free, whole_nodes=not self._to_slurm)
+        no_gpus = reasons.WaitingReasons(self.packed.free, whole_nodes=not self._slurm.is_there)
         ahead: Counter[str] = Counter()
         for job, notes, needs_gpus in self._waiting:
             first = (no_gpus.of(job, ahead[job.partition]),) if needs_gpus else ()
@@ -149,26 +143,3 @@ class PackingCycle:
         if not knows_utilization(job):
             return (reasons.NEEDS_PROFILE_TO_SHARE,)
         return (why.STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)
-
-    def _is_aged(self, job: PlanJob) -> bool:
-        return waited_s(job, self._request.now_s) > self._max_wait_s
-
-    def _is_larger(self, job: PlanJob) -> bool:
-        largest = self.packed.free.largest_node(job.partition)
-        return largest is not None and job.gpu_count // job.node_count > largest
-
-    def _is_slurms(self, job: PlanJob) -> bool:
-        if not self._to_slurm or not self._is_larger(job):
-            return False
-        self._set_apart(job)
-        largest = self.packed.free.largest_node(job.partition) or 0
-        self._released.append(Solo(job.job_id, (reasons.larger_than_a_node(job, largest), reasons.QUEUES_IN_SLURM)))
-        return True
-
-    def _set_apart(self, job: PlanJob) -> None:
-        """Leave idle GPUs to a job that Slurm places, those of the emptiest nodes, if there are enough."""
-        idle = [gpu for gpu in self.packed.of_partition(job.partition) if not gpu.tenants]
-        if len(idle) >= job.gpu_count:
-            idle.sort(key=lambda gpu: -self.packed.free.on_node(gpu.node))
-            self._came(self.packed.put(replace(job, groupable=False), idle[: job.gpu_count]))
-            self._set_apart_for.add(job.job_id)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from muri.policies.cycle import reasons
 from muri.policies.cycle.packed import Holding, PackedGpus
 from muri.policies.cycle.selection import pools
+from muri.policies.cycle.slurms_queue import SlurmsQueue
 from muri.policies.options import PolicyOptions
 from muri.policies.pollux import reasons as why
 from muri.policies.pollux.allocate import allocate
@@ -31,10 +32,13 @@ class PolluxCycle:
         self._before = dict(self._packed.holdings)
         self._released: list[Solo] = []
         self._waiting: list[Candidate] = []
+        self._slurm = SlurmsQueue(
+            request, self._packed.free, options.max_wait_s, self._released, set_aside=lambda job: None
+        )
         self._candidates = [
             candidate
             for candidate in candidates_of(request, self._packed, options)
-            if candidate.held or not self._is_slurms(candidate)
+            if candidate.held or not self._slurm.takes_larger(candidate.job)
         ]
 
     def decide(self) -> None:
@@ -91,16 +95,6 @@ class PolluxCycle:
                 return True
         return False
 
-    def _is_slurms(self, candidate: Candidate) -> bool:
-        """Whether a job is larger than any node, where Slurm places such jobs."""
-        job = candidate.job
-        largest = self._packed.free.largest_node(job.partition)
-        if self._request.larger_than_a_node != "slurm" or largest is None or job.gpu_count // job.node_count <= largest:
-            return False
-        too_large = reasons.larger_than_a_node(job, largest)
-        self._released.append(Solo(job.job_id, (too_large, reasons.QUEUES_IN_SLURM)))
-        return True
-
     def _sharer(self, holding: Holding) -> Sharer:
         job, gpu_count = holding.job, len(holding.gpus)
         before = self._before.get(job.job_id)
@@ -113,7 +107,7 @@ class PolluxCycle:
         return Sharer(job.job_id, holding.shares, speed, reasons=tuple(notes), kept=kept)
 
     def _explain_waiting(self) -> Iterator[Waiting]:
-        rigid = reasons.WaitingReasons(self._packed.free, whole_nodes=self._request.larger_than_a_node != "slurm")
+        rigid = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)
         ahead: Counter[str] = Counter()
         for candidate in sorted(self._waiting, key=lambda candidate: candidate.urgency):
             job = candidate.job

@@ -8,7 +8,7 @@ from math import inf
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpus
-from muri.policies.cycle.queue import waited_s
+from muri.policies.cycle.slurms_queue import SlurmsQueue
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import all_jobs
 from muri.policies.reason import Reason
@@ -30,14 +30,13 @@ class SharingCycle:
     """
 
     def __init__(self, rules: PolicyOptions, request: PlanRequest, *, tests_pairs: bool) -> None:
-        self._request, self._max_wait_s, self._tests_pairs = request, rules.max_wait_s, tests_pairs
+        self._request, self._tests_pairs = request, tests_pairs
         self._sharing = min(rules.max_group_size, request.max_group_size) > 1
-        self._whole_nodes = request.larger_than_a_node != "slurm"
-        self._packed = PackedGpus(request)
+        self._packed, self._released = PackedGpus(request), list[Solo]()
+        self._slurm = SlurmsQueue(request, self._packed.free, rules.max_wait_s, self._released, self._packed.set_aside)
         self._pairs = PairSpeeds(request.interference, all_jobs(request))
         self._open: dict[tuple[str, str], Partners] = {}
         self._why: dict[int, tuple[Reason, ...]] = {}
-        self._released: dict[int, Solo] = {}
         self._waiting: list[tuple[PlanJob, Offers]] = []
         self._new_since_refusal = False
         self._by_node, self._most_gib = cache(self._find_nodes), cache(self._find_most_gib)
@@ -47,25 +46,20 @@ class SharingCycle:
 
     def decide(self, job: PlanJob) -> None:
         """Free GPUs, else somebody's to share, else Slurm's own queue after `max_wait_s`, else waiting."""
-        if self._is_slurms(job) or self._start(job):
+        if self._slurm.takes_larger(job) or self._start(job):
             return
         offers = self._offers(job)
         choice = self._choose(job, offers)
         if choice is not None:
             self._join(job, choice)
-        elif not self._whole_nodes and waited_s(job, self._request.now_s) > self._max_wait_s:
-            why = reasons.aged(waited_s(job, self._request.now_s), self._max_wait_s)
-            self._released[job.job_id] = Solo(job.job_id, (why, reasons.QUEUES_IN_SLURM))
-        else:
+        elif not self._slurm.takes_overdue(job):
             self._waiting.append((job, offers))
 
     def result(self, name: str) -> Plan:
         """The plan."""
         self._ask_again()
-        sharers = (self._sharer(holding) for job_id, holding in self._holdings())
-        return Plan(
-            name, solo=tuple(self._released.values()), waiting=tuple(self._explain_waiting()), sharers=tuple(sharers)
-        )
+        sharers = tuple(self._sharer(holding) for holding in self._packed.holdings.values())
+        return Plan(name, solo=tuple(self._released), waiting=tuple(self._explain_waiting()), sharers=sharers)
 
     def _ask_again(self) -> None:
         """Jobs that were refused before others started may join these: the next cycle would find the same."""
@@ -74,10 +68,6 @@ class SharingCycle:
             refused, self._waiting = self._waiting, []
             for job, _ in refused:
                 self.decide(job)
-
-    def _holdings(self) -> Iterator[tuple[int, Holding]]:
-        """Jobs on GPUs, without those that only keep GPUs free for Slurm."""
-        return (item for item in self._packed.holdings.items() if item[0] not in self._released)
 
     def _sharer(self, holding: Holding) -> Sharer:
         job_id, speed = holding.job.job_id, self._pairs.of(holding)
@@ -140,7 +130,7 @@ class SharingCycle:
         return max((node.gpu_mem_gib or inf for node in nodes), default=inf)
 
     def _explain_waiting(self) -> Iterator[Waiting]:
-        no_gpus = reasons.WaitingReasons(self._packed.free, whole_nodes=self._whole_nodes)
+        no_gpus = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)
         ahead: Counter[str] = Counter()
         for job, offers in self._waiting:
             why = [no_gpus.of(job, ahead[job.partition])]
@@ -148,12 +138,3 @@ class SharingCycle:
                 why.append(explain.not_shared(job, offers, tests_pairs=self._tests_pairs))
             yield Waiting(job.job_id, tuple(why))
             ahead[job.partition] += 1
-
-    def _is_slurms(self, job: PlanJob) -> bool:
-        largest = self._packed.free.largest_node(job.partition)
-        if self._whole_nodes or largest is None or job.gpu_count // job.node_count <= largest:
-            return False
-        self._packed.set_aside(job)
-        why = (reasons.larger_than_a_node(job, largest), reasons.QUEUES_IN_SLURM)
-        self._released[job.job_id] = Solo(job.job_id, why)
-        return True

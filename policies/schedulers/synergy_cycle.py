@@ -12,14 +12,15 @@ from muri.policies.cycle.collector import collector_paused
 from muri.policies.cycle.decisions import Clerk
 from muri.policies.cycle.forecast import Forecasts
 from muri.policies.cycle.placement import FreeGpus, Shares
-from muri.policies.cycle.queue import Contender, Queue, line_up, waited_s
+from muri.policies.cycle.queue import Contender, Queue, line_up
+from muri.policies.cycle.slurms_queue import SlurmsQueue
 from muri.policies.cycle.units import running_unit
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.reason import Reason
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import HostShare, NodeShare, Plan, PlanRequest, Running, Solo, Waiting
+from muri.policies.types import HostShare, NodeShare, Plan, PlanRequest, Running, Waiting
 
 Mechanism = Callable[[Round], Seating]
 """A way to give out GPUs, CPUs and memory."""
@@ -52,19 +53,23 @@ def plan_allocation(
 class _Cycle:
     def __init__(self, request: PlanRequest, options: PolicyOptions, queue: Queue, wish: Wish) -> None:
         self._request, self._queue, self._wish = request, queue, wish
-        self._max_wait_s = options.max_wait_s
-        self._to_slurm = request.larger_than_a_node == "slurm"
-        self._free = FreeGpus(request.nodes, whole_nodes=not self._to_slurm)
+        self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._servers = Servers(request.nodes, self._free)
         model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
         self._clerk = Clerk(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        released = self._clerk.decisions.solo
+        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._contenders: tuple[Contender, ...] = ()
 
     def round(self) -> Round:
         """What the mechanism decides from: nothing is held by jobs that may be stopped."""
         for members in self._queue.fixed:
             self._clerk.keep_fixed(members)
-        self._contenders = tuple(self._not_larger_than_a_node())
+        self._contenders = tuple(
+            contender
+            for contender in self._queue.contenders
+            if contender.unit is not None or not self._slurm.takes_larger(contender.job)
+        )
         for unit in _units(self._contenders):
             self._free.give_back(unit.gpus)
             self._servers.give_back_host(self._servers.held(unit))
@@ -94,22 +99,6 @@ class _Cycle:
             certificate=seating.certificate,
             host_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
         )
-
-    def _not_larger_than_a_node(self) -> Iterator[Contender]:
-        """Release to Slurm what is larger than a node."""
-        largest: dict[str, int | None] = {}
-        for contender in self._queue.contenders:
-            job = contender.job
-            if job.partition not in largest:
-                largest[job.partition] = self._free.largest_node(job.partition)
-            limit = largest[job.partition]
-            on_one_node = job.gpu_count // job.node_count
-            if self._to_slurm and contender.unit is None and limit is not None and on_one_node > limit:
-                self._free.take_spanning(job.partition, job.gpu_count)
-                why = (reasons.larger_than_a_node(job, limit), reasons.QUEUES_IN_SLURM)
-                self._clerk.decisions.solo.append(Solo(job.job_id, why))
-            else:
-                yield contender
 
     def _fixed_shares(self) -> Iterator[tuple[int, tuple[HostShare, ...]]]:
         for members in self._queue.fixed:
@@ -149,11 +138,11 @@ class _Cycle:
 
     def _keep_waiting(self, seating: Seating) -> None:
         """Give reasons, and to Slurm whatever has waited too long."""
-        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._to_slurm)
+        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
         ahead: Counter[str] = Counter()
         for contender in self._contenders:
             job = contender.job
-            if contender.rank in seating.seats or (self._to_slurm and self._is_given_to_slurm(contender)):
+            if contender.rank in seating.seats or (contender.unit is None and self._slurm.takes_overdue(job)):
                 continue
             why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting, ahead[job.partition]),)
             if contender.unit is not None:
@@ -170,15 +159,6 @@ class _Cycle:
             needed = self._servers.host_of((NodeShare(name, job.gpu_count),), wanted)
             return host_reasons.no_host_room(job, ahead, needed)
         return why_waiting.of(job, ahead)
-
-    def _is_given_to_slurm(self, contender: Contender) -> bool:
-        """Release a waiting job that has waited too long."""
-        waited = waited_s(contender.job, self._request.now_s)
-        if contender.unit is not None or waited <= self._max_wait_s:
-            return False
-        why = (reasons.aged(waited, self._max_wait_s), reasons.QUEUES_IN_SLURM)
-        self._clerk.decisions.solo.append(Solo(contender.job.job_id, why))
-        return True
 
 
 def _units(contenders: Iterable[Contender]) -> Iterable[Running]:

@@ -190,3 +190,12 @@ def test_whatever_runs_stays_where_it_is(request_):
     for node in request_.nodes:
         used = sum(share.gpu_count for job_id in started for share in place[job_id] if share.node == node.name)
         assert used <= node.free_gpus
+
+
+def test_a_job_of_several_nodes_gets_its_share_of_each():
+    nodes = [make_node(name, 2, gpu_count=2) for name in ("a", "b")]
+    (solo,) = ANTMAN.plan(make_request([make_job(1, gpu_count=2, node_count=2)], nodes)).solo
+    assert solo.gpus == (NodeShare("a", 1), NodeShare("b", 1))
+    # Two on each of two nodes is not more than a node has, though four would be.
+    (solo,) = ANTMAN.plan(make_request([make_job(1, gpu_count=4, node_count=2)], nodes)).solo
+    assert solo.gpus == (NodeShare("a", 2), NodeShare("b", 2))
