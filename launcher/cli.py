@@ -15,6 +15,7 @@ from muri.launcher import automatic, measure, solo
 from muri.launcher.accumulation import planned
 from muri.launcher.client import OutOfMemoryBesideOthersError, RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
+from muri.launcher.hangs import patience
 from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
@@ -93,6 +94,7 @@ def run(
         raise click.NoSuchOption(script)
     if not module and not Path(script).exists():
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
+    patience.timeout_of(os.environ)  # refused here rather than overlooked later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
     if timing:

@@ -84,15 +84,16 @@ def cancel(session: MemberSession, signum: int) -> None:
     session.ended.wait()
 
 
-def last_frame(session: MemberSession, *, shared: bool = False) -> protocol.Frame:
+def last_frame(session: MemberSession, *, shared: bool = False, end_cause: str | None = None) -> protocol.Frame:
     """What a member's process is told at the end of its script.
 
     Args:
         session: The script's session.
         shared: Whether other members are at work in the runtime.
+        end_cause: Why the runtime ends, if it was not told to.
     """
     if session.lost:
-        return {"type": "lost", "reason": "the runtime was told to end"}
+        return {"type": "lost", "reason": end_cause or "the runtime was told to end"}
     if session.stopped_at is not None:
         return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
     short = {"out_of_memory": True} if session.out_of_memory and shared else {}

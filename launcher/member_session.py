@@ -1,10 +1,11 @@
 """What the server and the member table ask of a session, whether it is a thread or a process."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol, runtime_checkable
 
 from muri.launcher.clock import StageClock
+from muri.launcher.hangs.family import Roots
 
 
 @runtime_checkable
@@ -20,6 +21,7 @@ class MemberSession(Protocol):
         fault: What the script raised if that ended the CUDA context of this process, else None.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
         out_of_memory: Whether the script ended for want of GPU memory.
+        hung: Whether it is being ended, or was, because it hangs.
     """
 
     member: str
@@ -30,6 +32,7 @@ class MemberSession(Protocol):
     fault: str | None
     condemned: bool
     out_of_memory: bool
+    hung: bool
 
     @property
     def isolation(self) -> str:
@@ -51,6 +54,15 @@ class MemberSession(Protocol):
 
     def end(self, signum: int, grace_s: float = ...) -> None:
         """End the script with a signal's default action, and insist on it after `grace_s` seconds."""
+
+    def end_as_hung(self, cause: str) -> None:
+        """End a script that hangs: the cause goes to its standard error, and its exit code is `HUNG_EXIT_CODE`."""
+
+    def roots(self) -> Roots:
+        """Where the threads and processes begin that work for the script."""
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: let the script's own SIGTERM handler work, else end it."""

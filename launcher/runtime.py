@@ -24,6 +24,9 @@ from muri.launcher.context import current_session
 from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu import streams as gpu
 from muri.launcher.gpu.admission import MemoryAdmission
+from muri.launcher.hangs.guard import Guard
+from muri.launcher.hangs.patience import DEFAULT_TIMEOUT_S
+from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.joining import Door
 from muri.launcher.members import MemberTable
 from muri.launcher.ranks.group import RankGroup, rank_options, take_place
@@ -35,6 +38,9 @@ from muri.launcher.telemetry.trace import Trace, open_trace
 logger = logging.getLogger("muri.launcher")
 
 STATUS_INTERVAL_S: Final = 1.0
+REPORT_PATIENCE_S: Final = 3.0
+"""Longer than the loss of another rank may hold a report back."""
+
 SWITCH_INTERVAL_S: Final = 0.0001
 """A member that wakes up for a short stage should not wait long for another one's bytecode."""
 
@@ -53,6 +59,7 @@ class RuntimeOptions:
     preload: list[str]
     grace_s: float
     isolation: str = "thread"
+    hang_timeout_s: float = DEFAULT_TIMEOUT_S
     place: Place | None = None
     predicted_speed: dict[str, float] = field(default_factory=dict)
     gpu_mem_gib: dict[str, float] = field(default_factory=dict)
@@ -81,6 +88,8 @@ class Runtime:
         door = Door(host_job, self._table, options.discipline, accumulate_steps=steps)
         memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door, memory)
+        self._hangs = HangWatch(self._table.running, arbiter, options.hang_timeout_s, self._ranks)
+        self._guard = Guard(options.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
         gpu.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_faults.watch.start(self._table.running, self._tell_end)
@@ -92,6 +101,7 @@ class Runtime:
         if automatic.wanted(os.environ):
             automatic.install()
         set_clock_provider(_clock_of_thread)
+        self._guard.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         cores.wait_without_spinning(os.environ)
         cores.take_short_turns()
@@ -102,6 +112,7 @@ class Runtime:
         threading.Thread(target=self._preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
+        self._hangs.start()
         os.read(self._told_to_end, 1)
         self._end()
         self._stopped.set()
@@ -109,7 +120,9 @@ class Runtime:
         reporter.join()
         if self._trace is not None:
             self._trace.close()
-        return int((self._ranks is not None and self._ranks.lost) or gpu_faults.watch.fault is not None)
+        self._guard.close()
+        lost = self._ranks is not None and self._ranks.lost
+        return int(lost or gpu_faults.watch.fault is not None or self._server.end_cause is not None)
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
@@ -125,6 +138,11 @@ class Runtime:
 
     def _tell_end(self) -> None:
         os.write(self._tell_to_end, b"x")
+
+    def _end_as_hung(self, cause: str) -> None:
+        """This process was stopped, and continued only for ending its scripts in order."""
+        self._server.end_cause = f"the group's runtime hung: {cause}"
+        self._tell_end()
 
     def _preload(self) -> None:
         for name in self._options.preload:
@@ -160,6 +178,7 @@ class Runtime:
             session.shut_down(self._options.grace_s)
         for session in sessions:
             session.ended.wait(self._options.grace_s + 1.0)
+        self._server.await_reports(REPORT_PATIENCE_S)
 
 
 def _base_path() -> list[str]:
@@ -273,6 +292,13 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
     default="thread",
     show_default=True,
     help="How members run that do not say it themselves by $MURI_ISOLATION.",
+)
+@click.option(
+    "--hang-timeout-s",
+    type=click.FloatRange(min=0),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="End what has hung for so long; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.",
 )
 @rank_options
 @click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM.")

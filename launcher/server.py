@@ -103,6 +103,9 @@ class Server:
         factory: Makes the sessions.
         ranks: The other ranks of the group, if it has several.
         door: Lets new members in; None if nobody can join.
+
+    Attributes:
+        end_cause: Why the runtime ends, if it was not told to.
     """
 
     def __init__(
@@ -127,6 +130,9 @@ class Server:
         self._table = table
         self._factory = factory
         self._closing = False
+        self.end_cause: str | None = None
+        self._unreported: set[MemberSession] = set()
+        self._reported = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._open: set[socket.socket] = set()
 
@@ -158,6 +164,11 @@ class Server:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+    def await_reports(self, timeout_s: float) -> None:
+        """Wait until each script's end was told to its process: one that has finished must not run again."""
+        with self._reported:
+            self._reported.wait_for(lambda: not self._unreported, timeout_s)
 
     def _close_in_child(self) -> None:
         """A script's worker process must not keep the connections open when the runtime dies."""
@@ -210,6 +221,8 @@ class Server:
             reason = f"job {request.job_id} already runs a script in its group; run one at a time"
             connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
             return
+        with self._reported:
+            self._unreported.add(session)
         connection.send({"type": "accepted"})
         logger.info("member %s runs %s", request.job_id, request.target)
         session.start(self._reporter(connection))
@@ -232,15 +245,24 @@ class Server:
 
     def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
         def report(session: MemberSession) -> None:
+            try:
+                tell(session)
+            finally:
+                with self._reported:
+                    self._unreported.discard(session)
+                    self._reported.notify_all()
+
+        def tell(session: MemberSession) -> None:
             gpu_faults.watch.session_ended(session)
             self._table.finish(session)
             if self._ranks is not None:
                 self._ranks.ended(session)
             logger.info("member %s ended with exit code %s", session.member, session.exit_code)
-            if self._ranks is not None and self._ranks.cut_short(session):
+            if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
                 connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
                 return
-            connection.finish(joining.last_frame(session, shared=bool(self._table.running())))
+            shared = bool(self._table.running())
+            connection.finish(joining.last_frame(session, shared=shared, end_cause=self.end_cause))
 
         return report
 

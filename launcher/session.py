@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.launcher import automatic, isolation, script
@@ -21,6 +21,8 @@ from muri.launcher.endings import SessionSignalError, ending_of, exit_code, prin
 from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu import streams as gpu
 from muri.launcher.gpu.out_of_memory import is_out_of_memory
+from muri.launcher.hangs import notice
+from muri.launcher.hangs.family import Roots
 from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
@@ -113,6 +115,7 @@ class Session:
     ) -> None:
         self.member = request.job_id
         self.shield = threading.Lock()
+        self._verdict = threading.Lock()  # not held while the script waits for a resource, as the shield is
         self.exit_code: int | None = None
         self.ended = threading.Event()
         self.told_to_end = False
@@ -120,6 +123,7 @@ class Session:
         self.fault: str | None = None
         self.condemned = False
         self.out_of_memory = False
+        self.hung = False
         self._lost_whatever_code = False
         self.clock = StageClock(SessionGate(self, arbiter), on_interval)
         self.clock.explicit = not automatic.wanted(request.environment)
@@ -166,9 +170,28 @@ class Session:
         self._ending_class = ending_of(signum)
         threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
 
+    def end_as_hung(self, cause: str) -> None:
+        """Say why on the script's standard error, and give it up if it doesn't end."""
+        with self._verdict:
+            if self.ended.is_set():
+                return
+            self.hung = True
+            notice.tell(self._state.files[2], cause)
+        logger.warning("member %s: %s", self.member, cause)
+        self.end(signal.SIGTERM, notice.HUNG_GRACE_S)
+
+    def roots(self) -> Roots:
+        """The session's threads."""
+        threads = [self._thread, *self._state.threads]
+        return Roots(tuple(thread.native_id for thread in threads if thread.native_id and thread.is_alive()))
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
+        return self._request.environment
+
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: let the script's own SIGTERM handler work, else end it."""
-        with self.shield:
+        with self._verdict:
             if self.ended.is_set():
                 return
             handler = self._state.handlers.get(signal.SIGTERM, signal.SIG_DFL)
@@ -349,10 +372,10 @@ class Session:
 
     def _conclude(self, code: int) -> None:
         """Report the end, once."""
-        with self.shield:
+        with self.shield, self._verdict:
             if self.ended.is_set():
                 return
-            self.exit_code = code
+            self.exit_code = notice.code_of(code, hung=self.hung)
             self.ended.set()
         self._arbiter.leave(self.member)
         self._on_end(self)

@@ -124,6 +124,10 @@ class Arbiter(ABC):
         """Who holds each resource at this moment, for those who watch."""
         return [None] * STAGE_COUNT
 
+    def obstructs(self, member: str) -> bool:
+        """Whether another member waits for what this one holds."""
+        return False
+
     def iteration_done(self, member: str, record: IterationRecord) -> None:  # noqa: B027 (lockstep has no use for it)
         """Note that a member finished an iteration."""
 
@@ -219,6 +223,12 @@ class FairArbiter(Arbiter):
     def holders(self) -> Sequence[str | None]:
         """Who holds each resource."""
         return list(self._holder)
+
+    def obstructs(self, member: str) -> bool:
+        """Whether another member waits for a resource of this one."""
+        with self._mutex:
+            held = [waiting for who, waiting in zip(self._holder, self._waiting, strict=True) if who == member]
+        return any(waiter.member != member for waiting in held for waiter in list(waiting))
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Advance the member's virtual time by a whole iteration."""

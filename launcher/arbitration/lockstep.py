@@ -135,6 +135,12 @@ class LockstepArbiter(Arbiter):
             holding = {self._turn(p): member for member, p in self._places.items() if p.where is _Where.HOLDING}
         return [holding.get(resource) for resource in range(STAGE_COUNT)]
 
+    def obstructs(self, member: str) -> bool:
+        """Whether the step cannot end, for which others wait, before this member is done with it."""
+        with self._mutex:
+            holds = any(who == member and place.where is _Where.HOLDING for who, place in self._places.items())
+            return holds and any(place.waiters for who, place in self._places.items() if who != member)
+
     def interrupt(self, member: str) -> None:
         """Wake the member with an interruption."""
         with self._mutex:

@@ -105,6 +105,14 @@ class SwitchingArbiter(Arbiter):
         """Who holds each resource."""
         return self._inner.holders()
 
+    def obstructs(self, member: str) -> bool:
+        """Whether others wait for what this member holds, or for the change of the discipline that it holds up."""
+        with self._mutex:
+            if self._target is None:
+                return self._inner.obstructs(member)
+            seat = self._seats.get(member)
+            return seat is not None and any(holder is seat for holder in self._holder)
+
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Join the discipline in force, and later ones."""
         with self._mutex:

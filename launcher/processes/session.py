@@ -22,6 +22,8 @@ from muri.launcher import automatic, cores
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.gpu.out_of_memory import MARK_VARIABLE
+from muri.launcher.hangs import notice
+from muri.launcher.hangs.family import Roots
 from muri.launcher.member_session import MemberSession
 from muri.launcher.processes import supervisor, wire
 from muri.launcher.processes.channels import Channels
@@ -68,6 +70,7 @@ class ProcessSession:
         self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
         self.condemned = False
         self.out_of_memory = False
+        self.hung = False
         self._cut_short = False
         self._request = request
         self._files = files
@@ -108,6 +111,27 @@ class ProcessSession:
         """Pass the signal on, and kill the script after the grace time."""
         self.deliver(signum)
         call_later(grace_s, self._kill)
+
+    def end_as_hung(self, cause: str) -> None:
+        """Say why on the script's standard error; a stopped process acts on the signals once it is continued."""
+        with self._lock:
+            if self.exit_code is not None:
+                return
+            self.hung = True
+            notice.tell(self._files[2], cause)
+        logger.warning("member %s: %s", self.member, cause)
+        self.end(signal.SIGTERM, notice.HUNG_GRACE_S)
+        self.deliver(signal.SIGCONT)
+
+    def roots(self) -> Roots:
+        """The script's process, and the one that stands between it and the runtime."""
+        with self._lock:
+            supervisor = 0 if self._process is None else self._process.pid
+        return Roots(process=self._script_pid, supervisor=supervisor)
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
+        return self._request.environment
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
@@ -204,7 +228,7 @@ class ProcessSession:
             with contextlib.suppress(OSError):
                 os.close(file)
         with self._lock:
-            self.exit_code = code
+            self.exit_code = notice.code_of(code, hung=self.hung)
         self._cut_short = self._told_to_end and (self._handles_end or code in _KILLED)
         self.ended.set()
         self._on_end(self)

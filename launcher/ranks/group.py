@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import click
 
+from muri.launcher.hangs.watch import Finding, still_cause
 from muri.launcher.member_session import MemberSession
 from muri.launcher.members import MemberTable
 from muri.launcher.protocol import AttachRequest
@@ -28,6 +29,10 @@ PEER_GRACE_S: Final = 10.0
 
 LOSS_GRACE_S: Final = 2.0
 """How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
+
+
+SILENCE_FACTOR: Final = 2.0
+"""A rank's runtime may be silent for so many times the timeout of hangs: it is more likely to be busy than a script."""
 
 
 class PortTakenError(RankLinkError):
@@ -59,7 +64,7 @@ class RankGroup:
         self._end_runtime = end_runtime
         self._peer_grace_s = peer_grace_s
         self._errors: dict[str, int] = {}
-        self._ranks = Ranks(place, self._peer_failed, self._rank_lost, end_runtime)
+        self._ranks = Ranks(place, self._peer_failed, self._rank_lost, end_runtime, self._end_hung)
         self.arbiter = self._ranks.arbiter
 
     @property
@@ -106,6 +111,19 @@ class RankGroup:
         self.arbiter.announce(request.job_id, session_key(request.environment))
         self._forget_error(request.job_id)
         self._errors[request.job_id] = os.dup(stderr)
+
+    def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
+        """Tell the other ranks what was found out about the members here, and hear of theirs."""
+        for finding in findings:
+            member = finding.session.member
+            key = self.arbiter.key_of(member)
+            self._ranks.tell_stillness(member, key, finding.spent_percent, in_the_way=finding.in_the_way)
+        self._ranks.beat(interval_s, SILENCE_FACTOR * timeout_s)
+
+    def _end_hung(self, member: str, key: str) -> None:
+        session = self._running(member, key)
+        if session is not None:
+            session.end_as_hung(still_cause(f"on any of its ranks (this is {self.place.rank})"))
 
     def ended(self, session: MemberSession) -> None:
         """A session ended on this rank."""

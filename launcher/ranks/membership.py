@@ -2,12 +2,16 @@
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.errors import UsageError
+from muri.launcher.hangs.evidence import Look
+from muri.launcher.hangs.patience import Patience
 from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
+from muri.launcher.ranks.stillness import Stillness
 
 logger = logging.getLogger("muri.launcher")
 
@@ -31,6 +35,7 @@ class Ranks:
         on_failure: See `FailureListener`; not called for this rank's own sessions.
         on_lost: Called once when another rank is gone, with the cause: without it the order is lost.
         on_end: Called when rank 0 says that the group ends.
+        on_hang: Called with member and session key when a session hangs on all ranks.
     """
 
     def __init__(
@@ -39,14 +44,19 @@ class Ranks:
         on_failure: FailureListener,
         on_lost: Callable[[str], None],
         on_end: Callable[[], None],
+        on_hang: Callable[[str, str], None] = lambda _member, _key: None,
     ) -> None:
         self.place = place
         self._on_failure = on_failure
         self._on_lost = on_lost
         self._on_end = on_end
+        self._on_hang = on_hang
         self._links: list[RankLink] = []
         self._lock = threading.Lock()
         self._ending = False
+        self._silence: dict[int, Patience] = {}
+        self._heard: Counter[int] = Counter()
+        self._stillness = Stillness()
         self._complete = threading.Event()
         self._joined: list[tuple[str, str]] = []
         self._leader: Leader | None = None
@@ -71,6 +81,7 @@ class Ranks:
     def report_end(self, member: str, key: str, code: int) -> None:
         """Tell the other ranks that a session ended here."""
         if self._leader is not None:
+            self._stillness.left(0, (member, key))
             self._tell_failure(member, key, 0, code)
         else:
             self._send_all({"left": [member, key, code]})
@@ -109,14 +120,46 @@ class Ranks:
         except (RankLinkError, TypeError, ValueError) as error:
             self._lost(str(error))
 
+    def tell_stillness(self, member: str, key: str, spent_percent: int, *, in_the_way: bool) -> None:
+        """Tell rank 0 what this rank has seen of a session; see `Stillness.report`."""
+        if self._leader is not None:
+            self._stillness.report(0, (member, key), spent_percent, in_the_way=in_the_way)
+        else:
+            self._send_all({"still": [member, key, spent_percent, int(in_the_way)]})
+
+    def beat(self, interval_s: float, silence_s: float) -> None:
+        """Give a sign of life, end what hangs on all ranks, and find out whether one is silent.
+
+        Args:
+            interval_s: Seconds until the next call.
+            silence_s: A rank that has given no sign for so long is lost; 0: never.
+        """
+        self._send_all({})
+        for member, key in self._stillness.look() if self._leader is not None else []:
+            self._send_all({"hung": [member, key]})
+            self._on_hang(member, key)
+        with self._lock:
+            ranks = [link.rank for link in self._links]
+        for rank in ranks:
+            patience = self._silence.setdefault(rank, Patience(interval_s))
+            silent_s = patience.still_s(Look(frozenset(), 0), self._heard[rank])
+            if 0 < silence_s <= silent_s:
+                self._lost(f"rank {rank} has given no sign of life for {silence_s:g} s: its process or its node hangs")
+
     def _handle(self, rank: int, message: Message) -> None:
+        self._heard[rank] += 1
         for kind, values in message.items():
             match kind, values:
                 case "grant", [str(member), str(key)] if self._follower is not None:
                     self._follower.granted(member, key)
                 case "joined", [str(member), str(key)] if self._leader is not None:
                     self._leader.joined(rank, member, key)
+                case "still", [str(member), str(key), int(spent), int(in_way)] if self._leader is not None:
+                    self._stillness.report(rank, (member, key), spent, in_the_way=bool(in_way))
+                case "hung", [str(member), str(key)] if self._follower is not None:
+                    self._on_hang(member, key)
                 case "left", [str(member), str(key), int(code)] if self._leader is not None:
+                    self._stillness.left(rank, (member, key))
                     self._tell_failure(member, key, rank, code)
                 case "failed", [str(member), str(key), int(failed), int(code)] if self._follower is not None:
                     if failed != self.place.rank:

@@ -29,7 +29,7 @@ holds that stage's resource while it waits for its peers, which 2 excludes.
 import mmap
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
@@ -242,6 +242,14 @@ class RankedArbiter(Arbiter):
     def yield_point(self, member: str, resource: int) -> float:
         """Let others go first, but never within a collective: peers on other ranks are in it as well."""
         return 0.0 if resource == NETWORK else self._arbiter.yield_point(member, resource)
+
+    def holders(self) -> Sequence[str | None]:
+        """Who holds each of the rank's resources."""
+        return self._arbiter.holders()
+
+    def obstructs(self, member: str) -> bool:
+        """Whether others on this rank wait for what the member holds here."""
+        return self._arbiter.obstructs(member)
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Tell the rank's arbiter."""

@@ -1,0 +1,1 @@
+"""Finds processes and members that hang, and ends them with a clear cause (docs/hangs.md)."""

@@ -1,0 +1,55 @@
+"""Watches a runtime from outside: `python -P -m muri.launcher.hangs.watchdog RUNTIME_PID TIMEOUT_S`.
+
+A process that was stopped cannot notice it. The watchdog is the runtime's child: where Slurm suspends the job, it is
+stopped as well, so that it only ever finds a runtime that was stopped alone. The cause goes to the runtime's log and,
+over the watchdog's standard output, to the runtime, which is continued for ending its scripts in order.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Final
+
+from muri.launcher.hangs.evidence import look_at, threads_of
+from muri.launcher.hangs.patience import Patience, interval_of
+
+END_GRACE_S: Final = 30.0
+"""How long the runtime may take to end its scripts, once it was continued."""
+
+_PR_SET_PDEATHSIG: Final = 1
+_IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
+"""Meant for the runtime; the watchdog goes when that has gone."""
+
+
+def main(runtime: int, timeout_s: float) -> None:
+    """Watch until the runtime has ended, or has to be ended."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    interval_s = interval_of(timeout_s)
+    patience = Patience(interval_s)
+    while os.getppid() == runtime:
+        look = look_at(threads_of(runtime))
+        still_s = patience.still_s(look, look.stopped)
+        if look.stopped and still_s >= timeout_s:
+            _end(runtime, f"it was stopped by a signal (SIGSTOP) and nobody has continued it for {timeout_s:g} s")
+            return
+        time.sleep(interval_s)
+
+
+def _end(runtime: int, cause: str) -> None:
+    print(f"muri: the runtime (process {runtime}) hangs and is ended: {cause}", file=sys.stderr, flush=True)
+    print(cause, flush=True)
+    os.kill(runtime, signal.SIGCONT)
+    end_s = time.monotonic() + END_GRACE_S
+    while os.getppid() == runtime:  # it is this very process as long as it is the parent
+        if time.monotonic() >= end_s:
+            os.kill(runtime, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))
