@@ -2,10 +2,11 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 from machine import describe_machine
@@ -40,3 +41,23 @@ def keep(result: Path, cases: Mapping[str, dict[str, Any]], found: Iterable[Bar]
         own = [asdict(bar) for bar in bars if bar.case == name]
         stored[name] = {"machine": describe_machine() | {"load_1min": load}, "figures": figures, "bars": own}
     result.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def verdict(found: Iterable[Bar]) -> int:
+    """Tell every bar, and how the command is to end: with 0 if all are reached, else with 1."""
+    bars = tuple(found)
+    for bar in bars:
+        tell(str(bar))
+    return 0 if all(bar.passed for bar in bars) else 1
+
+
+def finish(
+    result: Path, cases: Mapping[str, dict[str, Any]], found: Iterable[Bar], *, stored: bool, as_json: bool
+) -> NoReturn:
+    """Keep and print what was asked for, and end the command with its verdict."""
+    bars = tuple(found)
+    if stored:
+        keep(result, cases, bars)
+    if as_json:
+        click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in bars]}, indent=1, ensure_ascii=False))
+    sys.exit(verdict(bars))

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import click
 import compare_policies_page as page
-from bars import Bar, keep, tell
+from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.policies.registry import policy_names
@@ -139,10 +139,7 @@ def main(policies: tuple[str, ...], traces: tuple[str, ...], jobs: int, limit_s:
             found[trace] = judge(trace, case)
             keep(RESULT, {trace: case}, found[trace])  # at once: a run of minutes may be cut off
     page.write(_stored(), list(NODES))
-    bars = [bar for of_trace in found.values() for bar in of_trace]
-    for bar in bars:
-        tell(str(bar))
-    sys.exit(0 if all(bar.passed for bar in bars) else 1)
+    sys.exit(verdict(bar for of_trace in found.values() for bar in of_trace))
 
 
 def _stored() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from bars import Bar, keep, tell
+from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -184,12 +184,10 @@ def main() -> int:
     except MuriError as err:
         parser.error(str(err))
     bars = [bar for case, found in cases.items() for bar in judge(case, found)]
-    for bar in bars:
-        print(bar)
     if not arguments.dry:
         figures = {case: {"published_against_fifo": PUBLISHED, "policies": found} for case, found in cases.items()}
         keep(RESULT, figures, bars)
-    return 0 if all(bar.passed for bar in bars) else 1
+    return verdict(bars)
 
 
 if __name__ == "__main__":

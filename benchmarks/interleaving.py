@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import click
 import interleaving_overhead
 import interleaving_soak
 import interleaving_synthetic as synthetic
-from bars import Bar, keep, tell
+from bars import Bar, finish, tell
 from runtime_process import BenchmarkError
 
 ROOT = Path(__file__).parent.parent
@@ -132,14 +131,7 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
         cases = {name: CASES[name]() for name in chosen or CASES}
     except BenchmarkError as error:
         raise click.ClickException(str(error)) from error
-    found = bars(cases)
-    if stored:
-        keep(RESULT, cases, found)
-    if as_json:
-        click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in found]}, indent=1, ensure_ascii=False))
-    for bar in found:
-        tell(str(bar))
-    sys.exit(0 if all(bar.passed for bar in found) else 1)
+    finish(RESULT, cases, bars(cases), stored=stored, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-from bars import Bar, keep, tell
+from bars import Bar, keep, tell, verdict
 from sensitivity_job import ITEM_BYTES, Throttled, dataset_file
 
 from muri.profiler.dryrun.runner import Limits, measure_script
@@ -156,19 +156,17 @@ def main(chosen: tuple[str, ...], as_json: bool, stored: bool) -> None:
       python benchmarks/sensitivity.py                          all: five minutes
       python benchmarks/sensitivity.py --case disk --no-write
     """
-    measured, missed = {}, False
+    measured, missed = {}, 0
     for name in chosen or CASES:
         tell(name)
         measured[name] = CASES[name]()
         own = bars({name: measured[name]})
         if stored:
             keep(RESULT, {name: measured[name]}, own)
-        for bar in own:
-            tell(str(bar))
-        missed = missed or not all(bar.passed for bar in own)
+        missed |= verdict(own)
     if as_json:
         click.echo(json.dumps(measured, indent=1, ensure_ascii=False))
-    sys.exit(1 if missed else 0)
+    sys.exit(missed)
 
 
 if __name__ == "__main__":

@@ -7,18 +7,15 @@ Every row of the file of published results is simulated once, on 8 nodes with 8 
 durations stands beside muri-s and muri-l. `ratio` is ours over published, `wall_s` and `cpu_s` are of one run.
 """
 
-import argparse
 import csv
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine, peak_rss_mib
+from published_results import compare_with_published
 
-from muri.errors import MuriError
 from muri.simulator.model import Cluster, Settings, SimulationResult, Trace
 from muri.simulator.reference.run import simulate_reference
 from muri.simulator.traces.read import read_trace
@@ -70,26 +67,15 @@ def comparisons(traces: Path, published: Path) -> Iterator[dict[str, Any]]:
             yield compare(trace, "muri-jct", known, row)
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """One comparison for people."""
+    ratios = "  ".join(f"{name} {found['ratio'][name]:.4f}" for name in FIGURES)
+    return f"{found['trace']} {found['policy']:22} / {found['beside']:22} {ratios}  {found['cpu_s']:.2f} s"
+
+
 def main() -> int:
     """Run all comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, required=True, help="folder with the traces")
-    parser.add_argument("--published", type=Path, required=True, help="CSV of published results")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    found = []
-    try:
-        for line in comparisons(arguments.traces, arguments.published):
-            found.append(line)
-            if not arguments.json:
-                ratios = "  ".join(f"{name} {line['ratio'][name]:.4f}" for name in FIGURES)
-                print(f"{line['trace']} {line['policy']:22} / {line['beside']:22} {ratios}  {line['cpu_s']:.2f} s")
-    except (MuriError, OSError, KeyError) as error:
-        print(f"simulator_reference: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        print(json.dumps({"machine": describe_machine(), "peak_rss_mib": peak_rss_mib(), "runs": found}, indent=2))
-    return 0
+    return compare_with_published(__doc__, "--traces", "folder with the traces", comparisons, line)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """Synergy-TUNE against the optimum: throughput of one round on 128 GPUs, and the time to plan it."""
 
-import json
 import random
-import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import click
-from bars import Bar, keep, tell
+from bars import Bar, finish, tell
 
 from muri.policies.allocation.demand import saturating_wish
 from muri.policies.allocation.optimal import GAP, optimal
@@ -133,13 +130,7 @@ def main(limit_s: float, as_json: bool, stored: bool) -> None:
         slowest = min(figures["faster_than_each_job"] for figures in rounds.values())
         found.append(Bar(name, "least TUNE / bound of OPT", least, "≥ 0.9", least >= 0.9))
         found.append(Bar(name, "OPT's time / TUNE's, least", slowest, "≥ 100", slowest >= 100))
-    if stored:
-        keep(RESULT, cases, found)
-    if as_json:
-        click.echo(json.dumps({"cases": cases, "bars": [asdict(bar) for bar in found]}, indent=1, ensure_ascii=False))
-    for bar in found:
-        tell(str(bar))
-    sys.exit(0 if all(bar.passed for bar in found) else 1)
+    finish(RESULT, cases, found, stored=stored, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,19 @@ is interpolated between neighbours, as there; `muri simulate` itself prints the 
 from a second simulation in this process.
 """
 
-import argparse
 import csv
 import json
 import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import describe_machine, peak_rss_mib
+from published_results import compare_with_published
 
-from muri.errors import MuriError
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.synergy_reference.run import simulate_synergy
 from muri.simulator.traces.read import read_trace
@@ -90,28 +88,16 @@ def comparisons(trace: Path, published: Path) -> Iterator[dict[str, Any]]:
         yield compare(trace, read, row)
 
 
+def line(found: Mapping[str, Any]) -> str:
+    """One comparison for people."""
+    errors = "  ".join(f"{name} {found['relative_error'][name]:+.2e}" for name in FIGURES)
+    return f"{found['policy']:26} {errors}  {found['wall_s']:.1f} s, public {found['public_code_wall_s']:.0f} s"
+
+
 def main() -> int:
     """Run all comparisons."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trace", type=Path, required=True, help="Synergy's single-GPU workload at 9 jobs an hour")
-    parser.add_argument("--published", type=Path, required=True, help="CSV of published results")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-    arguments = parser.parse_args()
-    found = []
-    try:
-        for line in comparisons(arguments.trace, arguments.published):
-            found.append(line)
-            if not arguments.json:
-                errors = "  ".join(f"{name} {line['relative_error'][name]:+.2e}" for name in FIGURES)
-                print(
-                    f"{line['policy']:26} {errors}  {line['wall_s']:.1f} s, public {line['public_code_wall_s']:.0f} s"
-                )
-    except (MuriError, OSError, KeyError, subprocess.CalledProcessError) as error:
-        print(f"synergy_reference: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        print(json.dumps({"machine": describe_machine(), "peak_rss_mib": peak_rss_mib(), "runs": found}, indent=2))
-    return 0
+    trace_help = "Synergy's single-GPU workload at 9 jobs an hour"
+    return compare_with_published(__doc__, "--trace", trace_help, comparisons, line)
 
 
 if __name__ == "__main__":

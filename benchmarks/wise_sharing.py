@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bars import Bar, keep, tell
+from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.policies.registry import policy_names
@@ -192,12 +192,10 @@ def main() -> int:
     except MuriError as err:
         parser.error(str(err))
     found = judge(cases)
-    for bar in found:
-        print(bar)
     if not arguments.dry:
         keep(RESULT, cases, found)
         plot()
-    return 0 if all(bar.passed for bar in found) else 1
+    return verdict(found)
 
 
 if __name__ == "__main__":
