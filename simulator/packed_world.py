@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
+from muri.policies.horus.memory import RAISED_BY
 from muri.profiler.records import RESOURCES
 from muri.simulator.crowding import Crowding, speed_of
 from muri.simulator.events import Event, Kind
@@ -16,8 +17,6 @@ from muri.simulator.world import World
 
 _ROUNDING: Final = 1e-9
 _GPU: Final = RESOURCES.index("gpu")
-_RAISE: Final = 1.25
-"""A job that failed asks for at least so much more memory than before, lest it fail beside the same job for ever."""
 
 
 class PackedWorld(World):
@@ -85,7 +84,7 @@ class PackedWorld(World):
             )
         self.stop(unit, keeps_progress=False)
         asked_gib = live.gpu_mem_request_gib or live.planned.gpu_mem_gib
-        live.gpu_mem_request_gib = min(capacity_gib, max(live.job.mem_gib_in(steps), _RAISE * asked_gib))
+        live.gpu_mem_request_gib = min(capacity_gib, max(live.job.mem_gib_in(steps), RAISED_BY * asked_gib))
         live.out_of_memory += 1
         self.requeue(live)
 
