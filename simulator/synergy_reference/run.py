@@ -1,12 +1,12 @@
 """Simulate a trace with the semantics of Synergy's public simulator."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any, Final
 
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, SynergyName, parse_name
 from muri.simulator.checks import check_records
-from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace
+from muri.simulator.model import Cluster, JobRecord, Settings, SimulationError, SimulationResult, Trace, TraceJob
 from muri.simulator.refusals import check_cluster, check_sizes
 from muri.simulator.synergy_reference.film import Film
 from muri.simulator.synergy_reference.jobs import job_table
@@ -47,18 +47,14 @@ def simulate_synergy(
         SimulationError: The policy, an option or a setting is one that this model doesn't know, or the trace cannot run
             on the cluster.
     """
-    name = check_synergy(policy, options or {})
-    _check_settings(settings)
-    _check_room(cluster)
-    check_sizes(trace, cluster)
+    name = _check(trace, policy, cluster, settings, options or {})
     begin_s = perf_counter()
     ledger = Ledger(job_table(trace, cluster, by_demand=name.mechanism != "proportional"))
     count = min(settings.until or len(trace.jobs), len(trace.jobs))
     film = Film(ledger, cluster, count, progress, with_spans=with_spans)
     decision_s = run_rounds(ledger, name, cluster, film.look, count)
     records, unfinished = ledger.records(), ledger.unfinished()
-    left = {job.job_id for job in unfinished}
-    check_records([job for job in trace.jobs if job.job_id not in left], records)
+    _check_ended(trace, records, unfinished)
     return SimulationResult(
         policy=policy,
         trace=trace.name,
@@ -71,6 +67,20 @@ def simulate_synergy(
         decision_s=tuple(decision_s),
         wall_s=perf_counter() - begin_s,
     )
+
+
+def _check(trace: Trace, policy: str, cluster: Cluster, settings: Settings, options: Mapping[str, Any]) -> SynergyName:
+    name = check_synergy(policy, options)
+    _check_settings(settings)
+    _check_room(cluster)
+    check_sizes(trace, cluster)
+    return name
+
+
+def _check_ended(trace: Trace, records: Sequence[JobRecord], unfinished: Iterable[TraceJob]) -> None:
+    """There is one record for every job that the simulation saw to its end."""
+    left = {job.job_id for job in unfinished}
+    check_records([job for job in trace.jobs if job.job_id not in left], records)
 
 
 def check_synergy(policy: str, options: Mapping[str, Any]) -> SynergyName:
