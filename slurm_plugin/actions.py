@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.tags import Original
@@ -57,6 +57,7 @@ class StartGroup:
         reasons: Why, for people.
         node_count: Nodes of the host.
         gpus_per_node: GPUs on each; each gets a runtime of its own.
+        mode: How members share, as in `Group.mode`.
     """
 
     members: tuple[MemberPlan, ...]
@@ -76,6 +77,7 @@ class StartGroup:
     reasons: tuple[str, ...]
     node_count: int = 1
     gpus_per_node: int = 1
+    mode: Literal["interleave", "plain"] = "interleave"
 
 
 @dataclass(frozen=True, slots=True)

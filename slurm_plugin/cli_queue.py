@@ -37,7 +37,8 @@ def queue(config_file: Path | None, as_json: bool) -> None:
     Speed 1.00 is as fast as alone; ! marks a measured speed that differs from the planned one by more than 20 %.
     CPUS, where Muri gave any: those asked for → those given.
     States: waiting (held until Muri starts it), grouped (about to start with
-    its partners), interleaved (running with them), alone (Slurm decides, or running), user-held.
+    its partners), interleaved (running with them), shared (the same without
+    turns), alone (Slurm decides, or running), user-held.
 
     \b
     Examples:
@@ -125,7 +126,8 @@ def explanation(job: "JobStatus") -> list[str]:
     lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
     if job.group is not None:
         partners = ", ".join(map(str, job.partners)) or "nobody any more"
-        lines.append(f"It shares the GPUs of host job {job.group} with {partners}.")
+        how = ", without turns" if job.state == "shared" else ""
+        lines.append(f"It shares the GPUs of host job {job.group} with {partners}{how}.")
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
         lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
@@ -214,7 +216,8 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
         return
     for group in decision.plan.groups:
         members = ", ".join(map(str, group.members))
-        click.echo(f"group on {group.node}: jobs {members}; γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s")
+        turns = f"γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s"
+        click.echo(f"group on {group.node}: jobs {members}; {'without turns' if group.mode == 'plain' else turns}")
     releases = {action.job_id: action for action in decision.actions if isinstance(action, ReleaseSolo)}
     for solo in decision.plan.solo:
         click.echo(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")

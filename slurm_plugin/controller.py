@@ -31,6 +31,7 @@ from muri.slurm_plugin.known_traits import read_traits
 from muri.slurm_plugin.model import Snapshot
 from muri.slurm_plugin.out_of_memory import FACT as GPU_MEM_FACT
 from muri.slurm_plugin.out_of_memory import requested_gib
+from muri.slurm_plugin.plain_sharing import with_measured_pairs
 from muri.slurm_plugin.planning import Knowledge, Preparation, actions_of, prepare
 from muri.slurm_plugin.preemption import served_gpu_s
 from muri.slurm_plugin.reconcile import reconcile
@@ -102,7 +103,8 @@ def ask(
     request = preparation.request
     if config.preemption.enabled:
         request = replace(request, running=running_units(view, know, config, request.now_s))
-        preparation = replace(preparation, request=request)
+    request = with_measured_pairs(request, policy, know.traits.pairs)
+    preparation = replace(preparation, request=request)
     try:
         return settle(policy.plan(request), request), preparation
     except RequestError as error:

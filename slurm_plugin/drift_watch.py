@@ -32,9 +32,12 @@ class Observed(NamedTuple):
 
 
 def observed(view: View) -> Iterator[Observed]:
-    """What the members of running groups tell of their stages."""
+    """What the members of running groups tell of their stages.
+
+    Without turns others slow a stage itself down, not the wait for it: that says nothing against a profile.
+    """
     at = text_of(view.snapshot.taken_s, _CLOCK)
-    for group in running_groups(view):
+    for group in (group for group in running_groups(view) if group.mode == "interleave"):
         for job in group.members:
             report = member_report(view, group.host.job_id, job.job_id)
             if report is not None and report.iterations and len(report.stage_s) == len(STAGES):

@@ -176,7 +176,7 @@ class Host:
 
 @click.command()
 @click.option("--members", required=True, help="Job ids of the members, separated by commas.")
-@click.option("--discipline", required=True, help="auto, fair or lockstep.")
+@click.option("--discipline", required=True, help="auto, fair, lockstep or plain.")
 @click.option("--isolation", default="thread", help="thread or process, for members that do not say it themselves.")
 @click.option("--ordering", required=True, help="Job ids in the planned ordering.")
 @click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")

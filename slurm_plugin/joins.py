@@ -136,6 +136,7 @@ def why_no_room(job: Job, group: RunningGroup, view: View, config: Config) -> st
         (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
         ((job.uid, job.partition) != (host.uid, host.partition), "the group is of another user or partition"),
         (job.gpu_count != host.gpu_count or host.gpu_count != 1, "only jobs on one GPU are joined"),
+        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(group.members) >= config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
         (node is None or not node.usable, "the group's node takes no new work"),
         (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),

@@ -17,7 +17,7 @@ from muri.slurm_plugin.free_resources import free_nodes
 from muri.slurm_plugin.host_shares import asked_by, group_cpus, group_mem_mib, share_of, share_text
 from muri.slurm_plugin.known_traits import KnownTraits, gpu_utilization, with_derived
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
-from muri.slurm_plugin.shapes import cpus_of_a_rank, ranks_reason
+from muri.slurm_plugin.shapes import cpus_of_a_rank, cpus_side_by_side, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
 
 # What a member's own batch script needs while the runtime does its work.
@@ -269,13 +269,16 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
         account=first.account,
         qos=first.qos,
         gpu_request=first.gpu_request,
-        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, group_cpus(shares, config.allocation)),
+        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, cpus),
         mem_per_node_mib=group_mem_mib(jobs, shares, config.allocation),
         time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
         reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
         node_count=len(nodes),
+    # A plan counts on one member at a time at the CPUs.
+    least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
+    cpus = max(least_cpus, group_cpus(shares, config.allocation))
         gpus_per_node=gpus_per_node,
     )
 
@@ -294,6 +297,7 @@ def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> M
         speed=group.speed[job.job_id],
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
         time_limit_s=job.time_limit_s * len(group.members),
+        mode=group.mode,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=know.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,

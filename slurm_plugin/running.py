@@ -24,6 +24,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.host_shares import as_asked
 from muri.slurm_plugin.known_traits import with_derived
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.plain_sharing import Mode, mode_of
 from muri.slurm_plugin.planning import Knowledge, plan_job
 from muri.slurm_plugin.preemption import why_not_preemptible
 from muri.slurm_plugin.view import Role, View, profile_key
@@ -40,6 +41,11 @@ class RunningGroup:
 
     host: Job
     members: tuple[Job, ...]
+
+    @property
+    def mode(self) -> Mode:
+        """How they share, as in `Group.mode`."""
+        return mode_of(self.host.admin_comment)
 
 
 def running_groups(view: View) -> tuple[RunningGroup, ...]:
@@ -75,7 +81,7 @@ def _groups(view: View, know: Knowledge, config: Config, now_s: float) -> Iterat
         if any(job.state is not JobState.RUNNING for job in group.members):
             continue  # on its way in or out: Slurm's word first
         members = tuple(_plan_job(as_submitted(job, group.host), view, know, config, now_s) for job in group.members)
-        yield Running(members, _shares(group.host), _group_hosts(group))
+        yield Running(members, _shares(group.host), _group_hosts(group), mode=group.mode)
 
 
 def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:

@@ -9,6 +9,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.model import Job, NewJob
+from muri.slurm_plugin.plain_sharing import runtime_options, with_mode
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
 _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
@@ -39,8 +40,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
     command = [
         config.node_python, "-m", "muri.slurm_plugin.host",
         "--members", ids,
-        "--discipline", config.grouping.discipline,
-        "--isolation", config.grouping.isolation,
+        *runtime_options(action, config.grouping),
         "--ordering", ids,
         "--solo-iteration-s", solo,
         "--predicted-speed", speed,
@@ -68,7 +68,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         mem_per_node_mib=action.mem_per_node_mib,
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
-        admin_comment=tags.HOST_PREFIX + tags.format_host(token, tuple(members)),
+        admin_comment=with_mode(tags.HOST_PREFIX + tags.format_host(token, tuple(members)), action.mode),
     )
 
 

@@ -43,3 +43,14 @@ def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: in
     if planned:
         wanted = (planned - kept) // gpus_per_node
     return max(1, min(wanted, spare // gpus_per_node))
+
+
+def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
+    """Return the CPUs for members on one GPU that share without turns, those of their batch scripts included.
+
+    All of them compute at once: what they asked for together, as far as the GPU's part of its node goes, and never
+    less than the greediest of them alone.
+    """
+    asked = [job.cpu_count for job in jobs]
+    part = node.cpu_count // max(1, node.gpu_count) - len(jobs)
+    return len(jobs) + max(*asked, min(sum(asked), part))

@@ -143,7 +143,8 @@ class _SortedOut:
             return
         speed, period_s = {sharer.job_id: sharer.speed}, job.profile.iteration_s
         self.groups.append(
-            Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons, mode="plain")
+            # Whoever joins takes turns with it: pairs may be mere estimates here.
+            Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
         )
 
     def _join(

@@ -13,6 +13,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.joins import begun_joins, groups_by_host
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.plain_sharing import mode_of
 from muri.slurm_plugin.telemetry import is_off_plan, member_report
 from muri.slurm_plugin.view import Role, View
 
@@ -30,8 +31,8 @@ class JobStatus:
         user: Owner.
         name: Job name.
         model: Model name as given, "" when none.
-        state: "waiting", "grouped" (given to a group, not started), "interleaved", "alone" (running or
-            queued by itself) or "user-held".
+        state: "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without
+            turns), "alone" (running or queued by itself) or "user-held".
         slurm_state: Slurm's own state.
         group: Host job id, None when in no group.
         partners: Other members' job ids.
@@ -141,8 +142,12 @@ def status_of(
 _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
 
-def _state_name(job: Job, role: Role) -> str:
-    return _STATES.get(role) or ("grouped" if job.state is JobState.PENDING else "interleaved")
+def _state_name(job: Job, role: Role, host: Job | None) -> str:
+    if role in _STATES:
+        return _STATES[role]
+    if job.state is JobState.PENDING:
+        return "grouped"
+    return "shared" if host is not None and mode_of(host.admin_comment) == "plain" else "interleaved"
 
 
 def _describe(
@@ -161,7 +166,7 @@ def _describe(
         user=job.user,
         name=job.name,
         model=request.model,
-        state=_state_name(job, role),
+        state=_state_name(job, role, None if host is None else view.jobs.get(host)),
         slurm_state=job.state.value,
         group=host,
         partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),

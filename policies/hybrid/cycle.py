@@ -36,10 +36,27 @@ def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: Po
     Raises:
         RequestError: The request contradicts itself.
     """
+    request = _with_pairs_of_one_gpu(request)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
     plan = plan_queue(request, policy, key, options, model if table is None else BetterOfBoth(model, table))
     return _Refinement(request, plan, options, Predictor(model, table)).result(key)
+
+
+def _with_pairs_of_one_gpu(request: PlanRequest) -> PlanRequest:
+    """On Slurm the ranks of a group on several GPUs take turns: names that no table has keep its pairs from them."""
+    if request.interference is None or request.larger_than_a_node != "slurm":
+        return request
+    running = tuple(replace(unit, members=tuple(map(_named_by_size, unit.members))) for unit in request.running)
+    return replace(request, jobs=tuple(map(_named_by_size, request.jobs)), running=running)
+
+
+def _named_by_size(job: PlanJob) -> PlanJob:
+    if job.gpu_count == 1 or job.profile is None:
+        return job
+    key = job.profile.key
+    named = replace(key, model=f"{key.model} on {job.gpu_count} GPUs")
+    return replace(job, profile=replace(job.profile, key=named))
 
 
 @dataclass(slots=True)

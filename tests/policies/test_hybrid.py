@@ -87,6 +87,15 @@ def test_a_group_of_the_plan_says_how_it_shares_and_with_what_value():
     assert [(item.mode, item.kept) for item in after.groups] == [("plain", True)]
 
 
+@pytest.mark.parametrize(("changes", "way"), [({}, "alone"), (SIMULATED, "plain")])
+def test_on_slurm_jobs_on_several_gpus_never_share_plainly(changes, way):
+    jobs = [full(1, "gpu", model="a", gpu_count=2), full(2, "gpu", model="b", gpu_count=2)]
+    request = make_request(jobs, [make_node("n1", 2)], interference=table(("a", "b", 0.7, 0.8)), **changes)
+    plan = MuriHybrid().plan(request)
+    assert [group.mode for group in plan.groups] == (["plain"] if way == "plain" else [])
+    assert len(plan.solo) == (way == "alone")
+
+
 def test_a_member_left_out_starts_elsewhere_or_waits(monkeypatch):
     """Grouping leaves such members out itself; here it is made not to."""
     jobs = [full(1, "gpu", 360.0), full(2, "gpu", 36_000.0)]
