@@ -189,6 +189,9 @@ class Host(Section):
     )
     telemetry_s: float = Field(15.0, gt=0, description="How often a host reports its members' speed to Slurm.")
     poll_s: float = Field(5.0, gt=0, description="How often a host asks whether idle members are still in the queue.")
+    hang_timeout_s: float = Field(
+        900.0, ge=0, description="A script or runtime that has hung for so long is ended with the cause; 0: never."
+    )
     trace: bool = Field(False, description="Keep a trace of every stage beside the host's log, in the run directory.")
 
 

@@ -63,6 +63,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
         "--predicted-speed", options["predicted_speed"],
         *(["--gpu-mem-gib", options["gpu_mem_gib"]] if options["gpu_mem_gib"] else []),
         *(["--accumulate-steps", options["accumulate_steps"]] if options.get("accumulate_steps") else []),
+        "--hang-timeout-s", f"{options['hang_timeout_s']:g}",
         "--status-file", str(status),
         *ranks,
         *trace,
@@ -188,6 +189,7 @@ class Host:
 @click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
 @click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
 @click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
+@click.option("--hang-timeout-s", type=float, default=900.0, help="End what has hung for so long; 0: never.")
 @click.option("--trace", is_flag=True, help="Keep a trace of every stage beside the log.")
 def main(**options: Any) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""

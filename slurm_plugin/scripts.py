@@ -50,6 +50,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
         "--telemetry-s", f"{config.host.telemetry_s:g}",
         "--poll-s", f"{config.host.poll_s:g}",
+        "--hang-timeout-s", f"{config.host.hang_timeout_s:g}",
         *(["--trace"] if config.host.trace else []),
     ]  # fmt: skip
     return NewJob(

@@ -28,6 +28,7 @@ PROFILES = {
 OPTIONS = {
     "members": "1,2", "discipline": "fair", "isolation": "thread", "ordering": "1,2", "solo_iteration_s": "1=1,2=1",
     "predicted_speed": "", "trace": False, "gpu_mem_gib": "", "node_count": 1, "gpus_per_node": 1,
+    "hang_timeout_s": 900.0,
 }  # fmt: skip
 
 
