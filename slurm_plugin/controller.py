@@ -78,7 +78,7 @@ def decide(
     """Make a cycle's decision. Pure: the snapshot's own time is the clock."""
     view = view_of(snapshot, config.partitions)
     repairs = reconcile(view, intents, config, snapshot.taken_s)
-    preparation = prepare(view, know, config, snapshot.taken_s)
+    preparation = prepare(view, know, config, snapshot.taken_s, getattr(policy, "profile_use", "all"))
     know = preparation.know
     if getattr(policy, "packs", False):
         shared, preparation = ask_to_share(policy, preparation, view, know, config)
@@ -89,9 +89,9 @@ def decide(
         starts = actions_of(plan, view, know, config) + find_joins(view, plan, know, config, snapshot.taken_s)
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
-    new = tuple(run for run in preparation.dry_runs if not run.again)
+    runs = without_started(preparation, starts)
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
-    again = without_started(preparation, starts)
+    new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
     actions = stops + releases + new + starts + again
     return Decision(view, repairs, preparation, plan, actions)
 

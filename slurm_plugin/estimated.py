@@ -55,13 +55,13 @@ def _keys(view: View) -> Iterator[ProfileKey]:
 
 
 def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:
-    """The dry runs that measure a model again, but none with the script of a job that starts on an estimate.
+    """The dry runs, but none with the script of a job that starts.
 
-    Another job of the model will wait some day; a script that runs twice at once could spoil its own files.
+    Another job of the model will wait some day; a script that runs twice at once costs GPUs twice, and could spoil
+    its own files.
     """
-    estimated = {job.job_id for job in preparation.request.jobs if job.profile and job.profile.is_estimate}
-    on_estimates = started(starts) & estimated
-    return tuple(run for run in preparation.dry_runs if run.again and run.job_id not in on_estimates)
+    gone = started(starts)
+    return tuple(run for run in preparation.dry_runs if run.job_id not in gone)
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.reason import sentences
+from muri.policies.schedulers.base import ProfileUse
 from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
@@ -20,6 +21,7 @@ from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
 from muri.slurm_plugin.shapes import cpus_of_a_rank, cpus_side_by_side, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
 
+_ALONE_BY_WISH = "it was submitted with alone"
 # What a member's own batch script needs while the runtime does its work.
 _MEMBER_MEM_MIB = 512
 # A host outlives its members by this much, for the last of them to leave in order.
@@ -95,7 +97,7 @@ def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) 
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
-        (request.alone, "it was submitted with alone"),
+        (request.alone, _ALONE_BY_WISH),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
@@ -123,7 +125,7 @@ def _not_ready(job: Job, now_s: float) -> str:
     return ""
 
 
-def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Preparation:
+def prepare(view: View, know: Knowledge, config: Config, now_s: float, profile_use: ProfileUse = "all") -> Preparation:
     """Turn the queue into a policy's request.
 
     Args:
@@ -131,6 +133,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
         know: Profiles and what the journal remembers.
         config: Limits.
         now_s: The cycle's time, seconds since the epoch.
+        profile_use: Whose profiles matter to the policy; nobody else's model is measured.
     """
     waiting: dict[int, str] = {}
     ready: list[tuple[Job, ProfileKey]] = []
@@ -141,16 +144,20 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float) -> Prepar
         else:
             ready.append((job, profile_key(job, view.snapshot.nodes)))
     version = view.snapshot.slurm_version
-    dry_runs = _dry_runs(view, ready, know, config)
+    dry_runs = _dry_runs(view, ready, know, config, profile_use)
     measured = {str(key) for key, profile in know.profiles.items() if not profile.is_estimate}
-    know = replace(know, targets=know.targets | {run.job_id for run in dry_runs if run.key in measured})
+    wished = {job.job_id for job, _ in ready if alone_reason(job, version, know, config) == _ALONE_BY_WISH}
+    lent = {run.job_id for run in dry_runs if run.key in measured or run.job_id in wished}
+    know = replace(know, targets=know.targets | lent)
     nodes = view.snapshot.nodes
     pending = [with_derived(plan_job(job, key, version, know, config), job, nodes) for job, key in ready]
     unknown = {job.job_id for job, key in ready if key not in know.profiles}
     patient = _patient(pending, unknown, config, now_s)
     waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
+    lenders = {job.job_id for job in pending if job.job_id in know.targets and not _overdue(job, config, now_s)}
+    waiting |= dict.fromkeys(sorted(lenders), "its model is being measured with its script, which must not run twice")
     request = PlanRequest(
-        jobs=tuple(job for job in pending if job.job_id not in patient),
+        jobs=tuple(job for job in pending if job.job_id not in waiting),
         nodes=free_nodes(view, config),
         now_s=now_s,
         max_group_size=config.grouping.max_group_size,
@@ -213,23 +220,33 @@ def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: f
     }
 
 
+def _overdue(job: PlanJob, config: Config, now_s: float) -> bool:
+    return now_s - job.submit_s > config.grouping.max_wait_s
+
+
 def _bucket(job: PlanJob) -> tuple[str, str, int, int]:
     return (job.user, job.partition, job.gpu_count, job.node_count)
 
 
 def _dry_runs(
-    view: View, ready: list[tuple[Job, ProfileKey]], know: Knowledge, config: Config
+    view: View, ready: list[tuple[Job, ProfileKey]], know: Knowledge, config: Config, profile_use: ProfileUse
 ) -> tuple[StartDryRun, ...]:
     room = config.profiling.at_once - len(view.having(Role.DRY_RUN))
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
-        measurable = not (job.array or job.het or know.failed(key, config))
+        useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, view, know, config))
+        measurable = useful and not (job.array or job.het or know.failed(key, config))
         known = key in know.profiles and key not in know.stale
         if measurable and not known and key not in know.profiling:
             wanted.setdefault(key, job.job_id)
     measured = {key for key, profile in know.profiles.items() if not profile.is_estimate}
     new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
     return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
+
+
+def _may_share(job: Job, view: View, know: Knowledge, config: Config) -> bool:
+    """Whether a job's profile says who may share with it. Who is alone by its user's wish is measured on demand."""
+    return alone_reason(job, view.snapshot.slurm_version, know, config) in {"", _ALONE_BY_WISH}
 
 
 def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple[Action, ...]:
@@ -259,6 +276,9 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
     shares = [plan.host_shares.get(job.job_id, ()) for job in jobs]
+    # A plan counts on one member at a time at the CPUs.
+    least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
+    cpus = max(least_cpus, group_cpus(shares, config.allocation))
     return StartGroup(
         members=members,
         node=str(NodeSet.fromlist(sorted(names))),
@@ -276,10 +296,8 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
         period_s=group.period_s,
         reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
         node_count=len(nodes),
-    # A plan counts on one member at a time at the CPUs.
-    least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
-    cpus = max(least_cpus, group_cpus(shares, config.allocation))
         gpus_per_node=gpus_per_node,
+        mode=group.mode,
     )
 
 
@@ -297,7 +315,6 @@ def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> M
         speed=group.speed[job.job_id],
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
         time_limit_s=job.time_limit_s * len(group.members),
-        mode=group.mode,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=know.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,

@@ -172,6 +172,11 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
     if measured is not None:
         yield _result(intent, key, measured)
         return
+    if target is not None and view.roles[target.job_id] in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
+        yield Abandon(intent.token, f"job {target.job_id}, whose script it runs, starts itself")
+        if run is not None and run.state.is_active:
+            yield Cancel(run.job_id, f"job {target.job_id}, whose script it runs, starts itself")
+        return
     # A job whose model has a profile does not wait for the new one and may end before it.
     still_wanted = intent.payload.get("again", False) and run is not None and run.state.is_active
     if not still_wanted and (target is None or not target.state.is_active):

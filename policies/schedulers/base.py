@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, Literal
 
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
@@ -19,6 +19,9 @@ EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
 """Every job has its GPUs to itself."""
 EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
 """So it does, and whatever runs is never stopped for another."""
+
+ProfileUse = Literal["none", "sharing", "all"]
+"""Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class QueuePolicy(ABC):
         plain_groups: Whether members of its groups may run side by side without turns, so that it needs the speeds of
             pairs (`PlanRequest.interference`).
         simulated_only: Whether it exists for comparisons in the simulator; Slurm is not run by it.
+        gives_cpus: Whether it gives out CPUs and host memory, too, by what profiles say of jobs.
     """
 
     options: PolicyOptions | None = None
@@ -49,6 +53,7 @@ class QueuePolicy(ABC):
     elastic: ClassVar[bool] = False
     plain_groups: ClassVar[bool] = False
     simulated_only: ClassVar[bool] = False
+    gives_cpus: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:
@@ -59,6 +64,13 @@ class QueuePolicy(ABC):
         """The options in force."""
         wanted = PolicyOptions(**self.defaults) if self.options is None else self.options
         return replace(wanted, **self.fixed)
+
+    @property
+    def profile_use(self) -> ProfileUse:
+        """Whose stage profiles change what it decides; a model of nobody else is worth a dry run on Slurm."""
+        if self.gives_cpus:
+            return "all"
+        return "sharing" if self.packs or self.rules.max_group_size > 1 else "none"
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""

@@ -19,6 +19,7 @@ class MuriHybrid(MuriJct):
     name = "muri-hybrid"
     order = "as muri-jct"
     plain_groups: ClassVar[bool] = True
+    gives_cpus: ClassVar[bool] = True
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""

@@ -1,5 +1,7 @@
 """Baselines that share out CPUs and memory by demands that nothing changes: DRF and Tetris."""
 
+from typing import ClassVar
+
 from muri.policies import priority
 from muri.policies.allocation.demand import saturating_wish
 from muri.policies.allocation.drf import fill_order
@@ -7,21 +9,32 @@ from muri.policies.allocation.greedy import greedy
 from muri.policies.allocation.tetris import tetris
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, QueuePolicy
-from muri.policies.schedulers.synergy_cycle import plan_allocation
+from muri.policies.schedulers.synergy_cycle import Mechanism, plan_allocation
 from muri.policies.types import Plan, PlanJob, PlanRequest
 
 
-class Drf(QueuePolicy):
-    """Dominant resource fairness: the user with the smallest share goes first.
+class StaticDemands(QueuePolicy):
+    """Jobs ask for what saturates their throughput, and wait where that is not free; nobody is stopped for another."""
 
-    Jobs ask for what saturates their throughput, and wait where that is not free.
+    fixed = EXCLUSIVE_TO_THE_END
+    gives_cpus = True
+    mechanism: ClassVar[Mechanism]
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        mechanism = type(self).mechanism
+        return plan_allocation(request, self.name, self.key(request), self.rules, mechanism, saturating_wish)
+
+
+class Drf(StaticDemands):
+    """Dominant resource fairness: the user with the smallest share goes first.
 
     Source: DRF (Ghodsi et al., NSDI 2011), as a baseline of Synergy (OSDI 2022).
     """
 
     name = "drf"
     order = "dominant share"
-    fixed = EXCLUSIVE_TO_THE_END
+    mechanism = greedy
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """By the dominant share of the job's user when its turn comes."""
@@ -32,27 +45,17 @@ class Drf(QueuePolicy):
 
         return smallest_first
 
-    def plan(self, request: PlanRequest) -> Plan:
-        """Decide on every job; see `muri.policies.types.Policy`."""
-        return plan_allocation(request, self.name, self.key(request), self.rules, greedy, saturating_wish)
 
-
-class Tetris(QueuePolicy):
+class Tetris(StaticDemands):
     """Packs GPUs, CPUs and memory: the best match of demand and node first.
-
-    Jobs ask for what saturates their throughput, and wait where that is not free.
 
     Source: Tetris (Grandl et al., SIGCOMM 2014), as a baseline of Synergy (OSDI 2022).
     """
 
     name = "tetris"
     order = "best match, submit time"
-    fixed = EXCLUSIVE_TO_THE_END
+    mechanism = tetris
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """By submit time, between jobs that match equally well."""
         return priority.fifo
-
-    def plan(self, request: PlanRequest) -> Plan:
-        """Decide on every job; see `muri.policies.types.Policy`."""
-        return plan_allocation(request, self.name, self.key(request), self.rules, tetris, saturating_wish)

@@ -59,6 +59,7 @@ class SynergyPolicy(QueuePolicy):
     """
 
     fixed = EXCLUSIVE
+    gives_cpus = True
     way: ClassVar[SynergyName]
 
     def key(self, request: PlanRequest) -> PriorityKey:
