@@ -179,7 +179,7 @@ def test_failing_again_and_again_ends_when_it_asks_for_a_whole_gpu() -> None:
         return [on(1, 0), on(2, 1 if alone else 0)]
 
     result, _ = packed(jobs, planner, Cluster(1, 2, gpu_mem_gib=16.0), restart_s=10.0)
-    assert by_id(result)[2].out_of_memory == 6  # 5 GiB, 6.25, 7.8, 9.8, 12.2, 15.3, and then 16
+    assert by_id(result)[2].out_of_memory == 3  # 5 GiB, 7.5, 11.25, and then 16
     assert by_id(result)[1].end_s <= 100 * 2
 
 
