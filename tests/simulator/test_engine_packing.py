@@ -157,7 +157,7 @@ def test_a_job_that_finds_no_memory_fails_and_asks_for_more() -> None:
     assert (failed.out_of_memory, failed.restarts, failed.end_s) == (1, 1, 51 + 30 + 100)
     assert by_id(result)[1].out_of_memory == by_id(result)[1].restarts == 0
     requests = [item.gpu_mem_request_gib for request in policy.seen for item in request.jobs if item.job_id == 2]
-    assert requests == [None, 12.5]
+    assert requests == [None, 15.0]
     assert metrics_of(result).out_of_memory == 1
     assert [column.header for column in table_of(_summary(result)).columns][-1] == "OOM"
     fine, _ = packed(jobs, [on(1, 0), on(2, 1)], Cluster(1, 2, gpu_mem_gib=16.0))
