@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import lp_bound
 import numpy as np
 from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
+
+from muri.policies.speed.fair import throughput_bound
+from muri.policies.speed.model import Shape
 
 SCRIPT = Path(__file__).with_name("synthetic_job.py")
 PIECE_S = 0.002
@@ -46,7 +48,7 @@ class ProfileSet:
     @property
     def lp_bound(self) -> float:
         """The largest total of normalized speeds."""
-        return lp_bound.lp_bound([[stage_s / sum(stages) for stage_s in stages] for stages in self.stages_s])
+        return throughput_bound([Shape(stages, sum(stages)) for stages in self.stages_s])
 
 
 def equal_iterations() -> ProfileSet:

@@ -7,7 +7,8 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import lp_bound
+from muri.policies.speed.fair import throughput_bound
+from muri.policies.speed.model import Shape
 
 BAR_TOTAL = 2.0
 BAR_RATIO = 1.15
@@ -56,7 +57,7 @@ class Case:
     @property
     def lp_bound(self) -> float:
         """The largest total that the shares measured alone allow."""
-        return lp_bound.lp_bound(list(self.shares.values()))
+        return throughput_bound([Shape(tuple(shares), 1.0) for shares in self.shares.values()])
 
     @property
     def best(self) -> Throughput | None:
