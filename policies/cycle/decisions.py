@@ -118,7 +118,7 @@ class Clerk:
         if not self._sharing:
             return ()
         if not job.groupable:
-            return (Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE,)
+            return (reasons.must_run_alone(job),)
         if contender.shape is None:
             return (reasons.NOTHING_KNOWN if job.profile is not None else reasons.NEEDS_PROFILE_TO_SHARE,)
         if self.room_for_all:

@@ -15,13 +15,13 @@ NEEDS_PROFILE = Reason("waits for a profile of its model")
 QUEUES_IN_SLURM = Reason("Slurm's own queue takes it on with its original request")
 ROOM_FOR_ALL = Reason("there is room for every job, so nobody has to share")
 NOTHING_KNOWN = Reason("its profile shows no stage times, so nothing is known about sharing")
-MUST_RUN_ALONE = Reason("it must run alone")
 NEEDS_PROFILE_TO_SHARE = Reason("its model has no profile, so nothing is known about sharing")
 NOT_STOPPED = Reason("what runs is not stopped for others here")
 MOVED = Reason("moved: the GPUs that it ran on go to more urgent jobs")
 REGROUPED = Reason("regrouped although it runs: its partners stop, or more urgent jobs take its place")
 SPLIT_UP = Reason("the group that it ran in is split up: it goes on alone")
 UNKNOWN_SPEED = Reason("their profiles are not all known; each is taken to get an equal share of the time")
+_MUST_RUN_ALONE = Reason("it must run alone")
 _PROVEN_OPTIMAL = Reason("no grouping of these jobs is better: proven")
 
 
@@ -138,6 +138,11 @@ def larger_than_a_node(job: PlanJob, largest: int) -> Reason:
         "larger than a node: it asks for {}, and the largest node of partition {} has {}",
         (plural(job.gpu_count, "GPU"), job.partition, largest),
     )
+
+
+def must_run_alone(job: PlanJob) -> Reason:
+    """Why a job that is not groupable shares with nobody."""
+    return Reason("{}", (job.alone_reason,)) if job.alone_reason else _MUST_RUN_ALONE
 
 
 def aged(waited: float, max_wait_s: float) -> Reason:

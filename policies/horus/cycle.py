@@ -139,7 +139,7 @@ class PackingCycle:
         if self._most < 2:
             return ()
         if not job.groupable:
-            return (Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE,)
+            return (reasons.must_run_alone(job),)
         if not knows_utilization(job):
             return (reasons.NEEDS_PROFILE_TO_SHARE,)
         return (why.STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)

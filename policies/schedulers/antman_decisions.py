@@ -51,8 +51,7 @@ def waiting(job: PlanJob, no_gpus: Reason, *, sharing: bool) -> Waiting:
     if not sharing:
         return Waiting(job.job_id, (no_gpus,))
     if not job.groupable:
-        alone = Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE
-        return Waiting(job.job_id, (no_gpus, alone))
+        return Waiting(job.job_id, (no_gpus, reasons.must_run_alone(job)))
     if job.profile is None:
         return Waiting(job.job_id, (no_gpus, _NO_PROFILE))
     other = "guaranteed" if job.opportunistic else "opportunistic"

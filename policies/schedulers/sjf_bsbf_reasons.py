@@ -50,7 +50,7 @@ def joined(holding: Holding, choice: Choice, *, tests_pairs: bool) -> tuple[Reas
 def not_shared(job: PlanJob, offers: Offers, *, tests_pairs: bool) -> Reason:
     """Why a job that finds no free GPUs joins nobody."""
     if not job.groupable:
-        return Reason("{}", (job.alone_reason,)) if job.alone_reason else reasons.MUST_RUN_ALONE
+        return reasons.must_run_alone(job)
     if job.profile is None:
         return reasons.NEEDS_PROFILE_TO_SHARE
     if tests_pairs and job.remaining_s is None:

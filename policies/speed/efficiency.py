@@ -1,4 +1,4 @@
-"""Period and efficiency of a group that takes turns on its resources (Muri, section 4.1).
+"""Period of a group that takes turns on its resources (Muri, section 4.1).
 
 In slot j of a period the member at position i holds resource (i + j) mod k, so a slot lasts as long
 as the slowest of its stages. k slots are a period, in which every member completes one iteration.
@@ -25,23 +25,6 @@ def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None
     resources = len(stage_s[0])
     placed = list(zip(range(len(stage_s)) if positions is None else positions, stage_s, strict=True))
     return sum(max(member[(position + slot) % resources] for position, member in placed) for slot in range(resources))
-
-
-def interleaving_efficiency(stage_s: Sequence[Sequence[float]], period: float) -> float:
-    """Share of the period during which a resource is busy: γ = 1 − (1/k) Σ_j (T − Σ_i t_i^j) / T (Muri, Eq. 4).
-
-    Args:
-        stage_s: For each member, its seconds on each of the k resources.
-        period: The group's T in seconds.
-
-    Returns:
-        γ, averaged over the resources; 0 when the period is.
-    """
-    if period <= 0:
-        return 0.0
-    resources = len(stage_s[0])
-    busy_s = [sum(member[resource] for member in stage_s) for resource in range(resources)]
-    return 1.0 - sum((period - busy) / period for busy in busy_s) / resources
 
 
 def first_extreme(periods: Sequence[float], *, worst: bool) -> int:

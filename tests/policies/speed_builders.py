@@ -1,4 +1,4 @@
-"""Shapes for the tests of the speed models, and a plain form of Eq. 3 to compare them with."""
+"""Shapes for the tests of the speed models, and plain forms of Eq. 3 and 4 to compare them with."""
 
 from itertools import permutations
 
@@ -35,6 +35,15 @@ def rotation_period(seats):
         # Everybody moves on to the next resource.
         seats = [seats[-1], *seats[:-1]]
     return total
+
+
+def interleaving_efficiency(stage_s, period):
+    """Eq. 4 one resource after the other: γ = 1 − (1/k) Σ_j (T − Σ_i t_i^j) / T; 0 when the period is."""
+    if period <= 0:
+        return 0.0
+    resources = len(stage_s[0])
+    busy_s = [sum(member[resource] for member in stage_s) for resource in range(resources)]
+    return 1.0 - sum((period - busy) / period for busy in busy_s) / resources
 
 
 def every_period(members, gaps=False):

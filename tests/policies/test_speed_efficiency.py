@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from speed_builders import rotation_period
+from speed_builders import interleaving_efficiency, rotation_period
 
-from muri.policies.speed.efficiency import interleaving_efficiency, period_s
+from muri.policies.speed.efficiency import period_s
 
 stages = st.tuples(*[st.floats(0, 10)] * 4)
 

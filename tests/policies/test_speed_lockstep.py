@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from speed_builders import every_period, one_group, shape, shapes
+from speed_builders import every_period, interleaving_efficiency, one_group, shape, shapes
 
 from muri.policies.options import OptionsError
-from muri.policies.speed.efficiency import interleaving_efficiency, period_s
+from muri.policies.speed.efficiency import period_s
 from muri.policies.speed.errors import SpeedModelError
 from muri.policies.speed.figures import CHUNK
 from muri.policies.speed.lockstep import Lockstep, placements

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 
 import pytest
+from completions import completions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import make_cluster_node, make_job, make_profile, make_request
@@ -14,7 +15,7 @@ from muri.policies.registry import get_policy
 from muri.policies.speed.interference import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
-from muri.policies.wise_sharing.completion import completions, mean_after
+from muri.policies.wise_sharing.completion import mean_after
 from muri.policies.wise_sharing.sub_batch import sub_batches
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")

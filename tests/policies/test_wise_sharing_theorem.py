@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from completions import completions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.wise_sharing.completion import completions, mean_after, mean_now
+from muri.policies.wise_sharing.completion import mean_after, mean_now
 
 seconds = st.floats(1, 1e6)
 slowdowns = st.floats(1, 10)
