@@ -36,7 +36,6 @@ class SessionGenerators:
         self._cpu: PerSession[Any] = PerSession(lambda: self._fresh("cpu"))
         self._gpus: PerSession[dict[int, Any]] = PerSession(dict)
         self._plain_cpu = torch.default_generator
-        self._plain_gpus: tuple[Any, ...] = ()
         self._local = threading.local()
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)
@@ -60,7 +59,6 @@ class SessionGenerators:
         Args:
             plain: The process's generators, empty as long as CUDA was not initialized.
         """
-        self._plain_gpus = plain
         session = current_session()
         if session is None:
             return plain
