@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from muri.profiler.records import RESOURCES
+
 if TYPE_CHECKING:
     from muri.profiler.records import StageProfile
     from muri.simulator.model import Trace
     from muri.simulator.traces.read import TraceReading
-
-RESOURCES = ("storage", "cpu", "gpu", "network")
 
 
 class ReadOptions(NamedTuple):

@@ -22,7 +22,7 @@ class Matching:
     @property
     def gap(self) -> float:
         """Share of the bound by which the weight may fall short of the optimum."""
-        return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
+        return _gap(self.weight, self.upper_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +42,8 @@ class TypeMatching:
     @property
     def gap(self) -> float:
         """Share of the bound by which the weight may fall short of the optimum."""
-        return max(0.0, 1.0 - self.weight / self.upper_bound) if self.upper_bound > 0 else 0.0
+        return _gap(self.weight, self.upper_bound)
+
+
+def _gap(weight: float, upper_bound: float) -> float:
+    return max(0.0, 1.0 - weight / upper_bound) if upper_bound > 0 else 0.0

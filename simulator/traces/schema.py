@@ -12,17 +12,15 @@ from muri.simulator.traces.formats import Format, Found, Reading, header_of, rea
 from muri.simulator.traces.problems import RowError, TraceError
 from muri.simulator.traces.tables import Row
 
+_TIMES = ("iteration_s", "load_s", "preprocess_s", "propagate_s", "synchronize_s")
+
 REQUIRED = (
     "job_id",
     "submit_s",
     "gpu_count",
     "iterations",
     "model",
-    "iteration_s",
-    "load_s",
-    "preprocess_s",
-    "propagate_s",
-    "synchronize_s",
+    *_TIMES,
 )
 """Columns that a trace must have."""
 
@@ -60,11 +58,7 @@ WRITTEN = (
     "iterations",
     "model",
     "batch_size",
-    "iteration_s",
-    "load_s",
-    "preprocess_s",
-    "propagate_s",
-    "synchronize_s",
+    *_TIMES,
     "gpu_mem_gib",
     "opportunistic",
     "listed_duration_s",
@@ -78,11 +72,7 @@ _PROFILE_COLUMNS = (
     "batch_size",
     "gpu_count",
     "gpu_type",
-    "iteration_s",
-    "load_s",
-    "preprocess_s",
-    "propagate_s",
-    "synchronize_s",
+    *_TIMES,
     "gpu_mem_gib",
 )
 
