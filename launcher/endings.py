@@ -1,9 +1,13 @@
 """How a script ends: exit codes, signals that end it, and the traceback it leaves."""
 
 import contextlib
+import os
 import signal
 import traceback
+from collections.abc import Callable
+from functools import partial
 from types import TracebackType
+from typing import NoReturn
 
 from muri.launcher import script
 from muri.launcher.context import SessionState
@@ -41,6 +45,25 @@ def _without_launcher(frames: TracebackType | None, session_file: str) -> Traceb
     while frames is not None and frames.tb_frame.f_code.co_filename in {session_file, script.__file__}:
         frames = frames.tb_next
     return frames
+
+
+def leave_process(code: int, state: SessionState) -> NoReturn:
+    """End a process that a script has forked, as Python would: its own thread is the process's last."""
+    for stream in state.streams.values():
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def print_unraisable(
+    error: BaseException, function: Callable[..., object], state: SessionState, session_file: str
+) -> None:
+    """Print what a function given to `atexit` raised, as Python does."""
+    plain = function.func if isinstance(function, partial) else function
+    with contextlib.suppress(OSError, ValueError):
+        print(f"Exception ignored in atexit callback: {plain!r}", file=state.streams["stderr"])
+        frames = _without_launcher(error.__traceback__, session_file)
+        traceback.print_exception(type(error), error, frames, file=state.streams["stderr"])
 
 
 def print_exception(error: BaseException, state: SessionState, session_file: str) -> None:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -17,7 +16,14 @@ from muri.launcher.checkpoints import registry as checkpoint_registry
 from muri.launcher.checkpoints import stopping
 from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
 from muri.launcher.context import enter_session
-from muri.launcher.endings import SessionSignalError, ending_of, exit_code, print_exception
+from muri.launcher.endings import (
+    SessionSignalError,
+    ending_of,
+    exit_code,
+    leave_process,
+    print_exception,
+    print_unraisable,
+)
 from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu import streams as gpu
 from muri.launcher.gpu.out_of_memory import is_out_of_memory
@@ -139,6 +145,7 @@ class Session:
         self._ending_class: type[BaseException] = KeyboardInterrupt
         self._endable = True
         self._handlers_due: list[int] = []
+        self._runtime_pid = os.getpid()
 
     def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script.
@@ -322,7 +329,10 @@ class Session:
         for thread in self._state.threads:
             while thread.is_alive() and not thread.daemon and not self._state.interrupted.is_set():
                 thread.join(timeout=0.5)
-        self._run_exit_functions()
+        try:
+            self._run_exit_functions()
+        except SessionExit as error:
+            return exit_code(error, self._state)
         return code
 
     def _code_of(self, error: BaseException) -> int:
@@ -340,12 +350,17 @@ class Session:
     def _run_exit_functions(self) -> None:
         functions = self._state.exit_functions
         while functions:
+            function = functions.pop()
             try:
-                functions.pop()()
-            except Exception:
-                traceback.print_exc()
+                function()
+            except (SessionSignalError, SessionExit):
+                raise
+            except BaseException as error:  # sys.exit, too, ends only the function
+                print_unraisable(error, function, self._state, __file__)
 
     def _finish(self, code: int) -> None:
+        if os.getpid() != self._runtime_pid:  # a process that the script forked has come to its end
+            leave_process(code, self._state)
         while True:
             try:
                 with self.shield:

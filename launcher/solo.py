@@ -11,13 +11,15 @@ import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from muri.launcher import automatic, gloo_exit, measure, script
 from muri.launcher.accumulation import installation as accumulation
 from muri.launcher.automatic.watch import close_iterations
 from muri.launcher.gpu.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.processes.gate import is_gated
+
+_OWN_FILES: Final = {__file__, script.__file__, "<frozen runpy>"}
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
@@ -43,6 +45,9 @@ def main(arguments: list[str]) -> None:
     except script.ScriptError as error:
         print(f"{sys.executable}: {error}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except SyntaxError:
+        _hide_own_frames()
+        raise
     sys.argv[0] = loaded.argv0
     sys.modules["__main__"] = loaded.module
     if wants_stages(os.environ):
@@ -83,7 +88,7 @@ def _hide_own_frames() -> None:
     plain = sys.excepthook
 
     def excepthook(kind: type[BaseException], raised: BaseException, trace: Any) -> None:
-        while trace is not None and trace.tb_frame.f_code.co_filename in {__file__, "<frozen runpy>"}:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
             trace = trace.tb_next
         if plain is sys.__excepthook__:
             traceback.print_exception(kind, raised.with_traceback(trace), trace)

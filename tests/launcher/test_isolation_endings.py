@@ -1,0 +1,90 @@
+"""Odd ways in which scripts fork, signal and end: two members at once do each as plain Python does it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from launcher_harness import Launcher, ends
+
+FORKED_PROCESSES = """
+    import multiprocessing, os, signal, sys, time
+
+    def fate(body, number, wait=True):
+        ready, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            body()
+            os.write(tell, b"x")
+            time.sleep(5)
+            os._exit(0)
+        if wait:
+            os.read(ready, 1)
+        os.kill(pid, number)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def nothing():
+        pass
+
+    print({fate(nothing, signal.SIGTERM, wait=False) for _ in range(40)}, flush=True)
+    print([fate(nothing, number) for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)], flush=True)
+    print(fate(lambda: signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)), signal.SIGUSR1), flush=True)
+    signal.signal(signal.SIGUSR2, lambda *_: os._exit(8))
+    print(fate(nothing, signal.SIGUSR2), flush=True)
+    fork = multiprocessing.get_context("fork")
+    worker = fork.Process(target=lambda: os.kill(os.getpid(), signal.SIGKILL))
+    worker.start()
+    worker.join()
+    print(worker.exitcode, flush=True)
+    for _ in range(5):
+        with fork.Pool(2) as pool:
+            pool.map(abs, [1])
+    for ending in ("sys.exit(2)", "1 / 0", "pass"):
+        pid = os.fork()
+        if pid == 0:
+            exec(ending)
+            sys.exit()
+        print(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+"""
+EXIT_FUNCTIONS = """
+    import atexit, sys
+
+    def fails(value):
+        print("called with", value)
+        1 / 0
+
+    def leaves():
+        sys.exit(9)
+
+    atexit.register(fails, 3)
+    atexit.register(leaves)
+    sys.exit(4)
+"""
+
+
+def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
+    """Two members at once say and return what plain Python does."""
+    script = launcher.script(text)
+    launcher.runtime("101", "102")
+    processes = [launcher.member(job, script, **environment) for job in ("101", "102")]
+    variables = launcher.environment | environment
+    alone = subprocess.run(
+        [sys.executable, script], check=False, capture_output=True, env=variables, stdin=subprocess.DEVNULL
+    )
+    expected = (alone.stdout.decode(), re.sub("0x[0-9a-f]+", "0x", alone.stderr.decode()), alone.returncode)
+    for job, process in zip(("101", "102"), processes, strict=True):
+        code = ends(process)
+        assert (launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)), code) == expected
+
+
+@pytest.mark.parametrize("script", [FORKED_PROCESSES, EXIT_FUNCTIONS])
+def test_forked_processes_and_exit_functions_end_as_alone(launcher: Launcher, script: str) -> None:
+    _as_alone(launcher, script)
+
+
+def test_an_error_of_syntax_shows_no_frame_of_the_launcher(launcher: Launcher) -> None:
+    script = launcher.script("print('x'\n")
+    launcher.runtime("101")
+    assert ends(launcher.member("101", script, MURI_ISOLATION="process")) == 1
+    alone = subprocess.run([sys.executable, script], check=False, capture_output=True)
+    assert launcher.err("101") == alone.stderr.decode()
