@@ -35,11 +35,18 @@ class SlurmMembership:
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, held, so that the controller gives it its own GPUs.
 
+        A job that Slurm is ending already, because its user cancelled it, is left to that.
+
         Raises:
             GatewayError: Slurm refused.
         """
-        print(f"muri: {reason}; the job goes back to the queue and runs alone next time", file=sys.stderr, flush=True)
-        requeue_hold(int(job_id))
+        try:
+            requeue_hold(int(job_id))
+        except NoSuchJobError:
+            outcome = "Slurm is ending the job already, and it does not go back to the queue"
+        else:
+            outcome = "the job goes back to the queue and runs alone next time"
+        print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
     def host_of(self, job_id: str) -> str | None:
         """Return the host job that the job's AdminComment names, None when it names none.

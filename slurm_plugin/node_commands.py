@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from muri.slurm_plugin.gateway import NoSuchJobError
+from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
 from muri.slurm_plugin.slurm_commands import SlurmCommands
+from muri.slurm_plugin.slurm_errors import job_pending
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
 
@@ -55,18 +56,29 @@ def set_comment(job_id: int, comment: str) -> None:
 
 
 def requeue_hold(job_id: int) -> None:
-    """Put one of the user's own jobs back into the queue, held.
+    """Put one of the user's own running jobs back into the queue, held; one that is back there already stays as it is.
 
     Raises:
+        NoSuchJobError: It has ended, or Slurm is ending it: its user cancelled it, perhaps with all others at once.
         GatewayError: Slurm refused it.
     """
-    _COMMANDS.run(f"requeue job {job_id}", ["scontrol", "requeuehold", str(job_id)])
+    _requeue("requeuehold", job_id)
 
 
 def requeue(job_id: int) -> None:
-    """Put one of the user's own jobs back into the queue.
+    """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is.
 
     Raises:
+        NoSuchJobError: It has ended, or Slurm is ending it.
         GatewayError: Slurm refused it.
     """
-    _COMMANDS.run(f"requeue job {job_id}", ["scontrol", "requeue", str(job_id)])
+    _requeue("requeue", job_id)
+
+
+def _requeue(command: str, job_id: int) -> None:
+    try:
+        # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
+        _COMMANDS.run(f"requeue job {job_id}", ["scontrol", command, "incomplete", str(job_id)])
+    except GatewayError as error:
+        if not job_pending(error):
+            raise

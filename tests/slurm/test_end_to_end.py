@@ -70,6 +70,15 @@ def test_scancel_of_a_member_leaves_its_partners_running(muri):
     assert f"finished {first}" not in muri.output(first)
 
 
+def test_scancel_of_a_whole_group_at_once_ends_it_for_good(muri):
+    """As `scancel -u alice` does it: the host goes with its members, which must not come back for its sake."""
+    jobs = start_group(muri, "load", "propagate", iterations=200)
+    muri.driver.run("scancel", "--user", "alice", user="root")
+    states = [muri.driver.wait_state(job, deadline_s=60)["JobState"] for job in jobs]
+    assert states == ["CANCELLED", "CANCELLED"]
+    assert [muri.driver.job(job)["Restarts"] for job in jobs] == ["0", "0"]
+
+
 def test_dependency_on_a_member_fires(muri):
     first, second = start_group(muri, "load", "propagate", iterations=20)
     after = muri.submit("preprocess", f"--dependency=afterok:{first}", iterations=5)
