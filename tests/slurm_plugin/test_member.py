@@ -1,5 +1,7 @@
 """What a member's own process asks of Slurm: it goes back to the queue once, and never against its user's will."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from muri.slurm_plugin import node_commands
@@ -20,7 +22,7 @@ def answers(monkeypatch) -> list[str]:
             raise slurm_error(action, words)
         return ""
 
-    monkeypatch.setattr(node_commands._COMMANDS, "run", run)
+    monkeypatch.setattr(node_commands, "_COMMANDS", SimpleNamespace(run=run))
     return said
 
 
