@@ -33,6 +33,7 @@ class SessionState:
         interrupted: Set when a signal is about to end it; wakes a sleeping script.
         clock: Its stage clock.
         deliver: Sends a signal to the session.
+        leave: Ends the session at once, as `os._exit` ends a process; does not return.
         belongings: What others keep for it, by `PerSession`; dropped with it.
     """
 
@@ -51,6 +52,7 @@ class SessionState:
     threads: list[threading.Thread] = field(default_factory=list)
     interrupted: threading.Event = field(default_factory=threading.Event)
     deliver: Callable[[int], None] = lambda _signum: None
+    leave: Callable[[int], None] = lambda _code: None
     belongings: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -110,10 +112,14 @@ def enter_session(session: SessionState | None) -> None:
 def open_streams(files: tuple[int, int, int]) -> dict[str, io.TextIOWrapper]:
     """Text streams over a member's standard files, line by line, as Python would open them."""
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
-    return {
+    streams = {
         "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
         "stdout": io.TextIOWrapper(io.BufferedWriter(stdout), encoding="utf-8", line_buffering=True),
         "stderr": io.TextIOWrapper(
             io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
         ),
     }
+    for (name, stream), raw, mode in zip(streams.items(), (stdin, stdout, stderr), "rww", strict=True):
+        raw.name = f"<{name}>"  # type: ignore[misc] (as Python itself does)
+        stream.mode = mode  # type: ignore[misc]
+    return streams

@@ -6,12 +6,12 @@ import signal
 import traceback
 from collections.abc import Callable
 from functools import partial
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import NoReturn
 
 from muri.launcher import script
 from muri.launcher.context import SessionState
-from muri.launcher.isolation import local_modules
+from muri.launcher.isolation import SessionExit, local_modules
 from muri.launcher.isolation.process_settings import own_excepthook
 
 
@@ -29,6 +29,25 @@ def ending_of(signum: int) -> type[BaseException]:
     if signum == signal.SIGINT:
         return KeyboardInterrupt
     return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
+
+
+def exit_with(code: int) -> type[SystemExit]:
+    """What ends a script at once from another thread: raised without arguments."""
+
+    class Left(SessionExit):
+        def __init__(self) -> None:
+            super().__init__(code)
+
+    return Left
+
+
+def clear_away(main: ModuleType) -> None:
+    """Let go of what a script has at its end, the newest first: what it uses to finish came before it."""
+    names = main.__dict__
+    for _ in range(len(names)):
+        if names:
+            names.popitem()
+    names.clear()
 
 
 def exit_code(error: SystemExit, state: SessionState) -> int:

@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.launcher import automatic, isolation, script
-from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.checkpoints import registry as checkpoint_registry
 from muri.launcher.checkpoints import stopping
-from muri.launcher.clock import IntervalListener, IterationRecord, StageClock
+from muri.launcher.clock import IntervalListener, StageClock
 from muri.launcher.context import enter_session
 from muri.launcher.endings import (
     SessionSignalError,
+    clear_away,
     ending_of,
     exit_code,
+    exit_with,
     leave_process,
     print_exception,
     print_unraisable,
@@ -32,13 +34,11 @@ from muri.launcher.hangs.family import Roots
 from muri.launcher.isolation import SessionExit
 from muri.launcher.member_session import MemberSession
 from muri.launcher.protocol import AttachRequest
+from muri.launcher.session_gate import SessionGate
 from muri.launcher.session_setup import build_state, own_working_directory
 from muri.launcher.timers import call_later
-from muri.profiler.records import STAGES
 
 logger = logging.getLogger("muri.launcher")
-
-PROPAGATE: Final = STAGES.index("propagate")
 
 HANDLER_PATIENCE_S: Final = 1.0
 """A script's signal handler runs at its next stage, or after that time beside the script."""
@@ -48,51 +48,6 @@ INSIST_S: Final = 2.0
 
 CANCEL_GRACE_S: Final = 20.0
 """A script that has not ended by then is given up: it keeps its thread but no resource."""
-
-
-class SessionGate:
-    """Asks the arbiter for a session's resources and takes signals in between."""
-
-    def __init__(self, session: "Session", arbiter: Arbiter) -> None:
-        self._session = session
-        self._arbiter = arbiter
-        self._member = session.member
-
-    def acquire(self, stage: int) -> float:
-        """Wait for the stage's resource; a signal may end the wait and the script."""
-        return self._guarded(stage, self._arbiter.acquire)
-
-    def release(self, stage: int) -> None:
-        """Pass the resource on."""
-        with self._session.shield_of_thread():
-            if not self._session.ended.is_set():
-                self._arbiter.release(self._member, stage)
-
-    def yield_point(self, stage: int) -> float:
-        """Let others go first, if they are further behind."""
-        return self._guarded(stage, self._arbiter.yield_point)
-
-    def iteration_done(self, record: IterationRecord) -> None:
-        """Tell the arbiter."""
-        with self._session.shield_of_thread():
-            if not self._session.ended.is_set():
-                self._arbiter.iteration_done(self._member, record)
-        self._session.safe_point()
-
-    def _guarded(self, stage: int, operation: Callable[[str, int], float]) -> float:
-        self._session.safe_point()
-        try:
-            with self._session.shield_of_thread():
-                waited_s = operation(self._member, stage)
-        except WaitInterruptedError:
-            self._session.safe_point()
-            raise SystemExit(128 + signal.SIGTERM) from None
-        if self._session.ended.is_set():  # a helper thread of a script that is over
-            self._arbiter.release(self._member, stage)
-        elif stage == PROPAGATE:
-            isolation.on_propagate(self._session._state)
-        self._session.safe_point()
-        return waited_s
 
 
 class Session:
@@ -138,6 +93,7 @@ class Session:
         self._solo_iteration_s = solo_iteration_s
         self._state = build_state(request, files, base_path)
         self._state.deliver = self.deliver
+        self._state.leave = self.leave
         self._state.clock = self.clock
         # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
         self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=False)
@@ -176,6 +132,14 @@ class Session:
         """End the script with a signal's default action, and insist on it from another thread."""
         self._ending_class = ending_of(signum)
         threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
+
+    def leave(self, code: int) -> None:
+        """`os._exit`: ends the script at once, whichever of its threads says so."""
+        if threading.get_ident() == self._thread.ident:
+            raise SessionExit(code)
+        self._ending_class = exit_with(code)
+        threading.Thread(target=self._insist, args=(code - 128, CANCEL_GRACE_S), daemon=True).start()
+        raise SystemExit  # nobody is told of the end of a thread by that
 
     def end_as_hung(self, cause: str) -> None:
         """Say why on the script's standard error, and give it up if it doesn't end."""
@@ -373,11 +337,11 @@ class Session:
         if (checkpointer := checkpoint_registry.of(self._state)) is not None:
             self.stopped_at = checkpointer.stopped_at
             checkpointer.close()
+        clear_away(self._state.main)
         for stream in self._state.streams.values():
             with contextlib.suppress(Exception):
                 stream.close()
         isolation.forget_modules(self._state)
-        self._state.main.__dict__.clear()
         self._conclude(code)
         for file in self._state.files:
             with contextlib.suppress(OSError):

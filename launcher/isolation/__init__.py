@@ -19,6 +19,7 @@ from muri.launcher.isolation import (
     interpreter,
     local_modules,
     log_configuration,
+    log_handlers,
     numpy_random,
     process_group,
     process_settings,
@@ -62,6 +63,7 @@ def install() -> None:
     import_turns.install(modules)
     exits.install(modules)
     log_configuration.install(modules)
+    log_handlers.install()
     warning_filters.install()
     process_settings.install()
     _forget.extend((process_group.close, torch_flags.forget, modules.forget))

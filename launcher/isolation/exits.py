@@ -52,9 +52,11 @@ def _install_exits(runtime_pid: int, modules: LocalModules) -> None:
             session.exit_functions = kept
 
     def session_exit(status: int) -> Any:
-        if current_session() is None or os.getpid() != runtime_pid:
+        session = current_session()
+        if session is None or os.getpid() != runtime_pid:
             hard_exit(status)
-        raise SessionExit(status)
+        else:
+            session.leave(status)
 
     atexit.register, atexit.unregister = session_register, session_unregister
     os._exit = session_exit

@@ -60,6 +60,58 @@ EXIT_FUNCTIONS = """
     atexit.register(leaves)
     sys.exit(4)
 """
+IN_A_THREAD = """
+    import os, threading, time
+    threading.Timer(0.1, lambda: os._exit(9)).start()
+    time.sleep(60)
+    print("not reached")
+"""
+LAST_WORDS = """
+    import sys
+
+    class Last:
+        def __del__(self):
+            print("last", sys is not None)
+
+    last = Last()
+    print(sys.stdout.mode, sys.stdout.name, sys.stderr.name, sys.stdin.mode, flush=True)
+    sys.exit(300)
+"""
+LOGGING = """
+    import logging, logging.config, logging.handlers, sys, warnings
+    kept = logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout))
+    logging.getLogger("kept").addHandler(kept)
+    logging.getLogger("kept").warning("kept until the end")
+    logging.captureWarnings(True)
+    warnings.warn("careful")
+    logging.captureWarnings(False)
+"""
+TAKES_OVER = """
+    import logging, logging.config, os, sys, time
+    me, other = sys.argv[1:]
+    handler = logging.FileHandler(f"{me}.log", mode="w")
+    log = logging.getLogger("train")
+    log.addHandler(handler)
+    log.warning("first")
+    open(f"{me}-ready", "w").close()
+    while not os.path.exists(f"{other}-ready"):
+        time.sleep(0.01)
+    if me == "101":
+        logging.config.dictConfig({"version": 1})
+        logging.shutdown()
+        open("done", "w").close()
+    while not os.path.exists("done"):
+        time.sleep(0.01)
+    log.warning("second")
+"""
+
+
+def test_configuring_logging_closes_nobody_elses_files(launcher: Launcher) -> None:
+    script = launcher.script(TAKES_OVER)
+    launcher.runtime("101", "102")
+    processes = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
+    assert [ends(process) for process in processes] == [0, 0], launcher.err("101")
+    assert (launcher.folder / "102.log").read_text() == "first\nsecond\n"
 
 
 def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
@@ -77,8 +129,8 @@ def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
         assert (launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)), code) == expected
 
 
-@pytest.mark.parametrize("script", [FORKED_PROCESSES, EXIT_FUNCTIONS])
-def test_forked_processes_and_exit_functions_end_as_alone(launcher: Launcher, script: str) -> None:
+@pytest.mark.parametrize("script", [FORKED_PROCESSES, EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING])
+def test_forks_and_ends_are_as_alone(launcher: Launcher, script: str) -> None:
     _as_alone(launcher, script)
 
 
