@@ -5,6 +5,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -106,7 +108,6 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
       muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
     """
-    from muri.slurm_plugin.controller import only_one  # noqa: PLC0415
     from muri.slurm_plugin.drain import drain as drain_jobs  # noqa: PLC0415
     from muri.slurm_plugin.drain import drain_until_over  # noqa: PLC0415
     from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
@@ -118,7 +119,7 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
     if stale_s is not None and age is not None and age < stale_s:
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
-    with only_one(config.state_dir):
+    with _only_one_unless_hung(config.state_dir, stale_s):
         gateway = open_gateway(config.gateway)
         for done in drain_until_over(gateway) if wait else (drain_jobs(gateway),):
             _print_drained(done, as_json=as_json, one_line=wait)
@@ -127,6 +128,27 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
                    err=True)  # fmt: skip
     if done.failed:
         sys.exit(1)
+
+
+@contextmanager
+def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[None]:
+    """Hold the controller's lock; go on without it where its holder has finished no cycle for `stale_s` seconds.
+
+    A controller that hangs is as good as dead to the jobs that it holds. If it wakes up after all, it takes
+    a drain beside it as it takes one after its death: what it had begun is mended by the next cycle, or drain.
+    """
+    from muri.slurm_plugin.controller import LOCK_NAME, AnotherControllerError, only_one  # noqa: PLC0415
+    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_one(state_dir))
+        except AnotherControllerError:
+            held_s = age_s(state_dir / LOCK_NAME, time.time())
+            if stale_s is None or held_s is None or held_s < stale_s:
+                raise
+            click.echo(f"a controller hangs: its lock is {held_s:.0f} s old; jobs are released all the same", err=True)
+        yield
 
 
 def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:

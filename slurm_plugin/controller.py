@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from muri.errors import MuriError
 from muri.policies.cycle.validation import RequestError
@@ -45,6 +45,10 @@ log = logging.getLogger("muri.controller")
 
 # Closed intents are kept this long for `muri explain`.
 _KEEP_INTENTS_S = 7 * 86400.0
+
+
+LOCK_NAME: Final = "controller.lock"
+"""In the state directory; its time of change tells since when it is held."""
 
 
 class AnotherControllerError(MuriError):
@@ -236,7 +240,7 @@ def only_one(state_dir: Path) -> Iterator[None]:
         AnotherControllerError: Another controller holds it.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(state_dir / "controller.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    handle = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,11 +1,17 @@
 """`muri drain --wait`: whoever comes back held after the controller is gone goes on as a plain job."""
 
+import os
+import time
 from collections.abc import Callable
 
 import pytest
+from click.testing import CliRunner
 from fake_slurm import FakeSlurm, make_job, make_node
 
 from muri.slurm_plugin import drain as draining
+from muri.slurm_plugin import open_gateway
+from muri.slurm_plugin.cli import drain as drain_command
+from muri.slurm_plugin.controller import LOCK_NAME, AnotherControllerError, only_one
 from muri.slurm_plugin.drain import Drained, drain, drain_until_over
 from muri.slurm_plugin.gateway import SlurmUnreachableError
 from muri.slurm_plugin.model import JobState
@@ -85,6 +91,23 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work, monkeypatch):
 
     passes = watch(monkeypatch, slurm, [fall_silent, answer_again])
     assert [done.is_over for done in passes] == [False, True]
+
+
+@pytest.mark.parametrize(("held_s", "drained"), [(60.0, False), (3600.0, True)])
+def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, held_s, drained):
+    slurm = FakeSlurm([make_job(1)], [make_node("n1")])
+    monkeypatch.setattr(open_gateway, "open_gateway", lambda kind: slurm)
+    config = tmp_path / "muri.yaml"
+    config.write_text(f"state_dir: {tmp_path}\n")
+    arguments = ["--config", str(config), "--if-stale", "1800"]
+    with only_one(tmp_path):
+        os.utime(tmp_path / LOCK_NAME, (time.time() - held_s,) * 2)
+        if drained:
+            assert "hangs" in CliRunner().invoke(drain_command, arguments, catch_exceptions=False).stderr
+        else:
+            with pytest.raises(AnotherControllerError):
+                CliRunner().invoke(drain_command, arguments, catch_exceptions=False)
+    assert slurm.jobs[1].held is not drained
 
 
 def test_a_drain_with_nothing_to_do_is_over_at_once():
