@@ -60,6 +60,7 @@ def _amounts(host: Host) -> tuple[str, tuple[object, ...]]:
     values: list[object] = []
     for item in host:
         known = [(item.cpus, "{:.4g} CPUs"), (item.mem_gib, "{:.4g} GiB of memory")]
-        parts.append(" and ".join(text for amount, text in known if amount) + (" on {}" if len(host) > 1 else ""))
+        amounts = " and ".join(text for amount, text in known if amount) or "neither CPUs nor memory"
+        parts.append(amounts + (" on {}" if len(host) > 1 else ""))
         values += [amount for amount, _ in known if amount] + ([item.node] if len(host) > 1 else [])
     return blanks(len(parts)).format(*parts), tuple(values)

@@ -108,11 +108,14 @@ class Seating:
 def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> Host:
     """CPUs and memory of a job on several nodes: the same for each GPU everywhere.
 
-    It is the least of what the job would ask for on each of them, and where that is slower than the proportional
-    share of a node, each node's proportional share.
+    It is the least of what the job would ask for on each of them that tells what it has, and where that is slower than
+    the proportional share of a node, each node's proportional share.
     """
     nodes = [servers.nodes[share.node] for share in gpus]
-    wishes = [wish(job, node, share.gpu_count) for node, share in zip(nodes, gpus, strict=True)]
-    wanted = Demand(min(each.cpus for each in wishes), min(each.mem_gib for each in wishes))
+    wishes = [(node, wish(job, node, share.gpu_count)) for node, share in zip(nodes, gpus, strict=True)]
+    wanted = Demand(
+        min((each.cpus for node, each in wishes if node.cpu_count), default=0.0),
+        min((each.mem_gib for node, each in wishes if node.mem_gib), default=0.0),
+    )
     slower = any(speed(job, wanted, node) < 1 for node in nodes)
     return servers.host_of(gpus, None if slower else wanted)

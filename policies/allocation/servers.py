@@ -90,9 +90,12 @@ class Servers:
         return enough and all(self.has_host(share.node, Demand(share.cpus, share.mem_gib)) for share in host)
 
     def held(self, unit: Running) -> Host:
-        """CPUs and memory of a running unit, its members' together; one that isn't told has its proportional share."""
+        """CPUs and memory of a running unit, its members' together; of a node not told, the proportional one."""
         told = [share for job in unit.members for share in unit.host_shares.get(job.job_id, ())]
-        return tuple(told) if told else self.host_of(unit.gpus)
+        if len(unit.members) > 1 and told:
+            return tuple(told)
+        on_node = {share.node: share for share in told}
+        return tuple([on_node.get(share.node) or self._share(share.node, share.gpu_count, None) for share in unit.gpus])
 
     def _share(self, name: str, gpus: int, per_gpu: Demand | None) -> HostShare:
         node = self.nodes[name]

@@ -88,7 +88,7 @@ class _Cycle:
             self._servers.take_host(seat.host)
             self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
-                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if item.cpus or item.mem_gib)
+                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if self._is_given_out(item.node))
         self._keep_waiting(seating)
         decided = self._clerk.decisions
         return Plan(
@@ -106,6 +106,10 @@ class _Cycle:
             assert unit is not None
             yield from unit.host_shares.items()
 
+    def _is_given_out(self, node: str) -> bool:
+        """Whether a node's CPUs or memory are known: a share of nothing is then a share, too."""
+        return bool(self._servers.nodes[node].cpu_count or self._servers.nodes[node].mem_gib)
+
     def _named(self, seat: Seat) -> Shares:
         return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
 
@@ -122,7 +126,7 @@ class _Cycle:
             why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else host_reasons.MOVED)
         elif seat.stays and not seat.kept:
             why.append(host_reasons.restarted(seat.held, seat.host))
-        if not any(item.cpus or item.mem_gib for item in seat.host):
+        if not any(self._is_given_out(item.node) for item in seat.host):
             return (*why, host_reasons.NOT_ALLOCATED)
         why.append(host_reasons.share(seat.host))
         wanted = self._wish(job, node, seat.gpus[0].gpu_count)

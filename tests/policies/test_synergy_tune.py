@@ -4,6 +4,7 @@ Nodes have 3 CPUs and 60 GiB for each GPU. `HUNGRY` jobs ask for 6 CPUs and 10 G
 with the proportional share; `MODEST` ones ask for 1 CPU and 10 GiB.
 """
 
+import dataclasses
 import math
 from functools import partial
 
@@ -19,6 +20,7 @@ from muri.policies.priority import fifo
 from muri.policies.reason import sentences
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.synergy_cycle import plan_allocation
+from muri.policies.traits import Demand
 from muri.policies.types import HostShare, NodeShare, Running
 
 FAIR = (3, 60)
@@ -111,6 +113,29 @@ def test_what_a_node_does_not_tell_is_not_given_out(cpus):
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY)], [make_host("a", cpus=cpus, mem_gib=0.0)])
     assert shares_by_job(plan) == ({1: (6, 0)} if cpus else {})
     assert ("neither CPUs nor memory" in said(plan, 1)) == (not cpus)
+
+
+def test_a_share_of_nothing_is_kept_as_it_is():
+    # It needs no memory to speak of, and the node tells nothing else.
+    modest = dataclasses.replace(MODEST, demand=Demand(1.0, 0.0))
+    request = make_request([job(1, modest)], [make_host("a", cpus=0.0)])
+    first = get_policy("synergy-greedy-fifo").plan(request)
+    assert shares_by_job(first) == {1: (0.0, 0.0)}
+    assert "it gets neither CPUs nor memory" in sentences(first.solo[0].reasons)
+    second = get_policy("synergy-greedy-fifo").plan(next_request(request, first, now_s=1300.0))
+    assert [solo.kept for solo in second.solo] == [True]
+
+
+@pytest.mark.parametrize("sensitivity", [None, HUNGRY])
+def test_a_running_job_may_be_on_a_node_that_tells_nothing_and_on_one_that_does(sensitivity):
+    nodes = [make_host("a", cpus=0.0, mem_gib=0.0), make_host("b")]
+    jobs = [job(1, sensitivity, gpu_count=2, node_count=2), job(2, HUNGRY)]
+    request = make_request(jobs, nodes, larger_than_a_node="whole-nodes")
+    policy = get_policy("synergy-opt-fifo")
+    first = policy.plan(request)
+    assert first.host_shares[1] == (HostShare("b", *((6, 10) if sensitivity else FAIR)),)
+    second = policy.plan(next_request(request, first, now_s=1300.0))
+    assert [solo.kept for solo in second.solo] == [True, True]
 
 
 def test_fair_is_what_a_gpu_of_the_own_node_has():
