@@ -22,7 +22,8 @@ def test_example_alone_has_its_bottleneck(launcher: Launcher, kind: str, bottlen
     variables = {"MURI_DRY_RUN": "25:5", "MURI_DRY_RUN_RESULT": str(result)}
     assert ends(launcher.member(None, EXAMPLES / f"train_{kind}.py", **variables)) == 0, launcher.err(None)
     times = json.loads(result.read_text())
-    assert times[f"{bottleneck}_s"] > 0.5 * times["iteration_s"]
+    # On a quiet machine it takes more than half of the iteration; on a busy one the others take longer, too.
+    assert max(BOTTLENECKS.values(), key=lambda stage: times[f"{stage}_s"]) == bottleneck
     assert times["iterations"] == 20
 
 
@@ -57,7 +58,7 @@ def test_peer_of_the_network_example_dies_with_a_killed_job(launcher: Launcher) 
     launcher.runtime("101", options=("--preload", "torch"))
     job = launcher.member("101", EXAMPLES / "train_network.py", "--iterations", 100_000)
     until(lambda: "iteration" in launcher.out("101"), "the first iterations")
-    job.kill()
     runtime = psutil.Process(launcher.status()["pid"])
     assert peers(runtime)
+    job.kill()
     until(lambda: not peers(runtime), "the end of the peer")
