@@ -109,12 +109,23 @@ def enter_session(session: SessionState | None) -> None:
     _local.session = session
 
 
-def open_streams(files: tuple[int, int, int]) -> dict[str, io.TextIOWrapper]:
-    """Text streams over a member's standard files, line by line, as Python would open them."""
+def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> dict[str, io.TextIOWrapper]:
+    """Text streams over a member's standard files, line by line, as Python would open them.
+
+    Args:
+        files: Standard input, output and error.
+        unbuffered: Whether what is written leaves at once, as with $PYTHONUNBUFFERED.
+    """
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
     streams = {
         "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
-        "stdout": io.TextIOWrapper(io.BufferedWriter(stdout), encoding="utf-8", line_buffering=True),
+        "stdout": io.TextIOWrapper(
+            stdout if unbuffered else io.BufferedWriter(stdout),  # type: ignore[arg-type] (as Python itself does)
+            encoding="utf-8",
+            errors="surrogateescape",
+            line_buffering=not unbuffered,
+            write_through=unbuffered,
+        ),
         "stderr": io.TextIOWrapper(
             io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
         ),

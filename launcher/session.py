@@ -120,10 +120,13 @@ class Session:
             return
         if stopping.notify(self._state, signum):
             return
-        if callable(handler) and handler is not signal.default_int_handler:
+        own = threading.get_ident() == self._thread.ident
+        if callable(handler) and handler is not signal.default_int_handler and own:
+            self._run_handler(signum)
+        elif callable(handler) and handler is not signal.default_int_handler:
             self._handlers_due.append(signum)
             call_later(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
-        elif threading.get_ident() == self._thread.ident:
+        elif own:
             raise ending_of(signum)()
         else:
             self.end(signum)

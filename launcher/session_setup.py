@@ -45,7 +45,7 @@ def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: 
         path=[*own, *(entry for entry in base_path if entry not in own)],
         own_paths=len(own),
         files=files,
-        streams=open_streams(files),
+        streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
         main=ModuleType("__main__"),
     )
 

@@ -1,13 +1,17 @@
 """Threads that a session starts belong to it."""
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from muri.launcher.context import SessionState, current_session, enter_session
+from muri.launcher.context import PerSession, SessionState, current_session, enter_session
 
 _at_start: Final[list[Callable[[SessionState], None]]] = []
+_first: PerSession[list[threading.Thread]] = PerSession(list)
+"""A session's first thread, which is the main one to its script."""
+
 _at_session_start: Final[list[Callable[[SessionState], None]]] = []
 
 
@@ -24,6 +28,8 @@ def at_session_start(function: Callable[[SessionState], None]) -> None:
 def begin(session: SessionState) -> None:
     """Make the calling thread the session's first one."""
     enter_session(session)
+    _first.put(session, [threading.current_thread()])
+    threading.current_thread().name = "MainThread"
     for function in (*_at_session_start, *_at_start):
         function(session)
 
@@ -36,8 +42,14 @@ def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
 
 
 def install() -> None:
-    """Let `threading.Thread` hand the session on."""
-    start = threading.Thread.start
+    """Let `threading.Thread` hand the session on, and each session have a main thread."""
+    start, plain_main_thread, runtime_pid = threading.Thread.start, threading.main_thread, os.getpid()
+
+    def main_thread() -> threading.Thread:
+        session = current_session()
+        if session is None or os.getpid() != runtime_pid:
+            return plain_main_thread()
+        return _first.of(session)[0]
 
     def start_in_session(thread: threading.Thread) -> None:
         session = current_session()
@@ -47,3 +59,4 @@ def install() -> None:
         start(thread)
 
     threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
+    threading.main_thread = main_thread

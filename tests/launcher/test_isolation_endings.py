@@ -77,6 +77,25 @@ LAST_WORDS = """
     print(sys.stdout.mode, sys.stdout.name, sys.stderr.name, sys.stdin.mode, flush=True)
     sys.exit(300)
 """
+MAIN_THREAD = """
+    import os, signal, sys, threading
+    main = threading.current_thread()
+    print(main is threading.main_thread(), main.name)
+    helper = threading.Thread(target=lambda: print(threading.main_thread() is main))
+    helper.start()
+    helper.join()
+    signal.signal(signal.SIGUSR1, lambda number, _frame: print("at once", number))
+    os.kill(os.getpid(), signal.SIGUSR1)
+    print("after")
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(7))
+    signal.raise_signal(signal.SIGTERM)
+"""
+UNBUFFERED = """
+    import os, sys
+    sys.stdout.write("a part of a line, ")
+    os.write(1, b"and its end\\n")
+    print("\\udcc3\\udca9", sys.stdout.write_through, sys.stdout.line_buffering)
+"""
 LOGGING = """
     import logging, logging.config, logging.handlers, sys, warnings
     kept = logging.handlers.MemoryHandler(100, target=logging.StreamHandler(sys.stdout))
@@ -129,9 +148,11 @@ def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
         assert (launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)), code) == expected
 
 
-@pytest.mark.parametrize("script", [FORKED_PROCESSES, EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING])
+@pytest.mark.parametrize(
+    "script", [FORKED_PROCESSES, EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING, MAIN_THREAD, UNBUFFERED]
+)
 def test_forks_and_ends_are_as_alone(launcher: Launcher, script: str) -> None:
-    _as_alone(launcher, script)
+    _as_alone(launcher, script, PYTHONUNBUFFERED="1", LC_ALL="C")
 
 
 def test_an_error_of_syntax_shows_no_frame_of_the_launcher(launcher: Launcher) -> None:
