@@ -1,12 +1,13 @@
 """`muri drain --wait`: whoever comes back held after the controller is gone goes on as a plain job."""
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import FakeSlurm, make_job, make_node
+from fake_slurm import FakeSlurm, Killed, make_job, make_node
 
 from muri.slurm_plugin import drain as draining
 from muri.slurm_plugin import open_gateway
@@ -108,6 +109,27 @@ def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, 
             with pytest.raises(AnotherControllerError):
                 CliRunner().invoke(drain_command, arguments, catch_exceptions=False)
     assert slurm.jobs[1].held is not drained
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 10))
+def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, nth):
+    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.jobs[3] = make_job(3)
+    slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the host must wait
+    with contextlib.suppress(Killed), slurm.killing(side, nth):
+        drain(slurm)
+    slurm.tick()
+    drain(slurm)
+    assert not any(job.held for job in slurm.jobs.values())
+    for _ in range(4):
+        slurm.end(next(job.job_id for job in slurm.jobs.values() if job.state is JobState.RUNNING))
+        slurm.tick()
+    assert [slurm.jobs[n].gpu_count for n in (1, 2, 3)] == [1, 1, 1]
+    assert slurm.starts == {1: 1, 2: 1, 3: 1}
 
 
 def test_a_drain_with_nothing_to_do_is_over_at_once():
