@@ -117,10 +117,11 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
         unbuffered: Whether what is written leaves at once, as with $PYTHONUNBUFFERED.
     """
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
-    streams = {
+    sink: Any = stdout if unbuffered else io.BufferedWriter(stdout)  # a raw file is what Python itself takes
+    streams: dict[str, io.TextIOWrapper] = {
         "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
         "stdout": io.TextIOWrapper(
-            stdout if unbuffered else io.BufferedWriter(stdout),  # type: ignore[arg-type] (as Python itself does)
+            sink,
             encoding="utf-8",
             errors="surrogateescape",
             line_buffering=not unbuffered,
@@ -131,6 +132,5 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
         ),
     }
     for (name, stream), raw, mode in zip(streams.items(), (stdin, stdout, stderr), "rww", strict=True):
-        raw.name = f"<{name}>"  # type: ignore[misc] (as Python itself does)
-        stream.mode = mode  # type: ignore[misc]
+        raw.name, stream.mode = f"<{name}>", mode  # type: ignore[misc]
     return streams

@@ -67,7 +67,8 @@ def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher
         launcher.environment["MURI_C_OUTPUT"] = "0"
     runtime = launcher.runtime("101")
     if not off:
-        (helper,) = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
+        children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
+        (helper,) = (pid for pid in children if b"c_output_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())
         os.kill(int(helper), signal.SIGKILL)
         until(lambda: "helper process ended" in (launcher.folder / "runtime.log").read_text(), "the warning")
     assert (
