@@ -112,10 +112,10 @@ def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> Host:
     the proportional share of a node, each node's proportional share.
     """
     nodes = [servers.nodes[share.node] for share in gpus]
-    wishes = [(node, wish(job, node, share.gpu_count)) for node, share in zip(nodes, gpus, strict=True)]
+    wishes = [wish(job, node, share.gpu_count) for node, share in zip(nodes, gpus, strict=True)]
     wanted = Demand(
-        min((each.cpus for node, each in wishes if node.cpu_count), default=0.0),
-        min((each.mem_gib for node, each in wishes if node.mem_gib), default=0.0),
+        min((each.cpus for each in wishes if each.cpus), default=0.0),
+        min((each.mem_gib for each in wishes if each.mem_gib), default=0.0),
     )
     slower = any(speed(job, wanted, node) < 1 for node in nodes)
     return servers.host_of(gpus, None if slower else wanted)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from muri.policies.allocation import reasons as host_reasons
-from muri.policies.allocation.demand import Wish, exceeds, proportional_wish, speed
+from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, speed
 from muri.policies.allocation.seats import Round, Seat, Seating
 from muri.policies.allocation.servers import Servers
 from muri.policies.cycle import reasons
@@ -88,7 +88,7 @@ class _Cycle:
             self._servers.take_host(seat.host)
             self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
-                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if self._is_given_out(item.node))
+                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if self._is_given_out(item))
         self._keep_waiting(seating)
         decided = self._clerk.decisions
         return Plan(
@@ -106,9 +106,9 @@ class _Cycle:
             assert unit is not None
             yield from unit.host_shares.items()
 
-    def _is_given_out(self, node: str) -> bool:
-        """Whether a node's CPUs or memory are known: a share of nothing is then a share, too."""
-        return bool(self._servers.nodes[node].cpu_count or self._servers.nodes[node].mem_gib)
+    def _is_given_out(self, share: HostShare) -> bool:
+        """A share of nothing is one, too, where the node tells what its GPUs' shares are."""
+        return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
 
     def _named(self, seat: Seat) -> Shares:
         return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
@@ -126,7 +126,7 @@ class _Cycle:
             why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else host_reasons.MOVED)
         elif seat.stays and not seat.kept:
             why.append(host_reasons.restarted(seat.held, seat.host))
-        if not any(self._is_given_out(item.node) for item in seat.host):
+        if not any(self._is_given_out(item) for item in seat.host):
             return (*why, host_reasons.NOT_ALLOCATED)
         why.append(host_reasons.share(seat.host))
         wanted = self._wish(job, node, seat.gpus[0].gpu_count)
