@@ -261,7 +261,7 @@ class Executor:
 
 
 def restore_request(gateway: Gateway, job: Job) -> None:
-    """Give a pending member its original request back and release it.
+    """Give a pending member its original request back and release it, unless Slurm set it aside.
 
     Raises:
         GatewayError: Slurm refused a step.
@@ -271,6 +271,7 @@ def restore_request(gateway: Gateway, job: Job) -> None:
         gateway.hold(job.job_id)
         if state is not None:
             gateway.modify(job.job_id, original_request(job))
-        gateway.release(job.job_id)
+        if not job.set_aside:
+            gateway.release(job.job_id)
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

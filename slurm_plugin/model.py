@@ -9,6 +9,12 @@ GPUS_CAN_BE_TAKEN_AWAY: Final = (23, 2)
 and still hands out the GPU. Seen to work in 26.05; the versions between are untried."""
 
 
+SPECIAL_EXIT: Final = "SpecialExit"
+"""Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
+
+_SET_ASIDE: Final = frozenset({SPECIAL_EXIT, "JobHoldMaxRequeue"})
+
+
 class JobState(StrEnum):
     """A job's base state in Slurm's own words; UNKNOWN for one that this version cannot name."""
 
@@ -122,6 +128,11 @@ class Job:
     def task_count(self) -> int:
         """Tasks that Slurm counts CPUs for."""
         return max(1, self.cpu_count // max(1, self.cpus_per_task))
+
+    @property
+    def set_aside(self) -> bool:
+        """Whether Slurm holds it for somebody to look at; released unseen, it would only fail again."""
+        return self.held and self.reason in _SET_ASIDE
 
     @property
     def gpus_per_node(self) -> int:

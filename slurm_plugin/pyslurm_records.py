@@ -57,7 +57,7 @@ def job_record(job: Any, taken_s: float) -> Job:
         qos=job.qos or "",
         name=job.name or "",
         state=state,
-        reason=slurm_text.reason_text(job.state_reason),
+        reason=slurm_text.reason_text(job.state_reason, [job.state or ""]),
         held=job.priority == 0,
         submit_s=job.submit_time or 0,
         begin_s=eligible_s if state is state.PENDING and eligible_s > taken_s else 0,

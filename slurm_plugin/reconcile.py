@@ -123,7 +123,9 @@ def _members(
             continue
         state = tags.parse_state(job.admin_comment)
         host = view.active(state.host) if state else None
-        if host is None:
+        if job.set_aside:
+            yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
+        elif host is None:
             yield after_the_host(view, job, state.host if state else 0)
         elif host.job_id in open_hosts:
             continue

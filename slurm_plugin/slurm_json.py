@@ -98,7 +98,9 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         qos=record.get("qos") or "",
         name=record.get("name") or "",
         state=state,
-        reason=slurm_text.reason_text(record.get("state_description") or record.get("state_reason")),
+        reason=slurm_text.reason_text(
+            record.get("state_description") or record.get("state_reason"), words(record.get("job_state"))
+        ),
         held=number(record.get("priority"), 1) == 0,
         submit_s=number(record.get("submit_time")),
         begin_s=eligible_s if state is state.PENDING and eligible_s > taken_s else 0,

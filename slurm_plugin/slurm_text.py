@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 
-from muri.slurm_plugin.model import JobState
+from muri.slurm_plugin.model import SPECIAL_EXIT, JobState
 
 #: What Slurm shows in place of a base state when a flag matters more, and what it means for Muri.
 _SHOWN_FLAGS: Mapping[str, JobState] = {
@@ -143,8 +143,10 @@ def dependency_text(text: str) -> str:
     return delimiter.join(sorted(parts))
 
 
-def reason_text(text: str | None) -> str:
-    """Slurm's reason, "" where it says "None"."""
+def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
+    """Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, stands for one."""
+    if any(word.upper() == "SPECIAL_EXIT" for word in state_words):
+        return SPECIAL_EXIT
     return "" if text in (None, "None") else str(text)
 
 

@@ -19,7 +19,7 @@ class Role(StrEnum):
     DRY_RUN: measures a model.
     NOT_OURS: held with a tag, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
         read). Leaves by an immediate release.
-    USER_HELD: submitted with `--muri --hold`; only its user releases it.
+    USER_HELD: submitted with `--muri --hold`, or set aside by Slurm after it failed; only its user releases it.
     OTHER: none of Muri's business.
     """
 
@@ -46,7 +46,7 @@ def role_of(job: Job) -> Role:
     if tags.token(comment, tags.STATE_PREFIX) is not None:
         return Role.MEMBER
     if job.state is JobState.PENDING and job.held:
-        return Role.USER_HELD if request.user_hold else Role.CANDIDATE
+        return Role.USER_HELD if request.user_hold or job.set_aside else Role.CANDIDATE
     return Role.RELEASED
 
 
