@@ -21,9 +21,15 @@ def _patch(torch: ModuleType) -> None:
 
     def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
         session = current_session()
-        if session is not None:
-            core._stash_obj_in_tls(_KEY, session)
-        return plain(*args, **kwargs)
+        if session is None:
+            return plain(*args, **kwargs)
+        before = look_up()
+        core._stash_obj_in_tls(_KEY, session)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            # The thread's end, when it has no interpreter any more, must not be what drops the session.
+            core._stash_obj_in_tls(_KEY, before)
 
     for module in (torch.autograd, torch.autograd.graph):
         if getattr(module, "_engine_run_backward", None) is plain:
@@ -32,7 +38,7 @@ def _patch(torch: ModuleType) -> None:
     def look_up() -> SessionState | None:
         if not core._is_key_in_tls(_KEY):
             return None
-        session: SessionState = core._get_obj_in_tls(_KEY)
+        session: SessionState | None = core._get_obj_in_tls(_KEY)
         return session
 
     look_up_foreign_threads(look_up)
