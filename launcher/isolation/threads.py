@@ -49,7 +49,8 @@ def install() -> None:
         session = current_session()
         if session is None or os.getpid() != runtime_pid:
             return plain_main_thread()
-        return _first.of(session)[0]
+        first = _first.of(session)  # empty for what a session has left behind
+        return first[0] if first else plain_main_thread()
 
     def start_in_session(thread: threading.Thread) -> None:
         session = current_session()
