@@ -62,7 +62,7 @@ def _install_fork_exec(runtime_pid: int) -> None:
     _posixsubprocess.fork_exec = session_fork_exec
     subprocess._fork_exec = session_fork_exec  # type: ignore[attr-defined]
     # From Python 3.13 on it would start most processes from the session's own thread, with the filter.
-    subprocess._USE_POSIX_SPAWN = False
+    subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
 
 
 def _install_system() -> None:
