@@ -66,4 +66,4 @@ def install() -> None:
     log_handlers.install()
     warning_filters.install()
     process_settings.install()
-    _forget.extend((process_group.close, torch_flags.forget, modules.forget))
+    _forget.extend((process_group.close, torch_dtype.forget, torch_flags.forget, modules.forget))

@@ -4,6 +4,7 @@ PyTorch hands certain thread-local objects on to the threads that work on a back
 among them before each pass.
 """
 
+import sys
 from types import ModuleType
 from typing import Any, Final
 
@@ -13,10 +14,26 @@ from muri.launcher.isolation.import_hooks import after_import
 _KEY: Final = "muri.session"
 
 
+def _spare_threads(torch: ModuleType) -> None:
+    """Let sessions' threads keep nothing that only autograd's threads of a GPU would look at.
+
+    PyTorch drops it when the thread has ended for Python; a free-threaded interpreter was seen to crash there.
+    """
+    plain = torch._C._stash_obj_in_tls
+
+    def stash(key: str, value: object) -> None:
+        if current_session() is None or torch.cuda.is_initialized():
+            plain(key, value)
+
+    torch._C._stash_obj_in_tls = stash
+
+
 def _patch(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # hooks that print in such a thread print to the runtime's output
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        _spare_threads(torch)
     plain = torch.autograd.graph._engine_run_backward
 
     def engine_run_backward(*args: Any, **kwargs: Any) -> Any:

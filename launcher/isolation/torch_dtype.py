@@ -81,6 +81,11 @@ class _Patch:
         for mode in reversed(popped):
             overrides._push_mode(mode)
 
+    def leave(self) -> None:
+        """Take the script's modes off the calling thread: at its end PyTorch could not drop them in order."""
+        while self.torch.overrides._get_current_function_mode_stack():
+            self.torch.overrides._pop_mode()
+
 
 def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
     base: type = torch.overrides.TorchFunctionMode
@@ -123,6 +128,12 @@ def _patch(torch: Any) -> None:
 def _enter_in_thread(session: SessionState) -> None:
     for patch in _patches:
         patch.enter(session)
+
+
+def forget(_session: SessionState) -> None:
+    """Called in the session's first thread at its end."""
+    for patch in _patches:
+        patch.leave()
 
 
 def install() -> None:
