@@ -33,6 +33,8 @@ def load(path):
 
 begun = muri.checkpoint(lambda path: torch.save([p.state_dict() for p in parts], path), load) if registered else None
 done = begun.iteration if begun else 0
+if registered and not done:  # what stops it must come before its end, on a busy machine too
+    pause_s = max(pause_s, 0.4)
 print("started at", done, flush=True)
 for epoch in range(begun.epoch if begun else 0, 1000):
     for (batch,) in muri.batches(loader):
@@ -208,8 +210,12 @@ def test_scancel_saves_and_ends_without_a_requeue(muri):
     fields = muri.driver.wait_state(job)
     assert fields["JobState"] == "CANCELLED"
     assert fields["Restarts"] == "0"
-    saved = muri.driver.run("ls", f".muri/checkpoints/{job}").stdout
-    assert f"iteration-{len(curve(muri, 'c.curve')):010d}" in saved
+
+    def saved() -> bool:
+        found = muri.driver.run("ls", f".muri/checkpoints/{job}", check=False).stdout
+        return f"iteration-{len(curve(muri, 'c.curve')):010d}" in found
+
+    muri.driver.wait_until(saved, "the checkpoint of its last iteration", 30)
 
 
 def test_slurms_own_requeue_resumes(muri):
