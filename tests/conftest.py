@@ -2,11 +2,20 @@
 
 import signal
 import threading
+from typing import Final
 
 import pytest
 
+USUAL: Final = {
+    signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL, signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGQUIT: signal.SIG_DFL, signal.SIGUSR1: signal.SIG_DFL, signal.SIGUSR2: signal.SIG_DFL,
+}  # fmt: skip
+"""What Python does at a signal that its starter did not have ignored."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take Ctrl-C as usual: a shell starts background jobs with it ignored, and what tests start would inherit that."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Take signals as usual: shells start background jobs with Ctrl-C ignored, nohup with SIGHUP; tests inherit that."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in USUAL.items():
+            if signal.getsignal(number) is signal.SIG_IGN:
+                signal.signal(number, handler)
