@@ -14,7 +14,7 @@ USUAL: Final = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take signals as usual: shells start background jobs with Ctrl-C ignored, nohup with SIGHUP; tests inherit that."""
+    """Undo what the tests would inherit: background jobs start with Ctrl-C ignored, under nohup with SIGHUP, too."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in USUAL.items():
             if signal.getsignal(number) is signal.SIG_IGN:
