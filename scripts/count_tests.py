@@ -1,6 +1,6 @@
 """Print how many tests of each kind ran, from pytest's JUnit files; fail when one is missing or empty.
 
-A test that failed and was tried once more stands there twice; those that then passed are named.
+A test that failed and was tried again stands there once per try; those that then passed are named.
 """
 
 import sys
@@ -12,7 +12,7 @@ ELSE_THAN_PASSED = ("failure", "error", "skipped")
 
 
 def line(name: str, path: Path) -> tuple[str, bool]:
-    """Return the line for one file and whether every test in it passed, at the second try at the latest."""
+    """Return the line for one file and whether every test in it passed, if not at the first try."""
     if not path.exists():
         return f"{name}: did not run", False
     suites = list(ElementTree.parse(path).getroot().iter("testsuite"))  # noqa: S314 (our own file)
@@ -21,14 +21,14 @@ def line(name: str, path: Path) -> tuple[str, bool]:
     )
     failed = failures + errors
     text = f"{name}: {total - failed - skipped} passed, {failed} failed, {skipped} skipped"
-    again = second_tries(suites)
+    again = passed_later(suites)
     if again:
-        text += f"; {len(again)} of them passed at the second try only: {', '.join(again)}"
+        text += f"; {len(again)} of them passed at a later try only: {', '.join(again)}"
     return text, total > 0 and failed == 0
 
 
-def second_tries(suites: list[ElementTree.Element]) -> list[str]:
-    """The tests that failed once and passed then."""
+def passed_later(suites: list[ElementTree.Element]) -> list[str]:
+    """The tests that failed and then passed."""
     cases = [case for suite in suites for case in suite.iter("testcase")]
     times = Counter(_name(case) for case in cases)
     not_passed = {_name(case) for case in cases if any(case.find(word) is not None for word in ELSE_THAN_PASSED)}

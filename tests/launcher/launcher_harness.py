@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 FOREIGN_VARIABLES = (
     "SLURM_JOB_ID", "MURI_JOB", "MURI_TIMING", "MURI_TRACE", "MURI_DRY_RUN", "CUDA_VISIBLE_DEVICES",
     "PYTHONUNBUFFERED",  # scripts' workers would write one line's words in turns, as under plain Python

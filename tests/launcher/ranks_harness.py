@@ -5,9 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from launcher_harness import Launcher, until
+
+SLOW_MACHINE_S = 400.0
+"""A group of eight scripts that takes half a minute on two free cores may take ten times that on busy ones."""
 
 TRAIN_DDP = """\
 import datetime, os, random, sys, time
@@ -88,7 +92,7 @@ class RankedLauncher:
             command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
             command += ["--order-port", str(port), "--status-file", str(self.path("status.json")), *options]
-            environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key}
+            environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}
             log = self.log_path(rank).open("ab")
             self.runtimes.append(self.launcher._spawn(command, environment, stderr=log))
         for rank in range(self.world_size):
@@ -115,7 +119,7 @@ class RankedLauncher:
         port = str(free_port())
         processes = []
         for rank in range(self.world_size):
-            variables = self.launcher.environment | environment
+            variables = self.launcher.environment | {"MURI_REQUEUE_WAIT_S": "0.1"} | environment
             variables |= {"SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
             variables |= {"SLURM_STEP_NUM_TASKS": str(self.world_size), "SLURM_STEP_NODELIST": "localhost"}
             variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_LOCALID": str(rank)}
@@ -134,6 +138,26 @@ class RankedLauncher:
     def out(self, job_id: str, rank: int, kind: str = "out") -> str:
         """What one task has written."""
         return self.out_path(job_id, rank, kind).read_text()
+
+    def exit_codes(self, processes: list[subprocess.Popen[bytes]]) -> list[int]:
+        """The exit codes of processes that should end by themselves; else fail with what every runtime is doing."""
+        end_s = time.monotonic() + SLOW_MACHINE_S
+        for process in processes:
+            try:
+                process.wait(timeout=max(0.0, end_s - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"after {SLOW_MACHINE_S:g} s:\n{self._stacks()}") from None
+        return [process.returncode for process in processes]
+
+    def _stacks(self) -> str:
+        """Every thread's stack in every runtime, which ends of it."""
+        for runtime in self.runtimes:
+            runtime.send_signal(signal.SIGABRT)
+        for runtime in self.runtimes:
+            runtime.wait(timeout=SLOW_MACHINE_S)
+        written = sorted(self.launcher.folder.glob("*.r*.out")) + sorted(self.launcher.folder.glob("*.r*.err"))
+        texts = [f"{path.name}: {path.read_text()[-200:]}" for path in written]
+        return "\n".join(texts + [self.log(rank) for rank in range(self.world_size)])
 
     def end(self) -> None:
         """End the group as its host does: rank 0 is told, and tells the others."""

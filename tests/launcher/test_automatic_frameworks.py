@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, ends, until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 READ_MS = 2.0
@@ -34,7 +34,7 @@ def plain_results() -> dict[str, str]:
         )
         for name, arguments in SCRIPTS.items()
     }
-    return {name: process.communicate(timeout=120)[0].splitlines()[-1] for name, process in running.items()}
+    return {name: process.communicate(timeout=240)[0].splitlines()[-1] for name, process in running.items()}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -77,6 +77,8 @@ def test_two_members_train_as_if_alone(
     for job, name in zip(members, names, strict=True):
         assert ends(members[job]) == 0, launcher.err(job)
         assert launcher.out(job).splitlines()[-1] == plain_results[name]
+    # The status file may follow a script's exit code.
+    until(lambda: {member["state"] for member in launcher.status()["members"].values()} == {"ended"}, "the last status")
     status = launcher.status()["members"]
     assert [status[job]["iterations"] for job in members] == [10, 10]
     for job in members:

@@ -178,7 +178,7 @@ def test_ranks_stop_and_resume_at_the_same_iteration(launcher, tmp_path):
             for rank in (0, 1)
         ]
         launcher.processes += processes
-        outputs = [process.communicate(timeout=60) for process in processes]
+        outputs = [process.communicate(timeout=240) for process in processes]
         return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
     first = both()

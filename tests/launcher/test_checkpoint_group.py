@@ -77,7 +77,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_c
     variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": "0.02"}
     member = launcher.member("101", script, path, 0, **variables)
     until(lambda: len(lines(path)) >= 4, "the first iterations")
-    assert launcher.status()["members"]["101"]["state"] == "running"
+    until(lambda: launcher.status()["members"]["101"]["state"] == "running", "the status to tell of the script")
     if isolation == "thread":
         until(lambda: launcher.status()["members"]["101"]["checkpoint"], "the status to tell of the checkpoint")
     member.terminate()

@@ -19,7 +19,7 @@ TASK_OF_TWO = {"SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID":
 def run_as_task_of_two(launcher, text):
     muri = [sys.executable, "-c", "from muri.cli import main; main()", "run", str(launcher.script(text))]
     environment = launcher.environment | TASK_OF_TWO
-    return subprocess.run(muri, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(muri, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_a_script_in_a_hurry_keeps_its_exit_code(launcher):

@@ -70,7 +70,6 @@ def _solo(launcher: Launcher, script: Path) -> dict[str, str]:
     return outputs
 
 
-@pytest.mark.timeout(240)
 def test_losses_in_groups_of_two_and_four_are_those_of_the_solo_runs(launcher):
     script = launcher.script(TRAIN)
     solo = _solo(launcher, script)

@@ -64,7 +64,7 @@ def test_job_trains_until_it_is_told_to_stop(launcher: Launcher, job: str) -> No
             "three iterations",
         )
         stop.touch()
-        assert process.wait(timeout=60) == 0, (launcher.folder / "out").read_text()
+        assert process.wait(timeout=240) == 0, (launcher.folder / "out").read_text()
     finally:
         process.kill()
     ends_s = [float(line) for line in log.read_text().splitlines()]

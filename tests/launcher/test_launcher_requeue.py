@@ -14,7 +14,7 @@ from muri.launcher.client import RuntimeLostError
 from muri.launcher.membership import MembershipError, NoMembership, load_membership
 
 MEMBER = {"MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "0.5"}
-SLEEPER = "print('started')\nimport time\ntime.sleep(600)\n"
+SLEEPER = "print('started', flush=True)\nimport time\ntime.sleep(600)\n"
 
 CLIENT = """
     import json, os, sys

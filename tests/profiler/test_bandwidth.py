@@ -87,7 +87,7 @@ def test_two_tasks_of_a_step_measure_together(path):
         )
         for rank in ("0", "1")
     ]
-    told = [task.communicate(timeout=120)[0] for task in tasks]
+    told = [task.communicate(timeout=240)[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0]
     assert told[0].startswith("gpu/2x1: ")
     assert told[1] == ""

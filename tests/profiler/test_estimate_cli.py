@@ -90,7 +90,7 @@ def complete(path, *words):
     search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": search, "MURI_PROFILES": str(path)}
     done = subprocess.run(
-        [bash, "-c", script, "bash", *words], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [bash, "-c", script, "bash", *words], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -114,7 +114,7 @@ def test_completing_a_command_imports_no_command():
     environment = {**os.environ, "_MURI_COMPLETE": "bash_complete", "COMP_WORDS": "muri p", "COMP_CWORD": "1"}
     script = f"import atexit, sys; sys.argv = ['muri']; atexit.register(lambda: print(sorted(sys.modules))); {code}"
     done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert "plain,profile" in done.stdout
     assert "'muri.profiler" not in done.stdout

@@ -139,7 +139,7 @@ def test_the_thread_keeps_no_process_alive_and_stops_nobody_from_forking():
         "pid == 0 and os._exit(7 if len(notes) == 1 else 1)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
     assert "forked" in FORKED_NOTE
 
