@@ -11,7 +11,7 @@ from typing import Final, NoReturn
 import click
 
 from muri.errors import MuriError, UsageError
-from muri.launcher import automatic, measure, solo
+from muri.launcher import automatic, durations, measure, solo
 from muri.launcher.accumulation import planned
 from muri.launcher.client import OutOfMemoryBesideOthersError, RuntimeLostError, attach, build_request, find_runtime
 from muri.launcher.group import wait_for_runtime
@@ -22,7 +22,6 @@ from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.task import missing_variables, task_of
 from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
 
-WAIT_FOR_END_S: Final = 60.0
 """After a requeue the scheduler ends this process; it waits that long for it."""
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -94,7 +93,8 @@ def run(
         raise click.NoSuchOption(script)
     if not module and not Path(script).exists():
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
-    patience.timeout_of(os.environ)  # refused here rather than overlooked later
+    for duration_s in (patience.timeout_of, durations.attach_timeout_s, durations.requeue_wait_s):
+        duration_s(os.environ)  # refused here rather than overlooked later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
     if timing:
@@ -182,7 +182,7 @@ def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membe
     """
     try:
         if membership.requeue_for_memory(job_id):
-            time.sleep(float(os.environ.get("MURI_REQUEUE_WAIT_S") or WAIT_FOR_END_S))
+            durations.wait_for_end(os.environ)
     except MuriError as failure:
         click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
     return error.exit_code
@@ -203,5 +203,5 @@ def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoR
             if delay_s is None or not getattr(failure, "worth_retrying", True):
                 raise RuntimeLostError(f"{error}; and the job could not be requeued: {failure}") from failure
             time.sleep(delay_s)
-    time.sleep(float(os.environ.get("MURI_REQUEUE_WAIT_S") or WAIT_FOR_END_S))
+    durations.wait_for_end(os.environ)
     raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error

@@ -5,32 +5,13 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-from muri.errors import MuriError, UsageError
+from muri.errors import MuriError
 from muri.launcher import rendezvous
 from muri.launcher.client import RuntimeLostError, find_runtime, open_runtime
+from muri.launcher.durations import attach_timeout_s
 from muri.launcher.membership import Membership
 
-TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
-DEFAULT_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.25
-
-
-def attach_timeout_s(environment: Mapping[str, str]) -> float:
-    """How long a member waits for its runtime.
-
-    Raises:
-        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
-    """
-    text = environment.get(TIMEOUT_VARIABLE)
-    if not text:
-        return DEFAULT_TIMEOUT_S
-    try:
-        value = float(text)
-    except ValueError as error:
-        raise UsageError(f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds") from error
-    if not 0 <= value < float("inf"):
-        raise UsageError(f"{TIMEOUT_VARIABLE}={text!r} must be ≥ 0 and finite")
-    return value
 
 
 def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Membership) -> socket.socket | None:
@@ -46,6 +27,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
 
     Raises:
         RuntimeLostError: The job is in a group, or nobody could say, and no runtime came.
+        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)
     deadline_s = time.monotonic() + timeout_s

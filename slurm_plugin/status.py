@@ -35,7 +35,7 @@ class JobStatus:
             turns), "alone" (running or queued by itself) or "user-held".
         slurm_state: Slurm's own state.
         group: Host job id, None when in no group.
-        partners: Other members' job ids.
+        partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
         off_plan: Whether measured and predicted speed differ by more than 20 %.
@@ -169,13 +169,24 @@ def _describe(
         state=_state_name(job, role, None if host is None else view.jobs.get(host)),
         slurm_state=job.state.value,
         group=host,
-        partners=tuple(member["job_id"] for member in members if member["job_id"] != job.job_id),
+        partners=_partners(job.job_id, host, members, view),
         predicted_speed=own["speed"] if own is not None else None,
         solo_iteration_s=solo_iteration_s,
         estimated=own is not None and own.get("estimated", False),
         reasons=_why_there(host, intent, join) + reasons,
     )
     return _with_report(_with_resources(described, job), view)
+
+
+def _partners(job_id: int, host: int | None, members: list[dict[str, Any]], view: View) -> tuple[int, ...]:
+    """The other members of a group that have neither ended nor left it."""
+    others = {member["job_id"] for member in members} - {job_id}
+    return tuple(sorted(other for other in others if _is_member_of(view.active(other), host)))
+
+
+def _is_member_of(job: Job | None, host: int | None) -> bool:
+    state = tags.parse_state(job.admin_comment) if job is not None else None
+    return state is not None and state.host == host
 
 
 def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -14,6 +13,7 @@ from muri.errors import MuriError
 from muri.launcher import gloo_exit
 from muri.launcher.checkpoints import registry as checkpoint_registry
 from muri.launcher.context import SessionState, current_session
+from muri.launcher.durations import wait_for_end
 from muri.launcher.membership import load_membership
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 STOPPED_CODE: Final = 128 + signal.SIGTERM
 """Exit code of a script that was stopped after it had been saved."""
 
-
-_WAIT_FOR_END_S: Final = 60.0
 _RUN_VARIABLE: Final = "SLURM_RESTART_COUNT"
 
 
@@ -104,7 +102,7 @@ def conclude(environment: Mapping[str, str]) -> None:
     with contextlib.suppress(ValueError):  # only the main thread can
         for number in STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-    time.sleep(float(environment.get("MURI_REQUEUE_WAIT_S") or _WAIT_FOR_END_S))
+    wait_for_end(environment)
 
 
 def run_of(environment: Mapping[str, str]) -> int:

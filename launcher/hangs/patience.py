@@ -1,11 +1,10 @@
 """For how long something has not moved, counted so that a pause of the machine or of the watcher is no evidence."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from muri.errors import UsageError
+from muri.launcher.durations import seconds_of
 from muri.launcher.hangs.evidence import Look
 
 TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
@@ -29,18 +28,7 @@ def timeout_of(environment: Mapping[str, str], default_s: float = DEFAULT_TIMEOU
     Raises:
         UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.
     """
-    text = environment.get(TIMEOUT_VARIABLE)
-    if not text:
-        return default_s
-    try:
-        value_s = float(text)
-    except ValueError:
-        value_s = -1.0
-    if not 0 <= value_s < math.inf:
-        raise UsageError(
-            f"{TIMEOUT_VARIABLE}={text!r} is not a number of seconds ≥ 0; give for example 900, or 0 to wait for ever"
-        )
-    return value_s
+    return seconds_of(environment, TIMEOUT_VARIABLE, default_s, zero="to wait for ever")
 
 
 class Patience:

@@ -122,7 +122,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
     if not shown:
         length_s = max(p.end_s for p in slices) - min(p.start_s for p in slices)
         raise UsageError(f"nothing happened in that stretch; the trace is {length_s:.1f} s long: choose another --from")
-    members = members_of(slices)
+    members = members_of(shown)  # others have left the group by then, or come later
     figure = Figure(figsize=(11, 0.45 * (len(members) + len(RESOURCES)) + 2.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=[len(members), len(RESOURCES)])
     names = {member: captions.of(member) for member in members}

@@ -4,6 +4,7 @@ Whoever records calls `record`, which only appends a tuple; `flush` formats and 
 """
 
 import json
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from muri.errors import UsageError
+
+logger = logging.getLogger("muri.launcher")
 
 MOST_PENDING: Final = 50_000
 """Events that are kept in memory between two flushes; beyond that they are counted and dropped."""
@@ -91,6 +94,8 @@ class Trace(ABC):
             if not self._file.closed:
                 self._write(self._ending())
                 self._file.close()
+                if self.dropped:
+                    logger.warning("the trace %s lacks %d events: they came too fast", self.path, self.dropped)
 
     @abstractmethod
     def _format(self, event: Stretch | IterationMark) -> list[str]:
@@ -123,6 +128,7 @@ class Trace(ABC):
         if self._written_bytes > self._largest_bytes:
             self._write(self._ending())
             self._file.close()
+            logger.warning("the trace %s ends here: it has reached %d MiB", self.path, self._written_bytes >> 20)
 
     def _write(self, text: str) -> None:
         self._file.write(text)

@@ -114,10 +114,12 @@ def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launche
     assert "the script's process was stopped by a signal (SIGSTOP)" in launcher.err("101")
 
 
-def test_a_timeout_that_is_no_number_is_refused(launcher: Launcher) -> None:
-    process = launcher.member("101", launcher.script(WORK), "5", MURI_HANG_TIMEOUT_S="soon")
+@pytest.mark.parametrize("value", ["soon", "-1", "inf", "nan"])
+@pytest.mark.parametrize("name", ["MURI_HANG_TIMEOUT_S", "MURI_ATTACH_TIMEOUT_S", "MURI_REQUEUE_WAIT_S"])
+def test_a_duration_that_is_none_is_refused(launcher: Launcher, name: str, value: str) -> None:
+    process = launcher.member("101", launcher.script(WORK), "5", **{name: value})
     assert ends(process) == 2
-    assert "MURI_HANG_TIMEOUT_S='soon' is not a number of seconds" in launcher.err("101")
+    assert f"{name}={value!r} is not a number of seconds ≥ 0; give for example" in launcher.err("101")
 
 
 MEETING = """

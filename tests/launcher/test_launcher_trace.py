@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from launcher_harness import Launcher, ends, until
 
 from muri.errors import UsageError
+from muri.launcher.telemetry import timeline as timeline_module
 from muri.launcher.telemetry import trace as trace_module
 from muri.launcher.telemetry.chrome_trace import ChromeTrace
 from muri.launcher.telemetry.timeline import timeline
@@ -135,7 +136,9 @@ def test_any_stretches_of_several_threads_give_a_valid_trace(tmp_path_factory: A
     assert sum(piece.what != "wait" for piece in read) == len(events)
 
 
-def test_recording_is_cheap_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_is_cheap_and_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(trace_module, "MOST_PENDING", 10_000)
     trace = ChromeTrace(tmp_path / "out.json", "group")
     best_s = min(_seconds_of(lambda: trace.record("7", "load", 1.0, 2.0, 0.0), 1000) for _ in range(5))
@@ -144,6 +147,7 @@ def test_recording_is_cheap_and_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         trace.record("7", "load", 1.0, 2.0, 0.0)
     assert trace.dropped == 15_000
     trace.close()
+    assert "out.json lacks 15000 events" in caplog.text
     trace.record("7", "load", 1.0, 2.0, 0.0)
     trace.flush()
 
@@ -155,7 +159,7 @@ def _seconds_of(action: Any, times: int) -> float:
     return time.perf_counter() - before_s
 
 
-def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path) -> None:
+def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = ChromeTrace(tmp_path / "out.json", "group", largest_bytes=2000)
     for _ in range(50):
         trace.record("7", "load", time.perf_counter(), time.perf_counter(), 0.0)
@@ -164,6 +168,8 @@ def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path) -> None:
     assert 2000 < size < 4000
     require_valid(json.loads((tmp_path / "out.json").read_text()))
     assert trace.dropped > 0
+    trace.close()
+    assert caplog.text.count("out.json ends here") == 1
 
 
 def test_concurrent_records_are_all_written(tmp_path: Path) -> None:
@@ -239,6 +245,18 @@ def test_timeline_prints_shares_and_draws(tmp_path: Path) -> None:
         result = CliRunner().invoke(timeline, [str(trace), *arguments])
         assert isinstance(result.exception, UsageError)
         assert message in str(result.exception)
+
+
+def test_picture_shows_who_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = open_trace(tmp_path / "out.jsonl", "group")
+    for member, start_s in (("7", 0.0), ("12", 0.5), ("13", 5.0)):
+        trace.record(member, "load", start_s, start_s + 1.0, 0.0)
+    trace.close()
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(timeline_module, "_draw_members", lambda _axes, _shown, names, _begin_s: drawn.append([*names]))
+    slices = read_slices(trace.path)
+    timeline_module.draw(slices, min(piece.start_s for piece in slices), 2.0, tmp_path / "out.png")
+    assert drawn == [["7", "12"]]
 
 
 def test_resources_have_tracks_in_the_resources_order(tmp_path: Path) -> None:

@@ -156,6 +156,10 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
     assert {slurm.jobs[each].time_limit_s for each in (1, 2, 3)} == {3 * 3600}
     assert slurm.jobs[host.job_id].time_limit_s >= 3 * 3600
     assert hosts(slurm) == [slurm.jobs[host.job_id]]
+    slurm._update(2, state=JobState.COMPLETED)
+    with make_controller(slurm) as controller:
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    assert (status[1].partners, status[3].partners) == ((3,), (1,)), "job 2 has ended"
 
 
 @pytest.mark.parametrize(
