@@ -22,8 +22,6 @@ from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.task import missing_variables, task_of
 from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
 
-"""After a requeue the scheduler ends this process; it waits that long for it."""
-
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 
 EPILOG = """
