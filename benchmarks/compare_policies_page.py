@@ -108,11 +108,11 @@ def _notes(stored: Stored, traces: Sequence[str], policies: Sequence[str]) -> It
 
 def draw(stored: Stored, traces: Sequence[str]) -> None:
     """Average JCT relative to the base, a row for each policy, a mark for each trace; left of the line is better."""
-    import matplotlib as mpl  # noqa: PLC0415 -- only the picture needs it
+    import matplotlib as mpl  # -- only the picture needs it
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
-    from matplotlib.ticker import FuncFormatter, LogLocator  # noqa: PLC0415
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     policies = _policies(stored, traces)
     figure, axis = plt.subplots(figsize=(9, 1.6 + 0.26 * len(policies)), layout="constrained")

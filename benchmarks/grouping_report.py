@@ -59,10 +59,10 @@ def curves(cases: list[dict[str, Any]], own: str) -> dict[str, tuple[list[int], 
 
 def plot(results: dict[str, list[dict[str, Any]]]) -> None:
     """Seconds against jobs, both on logarithmic axes."""
-    import matplotlib as mpl  # noqa: PLC0415 -- only the report needs it
+    import matplotlib as mpl  # -- only the report needs it
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     panels = (
         ("pairs", "certified", "Pairs, all profiles distinct"),

@@ -148,10 +148,10 @@ def judge(cases: dict[str, dict[str, Any]]) -> list[Bar]:
 
 def plot() -> None:
     """Average JCT by policy, simulated and published."""
-    import matplotlib as mpl  # noqa: PLC0415 -- only the picture needs it
+    import matplotlib as mpl  # -- only the picture needs it
 
     mpl.use("Agg")
-    import matplotlib.pyplot as plt  # noqa: PLC0415
+    import matplotlib.pyplot as plt
 
     stored = json.loads(RESULT.read_text(encoding="utf-8"))
     figure, axes = plt.subplots(1, len(JUDGED), figsize=(11, 4), layout="constrained")

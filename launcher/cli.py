@@ -128,7 +128,7 @@ def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)
-    from muri.launcher.dry_run import supervise  # noqa: PLC0415 (only when needed)
+    from muri.launcher.dry_run import supervise  # (only when needed)
 
     return supervise(command, request)
 

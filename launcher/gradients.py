@@ -26,7 +26,7 @@ class GradientSize:
 
     def _listen(self) -> None:
         try:
-            from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 (once it is there)
+            from torch.optim.optimizer import register_optimizer_step_post_hook  # (once it is there)
 
             register_optimizer_step_post_hook(self._stepped)
         except Exception as error:

@@ -74,7 +74,7 @@ def summary(clock: StageClock) -> str:
 
 def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalListener | None) -> StageClock:
     """A clock that a dry run listens to."""
-    from muri.launcher.dry_run_recorder import DryRunRecorder  # noqa: PLC0415 (only when needed)
+    from muri.launcher.dry_run_recorder import DryRunRecorder  # (only when needed)
 
     recorder = DryRunRecorder(request)
     atexit.register(_finish_in, os.getpid(), recorder)

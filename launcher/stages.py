@@ -45,7 +45,7 @@ class _Provider:
     def solo(self) -> StageClock:
         """The one clock of a process that runs one script."""
         if self._solo is None:
-            from muri.launcher.measure import clock_from_environment  # noqa: PLC0415 (only when needed)
+            from muri.launcher.measure import clock_from_environment  # (only when needed)
 
             with self._making:  # two threads may mark their first stage at once
                 if self._solo is None:

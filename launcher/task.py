@@ -38,7 +38,7 @@ def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     if not nodes:
         return "127.0.0.1"
-    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 (only when needed)
+    from ClusterShell.NodeSet import NodeSet  # (only when needed)
 
     return str(NodeSet(nodes)[0])
 

@@ -90,8 +90,8 @@ def time_all_reduce(init: str, rank: int, ranks: int, backend: str, local_rank: 
     Raises:
         AllReduceError: The ranks did not find each other.
     """
-    import torch  # noqa: PLC0415 -- the core works without PyTorch
-    from torch import distributed  # noqa: PLC0415
+    import torch  # -- the core works without PyTorch
+    from torch import distributed
 
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
@@ -109,8 +109,8 @@ def time_all_reduce(init: str, rank: int, ranks: int, backend: str, local_rank: 
 
 def _time(data: "torch.Tensor") -> float:
     """Median seconds of an all-reduce; rank 0 decides for all how many there are."""
-    import torch  # noqa: PLC0415
-    from torch import distributed  # noqa: PLC0415
+    import torch
+    from torch import distributed
 
     def once() -> float:
         distributed.barrier()
@@ -187,7 +187,7 @@ def step_of(environment: Mapping[str, str]) -> Step | None:
     rank, ranks, nodes, local_rank, job = map(int, values)
     if ranks < 2:
         return None
-    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415
+    from ClusterShell.NodeSet import NodeSet
 
     first = next(iter(NodeSet(environment.get("SLURM_STEP_NODELIST", "127.0.0.1"))))
     port = environment.get("MASTER_PORT") or str(20_000 + job % 20_000)
@@ -208,7 +208,7 @@ def usable_backend(wanted: str, local_ranks: int) -> str:
         raise AllReduceError("measuring a bandwidth needs PyTorch: pip install 'muri[torch]'")
     if wanted == "gloo":
         return wanted
-    import torch  # noqa: PLC0415 -- takes seconds
+    import torch  # -- takes seconds
 
     gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
     if wanted == "nccl" and gpus < local_ranks:

@@ -46,7 +46,7 @@ def estimated(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
     scaled = scale(store.list(), key, bandwidths(store))
     if scaled is not None:
         return ProfileEstimate(scaled.profile, scaled.basis, scaled.interval_s)
-    from muri.profiler.prediction.estimate import prediction_of  # noqa: PLC0415 -- loads NumPy
+    from muri.profiler.prediction.estimate import prediction_of  # -- loads NumPy
 
     prediction = prediction_of(store, key)
     if prediction is None:
@@ -88,7 +88,7 @@ def why_estimated(profile: StageProfile) -> str:
 
 
 def _predicted(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    from muri.profiler.prediction.estimate import predict_profile  # noqa: PLC0415 -- loads NumPy
+    from muri.profiler.prediction.estimate import predict_profile  # -- loads NumPy
 
     return predict_profile(store, key)
 

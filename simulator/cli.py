@@ -109,7 +109,7 @@ def simulate(**given: Any) -> None:
     solo_b_iters_per_s, speed_a_fraction and speed_b_fraction. `muri policies` lists the policies; docs/simulator.md
     explains the models, the options and every field of the JSON.
     """
-    from muri.simulator.request import Request  # noqa: PLC0415
+    from muri.simulator.request import Request
 
     request = Request(**{**given, "policies": given["policies"] or ()})
     _check(request)
@@ -122,8 +122,8 @@ def simulate(**given: Any) -> None:
 
 
 def _check(request: "Request") -> None:
-    from muri.policies.allocation.names import listed  # noqa: PLC0415
-    from muri.policies.registry import policy_names  # noqa: PLC0415
+    from muri.policies.allocation.names import listed
+    from muri.policies.registry import policy_names
 
     if request.slurm_options and request.executor != "slurm":
         raise UsageError("--slurm-option is for --executor slurm")
@@ -162,20 +162,20 @@ def _make_folder(folder: Path) -> None:
 
 
 def _run_sweep(request: "Request") -> None:
-    from muri.simulator.request import runs_of  # noqa: PLC0415
-    from muri.simulator.summary import document_of, summarise  # noqa: PLC0415
+    from muri.simulator.request import runs_of
+    from muri.simulator.summary import document_of, summarise
 
     summaries = summarise(_carry_out(request, runs_of(request)))
     if request.out is not None:
-        from muri.simulator.report.write import write_report  # noqa: PLC0415
+        from muri.simulator.report.write import write_report
 
         write_report(summaries, request.out)
     if request.as_json:
         click.echo(json.dumps(document_of(summaries), indent=1))
         return
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
-    from muri.simulator.table import print_tables  # noqa: PLC0415
+    from muri.simulator.table import print_tables
 
     print_tables(summaries, Console(highlight=False, markup=False))
     if request.out is not None:
@@ -183,12 +183,12 @@ def _run_sweep(request: "Request") -> None:
 
 
 def _run_experiment(request: "Request") -> None:
-    from muri.simulator.comparison import compare  # noqa: PLC0415
-    from muri.simulator.experiment import load_experiment  # noqa: PLC0415
-    from muri.simulator.report.experiment_page import markdown_page  # noqa: PLC0415
-    from muri.simulator.request import read_traces  # noqa: PLC0415
-    from muri.simulator.summary import document_of, summarise  # noqa: PLC0415
-    from muri.simulator.variants import find_traces, runs_of_experiment  # noqa: PLC0415
+    from muri.simulator.comparison import compare
+    from muri.simulator.experiment import load_experiment
+    from muri.simulator.report.experiment_page import markdown_page
+    from muri.simulator.request import read_traces
+    from muri.simulator.summary import document_of, summarise
+    from muri.simulator.variants import find_traces, runs_of_experiment
 
     experiment = load_experiment(str(request.experiment))
     found = find_traces(experiment, request.traces_folder, request.trace_files)
@@ -199,7 +199,7 @@ def _run_experiment(request: "Request") -> None:
     cells = compare(experiment, summaries)
     text = markdown_page(experiment, cells, found.missing)
     if request.out is not None:
-        from muri.simulator.report.write import write_experiment  # noqa: PLC0415
+        from muri.simulator.report.write import write_experiment
 
         write_experiment(experiment, cells, found.missing, summaries, request.out)
     if request.as_json:
@@ -210,14 +210,14 @@ def _run_experiment(request: "Request") -> None:
 
 
 def _carry_out(request: "Request", runs: "tuple[Run, ...]") -> "tuple[Outcome, ...]":
-    from muri.simulator.progress import progress_bar  # noqa: PLC0415
+    from muri.simulator.progress import progress_bar
 
     names = [f"{run.trace.name}, {run.label}" for run in runs]
     with progress_bar(names, shown=not request.as_json) as watch:
         if request.executor == "slurm":
-            from muri.simulator.slurm_sweep import sweep_on_slurm  # noqa: PLC0415
+            from muri.simulator.slurm_sweep import sweep_on_slurm
 
             return sweep_on_slurm(runs, request.jobs, request.slurm_options, request.out, watch)
-        from muri.simulator.sweep import sweep  # noqa: PLC0415
+        from muri.simulator.sweep import sweep
 
         return sweep(runs, request.jobs, watch)

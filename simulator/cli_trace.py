@@ -110,8 +110,8 @@ class _ImportCommand(click.Command):
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what each format is and how to get a real cluster's trace."""
-        from muri.simulator.traces.read import FORMATS  # noqa: PLC0415 -- only for this help page
-        from muri.simulator.traces.sacct import COMMAND  # noqa: PLC0415
+        from muri.simulator.traces.read import FORMATS  # -- only for this help page
+        from muri.simulator.traces.sacct import COMMAND
 
         with formatter.section("Formats"):
             formatter.write_dl([(item.name, item.summary) for item in FORMATS.values()])
@@ -185,7 +185,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
           --durations 60,600,1.5,86400 -o short.csv
       muri trace generate --jobs 240 --gpus 64 --pairs pairs.csv -o pairs-240.csv
     """
-    from muri.simulator.traces.generator import generate  # noqa: PLC0415 -- numbers and tables only when needed
+    from muri.simulator.traces.generator import generate  # -- numbers and tables only when needed
 
     made = generate(_recipe(output, figures))
     _write(made, output)
@@ -206,7 +206,7 @@ def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bo
       muri trace show t.csv --gpus 64
       muri trace show t.csv --json | jq .by_bottleneck
     """
-    from muri.simulator.traces.overview import overview_of  # noqa: PLC0415
+    from muri.simulator.traces.overview import overview_of
 
     reading = _read(file, options)
     overview = overview_of(reading.trace)
@@ -214,9 +214,9 @@ def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bo
         document = {"format": reading.format, **overview.as_json(gpus), "left_out": reading.left_out}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console  # noqa: PLC0415 -- rich takes a while to load
+    from rich.console import Console  # -- rich takes a while to load
 
-    from muri.simulator.traces.render import print_overview  # noqa: PLC0415
+    from muri.simulator.traces.render import print_overview
 
     print_overview(Console(highlight=False), overview, gpus)
     _report_left_out(reading)
@@ -245,7 +245,7 @@ def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
 
 
 def _read(file: Path, options: ReadOptions) -> "TraceReading":
-    from muri.simulator.traces.read import read_with_notes  # noqa: PLC0415 -- `muri --help` stays fast
+    from muri.simulator.traces.read import read_with_notes  # -- `muri --help` stays fast
 
     return read_with_notes(
         file,
@@ -257,13 +257,13 @@ def _read(file: Path, options: ReadOptions) -> "TraceReading":
 
 
 def _exported_profiles(path: Path) -> "tuple[StageProfile, ...]":
-    from muri.profiler.exchange import from_json  # noqa: PLC0415
+    from muri.profiler.exchange import from_json
 
     return from_json(_text(path), str(path))
 
 
 def _text(path: Path) -> str:
-    from muri.simulator.traces.problems import TraceError  # noqa: PLC0415
+    from muri.simulator.traces.problems import TraceError
 
     try:
         return path.read_text(encoding="utf-8")
@@ -274,7 +274,7 @@ def _text(path: Path) -> str:
 
 
 def _write(made: "Trace", output: Path | None) -> None:
-    from muri.simulator.traces.schema import write_rows, write_trace  # noqa: PLC0415
+    from muri.simulator.traces.schema import write_rows, write_trace
 
     if output is None:
         with click.open_file("-", "w", encoding="utf-8") as stream:
@@ -299,9 +299,9 @@ def _report_left_out(reading: "TraceReading", *, err: bool = True) -> None:
 
 def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
     """The generator's recipe out of the command's options."""
-    from muri.simulator.traces.appetites import hungry_models  # noqa: PLC0415
-    from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe  # noqa: PLC0415
-    from muri.simulator.traces.pair_models import models_of_pairs  # noqa: PLC0415
+    from muri.simulator.traces.appetites import hungry_models
+    from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe
+    from muri.simulator.traces.pair_models import models_of_pairs
 
     chosen = dict(figures)
     gpu_mix, models, pairs = chosen.pop("gpu_mix"), chosen.pop("models"), chosen.pop("pairs")
@@ -324,7 +324,7 @@ def _gpu_counts(weights: Mapping[str, float]) -> dict[int, float]:
 
 
 def _durations(text: str | None) -> Any:
-    from muri.simulator.traces.generator import Durations  # noqa: PLC0415
+    from muri.simulator.traces.generator import Durations
 
     if text is None:
         return None

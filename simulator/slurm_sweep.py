@@ -70,8 +70,8 @@ def _parsed(word: str, text: str) -> Any:
 
 def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list[Any]:
     try:
-        import submitit  # noqa: PLC0415
-        from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415
+        import submitit
+        from submitit.core.utils import FailedJobError, FailedSubmissionError
     except ModuleNotFoundError as error:
         raise UsageError("--executor slurm needs submitit: pip install 'muri[sweep]'") from error
     try:

@@ -46,7 +46,7 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
       muri-controller --once                one cycle
       muri-controller --interval 360        a cycle every six minutes
     """
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config
 
     if sum((once, interval_s is not None, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS or --dry-run")
@@ -59,8 +59,8 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
 
 
 def _print_decision(config: Config) -> None:
-    from muri.slurm_plugin.actions import render_action  # noqa: PLC0415
-    from muri.slurm_plugin.setup import open_controller  # noqa: PLC0415
+    from muri.slurm_plugin.actions import render_action
+    from muri.slurm_plugin.setup import open_controller
 
     with open_controller(config, look_only=True) as instance:
         decision = instance.decide()
@@ -69,8 +69,8 @@ def _print_decision(config: Config) -> None:
 
 
 def _run(config: Config, interval_s: float | None) -> None:
-    from muri.slurm_plugin.controller import only_one, run_for_ever  # noqa: PLC0415
-    from muri.slurm_plugin.setup import open_controller  # noqa: PLC0415
+    from muri.slurm_plugin.controller import only_one, run_for_ever
+    from muri.slurm_plugin.setup import open_controller
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,7 +84,7 @@ def _run(config: Config, interval_s: float | None) -> None:
 
 def controller_main() -> None:
     """Entry point of the console script `muri-controller`."""
-    from muri.cli import run_command  # noqa: PLC0415
+    from muri.cli import run_command
 
     sys.exit(run_command(controller))
 
@@ -108,11 +108,11 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
       muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
     """
-    from muri.slurm_plugin.drain import drain as drain_jobs  # noqa: PLC0415
-    from muri.slurm_plugin.drain import drain_until_over  # noqa: PLC0415
-    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
-    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+    from muri.slurm_plugin.drain import drain as drain_jobs
+    from muri.slurm_plugin.drain import drain_until_over
+    from muri.slurm_plugin.open_gateway import open_gateway
+    from muri.slurm_plugin.setup import read_config
+    from muri.slurm_plugin.status import age_s
 
     config = read_config(config_file)
     age = age_s(config.state_dir / "status.json", time.time())
@@ -137,8 +137,8 @@ def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[No
     A controller that hangs is as good as dead to the jobs that it holds. If it wakes up after all, it takes
     a drain beside it as it takes one after its death: what it had begun is mended by the next cycle, or drain.
     """
-    from muri.slurm_plugin.controller import LOCK_NAME, AnotherControllerError, only_one  # noqa: PLC0415
-    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+    from muri.slurm_plugin.controller import LOCK_NAME, AnotherControllerError, only_one
+    from muri.slurm_plugin.status import age_s
 
     with ExitStack() as stack:
         try:
@@ -180,7 +180,7 @@ def config() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
 def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None:
     """Print the configuration in force."""
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config
 
     current = Config() if defaults else read_config(config_file)
     click.echo(current.model_dump_json(indent=1) if as_json else render_config(current), nl=as_json)
@@ -190,7 +190,7 @@ def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 def config_check(file: Path | None) -> None:
     """Check a configuration file; exits with 2 when something is wrong."""
-    from muri.slurm_plugin.setup import policy_of, read_config  # noqa: PLC0415
+    from muri.slurm_plugin.setup import policy_of, read_config
 
     policy_of(read_config(file))
     click.echo(f"{config_path(file) or 'built-in defaults'}: fine")

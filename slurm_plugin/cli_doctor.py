@@ -34,7 +34,7 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
       muri doctor --json | jq '.findings[] | select(.level != "ok")'
       muri doctor --set-aside    rename a damaged store
     """
-    from muri.slurm_plugin.doctor import examine  # noqa: PLC0415
+    from muri.slurm_plugin.doctor import examine
 
     logging.getLogger("muri").addHandler(logging.NullHandler())  # each warning is a finding here
     if set_aside:
@@ -67,8 +67,8 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json: bool) -> None:
-    from muri.slurm_plugin.doctor import set_store_aside  # noqa: PLC0415
-    from muri.slurm_plugin.setup import profiles_path, read_config  # noqa: PLC0415
+    from muri.slurm_plugin.doctor import set_store_aside
+    from muri.slurm_plugin.setup import profiles_path, read_config
 
     refused: list[str] = []
 

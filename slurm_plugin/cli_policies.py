@@ -39,8 +39,8 @@ def policies(as_json: bool) -> None:
 
 
 def _print_table(infos: Iterable[PolicyInfo]) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):

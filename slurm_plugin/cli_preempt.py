@@ -30,11 +30,11 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
       muri preempt 4711                  asks first
       muri preempt 4711 --yes --json     for scripts
     """
-    from muri.slurm_plugin.member import mark_stopped  # noqa: PLC0415
-    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
-    from muri.slurm_plugin.preemption import why_not_preemptible  # noqa: PLC0415
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
-    from muri.slurm_plugin.view import view_of  # noqa: PLC0415
+    from muri.slurm_plugin.member import mark_stopped
+    from muri.slurm_plugin.open_gateway import open_gateway
+    from muri.slurm_plugin.preemption import why_not_preemptible
+    from muri.slurm_plugin.setup import read_config
+    from muri.slurm_plugin.view import view_of
 
     if as_json and not yes:
         raise UsageError("--json asks no questions: give --yes, too")
@@ -59,8 +59,8 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
 
 
 def _warn_if_nobody_would_resume(config: "Config") -> None:
-    from muri.slurm_plugin.doctor_checks import CYCLES_MISSED  # noqa: PLC0415
-    from muri.slurm_plugin.status import age_s  # noqa: PLC0415
+    from muri.slurm_plugin.doctor_checks import CYCLES_MISSED
+    from muri.slurm_plugin.status import age_s
 
     age = age_s(config.state_dir / "status.json", time.time())
     if age is not None and age > CYCLES_MISSED * config.interval_s:

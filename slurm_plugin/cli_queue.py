@@ -20,9 +20,9 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def _current(config: "Config") -> "Status":
-    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
-    from muri.slurm_plugin.status import read_status, refresh  # noqa: PLC0415
-    from muri.slurm_plugin.view import view_of  # noqa: PLC0415
+    from muri.slurm_plugin.open_gateway import open_gateway
+    from muri.slurm_plugin.status import read_status, refresh
+    from muri.slurm_plugin.view import view_of
 
     status = read_status(config.state_dir / "status.json")
     return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions))
@@ -45,7 +45,7 @@ def queue(config_file: Path | None, as_json: bool) -> None:
       muri queue
       muri queue --json | jq '.jobs[] | select(.state == "waiting")'
     """
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config
 
     status = _current(read_config(config_file))
     if as_json:
@@ -64,8 +64,8 @@ def _cpus(job: "JobStatus") -> str:
 
 
 def _print_table(status: "Status") -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("JOB", "right"), ("USER", "left"), ("MODEL", "left"), ("STATE", "left")):
@@ -102,7 +102,7 @@ def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
     Example:
       muri explain 4711
     """
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
+    from muri.slurm_plugin.setup import read_config
 
     status = _current(read_config(config_file))
     job = next((job for job in status.jobs if job.job_id == job_id), None)
@@ -121,7 +121,7 @@ def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
 
 def explanation(job: "JobStatus") -> list[str]:
     """Return what `muri explain` prints for one job."""
-    from muri.slurm_plugin.host_shares import given_text  # noqa: PLC0415
+    from muri.slurm_plugin.host_shares import given_text
 
     lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
     if job.group is not None:
@@ -164,9 +164,9 @@ def snapshot(config_file: Path | None) -> None:
     Example:
       muri snapshot > s.json && muri plan --snapshot s.json
     """
-    from muri.slurm_plugin.open_gateway import open_gateway  # noqa: PLC0415
-    from muri.slurm_plugin.setup import read_config  # noqa: PLC0415
-    from muri.slurm_plugin.snapshot_file import dump_snapshot  # noqa: PLC0415
+    from muri.slurm_plugin.open_gateway import open_gateway
+    from muri.slurm_plugin.setup import read_config
+    from muri.slurm_plugin.snapshot_file import dump_snapshot
 
     click.echo(dump_snapshot(open_gateway(read_config(config_file).gateway).snapshot()), nl=False)
 
@@ -191,14 +191,14 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     Example:
       muri plan --snapshot s.json
     """
-    from muri.profiler.store import ProfileStore  # noqa: PLC0415
-    from muri.slurm_plugin.actions import ReleaseSolo, render_action  # noqa: PLC0415
-    from muri.slurm_plugin.controller import decide, knowledge  # noqa: PLC0415
-    from muri.slurm_plugin.estimated import with_estimates  # noqa: PLC0415
-    from muri.slurm_plugin.known_traits import read_traits  # noqa: PLC0415
-    from muri.slurm_plugin.setup import policy_of, profiles_path, read_config  # noqa: PLC0415
-    from muri.slurm_plugin.snapshot_file import load_snapshot  # noqa: PLC0415
-    from muri.slurm_plugin.view import view_of  # noqa: PLC0415
+    from muri.profiler.store import ProfileStore
+    from muri.slurm_plugin.actions import ReleaseSolo, render_action
+    from muri.slurm_plugin.controller import decide, knowledge
+    from muri.slurm_plugin.estimated import with_estimates
+    from muri.slurm_plugin.known_traits import read_traits
+    from muri.slurm_plugin.setup import policy_of, profiles_path, read_config
+    from muri.slurm_plugin.snapshot_file import load_snapshot
+    from muri.slurm_plugin.view import view_of
 
     config = read_config(config_file)
     path = profiles or profiles_path(config)

@@ -51,7 +51,7 @@ class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
         self.loss: Any = None
         self._hooks = ExitStack()
         if self.steps > 1 and _has_other_ranks():
-            from muri.launcher.accumulation import installation  # noqa: PLC0415 (only under DDP)
+            from muri.launcher.accumulation import installation  # (only under DDP)
 
             installation.install()  # ranks exchange gradients with the last part only
 
@@ -90,7 +90,7 @@ class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
     def __enter__(self) -> "accumulate":
         """Let hooks split what loaders give in this thread, from here on."""
         if self.steps > 1:
-            from muri.launcher.accumulation import hooks  # noqa: PLC0415 (imports torch)
+            from muri.launcher.accumulation import hooks  # (imports torch)
 
             self._hooks.enter_context(hooks.in_effect(self.steps))
         return self

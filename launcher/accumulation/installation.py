@@ -21,7 +21,7 @@ def install() -> None:
 
 
 def _install_hooks() -> None:
-    from muri.launcher.accumulation import hooks  # noqa: PLC0415 (imports torch)
-    from muri.launcher.automatic.watch import guarded_installation  # noqa: PLC0415 (it imports the stages)
+    from muri.launcher.accumulation import hooks  # (imports torch)
+    from muri.launcher.automatic.watch import guarded_installation  # (it imports the stages)
 
     guarded_installation("sub-batches", hooks.install)

@@ -257,6 +257,6 @@ def _single_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _full_like(loss: Any, value: float) -> Any:
-    import torch  # noqa: PLC0415 (there is a loss, so it is there)
+    import torch  # (there is a loss, so it is there)
 
     return torch.full_like(loss, value)

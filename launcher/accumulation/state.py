@@ -32,7 +32,7 @@ class LocalState(threading.local):
             self._looked = True
             steps = hooked_steps(os.environ) if _is_first_thread() and not self._explicit else 1
             if steps > 1:
-                from muri.launcher.accumulation.loop import SplitLoop  # noqa: PLC0415 (only where batches are split)
+                from muri.launcher.accumulation.loop import SplitLoop  # (only where batches are split)
 
                 self._loop = SplitLoop(steps)
         return self._loop

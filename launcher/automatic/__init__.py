@@ -17,7 +17,7 @@ def install() -> None:
 
 
 def _install_hooks() -> None:
-    from muri.launcher.automatic import collectives, compute, data_parallel, fetching, workers  # noqa: PLC0415
+    from muri.launcher.automatic import collectives, compute, data_parallel, fetching, workers
 
     for module in (compute, workers, fetching, collectives, data_parallel):
         guarded_installation(module.__name__.rpartition(".")[2], module.install)

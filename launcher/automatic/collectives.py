@@ -47,7 +47,7 @@ def install() -> None:
     """Patch what this PyTorch has of them, where it is defined and where it is exported."""
     if not distributed.is_available():
         return
-    from torch.distributed import distributed_c10d as c10d  # noqa: PLC0415 (not in every build)
+    from torch.distributed import distributed_c10d as c10d  # (not in every build)
 
     for name in COLLECTIVES:
         plain = getattr(c10d, name, None)

@@ -132,7 +132,7 @@ def _lend_sender(module: Any, register: Callable[..., None]) -> None:
 
 
 def _install_builtin_hooks(ddp: Any) -> None:
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # noqa: PLC0415 (not in every build)
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks  # (not in every build)
 
     fp16 = distributed.BuiltinCommHookType.FP16_COMPRESS  # type: ignore[attr-defined]
     plain = ddp._register_builtin_comm_hook

@@ -87,7 +87,7 @@ class ManyRanks:
         return -self._largest(-newest)[0]
 
     def _largest(self, *values: int) -> list[int]:
-        import torch  # noqa: PLC0415 (a script with several ranks has it)
+        import torch  # (a script with several ranks has it)
 
         tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
         self._distributed.all_reduce(tensor, op=self._distributed.ReduceOp.MAX, group=self._group)

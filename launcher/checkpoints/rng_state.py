@@ -36,12 +36,12 @@ def restore(state: Mapping[str, Any], generators: Iterable[Any] = ()) -> None:
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in state:
-        import numpy as np  # noqa: PLC0415 (only for scripts that had it)
+        import numpy as np  # (only for scripts that had it)
 
         kind, keys, position, has_gauss, cached = state["numpy"]
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if "torch" in state:
-        import torch  # noqa: PLC0415 (only for scripts that had it)
+        import torch  # (only for scripts that had it)
 
         torch.set_rng_state(_tensor(state["torch"]))
         if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
@@ -67,6 +67,6 @@ def _text(tensor: Any) -> str:
 
 
 def _tensor(text: str) -> Any:
-    import torch  # noqa: PLC0415
+    import torch
 
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -246,7 +246,7 @@ class Preparation:
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         try:
             if cuda is not None and cuda.is_available():
-                from muri.launcher.isolation.threads import at_thread_start  # noqa: PLC0415 (not in `muri run`)
+                from muri.launcher.isolation.threads import at_thread_start  # (not in `muri run`)
 
                 cuda.init()
                 self.device = Device(cuda, takes_turns=self._takes_turns)

@@ -148,7 +148,7 @@ def close(session: SessionState) -> None:
 
 
 def _unregister(name: str) -> None:
-    from torch._C._distributed_c10d import _unregister_process_group  # noqa: PLC0415 (torch is there, see above)
+    from torch._C._distributed_c10d import _unregister_process_group  # (torch is there, see above)
 
     _unregister_process_group(name)  # type: ignore[arg-type, unused-ignore] # a NewType of str in the stubs
 

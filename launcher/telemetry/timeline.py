@@ -115,7 +115,7 @@ def draw(slices: Sequence[Slice], begin_s: float, span_s: float, output: Path, c
         UsageError: matplotlib is missing, the file cannot be written, or nothing happened in that stretch.
     """
     try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 (heavy, and optional)
+        from matplotlib.figure import Figure  # (heavy, and optional)
     except ImportError as error:
         raise UsageError("a picture needs matplotlib: pip install 'muri[report]'") from error
     shown = [piece for piece in slices if piece.end_s > begin_s and piece.start_s < begin_s + span_s]
@@ -160,15 +160,15 @@ def _draw_resources(axes: "Axes", shown: Sequence[Slice], names: Mapping[str, st
 
 
 def _legend(axes: "Axes", colours: Mapping[str, str]) -> None:
-    from matplotlib.patches import Patch  # noqa: PLC0415 (as above)
+    from matplotlib.patches import Patch  # (as above)
 
     handles: list[Any] = [Patch(color=colour, label=name) for name, colour in colours.items()]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def _print_shares(shares: dict[str, dict[str, float]]) -> None:
-    from rich.console import Console  # noqa: PLC0415 (only when printing)
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console  # (only when printing)
+    from rich.table import Table
 
     table = Table(box=None, pad_edge=False, title="Shares of each job's time", title_justify="left")
     table.add_column("job")

@@ -83,8 +83,8 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
     if not sys.stdin.isatty():
         yield lambda seconds: time.sleep(seconds) or ""  # type: ignore[func-returns-value]
         return
-    import termios  # noqa: PLC0415 (only on terminals)
-    import tty  # noqa: PLC0415
+    import termios  # (only on terminals)
+    import tty
 
     file = sys.stdin.fileno()
     before = termios.tcgetattr(file)

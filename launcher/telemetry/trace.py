@@ -165,6 +165,6 @@ def open_trace(path: Path, group: str, *, shared: bool = True) -> Trace:
     """
     if path.suffix == ".jsonl":
         return LinesTrace(path)
-    from muri.launcher.telemetry.chrome_trace import ChromeTrace  # noqa: PLC0415 (it imports this module)
+    from muri.launcher.telemetry.chrome_trace import ChromeTrace  # (it imports this module)
 
     return ChromeTrace(path, group, shared=shared)

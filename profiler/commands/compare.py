@@ -41,7 +41,7 @@ def compare_command(first: str, second: str, store_path: Path | None, as_json: b
         document = {"a": to_dict(one), "b": to_dict(other), "rows": [row._asdict() for row in rows]}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.render_profile import print_comparison  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.render_profile import print_comparison  # -- rich takes a while to load
 
     print_comparison(console(), one, other, rows, datetime.now(UTC))
 

@@ -57,7 +57,7 @@ def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
         document = {name: {"unit": unit, **line.to_dict()} for name, (unit, line) in fits.items()}
         click.echo(json.dumps({"fits": document}, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.interference.render import print_fit  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.interference.render import print_fit  # -- rich takes a while to load
 
     for name, (unit, line) in fits.items():
         print_fit(console(), name, unit, line)

@@ -45,7 +45,7 @@ def list_command(sort: str, reverse: bool, store_path: Path | None, as_json: boo
     if as_json:
         click.echo(to_json(profiles), nl=False)
     elif profiles:
-        from muri.profiler.render import print_table  # noqa: PLC0415 -- rich takes a while to load
+        from muri.profiler.render import print_table  # -- rich takes a while to load
 
         print_table(console(), profiles, datetime.now(UTC), stale)
     elif stored:
@@ -88,6 +88,6 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
         document |= {"stale": None if stale is None else {"since": stale.since, "reason": stale.reason}}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.render_profile import print_profile  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.render_profile import print_profile  # -- rich takes a while to load
 
     print_profile(console(), history, datetime.now(UTC), stale)

@@ -110,6 +110,6 @@ def open_if_any(store_path: Path | None, *, missing_ok: bool = False) -> Profile
 
 def console() -> "Console":
     """Where tables and bars go."""
-    from rich.console import Console  # noqa: PLC0415 -- rich takes a while to load
+    from rich.console import Console  # -- rich takes a while to load
 
     return Console(highlight=False)

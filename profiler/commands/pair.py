@@ -136,8 +136,8 @@ def _read(
 
 
 def _measure(scripts: tuple[str, ...], request: Request, store_path: Path | None) -> Interference:
-    from muri.profiler.dryrun.runner import check_command  # noqa: PLC0415 -- only when needed
-    from muri.profiler.interference.corun import Budget, measure_pair  # noqa: PLC0415 -- only when needed
+    from muri.profiler.dryrun.runner import check_command  # -- only when needed
+    from muri.profiler.interference.corun import Budget, measure_pair  # -- only when needed
 
     commands = [_split(script) for script in scripts]
     for command in commands:
@@ -204,7 +204,7 @@ def _print_pairs(pairs: Iterable[Interference], as_json: bool) -> None:
         document = {"pairs": [item.to_dict() for item in pairs]}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.interference.render import print_pairs  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.interference.render import print_pairs  # -- rich takes a while to load
 
     print_pairs(console(), tuple(pairs), datetime.now(UTC))
 
@@ -214,7 +214,7 @@ def _next(pairs: tuple[Interference, ...], keys: tuple[ProfileKey, ...], as_json
     if as_json:
         click.echo(json.dumps({"pairs": [asdict(item) for item in found]}, indent=2, ensure_ascii=False))
     elif found:
-        from muri.profiler.interference.render import print_candidates  # noqa: PLC0415 -- rich takes a while to load
+        from muri.profiler.interference.render import print_candidates  # -- rich takes a while to load
 
         print_candidates(console(), found)
     else:

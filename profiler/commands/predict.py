@@ -53,7 +53,7 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(_document(found, measured), indent=2, ensure_ascii=False))
         return
-    from muri.profiler.render_estimate import print_estimate  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.render_estimate import print_estimate  # -- rich takes a while to load
 
     print_estimate(console(), found, measured)
 

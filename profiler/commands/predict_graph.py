@@ -82,7 +82,7 @@ def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool
 
 def _predicted(asked: Asked, optimizer: str, store_path: Path | None) -> "Prediction":
     """Tell the features, keep them where that was asked for, and predict from the store's profiles."""
-    from muri.profiler.prediction.estimate import check_enough, predict  # noqa: PLC0415 -- loads NumPy
+    from muri.profiler.prediction.estimate import check_enough, predict  # -- loads NumPy
 
     specs = [InputSpec.parse(text) for text in asked.inputs]
     with open_store(store_path, read_only=asked.model is None) as store:
@@ -99,7 +99,7 @@ def _predicted(asked: Asked, optimizer: str, store_path: Path | None) -> "Predic
 def _features(asked: Asked, specs: Sequence[InputSpec]) -> "GraphFeatures":
     """Of the model that the factory makes."""
     model = build(asked.target)
-    from muri.profiler.prediction.graph import features_of  # noqa: PLC0415 -- imports PyTorch
+    from muri.profiler.prediction.graph import features_of  # -- imports PyTorch
 
     return features_of(model, [spec.example(asked.batch_size) for spec in specs])
 
@@ -130,7 +130,7 @@ def _document(found: "Prediction") -> dict[str, Any]:
 
 def _print(found: "Prediction", target: str) -> None:
     """A table of 80 columns, and the memory's terms."""
-    from rich.table import Table  # noqa: PLC0415 -- rich takes a while to load
+    from rich.table import Table  # -- rich takes a while to load
 
     table = Table("figure", box=None, pad_edge=False)
     for heading in ("predicted", "least", "most"):

@@ -77,7 +77,7 @@ def run_command(
       muri profile run --model bert --gpus 2 --gpu-type a100 -- -m my.training
       muri profile run --no-store --json -- train.py | jq .propagate_s
     """
-    from muri.profiler.dryrun.runner import check_command  # noqa: PLC0415 -- only when needed
+    from muri.profiler.dryrun.runner import check_command  # -- only when needed
 
     check_command(command)
     model = asked["model"] or of_command(command)
@@ -96,7 +96,7 @@ def run_command(
 
 
 def _measure(command: tuple[str, ...], limits: Limits) -> "DryRunResult":
-    from muri.profiler.dryrun.runner import measure_script  # noqa: PLC0415 -- only when needed
+    from muri.profiler.dryrun.runner import measure_script  # -- only when needed
 
     try:
         with _progress(" ".join(command[:2] if command[0] == "-m" else command[:1])) as tell:
@@ -109,7 +109,7 @@ def _measure(command: tuple[str, ...], limits: Limits) -> "DryRunResult":
 @contextmanager
 def _progress(name: str) -> "Iterator[Callable[[Progress], None]]":
     """Says on stderr how far the script is; a terminal sees one line that changes."""
-    from rich.console import Console  # noqa: PLC0415 -- rich takes a while to load
+    from rich.console import Console  # -- rich takes a while to load
 
     terminal = Console(stderr=True, highlight=False)
     if not terminal.is_terminal:
@@ -129,7 +129,7 @@ def _show(
     if as_json:
         click.echo(json.dumps(to_dict(profile) | {"stopped": stopped, "stored": stored}, indent=2, ensure_ascii=False))
         return
-    from muri.profiler.render_profile import print_profile  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.render_profile import print_profile  # -- rich takes a while to load
 
     print_profile(console(), history, datetime.now(UTC))
     click.echo(f"{'stopped because:':<21} {stopped}")

@@ -72,7 +72,7 @@ def sensitivity_command(show: str | None, store_path: Path | None, as_json: bool
     if as_json:
         click.echo(json.dumps(found.to_json(), indent=2, ensure_ascii=False))
         return
-    from muri.profiler.sensitivity.render import print_sensitivity  # noqa: PLC0415 -- rich takes a while to load
+    from muri.profiler.sensitivity.render import print_sensitivity  # -- rich takes a while to load
 
     print_sensitivity(console(), found)
 

@@ -79,8 +79,8 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     Raises:
         FitError: There are too few, they all have one size, or one is no possible measurement.
     """
-    import numpy as np  # noqa: PLC0415 -- only fits need it
-    from scipy.optimize import nnls  # noqa: PLC0415
+    import numpy as np  # -- only fits need it
+    from scipy.optimize import nnls
 
     kept = _checked(points, what)
     sizes = np.array([point.size for point in kept])

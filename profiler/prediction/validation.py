@@ -18,9 +18,9 @@ def linear() -> Any:
         LearnerMissingError: scikit-learn is not installed.
     """
     try:
-        from sklearn.linear_model import RidgeCV  # noqa: PLC0415 -- an extra
-        from sklearn.pipeline import make_pipeline  # noqa: PLC0415
-        from sklearn.preprocessing import StandardScaler  # noqa: PLC0415
+        from sklearn.linear_model import RidgeCV  # -- an extra
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
     except ImportError as error:
         raise LearnerMissingError(str(error)) from error
     return make_pipeline(StandardScaler(), RidgeCV(alphas=(1.0, 3.0, 10.0, 30.0, 100.0)))

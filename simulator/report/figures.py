@@ -92,7 +92,7 @@ def _queue_plot(policies: Sequence[PolicySummary]) -> Plot:
 
 
 def _utilization_plot(policies: Sequence[PolicySummary]) -> Plot:
-    from plotly.subplots import make_subplots  # noqa: PLC0415
+    from plotly.subplots import make_subplots
 
     curves = [series.utilization(_first(policy)) for policy in policies]
     size_s, unit = time_unit(_end_s([one["gpu"] for one in curves]))

@@ -57,7 +57,7 @@ def page(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
 def plot_script() -> tuple[str, str]:
     """The plotting library and what gives its plots the page's colours."""
-    from plotly.offline import get_plotlyjs  # noqa: PLC0415
+    from plotly.offline import get_plotlyjs
 
     return get_plotlyjs(), _asset("page.js")
 

@@ -30,8 +30,8 @@ def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
         ReportError: A plotting library is missing, or the folder can't be written to.
     """
     with _written_to(folder):
-        from muri.simulator.report.images import write_images  # noqa: PLC0415
-        from muri.simulator.report.page import report_page  # noqa: PLC0415
+        from muri.simulator.report.images import write_images
+        from muri.simulator.report.page import report_page
 
         write_files(summaries, folder)
         for summary in summaries:
