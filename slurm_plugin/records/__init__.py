@@ -1,0 +1,1 @@
+"""What Slurm, its jobs' comments and the journal hold, as frozen records."""
