@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TABLE = "slurm_plugin/submit_option.yaml"
 BEGIN = f"generated from {TABLE}: "
 END = "end of the generated part"
+Number = Annotated[int, Field(ge=1, lt=10**12)]  # C reads at most twelve digits
 
 
 class _Key(BaseModel):
@@ -74,10 +75,10 @@ class _Count(_Key):
     """A whole number within limits."""
 
     type: Literal["count"]
-    min: PositiveInt
-    max: PositiveInt
+    min: Number
+    max: Number
     form: str
-    example: PositiveInt
+    example: Number
     default: int
     python_type: ClassVar = "int"
 
@@ -102,7 +103,7 @@ class _Time(_Key):
     """A time above zero; the tag holds seconds."""
 
     type: Literal["time"]
-    max_s: PositiveInt
+    max_s: Number
     form: str
     example: str
     default: int | None

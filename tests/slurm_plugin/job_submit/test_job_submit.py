@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from .conftest import JOB_SUBMIT_SOURCE
+from option_sources import JOB_SUBMIT_SOURCE
 
 NO_VAL = 0xFFFFFFFE
 ALICE = 1001

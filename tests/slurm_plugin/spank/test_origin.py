@@ -4,8 +4,7 @@ import ctypes
 import subprocess
 
 import pytest
-
-from .conftest import SPANK_SOURCE
+from option_sources import SPANK_SOURCE
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from lupa.lua51 import LuaRuntime
+from option_sources import JOB_SUBMIT_SOURCE, REPOSITORY, SPANK_SOURCE, Outcome
 
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
-
-from .conftest import JOB_SUBMIT_SOURCE, REPOSITORY, SPANK_SOURCE, Outcome
 
 Options = Callable[..., Outcome]
 IsCanonical = Callable[[str], bool]

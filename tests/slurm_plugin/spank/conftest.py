@@ -2,22 +2,10 @@
 
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-SPANK_SOURCE = REPOSITORY / "slurm_plugin" / "spank"
-JOB_SUBMIT_SOURCE = REPOSITORY / "slurm_plugin" / "job_submit"
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What the option parser made of some options."""
-
-    mark: str | None
-    error: str
+from option_sources import SPANK_SOURCE, Outcome
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from .conftest import Outcome
+from option_sources import Outcome
 
 Options = Callable[..., Outcome]
 NUMBER = r"(batch-size|duration|accumulate)=[1-9]\d*"
