@@ -7,7 +7,7 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node
 
 from muri.policies.reason import Reason
 from muri.policies.types import NodeShare, Plan, PlanRequest, Running, Sharer, Waiting
-from muri.profiler.interference.fits import KIND, LinearFit, computation_name
+from muri.profiler.interference.models import KIND, LinearFit, computation_name
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
