@@ -5,7 +5,7 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Final
 
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.profiler.interference.estimate import estimated_ratio
 from muri.profiler.records import StageProfile
 from muri.simulator.model import SimulationError, TraceJob
