@@ -6,7 +6,7 @@ from itertools import combinations_with_replacement
 from typing import Final
 
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
-from muri.profiler.interference.estimate import estimated_ratio
+from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import StageProfile
 from muri.simulator.model import SimulationError, TraceJob
 
