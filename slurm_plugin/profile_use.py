@@ -13,20 +13,17 @@ from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
 from muri.policies.types import PlanJob
-from muri.profiler.drift import Drift, DriftRule, find_drift, is_due
+from muri.profiler.differences import Drift, DriftRule, find_drift, is_due
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
-from muri.profiler.interference.fits import KIND as FITS
-from muri.profiler.interference.fits import LinearFit
+from muri.profiler.interference.models import KIND as FITS
+from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
-from muri.profiler.store import Document, ProfileStore
-from muri.profiler.store_connection import Journal
-from muri.profiler.store_file import set_aside
-from muri.profiler.store_stats import REUSE_COUNT, REUSE_KIND, REUSE_NAME, reuse_count
-from muri.profiler.times import moment, text_of
+from muri.profiler.store import REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
+from muri.profiler.store_file import JournalMode, set_aside
 from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
@@ -36,6 +33,7 @@ from muri.slurm_plugin.planning.running import as_submitted, running_groups
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.journal import DRY_RUN, Intent
 from muri.slurm_plugin.records.roles import Role, View, profile_key
+from muri.utc import moment, text_of
 
 log = logging.getLogger("muri.controller")
 
@@ -106,7 +104,7 @@ def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float
     return not times or now_s - max(times) >= config.profiles.drift_again_s
 
 
-def open_profiles(path: Path, journal: Journal | None) -> ProfileStore:
+def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
     """Open the controller's store; one that is damaged is set aside and an empty one opened.
 
     Args:
@@ -186,10 +184,10 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         return KnownTraits()
 
 
-def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
+def _sensitivities(store: ProfileStore) -> Iterator[record.SensitivityProfile]:
     for document in store.documents(record.KIND):
         try:
-            found = record.Sensitivity.from_document(document)
+            found = record.SensitivityProfile.from_document(document)
         except UNUSABLE as error:
             log.warning("sensitivity %s is not used: %s", document.name, error)
             continue

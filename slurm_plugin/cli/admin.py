@@ -1,6 +1,7 @@
 """Commands for administrators: the controller, drain, config, preempt."""
 
 import json
+import logging
 import signal
 import sys
 import threading
@@ -15,7 +16,7 @@ import click
 
 from muri.errors import UsageError
 from muri.slurm_plugin.config import Config, config_path, render_config
-from muri.logs import configure_logging
+from muri.utc import log_handler
 
 if TYPE_CHECKING:
     from muri.slurm_plugin.execute.drain import Drained
@@ -50,7 +51,7 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
 
     if sum((once, interval_s is not None, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS or --dry-run")
-    configure_logging(verbose=verbose)
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[log_handler()], force=True)
     config = read_config(config_file)
     if dry_run:
         _print_decision(config)

@@ -18,11 +18,9 @@ import click
 
 from muri.errors import MuriError
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
-from muri.profiler.file_system import file_system_of, is_network
+from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
-from muri.profiler.store_connection import existing_journal, exists
-from muri.profiler.store_file import set_aside, set_aside_stores
-from muri.profiler.telemetry.nvml import check as why_no_gpu
+from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_checks import (
     Finding,

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
-from muri.policies.reason import sentences
-from muri.policies.types import Plan, PlanJob
+from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.planning.joins import begun_joins, groups_by_host
 from muri.slurm_plugin.records import comment_tags as tags
@@ -17,6 +16,7 @@ from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
 from muri.slurm_plugin.records.comment_tags import mode_of
 from muri.slurm_plugin.records.journal import Intent
 from muri.slurm_plugin.records.roles import Role, View
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
@@ -155,7 +155,7 @@ def _state_name(job: Job, role: Role, host: Job | None) -> str:
 def _describe(
     job: Job, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
 ) -> JobStatus:
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     role = view.roles[job.job_id]
     state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
     intent = groups.get(state.host) if state is not None else None

@@ -20,11 +20,11 @@ from typing import Any
 import click
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
-from muri.logs import configure_logging
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import fault_token
+from muri.utc import log_handler
 
 log = logging.getLogger("muri.host")
 
@@ -210,7 +210,7 @@ def main(**options: Any) -> None:
     with log_path.open("ab", buffering=0) as stream:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
-    configure_logging(verbose=False)
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("host job %s for members %s", job_id, options["members"])
     command = runtime_command(options, run_dir, status)
     runtime = start(command)

@@ -11,18 +11,24 @@ from itertools import chain, product
 from typing import Final
 
 from muri.errors import MuriError
-from muri.policies.allocation.derived import derived_sensitivity
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.allocation.demand import derived_sensitivity
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError
 from muri.policies.types import PlanJob, PlanRequest, Policy
-from muri.profiler.interference.errors import FitError
-from muri.profiler.interference.estimate import estimated_ratio
-from muri.profiler.interference.fits import LinearFit, Point, computation_name, fit_computation, fit_line
+from muri.profiler.errors import FitError
+from muri.profiler.interference.models import (
+    LinearFit,
+    Point,
+    computation_name,
+    estimated_ratio,
+    fit_computation,
+    fit_line,
+)
 from muri.profiler.interference.ratios import Interference, find
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
-from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
+from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.slurm_plugin.records.cluster import Job, Node
 
 log = logging.getLogger("muri.controller")
@@ -48,7 +54,7 @@ class KnownTraits:
         accumulating: Profile keys, as text, of scripts that have said that their batches can be split.
     """
 
-    sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
+    sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
     fits: Mapping[str, LinearFit] = field(default_factory=dict)
     pairs: tuple[Interference, ...] = ()
     accumulating: frozenset[str] = frozenset()
@@ -82,7 +88,7 @@ def gpu_utilization(profile: StageProfile | None) -> float | None:
     return None if profile is None else profile.detail.gpu_utilisation
 
 
-def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
+def sensitivity_of(known: record.SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
     """Convert a stored sensitivity. Pure.
 
     What measurements cannot tell from the greatest throughput counts as saturated: otherwise noise would keep a job

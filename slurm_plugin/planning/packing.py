@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.validation import RequestError
-from muri.policies.reason import Reason, sentences
 from muri.policies.traits import BatchModel
 from muri.policies.types import (
     FreeNode,
@@ -20,10 +19,12 @@ from muri.policies.types import (
     PlanJob,
     PlanRequest,
     Policy,
+    Reason,
     Running,
     Sharer,
     Solo,
     Waiting,
+    sentences,
 )
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
@@ -38,6 +39,7 @@ from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.roles import View
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 log = logging.getLogger("muri.controller")
 
@@ -259,7 +261,7 @@ class _Traits:
     def _batch(self, job: PlanJob) -> BatchModel | None:
         if job.profile is None:
             return None
-        request = tags.parse_request(self._view.jobs[job.job_id].admin_comment) or tags.Request()
+        request = parse_request(self._view.jobs[job.job_id].admin_comment) or SubmitRequest()
         steps = request.accumulate
         if steps == 1 and str(job.profile.key) in self._know.traits.accumulating:
             steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit

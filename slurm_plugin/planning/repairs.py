@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from muri.policies.horus.memory import MAX_RAISES, raised_gib
+from muri.policies.horus.cost import MAX_RAISES, raised_gib
 from muri.profiler.records import ProfileError, ProfileKey
-from muri.profiler.times import text_of
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -27,6 +26,7 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import fault_of, profile_in, times_told
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import Role, View, run_told
+from muri.utc import text_of
 
 # A host ends itself a few seconds after its last member; only a host that did not is cancelled.
 _HOST_GRACE_S = 60.0

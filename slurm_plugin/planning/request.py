@@ -16,6 +16,7 @@ from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derive
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
 from muri.slurm_plugin.records.roles import Role, View, profile_key
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 _ALONE_BY_WISH = "it was submitted with alone"
 
@@ -65,7 +66,7 @@ class Preparation:
 
 def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
@@ -139,7 +140,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float, profile_u
 
 def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
     """Describe a job to a policy."""
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     alone = alone_reason(job, slurm_version, know, config)
     profile = know.profile_for(job, key)
     if not alone and profile is None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.reason import sentences
 from muri.policies.types import (
     Group,
     HostShare,
@@ -17,6 +16,7 @@ from muri.policies.types import (
     Running,
     Solo,
     Waiting,
+    sentences,
 )
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
@@ -28,6 +28,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import Mode, mode_of
 from muri.slurm_plugin.records.roles import Role, View, profile_key, run_told
+from muri.slurm_plugin.records.submit_option import parse_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +196,7 @@ def why_not_preemptible(job: Job, role: Role) -> str:
 
     Both are needed: the user's word at submission, and a script that in this very run has told how to save it.
     """
-    request = tags.parse_request(job.admin_comment)
+    request = parse_request(job.admin_comment)
     if request is None or role not in {Role.MEMBER, Role.RELEASED}:
         return "it was not submitted with --muri, or Muri has not started it"
     checks = (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
-from muri.policies.horus.memory import RAISING_POLICIES
+from muri.policies.horus.cost import RAISING_POLICIES
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config, Grouping
 from muri.slurm_plugin.planning.actions import (

@@ -7,8 +7,7 @@ from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.reason import sentences
-from muri.policies.types import Group, HostShare, Plan, Solo
+from muri.policies.types import Group, HostShare, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation, Config

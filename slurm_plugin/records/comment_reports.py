@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muri.policies.horus.memory import MAX_RAISES
-from muri.profiler.dryrun.result import DryRunResult
+from muri.policies.horus.cost import MAX_RAISES
+from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job

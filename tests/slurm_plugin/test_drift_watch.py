@@ -8,8 +8,7 @@ from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gp
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileKey
-from muri.profiler.store import ProfileStore
-from muri.profiler.store_stats import stats_of
+from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.records import comment_tags as tags

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gpu
 
-from muri.policies.horus.memory import MAX_RAISES
+from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
