@@ -32,11 +32,11 @@ from bars import Bar, keep, tell, verdict
 from muri.errors import MuriError
 from muri.policies.registry import policy_names
 from muri.policies.speed.interference import PairSpeed, parse_interference
-from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.generator import Durations, Recipe, generate
-from muri.simulator.traces.pair_models import models_of_pairs
+from muri.simulator.traces.models import models_of_pairs
 
 ROOT: Final = Path(__file__).parents[1]
 PAIRS: Final = ROOT.parent / "shared" / "reference" / "gavel_pairs_v100.csv"

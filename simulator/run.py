@@ -3,27 +3,25 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from muri.policies.allocation.names import parse_name
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
-from muri.simulator import checks
-from muri.simulator.crowding import crowding_of
-from muri.simulator.engine import Engine
+from muri.simulator.engine import checks
+from muri.simulator.engine.checks import check_cluster, check_noise, check_sizes
+from muri.simulator.engine.jobs import WaitingJobs, view_of
+from muri.simulator.engine.loop import Engine
+from muri.simulator.engine.nodes import Nodes
+from muri.simulator.engine.pace import Pace, Pairs, Speeds, pace_of, sensitivities_of
+from muri.simulator.engine.packing import PackedNodes, PackedWorld, crowding_of
+from muri.simulator.engine.world import World
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.nodes import Nodes
-from muri.simulator.pace import Pace, Speeds, pace_of
-from muri.simulator.packed_nodes import PackedNodes
-from muri.simulator.packed_world import PackedWorld
-from muri.simulator.pairs import Pairs
-from muri.simulator.published import simulate_published
-from muri.simulator.refusals import check_cluster, check_noise, check_sizes
-from muri.simulator.sensitivity import sensitivities_of
-from muri.simulator.waiting import WaitingJobs, view_of
-from muri.simulator.world import World
+from muri.simulator.reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
+from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
 
 
 def simulate(
@@ -47,7 +45,7 @@ def simulate(
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.published.PUBLISHED_POLICIES`
+        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.run.PUBLISHED_POLICIES`
             under the reference model.
         cluster: Where they run.
         settings: How to simulate.
@@ -183,3 +181,52 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
             f"job {job.job_id} needs {needs_gib} GiB of GPU memory, but each GPU has "
             f"{cluster.gpu_mem_gib} GiB; simulate larger GPUs, or leave the job out"
         )
+
+
+PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
+"""Those of Muri's public simulator, then those of Synergy's."""
+
+
+def simulate_published(
+    trace: Trace,
+    policy: str,
+    cluster: Cluster,
+    settings: Settings,
+    options: Mapping[str, Any] | None = None,
+    progress: Callable[[float], None] | None = None,
+    *,
+    with_spans: bool = False,
+) -> SimulationResult:
+    """Simulate a trace with the semantics of the policy's public simulator.
+
+    Args:
+        trace: The jobs.
+        policy: One of `PUBLISHED_POLICIES`.
+        cluster: Where they run.
+        settings: Few of them count; see the two models.
+        options: Options of the policy.
+        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
+        with_spans: Whether the result tells who shared GPUs with whom and when.
+
+    Raises:
+        SimulationError: The policy, an option or a setting is one that the model doesn't know, or the trace cannot run
+            on the cluster.
+    """
+    check_published(policy, options or {})
+    model = simulate_reference if parse_name(policy) is None else simulate_synergy
+    return model(trace, policy, cluster, settings, options, progress, with_spans=with_spans)
+
+
+def check_published(policy: str, options: Mapping[str, Any]) -> None:
+    """Refuse a policy or option that the reference model doesn't know.
+
+    Raises:
+        SimulationError: Lists the valid ones.
+    """
+    if parse_name(policy) is not None:
+        check_synergy(policy, options)
+    elif policy in REFERENCE_POLICIES:
+        check_reference(policy, options)
+    else:
+        valid = ", ".join(PUBLISHED_POLICIES)
+        raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")

@@ -12,16 +12,20 @@ from click.testing import CliRunner
 
 from muri.policies.allocation.names import SYNERGY_NAMES, SynergyName, parse_name
 from muri.profiler.records import StageProfile
-from muri.simulator.cli import simulate as simulate_command
-from muri.simulator.metrics import metrics_of
+from muri.simulator.cli.simulate_command import simulate as simulate_command
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.synergy_reference.jobs import JobTable, Share, job_table
-from muri.simulator.synergy_reference.ledger import Ledger
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round
-from muri.simulator.synergy_reference.orders import KEYS, URGENT_AFTER_S, in_order
-from muri.simulator.synergy_reference.rounds import run_rounds
-from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, simulate_synergy
-from muri.simulator.traces.profiles import synergy_models
+from muri.simulator.synergy_reference.run import (
+    KEYS,
+    SYNERGY_REFERENCE_POLICIES,
+    URGENT_AFTER_S,
+    in_order,
+    run_rounds,
+    simulate_synergy,
+)
+from muri.simulator.synergy_reference.state import JobTable, Ledger, Share, job_table
+from muri.simulator.traces.models import synergy_models
 from muri.simulator.traces.read import read_trace
 
 SHARED = Path(__file__).parents[3] / "shared"
