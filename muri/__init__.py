@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from muri.launcher.stages import stage as stage
     from muri.launcher.stages import yield_point as yield_point
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Resumed",
     "__version__",

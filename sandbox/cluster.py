@@ -10,6 +10,8 @@ from sandbox.suites import Suite
 
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
+#: What `cred_expire` is on a site whose slurm.conf does not set it.
+SLURM_CRED_EXPIRE_S = 120
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Shape:
             all need some on one node, so there are more than GPUs.
         mem_mib_per_node: Virtual memory of a node in MiB, bookkeeping as well.
         extra_partitions: Partitions beside `main`, which holds all nodes.
+        cred_expire_s: How long a requeued job waits before Slurm starts it again. It is shorter than Slurm's own
+            `SLURM_CRED_EXPIRE_S`, so that what requeues jobs is quick to try.
     """
 
     nodes: int = 4
@@ -36,6 +40,7 @@ class Shape:
     cpus_per_node: int = 16
     mem_mib_per_node: int = 64_000
     extra_partitions: tuple[Partition, ...] = ()
+    cred_expire_s: int = 10
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
@@ -104,6 +109,7 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         "slurm.conf",
         cluster=f"muri-{instance}".lower(),
         auth=suite.auth,
+        cred_expire_s=shape.cred_expire_s,
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),

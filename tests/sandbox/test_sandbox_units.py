@@ -44,6 +44,12 @@ def test_only_main_is_the_default_partition() -> None:
     assert "PartitionName=small Nodes=n1 Default=NO" in small
 
 
+def test_requeued_jobs_start_soon_unless_a_shape_asks_for_slurms_own_wait() -> None:
+    for shape, seconds in ((Shape(), 10), (Shape(cred_expire_s=cluster.SLURM_CRED_EXPIRE_S), 120)):
+        text = cluster.slurm_files(shape, SUITES["forky"], "x")["/etc/slurm/slurm.conf"]
+        assert lines_of(text, "AuthInfo=") == [f"AuthInfo=cred_expire={seconds}"]
+
+
 @pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("bookworm", "auth/munge")])
 def test_each_suite_has_its_authentication(suite: str, auth: str) -> None:
     text = cluster.slurm_files(Shape(), SUITES[suite], "x")["/etc/slurm/slurm.conf"]
