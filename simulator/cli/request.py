@@ -1,6 +1,6 @@
 """What the command line of `muri simulate` asked for, as runs of a sweep."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -14,7 +14,7 @@ from muri.policies.registry import get_policy
 from muri.policies.speed.errors import InterferenceError
 from muri.policies.speed.interference import PairSpeed, parse_interference
 from muri.simulator.model import Cluster, Outage, Settings, Trace
-from muri.simulator.run import check_published
+from muri.simulator.run import check_policies
 from muri.simulator.sweep.runs import Run
 from muri.simulator.traces.read import read_trace
 
@@ -154,23 +154,6 @@ def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:
 def options_for(policy: str, options: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The options of one policy: those for all, overridden by its own."""
     return {**options.get("", {}), **options.get(policy, {})}
-
-
-def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse unknown policies and options before the first simulation starts.
-
-    Args:
-        model: "default" or "reference", which knows other policies.
-        options: Options by policy.
-
-    Raises:
-        UsageError: Lists the valid names.
-    """
-    for name, chosen in options.items():
-        if model == "default":
-            get_policy(name, chosen)
-        else:
-            check_published(name, chosen)
 
 
 def _check_model(request: Request) -> None:

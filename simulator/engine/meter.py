@@ -1,11 +1,13 @@
 """What the cluster as a whole does over time: who waits, what is held, what is busy."""
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, Generic, TypeVar
 
 from muri.profiler.records import RESOURCES
-from muri.simulator.model import Sample
+from muri.simulator.model import GroupSpan, Sample, Simulation
 
 MAX_SAMPLES: Final = 2_000
 """Samples of a result; where there were more, neighbours are merged into time-weighted means."""
@@ -32,6 +34,61 @@ class Samples:
         while len(samples) > MAX_SAMPLES:
             samples = _thinned(samples)
         return tuple(samples)
+
+
+Stay = TypeVar("Stay", bound=Hashable)
+
+
+class Film(Generic[Stay], ABC):
+    """What a simulation of a public simulator's model looks like over time: samples, stays on GPUs, progress.
+
+    Args:
+        task: What is simulated.
+        report_every: Samples from one report of progress to the next.
+    """
+
+    def __init__(self, task: Simulation, report_every: int) -> None:
+        self.task = task
+        self.with_spans = task.with_spans
+        self._report_every = report_every
+        self._samples = Samples()
+        self._looks = 0
+        self._open: dict[Stay, GroupSpan] = {}
+        self._closed: list[GroupSpan] = []
+
+    @abstractmethod
+    def _end_s(self, key: Stay) -> float:
+        """When a stay that goes on no longer has ended."""
+
+    @abstractmethod
+    def _done(self) -> float:
+        """Share of the jobs that have ended."""
+
+    def note(self, sample: Sample) -> None:
+        """Note what holds for a while."""
+        self._samples.add(sample)
+        self._looks += 1
+        if self.task.progress is not None and self._looks % self._report_every == 0:
+            self.task.progress(self._done())
+
+    def note_stays(self, stays: Mapping[Stay, GroupSpan]) -> None:
+        """Note who is on GPUs, as spans that begin now; those that go on keep their beginning."""
+        self._close(self._open.keys() - stays.keys())
+        self._open = {key: self._open.get(key, span) for key, span in stays.items()}
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The samples, thinned; to be asked for at the end."""
+        if self.task.progress is not None:
+            self.task.progress(1.0)
+        return self._samples.thinned()
+
+    def spans(self) -> tuple[GroupSpan, ...]:
+        """All stays; to be asked for at the end."""
+        self._close(self._open.keys())
+        return tuple(sorted(self._closed, key=lambda span: (span.start_s, span.members)))
+
+    def _close(self, keys: Iterable[Stay]) -> None:
+        self._closed += [replace(self._open[key], end_s=self._end_s(key)) for key in keys]
 
 
 class Meter:

@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from muri.errors import UsageError
 from muri.profiler.records import RESOURCES
-from muri.simulator.cli.request import check_policies
 from muri.simulator.model import Cluster, Settings, Trace, TraceJob
+from muri.simulator.run import check_policies
 from muri.simulator.sweep.runs import Run
 
 Metric = Literal["avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s"]

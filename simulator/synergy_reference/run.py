@@ -1,6 +1,7 @@
 """Simulate a trace with the semantics of Synergy's public simulator: a plan every round, from scratch."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -9,18 +10,8 @@ import numpy as np
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, SynergyName, parse_name
 from muri.policies.speed.model import Floats
 from muri.simulator.engine.checks import ConservationError, check_cluster, check_records, check_sizes, wanted
-from muri.simulator.engine.meter import LEAST_REMAINING_S, Samples
-from muri.simulator.model import (
-    Cluster,
-    GroupSpan,
-    JobRecord,
-    Sample,
-    Settings,
-    SimulationError,
-    SimulationResult,
-    Trace,
-    TraceJob,
-)
+from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
+from muri.simulator.model import Cluster, GroupSpan, Sample, Settings, Simulation, SimulationError, SimulationResult
 from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round, runnable
 from muri.simulator.synergy_reference.state import ROUND_S, Ledger, Rows, job_table
 
@@ -32,70 +23,35 @@ SYNERGY_REFERENCE_POLICIES: Final = tuple(
 URGENT_AFTER_S: Final = 1000 * 3600
 """A job that has not run for longer goes first for good, whatever the order, save for first in first out."""
 
-_PROGRESS_EVERY = 200
-"""Rounds from one report of progress to the next."""
-
 _ROUNDING = 1e-6
 
 
-def simulate_synergy(
-    trace: Trace,
-    policy: str,
-    cluster: Cluster,
-    settings: Settings,
-    options: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] | None = None,
-    *,
-    with_spans: bool = False,
-) -> SimulationResult:
-    """Simulate a trace.
+def simulate_synergy(task: Simulation) -> SimulationResult:
+    """Simulate a trace of Synergy's models on a cluster whose CPUs and host memory are known.
 
-    There is a plan every 300 s, in which every job gets its place anew at no cost. Jobs end at the end of a round.
-
-    Args:
-        trace: The jobs, all of Synergy's models.
-        policy: One of `SYNERGY_REFERENCE_POLICIES`.
-        cluster: Where they run; its CPUs and host memory must be known.
-        settings: Only `until` counts; this model has no noise and no seed.
-        options: There are none.
-        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result tells who ran when.
+    There is a plan every 300 s, in which every job gets its place anew at no cost. Jobs end at the end of a round. Of
+    the settings only `until` counts; this model has neither noise nor seed, and its policies have no options.
 
     Raises:
-        SimulationError: The policy, an option or a setting is one that this model doesn't know, or the trace cannot run
-            on the cluster.
+        SimulationError: A setting is one that this model doesn't know, or the trace cannot run on the cluster.
     """
-    name = _check(trace, policy, cluster, settings, options or {})
-    begin_s = perf_counter()
-    ledger = Ledger(job_table(trace, cluster, by_demand=name.mechanism != "proportional"))
-    count = min(settings.until or len(trace.jobs), len(trace.jobs))
-    film = Film(ledger, cluster, count, progress, with_spans=with_spans)
-    decision_s = run_rounds(ledger, name, cluster, film.look, count)
-    records, unfinished = ledger.records(), ledger.unfinished()
-    _check_ended(trace, records, unfinished)
-    return SimulationResult(
-        policy=policy,
-        trace=trace.name,
-        settings=settings,
-        cluster=cluster,
-        records=records,
-        samples=film.samples(),
-        spans=film.spans(),
-        unfinished=unfinished,
-        decision_s=tuple(decision_s),
-        wall_s=perf_counter() - begin_s,
-    )
-
-
-def _check(trace: Trace, policy: str, cluster: Cluster, settings: Settings, options: Mapping[str, Any]) -> SynergyName:
-    name = check_synergy(policy, options)
-    _check_settings(settings)
+    trace, cluster = task.trace, task.cluster
+    name = parse_name(task.policy)
+    assert name is not None, "`check_synergy` has let the policy pass"
+    _check_settings(task.settings)
     _check_room(cluster)
     check_sizes(trace, cluster)
-    return name
+    ledger = Ledger(job_table(trace, cluster, by_demand=name.mechanism != "proportional"))
+    count = min(task.settings.until or len(trace.jobs), len(trace.jobs))
+    film = _Film(task, ledger, count)
+    decision_s = run_rounds(ledger, name, cluster, film.look, count)
+    records, unfinished = ledger.records(), ledger.unfinished()
+    left = {job.job_id for job in unfinished}
+    check_records([job for job in trace.jobs if job.job_id not in left], records)
+    return task.result(records, film.samples(), film.spans(), decision_s, unfinished)
 
 
-def check_synergy(policy: str, options: Mapping[str, Any]) -> SynergyName:
+def check_synergy(policy: str, options: Mapping[str, Any]) -> None:
     """Refuse a policy or option that this model doesn't know.
 
     Raises:
@@ -112,7 +68,6 @@ def check_synergy(policy: str, options: Mapping[str, Any]) -> SynergyName:
         )
     if options:
         raise SimulationError(f"under the reference model {policy} has no option {next(iter(options))!r}; it has none")
-    return name
 
 
 def _check_settings(settings: Settings) -> None:
@@ -132,12 +87,6 @@ def _check_room(cluster: Cluster) -> None:
                 f"the cluster's {what} are unlimited, but Synergy shares them out; say {option}, such as "
                 "--cpus-per-node 24 --mem-gb-per-node 500"
             )
-
-
-def _check_ended(trace: Trace, records: Sequence[JobRecord], unfinished: Iterable[TraceJob]) -> None:
-    """There is one record for every job that the simulation saw to its end."""
-    left = {job.job_id for job in unfinished}
-    check_records([job for job in trace.jobs if job.job_id not in left], records)
 
 
 Look = Callable[[float, Rows, Round], None]
@@ -229,61 +178,31 @@ def in_order(key: Key | None, ledger: Ledger, queue: Rows, now_s: float) -> Rows
     return queue[order]
 
 
-class Film:
-    """Looks at every round before it runs.
+class _Film(Film[int]):
+    """Looks at every round before it runs; a stay is that of one job, from its first node on.
 
     Args:
+        task: What is simulated.
         ledger: The jobs.
-        cluster: The nodes.
         until: How many of the jobs must end.
-        progress: Called with the share of these that have ended.
-        with_spans: Whether to note who ran when.
     """
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        cluster: Cluster,
-        until: int,
-        progress: Callable[[float], None] | None,
-        *,
-        with_spans: bool,
-    ) -> None:
+    def __init__(self, task: Simulation, ledger: Ledger, until: int) -> None:
+        super().__init__(task, report_every=200)
         self._ledger = ledger
-        self._cluster = cluster
         self._until = until
-        self._progress = progress
         self._busy = np.array([job.profile.stage_s for job in ledger.table.jobs]) / ledger.table.iteration_s[:, None]
-        self._busy *= ledger.table.gpus[:, None] / cluster.gpu_count
-        self._samples = Samples()
-        self._open: dict[int, tuple[float, int]] | None = {} if with_spans else None  # since when, on which node
-        self._spans: list[GroupSpan] = []
-        self._checks = wanted()
-        self._looks = 0
+        self._busy *= ledger.table.gpus[:, None] / task.cluster.gpu_count
+        self._checked = wanted()
 
     def look(self, now_s: float, queue: Rows, found: Round) -> None:
         """Note a round."""
-        if self._checks:
+        if self._checked:
             self._check(now_s, queue, found)
-        if self._open is not None:
-            self._look_at_spans(self._open, now_s, found)
-        self._samples.add(self._sample(now_s, queue, found))
-        self._looks += 1
-        if self._progress is not None and self._looks % _PROGRESS_EVERY == 0:
-            self._progress(float(np.isfinite(self._ledger.end_s[: self._until]).mean()))
-
-    def samples(self) -> tuple[Sample, ...]:
-        """The samples, thinned; to be asked for at the end."""
-        if self._progress is not None:
-            self._progress(1.0)
-        return self._samples.thinned()
-
-    def spans(self) -> tuple[GroupSpan, ...]:
-        """The jobs' stays, each on the first node that it had; to be asked for at the end."""
-        for row, since in (self._open or {}).items():
-            self._spans.append(self._span(row, *since))
-        self._open = None
-        return tuple(sorted(self._spans, key=lambda span: (span.start_s, span.members)))
+        if self.with_spans:
+            firsts = zip(found.rows.tolist(), found.first_nodes.tolist(), strict=True)
+            self.note_stays({row: self._stay(row, now_s, node) for row, node in firsts})
+        self.note(self._sample(now_s, queue, found))
 
     def _sample(self, now_s: float, queue: Rows, found: Round) -> Sample:
         ledger, table = self._ledger, self._ledger.table
@@ -302,15 +221,15 @@ class Film:
             utilization=(busy[0], busy[1], busy[2], busy[3]),
         )
 
-    def _look_at_spans(self, before: dict[int, tuple[float, int]], now_s: float, found: Round) -> None:
-        firsts = dict(zip(found.rows.tolist(), found.first_nodes.tolist(), strict=True))
-        for row in before.keys() - firsts.keys():
-            self._spans.append(self._span(row, *before[row]))
-        self._open = {row: before.get(row, (now_s, node)) for row, node in firsts.items()}
-
-    def _span(self, row: int, since_s: float, node: int) -> GroupSpan:
+    def _stay(self, row: int, since_s: float, node: int) -> GroupSpan:
         job = self._ledger.table.jobs[row]
-        return GroupSpan(since_s, float(self._ledger.seen_s[row]), (job.job_id,), node, job.gpu_count)
+        return GroupSpan(since_s, math.inf, (job.job_id,), node, job.gpu_count)
+
+    def _end_s(self, key: int) -> float:
+        return float(self._ledger.seen_s[key])
+
+    def _done(self) -> float:
+        return float(np.isfinite(self._ledger.end_s[: self._until]).mean())
 
     def _check(self, now_s: float, queue: Rows, found: Round) -> None:
         """Check what holds whatever the mechanism.
@@ -318,15 +237,16 @@ class Film:
         Raises:
             ConservationError: Says what is wrong.
         """
+        gpu_count = self.task.cluster.gpu_count
         held = int(self._ledger.table.gpus[found.rows].sum())
-        if held > self._cluster.gpu_count:
-            raise ConservationError(f"at {now_s} s: {held} of {self._cluster.gpu_count} GPUs are held")
+        if held > gpu_count:
+            raise ConservationError(f"at {now_s} s: {held} of {gpu_count} GPUs are held")
         if len(set(found.rows.tolist())) != len(found.rows) or not np.isin(found.rows, queue).all():
             raise ConservationError(f"at {now_s} s: a job runs twice, or has ended or not arrived")
         nodes = found.nodes
         if nodes is None:
             return
-        if sum(nodes.gpus) != self._cluster.gpu_count - held:
+        if sum(nodes.gpus) != gpu_count - held:
             raise ConservationError(f"at {now_s} s: {held} GPUs are held and {sum(nodes.gpus)} free")
         if min(*nodes.gpus, *nodes.cpus, *nodes.mem_gib) < -_ROUNDING:
             raise ConservationError(f"at {now_s} s: a node has given out more than it has")

@@ -14,6 +14,7 @@ from muri.policies.allocation.names import SYNERGY_NAMES, SynergyName, parse_nam
 from muri.profiler.records import StageProfile
 from muri.simulator.cli.simulate_command import simulate as simulate_command
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.run import simulate
 from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round
 from muri.simulator.synergy_reference.run import (
@@ -22,7 +23,6 @@ from muri.simulator.synergy_reference.run import (
     URGENT_AFTER_S,
     in_order,
     run_rounds,
-    simulate_synergy,
 )
 from muri.simulator.synergy_reference.state import JobTable, Ledger, Share, job_table
 from muri.simulator.traces.models import synergy_models
@@ -65,7 +65,7 @@ def speeds_of(mechanism: str, models: Sequence[str], cluster: Cluster = ONE) -> 
 
 
 def simulated(trace: Trace, policy: str, cluster: Cluster = ONE, settings: Settings = REFERENCE) -> SimulationResult:
-    return simulate_synergy(trace, policy, cluster, settings)
+    return simulate(trace, policy, cluster, settings)
 
 
 # Demands
@@ -344,7 +344,7 @@ def test_the_figures_of_the_first_jobs_are_the_same_when_it_stops_behind_them(po
 
 
 def test_stays_are_told_when_asked_for() -> None:
-    result = simulate_synergy(busy_trace(), "synergy-tune-srtf", TWO, REFERENCE, with_spans=True)
+    result = simulate(busy_trace(), "synergy-tune-srtf", TWO, REFERENCE, with_spans=True)
     stays: dict[int, float] = {}
     for span in result.spans:
         stays[span.members[0]] = stays.get(span.members[0], 0.0) + span.end_s - span.start_s

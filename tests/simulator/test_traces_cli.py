@@ -186,7 +186,7 @@ def test_every_help_page_teaches_with_examples(name: str) -> None:
 
 def test_the_group_loads_nothing_before_it_works() -> None:
     program = (
-        "import sys; from muri.simulator.cli_trace import trace; "
+        "import sys; from muri.simulator.cli.trace_command import trace; "
         "print([m for m in ('yaml', 'rich', 'numpy', 'scipy', 'muri.simulator.traces.read') if m in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -1,6 +1,7 @@
-"""Build pyslurm for the sandbox's Slurm and the host's Python, and keep it beside the root file system."""
+"""What is built once and cached: the root file system of a suite, and pyslurm for its Slurm and this Python."""
 
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -8,15 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import host, namespace
-from sandbox.locks import locked_directory
-from sandbox.plan import Bind, Plan, TextFile
-from sandbox.progress import Progress
-from sandbox.rootfs import Build
+from sandbox.cluster import Suite, mirror
+from sandbox.init import Bind, Plan, TextFile
+from sandbox.support import BuildError, Progress, builds_dir, locked_directory
 
+#: Unprivileged users of every sandbox and their user ids.
+USERS = {"alice": 1001, "bob": 1002}
+_COMPLETE = "complete"
 PYSLURM_VERSION = "25.11.2"
+
 #: Slurm releases that this pyslurm is known to compile for.
 BUILDABLE_FOR = ("25.11", "26.05")
-
 _LOG = "pyslurm-build.log"
 _OUTPUT = Path("/opt/muri/pyslurm")
 _SCRIPT = Path("/tmp/build-pyslurm")  # inside the build's own root
@@ -44,6 +47,92 @@ exec "$1" -m pip install --verbose --root-user-action=ignore --no-cache-dir --no
 
 
 @dataclass(frozen=True)
+class Build:
+    """A finished root file system in the cache."""
+
+    suite: Suite
+    directory: Path
+
+    @property
+    def root(self) -> Path:
+        """The root file system itself."""
+        return self.directory / "root"
+
+    @property
+    def slurm_version(self) -> str:
+        """Slurm's full version, such as 26.05.5."""
+        status = (self.root / "var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+        found = re.search(r"^Package: slurmctld\n(?:.+\n)*?Version: ([0-9.]+)", status, re.MULTILINE)
+        if found is None:
+            raise BuildError(f"{self.root} holds no slurmctld: remove {self.directory} and try again")
+        return found.group(1)
+
+
+def ensure_rootfs(suite: Suite, progress: Progress) -> Build:
+    """Return the cached root file system of a suite, building it first if there is none."""
+    build = Build(suite, builds_dir() / f"{suite.name}-{suite.recipe_hash}")
+    if (build.directory / _COMPLETE).exists():
+        return build
+    host.require_tools({"debootstrap": "debootstrap"})
+    with locked_directory(builds_dir() / "build.lock", progress, "another process that is building a sandbox"):
+        if not (build.directory / _COMPLETE).exists():
+            _build_rootfs(build, progress)
+    return build
+
+
+def _build_rootfs(build: Build, progress: Progress) -> None:
+    """Build in a temporary directory and rename at the end, so that no broken cache is ever seen."""
+    for leftover in builds_dir().glob("building-*"):
+        shutil.rmtree(leftover)
+    temporary = Path(tempfile.mkdtemp(prefix="building-", dir=builds_dir()))
+    temporary.chmod(0o755)
+    try:
+        _debootstrap(build.suite, temporary / "root", progress)
+        _prepare(temporary / "root", progress)
+        (temporary / _COMPLETE).touch()
+        if build.directory.exists():
+            shutil.rmtree(build.directory)
+        temporary.rename(build.directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _debootstrap(suite: Suite, root: Path, progress: Progress) -> None:
+    progress.step(f"installing Debian {suite.name} with Slurm (first start only, one to three minutes)")
+    command = [
+        "debootstrap", "--variant=minbase", f"--include={','.join(suite.packages)}",
+        suite.name, str(root), mirror(), f"/usr/share/debootstrap/scripts/{suite.script}",
+    ]  # fmt: skip
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
+    recent: list[str] = []
+    try:
+        with namespace.contained(command, environment) as output:
+            for number, line in enumerate(output, 1):
+                recent = [*recent[-14:], line.rstrip()]
+                if line.startswith("I: "):
+                    progress.detail(f"debootstrap: {line[3:].strip()} (message {number})")
+    except subprocess.CalledProcessError as err:
+        raise BuildError(
+            f"debootstrap of {suite.name} from {mirror()} failed; its last words were:\n  "
+            + "\n  ".join(recent)
+            + "\nCheck the network and the mirror ($MURI_DEBIAN_MIRROR), then try again."
+        ) from err
+
+
+def _prepare(root: Path, progress: Progress) -> None:
+    """Add the users and let go of what is never read."""
+    progress.step("adding the users " + " and ".join(USERS))
+    for user, uid in USERS.items():
+        command = ["useradd", "--root", str(root), "--create-home", "--uid", str(uid), "--user-group",
+                   "--shell", "/bin/bash", user]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise BuildError(f"could not add the user {user}: {done.stderr.strip()}")
+    for directory in ("var/cache/apt/archives", "var/lib/apt/lists", "usr/share/doc", "usr/share/man"):
+        shutil.rmtree(root / directory, ignore_errors=True)
+
+
+@dataclass(frozen=True)
 class Pyslurm:
     """The outcome: a directory to import pyslurm from, or the reason there is none."""
 
@@ -66,7 +155,7 @@ def ensure_pyslurm(build: Build, progress: Progress) -> Pyslurm:
     with locked_directory(build.directory, progress, "another process that is building pyslurm"):
         if directory.exists():
             return Pyslurm(directory)
-        return _build(build, directory, progress)
+        return _build_pyslurm(build, directory, progress)
 
 
 def _failure_note(directory: Path) -> Path:
@@ -80,7 +169,7 @@ def _refusal(slurm_version: str, why: str) -> str:
     )
 
 
-def _build(build: Build, directory: Path, progress: Progress) -> Pyslurm:
+def _build_pyslurm(build: Build, directory: Path, progress: Progress) -> Pyslurm:
     for leftover in build.directory.glob("building-*"):
         shutil.rmtree(leftover)
     temporary = Path(tempfile.mkdtemp(prefix="building-", dir=build.directory))
@@ -102,7 +191,7 @@ def _build(build: Build, directory: Path, progress: Progress) -> Pyslurm:
 
 def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: Progress) -> None:
     progress.step(f"building pyslurm {PYSLURM_VERSION} for Slurm {build.slurm_version} (first start only)")
-    plan = build_plan(build.root, temporary / "mnt", output)
+    plan = pyslurm_plan(build.root, temporary / "mnt", output)
     with (
         log.open("w", encoding="utf-8") as log_stream,
         namespace.run_plan(plan, temporary / "plan.json") as lines,
@@ -113,7 +202,7 @@ def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: P
                 progress.detail(f"pip: {line.strip()[:80]}")
 
 
-def build_plan(root: Path, mountpoint: Path, output: Path) -> Plan:
+def pyslurm_plan(root: Path, mountpoint: Path, output: Path) -> Plan:
     """Return the plan of the root in which pip compiles pyslurm, with the host's network."""
     python = str(host.python_executable())
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), "LC_ALL": "C.UTF-8"}
