@@ -1,7 +1,6 @@
 """On a real Slurm: synergy-tune sets each job's CPUs and memory before it starts, and `muri drain` takes them back."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,7 +65,7 @@ class Site(MuriCluster):
     """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
 
     def __init__(self, driver: Driver, gateway: str) -> None:
-        super().__init__(driver, f"/var/lib/muri-{time.monotonic_ns()}")
+        super().__init__(driver)
         self.gateway = gateway
         self.configure(policy="synergy-tune", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
         driver.run("mkdir", "-p", self.state_dir, user="root")
