@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from muri.errors import MuriError
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.profiler.interference.errors import FitError
 from muri.profiler.interference.estimate import estimated_ratio

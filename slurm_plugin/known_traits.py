@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from muri.errors import MuriError
-from muri.policies.allocation.derived import derived_sensitivity
+from muri.policies.allocation.demand import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity, TraitError
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError

@@ -11,8 +11,8 @@ import yaml
 
 from muri.errors import UsageError
 from muri.policies.registry import get_policy
-from muri.policies.speed.errors import InterferenceError
-from muri.policies.speed.interference import PairSpeed, parse_interference
+from muri.policies.speed.measured import PairSpeed, parse_interference
+from muri.policies.speed.model import InterferenceError
 from muri.simulator.model import Cluster, Outage, Settings, Trace
 from muri.simulator.run import check_policies
 from muri.simulator.sweep.runs import Run

@@ -10,10 +10,10 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 
 from muri.policies.cycle.queue import full_key, waited_s
+from muri.policies.hybrid.policy import MuriHybrid
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
-from muri.policies.schedulers.muri_hybrid import MuriHybrid
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import HostShares, NodeShare, PlanJob, PlanRequest, Policy, Running
 from muri.profiler.records import StageProfile

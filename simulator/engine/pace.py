@@ -8,12 +8,10 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from muri.policies.allocation.derived import derived_sensitivity
-from muri.policies.allocation.effect import shape_with, throughput_ratio
-from muri.policies.schedulers.antman_speed import leftover_speed
-from muri.policies.speed.efficiency import period_s
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
-from muri.policies.speed.lockstep import Lockstep
+from muri.policies.allocation.demand import derived_sensitivity, shape_with, throughput_ratio
+from muri.policies.schedulers.antman import leftover_speed
+from muri.policies.speed.lockstep import Lockstep, period_s
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Policy

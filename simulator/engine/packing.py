@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import ClassVar, Final, Protocol
 
-from muri.policies.horus.memory import RAISED_BY
-from muri.policies.horus.slowdown import slowdown
-from muri.policies.pollux.goodput import model_of, relative_goodput
+from muri.policies.horus.cost import RAISED_BY, slowdown
+from muri.policies.traits import model_of, relative_goodput
 from muri.policies.types import FreeNode, NodeShare
 from muri.profiler.records import RESOURCES
 from muri.simulator.engine.jobs import PARTITION, LiveJob, Seat, Unit, WaitingJobs
@@ -173,7 +172,7 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
         job: The job, with its true profile.
         gpu_count: GPUs that it holds.
 
-    Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.pollux.goodput` says.
+    Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.traits` says.
     """
     if gpu_count == job.gpu_count:
         return 1.0

@@ -12,7 +12,7 @@ import numpy as np
 import rustworkx
 from numpy.typing import NDArray
 
-from muri.policies.grouping.columns import multisets
+from muri.policies.grouping.kway import multisets
 from muri.policies.speed.model import Floats, Indices, Shape
 from muri.policies.speed.reference import MULTIPLIERS, Reference
 from muri.simulator.reference.state import RUN_TIME_FACTOR, JobTable

@@ -12,9 +12,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import yaml
 
-from muri.policies.pollux.goodput import FIRST_SYNC_SHARE, ring_share
-from muri.policies.speed.interference import COLUMNS
-from muri.policies.traits import BatchModel, Demand, Sensitivity
+from muri.policies.speed.measured import COLUMNS
+from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
 
@@ -326,7 +325,7 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
     Args:
-        lines: The table's lines, the header first, as `muri.policies.speed.interference.parse_interference` takes them.
+        lines: The table's lines, the header first, as `muri.policies.speed.measured.parse_interference` takes them.
 
     Raises:
         TraceError: A column is missing, or a speed alone is no number above 0.
