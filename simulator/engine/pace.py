@@ -15,7 +15,7 @@ from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Policy
-from muri.profiler.interference.estimate import estimated_ratio
+from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.engine.jobs import LiveJob, Unit
 from muri.simulator.model import Cluster, SimulationError, TraceJob
@@ -107,7 +107,7 @@ class Pairs:
         """The measured pairs, and an estimate of every other one.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
-        (`muri.profiler.interference.estimate`), from the profile of each model's first job by submit time.
+        (`muri.profiler.interference.models`), from the profile of each model's first job by submit time.
 
         Raises:
             SimulationError: There are too many models.
