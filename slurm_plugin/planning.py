@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.reason import sentences
 from muri.policies.schedulers.base import ProfileUse
-from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags

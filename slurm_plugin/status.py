@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
-from muri.policies.reason import sentences
-from muri.policies.types import Plan
+from muri.policies.types import Plan, sentences
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.joins import begun_joins, groups_by_host
 from muri.slurm_plugin.journal import Intent

@@ -13,18 +13,17 @@ from test_engine_laws import all_settings, traces
 
 from muri.errors import UsageError
 from muri.policies.cycle.validation import check_request
-from muri.policies.horus.slowdown import slowdown
-from muri.policies.speed.interference import PairSpeed
+from muri.policies.horus.cost import slowdown
+from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
-from muri.simulator.metrics import metrics_of
+from muri.simulator.cli.request import read_interference
+from muri.simulator.engine.pace import Pairs
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.pairs import Pairs
-from muri.simulator.request import read_interference
-from muri.simulator.summary import TraceSummary, summarise
-from muri.simulator.sweep import Outcome, Run
-from muri.simulator.table import table_of
+from muri.simulator.sweep.metrics import metrics_of
+from muri.simulator.sweep.runs import Outcome, Run
+from muri.simulator.sweep.summary import TraceSummary, summarise, table_of
 
 Seats = dict[int, tuple[int, ...]]
 Planner = Callable[[PlanRequest], Iterable[Sharer]]
@@ -191,7 +190,7 @@ def test_memory_that_is_given_back_in_time_is_no_failure() -> None:
 
 
 def test_an_elastic_job_follows_the_model_that_pollux_plans_with() -> None:
-    from muri.policies.pollux.goodput import iteration_model, relative_goodput
+    from muri.policies.traits import iteration_model, relative_goodput
 
     known = job(1, 0.0, 100.0, (0.0, 0.0, 0.5, 0.5), gpu_count=2)
     for count in (1, 4):

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from engine_builders import GPU, by_id, ends, job, run
 
-from muri.policies.pollux.goodput import model_of, relative_goodput
-from muri.simulator.metrics import metrics_of
+from muri.policies.traits import model_of, relative_goodput
 from muri.simulator.model import Cluster, Settings, TraceJob
 from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.read import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"
