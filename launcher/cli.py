@@ -20,7 +20,7 @@ from muri.launcher.membership import Membership, load_membership
 from muri.launcher.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.launcher.rendezvous import RendezvousError
 from muri.launcher.task import missing_variables, task_of
-from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 

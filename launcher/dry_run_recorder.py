@@ -11,12 +11,11 @@ from muri.launcher.clock import IterationRecord
 from muri.launcher.gradients import GradientSize
 from muri.launcher.operator_trace import OperatorTrace, worth_it
 from muri.launcher.whole_files import write_whole
-from muri.profiler.dryrun.contention import Disturbance
+from muri.profiler.dryrun.attribution import refine
 from muri.profiler.dryrun.course import Course, TooShortError
-from muri.profiler.dryrun.operators import refine
-from muri.profiler.dryrun.request import DryRunRequest
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
+from muri.profiler.resource_usage.host import Disturbance
 
 PROGRESS_INTERVAL_S: Final = 1.0
 _GIB: Final = 1024**3

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from muri.launcher.clock import StageClock
 from muri.launcher.task import task_of
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE
+from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE
 
 
 def log_iterations(clock: StageClock, environment: Mapping[str, str]) -> None:

@@ -13,8 +13,7 @@ from muri.launcher.iteration_log import log_iterations
 from muri.launcher.processes.gate import gate_from_environment
 from muri.launcher.task import task_of
 from muri.launcher.telemetry.trace import open_trace
-from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from muri.profiler.dryrun.attribution import USE_THRESHOLD
-from muri.profiler.dryrun.operators import Operator, Span, stage_of
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, stage_of
+from muri.profiler.dryrun.messages import DryRunResult
 
 ITERATIONS: Final = 5
 MOST_ITERATION_S: Final = 3.0

@@ -71,16 +71,12 @@ class _Name(_Key):
         return f"a name: a letter or digit, then letters, digits and `. _ + / -`, {self.longest} at most"
 
 
-class _Count(_Key):
-    """A whole number within limits."""
+class _Numeric(_Key):
+    """A number that the tag holds in decimal digits."""
 
-    type: Literal["count"]
     min: Number
     max: Number
     form: str
-    example: Number
-    default: int
-    python_type: ClassVar = "int"
 
     @property
     def limits(self) -> dict[str, int]:
@@ -94,20 +90,30 @@ class _Count(_Key):
     def reader(self) -> str:
         return f"_number({self.min}, {self.max})"
 
+
+class _Count(_Numeric):
+    """A whole number within limits."""
+
+    type: Literal["count"]
+    example: Number
+    default: int
+    python_type: ClassVar = "int"
+
     @property
     def description(self) -> str:
         return f"a whole number from {self.min} to {self.max}"
 
 
-class _Time(_Key):
+class _Time(_Numeric):
     """A time above zero; the tag holds seconds."""
 
     type: Literal["time"]
-    max_s: Number
-    form: str
+    min: Number = 1
+    max: Number = Field(alias="max_s")
     example: str
     default: int | None
     python_type: ClassVar = "int | None"
+    description: ClassVar = "a time"
 
     @property
     def attribute(self) -> str:
@@ -120,22 +126,6 @@ class _Time(_Key):
     @property
     def sentence(self) -> str:
         return f"{super().sentence.removesuffix('.')}, in seconds."
-
-    @property
-    def limits(self) -> dict[str, int]:
-        return {"min": 1, "max": self.max_s}
-
-    @property
-    def longest_value(self) -> int:
-        return len(str(self.max_s))
-
-    @property
-    def reader(self) -> str:
-        return f"_number(1, {self.max_s})"
-
-    @property
-    def description(self) -> str:
-        return "a time"
 
 
 class _Flag(_Key):

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from muri.errors import UsageError
-from muri.profiler.dryrun.request import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 

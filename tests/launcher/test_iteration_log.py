@@ -6,7 +6,7 @@ from muri.launcher.clock import StageClock
 from muri.launcher.gpu.pace import FreePace
 from muri.launcher.iteration_log import log_iterations
 from muri.launcher.measure import clock_from_environment, wanted
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE, StampReader
+from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 
 
 def iterate(clock, count):

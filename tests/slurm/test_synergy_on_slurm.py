@@ -24,8 +24,8 @@ APPETITES = """\
 import sys
 from pathlib import Path
 from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.curve import Point
-from muri.profiler.sensitivity.record import KIND, Sensitivity
+from muri.profiler.sensitivity.bisection import Point
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 curves = {
     "hungry": CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3),
@@ -33,7 +33,7 @@ curves = {
 }
 with ProfileStore(Path(sys.argv[1])) as store:
     for name, cpu in curves.items():
-        store.put_document(KIND, Sensitivity(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+        store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
 """
 
 GIVE = """\
