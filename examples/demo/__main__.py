@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from muri.launcher.telemetry import timeline, trace_reader
-from sandbox.errors import SandboxError
+from sandbox.support import SandboxError
 
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster
 from .report import Comparison, print_table
