@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.schedulers.base import ProfileUse
-from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo, sentences
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest, ProfileUse, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
