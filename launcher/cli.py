@@ -91,7 +91,7 @@ def run(
         raise click.NoSuchOption(script)
     if not module and not Path(script).exists():
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
-    for duration_s in (patience.timeout_of, durations.attach_timeout_s, durations.requeue_wait_s):
+    for duration_s in (patience.hang_timeout_s, durations.attach_timeout_s, durations.requeue_wait_s):
         duration_s(os.environ)  # refused here rather than overlooked later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation

@@ -3,7 +3,7 @@
 import sys
 from typing import Any, Final
 
-from muri.launcher.automatic.imports import after_import
+from muri.launcher.isolation.import_hooks import after_import
 
 STEPS: Final = 3
 """So many steps of one optimizer are looked at; in the first some parameters may have no gradient yet."""

@@ -25,7 +25,7 @@ from muri.launcher.gpu import faults as gpu_faults
 from muri.launcher.gpu import streams as gpu
 from muri.launcher.gpu.admission import MemoryAdmission
 from muri.launcher.hangs.guard import Guard
-from muri.launcher.hangs.patience import DEFAULT_TIMEOUT_S
+from muri.launcher.hangs.patience import HANG_TIMEOUT_S
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.joining import Door
 from muri.launcher.members import MemberTable
@@ -59,7 +59,7 @@ class RuntimeOptions:
     preload: list[str]
     grace_s: float
     isolation: str = "thread"
-    hang_timeout_s: float = DEFAULT_TIMEOUT_S
+    hang_timeout_s: float = HANG_TIMEOUT_S
     place: Place | None = None
     predicted_speed: dict[str, float] = field(default_factory=dict)
     gpu_mem_gib: dict[str, float] = field(default_factory=dict)
@@ -296,7 +296,7 @@ _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 @click.option(
     "--hang-timeout-s",
     type=click.FloatRange(min=0),
-    default=DEFAULT_TIMEOUT_S,
+    default=HANG_TIMEOUT_S,
     show_default=True,
     help="End what has hung for so long; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.",
 )

@@ -4,7 +4,7 @@ import threading
 from typing import Final
 
 from muri.launcher.accumulation.planned import hooks_wanted as wanted
-from muri.launcher.automatic.imports import after_import
+from muri.launcher.isolation.import_hooks import after_import
 
 __all__ = ["install", "wanted"]
 

@@ -5,7 +5,7 @@ the DataLoader, `compute` forward, backward and optimizer steps, `collectives` a
 network. Nothing here imports torch before the script does. See docs/automatic-stages.md.
 """
 
-from muri.launcher.automatic.imports import after_import
+from muri.launcher.isolation.import_hooks import after_import
 from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE, guarded_installation, wanted
 
 __all__ = ["AUTOMATIC_VARIABLE", "install", "wanted"]

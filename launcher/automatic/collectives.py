@@ -9,7 +9,7 @@ from torch import distributed
 from muri.launcher.automatic.communication import drain
 from muri.launcher.automatic.watch import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
 
-_HOOK: Final = "torch.distributed"
+_COLLECTIVES_HOOK: Final = "torch.distributed"
 COLLECTIVES: Final = (
     "all_gather",
     "all_gather_coalesced",
@@ -43,7 +43,7 @@ COLLECTIVES: Final = (
 _ALWAYS_ASYNCHRONOUS: Final = frozenset({"isend", "irecv", "batch_isend_irecv"})
 
 
-def install() -> None:
+def install_collectives() -> None:
     """Patch what this PyTorch has of them, where it is defined and where it is exported."""
     if not distributed.is_available():
         return
@@ -82,7 +82,7 @@ def synchronizing(plain: Callable[..., Any], *, asynchronous: bool) -> Callable[
 
 def _begin(*, gated: bool) -> Watch | None:
     try:
-        watch = watching(_HOOK)
+        watch = watching(_COLLECTIVES_HOOK)
         if watch is None:
             return None
         drain(watch)  # what the communication thread still has to send comes first, on every rank
@@ -90,7 +90,7 @@ def _begin(*, gated: bool) -> Watch | None:
             return None
         watch.clock.enter(SYNCHRONIZE)
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_COLLECTIVES_HOOK, error)
         return None
     return watch
 
@@ -99,4 +99,4 @@ def _end(watch: Watch) -> None:
     try:
         watch.clock.leave()
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_COLLECTIVES_HOOK, error)

@@ -15,7 +15,7 @@ IDLE_END_S: Final = 5.0
 _POLL_S: Final = 0.2
 """Signals reach a script that waits at least this often."""
 
-_KEY: Final = "communication"
+_COMMUNICATION_KEY: Final = "communication"
 
 
 class Communication:
@@ -91,13 +91,13 @@ class Communication:
 
 def communication_of(watch: Watch) -> Communication:
     """The script's communication thread."""
-    found: Communication = watch.memory.setdefault(_KEY, Communication(watch))
+    found: Communication = watch.memory.setdefault(_COMMUNICATION_KEY, Communication(watch))
     return found
 
 
 def drain(watch: Watch) -> None:
     """Wait until the communication thread has sent everything, without holding a resource."""
-    found: Communication | None = watch.memory.get(_KEY)
+    found: Communication | None = watch.memory.get(_COMMUNICATION_KEY)
     if found is not None and not found.idle:
         with watch.clock.suspended():
             found.wait_until_idle()

@@ -18,7 +18,7 @@ from muri.launcher.automatic.collectives import synchronizing
 from muri.launcher.automatic.communication import communication_of
 from muri.launcher.automatic.watch import Watch, replace, switch_off, watching
 
-_HOOK: Final = "DistributedDataParallel"
+_DDP_HOOK: Final = "DistributedDataParallel"
 _REBUILDING_FORWARDS: Final = 3
 """DDP agrees on its buckets across ranks in one of its first forward passes."""
 
@@ -61,9 +61,9 @@ class GradientSender:
 
     def _watch(self) -> Watch | None:
         try:
-            return watching(_HOOK)
+            return watching(_DDP_HOOK)
         except Exception as error:
-            switch_off(_HOOK, error)
+            switch_off(_DDP_HOOK, error)
             return None
 
     def _start(self, bucket: Any) -> "torch.futures.Future[torch.Tensor]":
@@ -92,7 +92,7 @@ def send_gradients(sender: GradientSender, bucket: Any) -> Any:
 send_gradients.__annotations__.clear()  # DDP takes its own types or none
 
 
-def install() -> None:
+def install_data_parallel() -> None:
     """Patch DDP."""
     if not distributed.is_available():
         return
@@ -122,13 +122,13 @@ def install() -> None:
 
 def _lend_sender(module: Any, register: Callable[..., None]) -> None:
     try:
-        if watching(_HOOK) is None or module._comm_hooks or getattr(module, "mixed_precision", None) is not None:
+        if watching(_DDP_HOOK) is None or module._comm_hooks or getattr(module, "mixed_precision", None) is not None:
             return
         sender = GradientSender(module)
         register(module, sender, send_gradients)
         _senders[module] = sender
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_DDP_HOOK, error)
 
 
 def _install_builtin_hooks(ddp: Any) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from torch.utils.data import Subset, dataloader
 
-from muri.launcher.automatic import workers
+from muri.launcher.automatic.workers import settle_workers
 from muri.launcher.automatic.transforms import Meter, metered
 from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, offer_to_yield, replace, switch_off, thread, watching
 
@@ -27,7 +27,7 @@ WAITS_BELOW: Final = 0.35
 SLOW_TRANSFORM_S: Final = 0.002
 """Transforms that take longer on average are stages of their own; faster ones are only counted."""
 
-_HOOK: Final = "DataLoader"
+_FETCHING_HOOK: Final = "DataLoader"
 
 
 class ReadKind:
@@ -84,7 +84,7 @@ def _reads_batches(dataset: Any) -> bool:
 def _offer_if_due() -> None:
     now_s = time.perf_counter()
     if now_s >= thread.yield_due_s:
-        offer_to_yield(_HOOK, now_s)
+        offer_to_yield(_FETCHING_HOOK, now_s)
 
 
 def yielding_samples(samples: Iterator[Any]) -> Iterator[Any]:
@@ -150,7 +150,7 @@ def _lend_yield_points(fetcher: Any) -> None:
         fetcher.dataset = YieldingDataset(fetcher.dataset)
 
 
-def install() -> None:
+def install_fetching() -> None:
     """Patch the iterators of DataLoader."""
     plain = dataloader._BaseDataLoaderIter.__next__
 
@@ -180,14 +180,14 @@ def install() -> None:
 def _ask(iterator: Any) -> Watch | None:
     """The watch that this fetch concerns, with the boundary of the iteration noted."""
     try:
-        watch = watching(_HOOK)
+        watch = watching(_FETCHING_HOOK)
         if watch is not None and not thread.depth and watch.is_trainer(trains=False):
             if id(iterator) not in watch.memory:
                 forget = functools.partial(_forget, weakref.ref(watch), id(iterator))
                 watch.memory[id(iterator)] = weakref.ref(iterator, forget)
             watch.iterations.ask(iterator)
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_FETCHING_HOOK, error)
         return None
     return watch
 
@@ -209,7 +209,7 @@ def _begin(watch: Watch, iterator: Any) -> Fetch | None:
         fetch._cleanup.close()
         if not isinstance(error, Exception):
             raise
-        switch_off(_HOOK, error)
+        switch_off(_FETCHING_HOOK, error)
         return None
     return fetch
 
@@ -219,6 +219,6 @@ def _end(watch: Watch, iterator: Any, fetch: Fetch | None, *, complete: bool) ->
         if fetch is not None:
             fetch.end(complete=complete)
         else:
-            workers.settle(watch, iterator)
+            settle_workers(watch, iterator)
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_FETCHING_HOOK, error)

@@ -21,7 +21,7 @@ from muri.launcher.automatic.transforms import Meter, metered
 from muri.launcher.automatic.watch import LOAD, PREPROCESS, Watch, replace, switch_off, watching
 from muri.launcher.stages import current_clock
 
-_HOOK: Final = "DataLoader workers"
+_WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
 """So many fetches of each worker are told of between two batches."""
 
@@ -95,7 +95,7 @@ _forking: Final = _Forking()
 """The board of the iterator that this thread is making: workers are forked meanwhile."""
 
 
-def settle(watch: Watch, iterator: Any) -> None:
+def settle_workers(watch: Watch, iterator: Any) -> None:
     """Count what the iterator's workers did since its last batch."""
     board = iterator.__dict__.get("_muri_board")
     if board is not None:
@@ -108,7 +108,7 @@ def settle(watch: Watch, iterator: Any) -> None:
                 watch.clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
 
 
-def install() -> None:
+def install_workers() -> None:
     """Patch the start of workers, here, and their fetching, there."""
     plain_init = dataloader._MultiProcessingDataLoaderIter.__init__
     plain_loop = _utils.worker._worker_loop
@@ -140,14 +140,14 @@ def _tell_ahead(loader: Any) -> None:
     try:
         tell_ahead(current_clock(), loader)
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_WORKERS_HOOK, error)
 
 
 def _make_board(loader: Any) -> Board | None:
     try:
-        return Board(loader.num_workers) if watching(_HOOK) is not None else None
+        return Board(loader.num_workers) if watching(_WORKERS_HOOK) is not None else None
     except Exception as error:
-        switch_off(_HOOK, error)
+        switch_off(_WORKERS_HOOK, error)
         return None
 
 

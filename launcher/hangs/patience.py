@@ -7,8 +7,8 @@ from typing import Final
 from muri.launcher.durations import seconds_of
 from muri.launcher.hangs.evidence import Look
 
-TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
-DEFAULT_TIMEOUT_S: Final = 900.0
+HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
+HANG_TIMEOUT_S: Final = 900.0
 
 IDLE_SHARE: Final = 0.0002
 """Who uses less of a core than this does not work: a progress bar's thread and a loop that asks every few seconds
@@ -22,13 +22,13 @@ def interval_of(timeout_s: float) -> float:
     return min(5.0, timeout_s / 10) if timeout_s else 5.0
 
 
-def timeout_of(environment: Mapping[str, str], default_s: float = DEFAULT_TIMEOUT_S) -> float:
+def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
     """After how many seconds without a sign of life a member is ended; 0: never.
 
     Raises:
         UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.
     """
-    return seconds_of(environment, TIMEOUT_VARIABLE, default_s, zero="to wait for ever")
+    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait for ever")
 
 
 class Patience:

@@ -21,12 +21,12 @@ from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.hangs.evidence import Look, look_at, threads_of
 from muri.launcher.hangs.family import Roots, family_of
-from muri.launcher.hangs.patience import TIMEOUT_VARIABLE, Patience, interval_of, timeout_of
+from muri.launcher.hangs.patience import HANG_TIMEOUT_VARIABLE, Patience, interval_of, hang_timeout_s
 from muri.launcher.member_session import MemberSession
 
 logger = logging.getLogger("muri.launcher")
 
-HINT: Final = f"{TIMEOUT_VARIABLE} sets the time, 0: never"
+HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class HangWatch:
     def _begin(self, session: MemberSession) -> _Watched:
         timeout_s = self._timeout_s
         try:
-            timeout_s = timeout_of(session.environment(), timeout_s)
+            timeout_s = hang_timeout_s(session.environment(), timeout_s)
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = interval_of(timeout_s)

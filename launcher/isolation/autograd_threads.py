@@ -28,7 +28,7 @@ def _spare_threads(torch: ModuleType) -> None:
     torch._C._stash_obj_in_tls = stash
 
 
-def _patch(torch: ModuleType) -> None:
+def _patch_autograd(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
         return  # hooks that print in such a thread print to the runtime's output
@@ -61,6 +61,6 @@ def _patch(torch: ModuleType) -> None:
     look_up_foreign_threads(look_up)
 
 
-def install() -> None:
+def install_autograd_threads() -> None:
     """Patch PyTorch once it is imported."""
-    after_import("torch", _patch)
+    after_import("torch", _patch_autograd)

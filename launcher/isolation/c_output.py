@@ -147,7 +147,7 @@ def _keep_own_log() -> None:
             handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))
 
 
-def install() -> COutput:
+def install_c_output() -> COutput:
     """Start the helper; call before any session starts."""
     output = COutput()
     _keep_own_log()

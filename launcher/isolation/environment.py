@@ -32,7 +32,7 @@ class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in 
             raise KeyError(key) from None
 
 
-def install() -> None:
+def install_environment() -> None:
     """Make `os.environ` and `os.environb` look into the session."""
     for environment in (os.environ, os.environb):
         environment.__class__ = SessionEnviron

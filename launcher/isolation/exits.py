@@ -33,7 +33,7 @@ def _in_import_of_shared_module(session: SessionState, modules: LocalModules) ->
     return False
 
 
-def _install_exits(runtime_pid: int, modules: LocalModules) -> None:
+def _patch_exits(runtime_pid: int, modules: LocalModules) -> None:
     register, unregister, hard_exit = atexit.register, atexit.unregister, os._exit
 
     def session_register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -62,7 +62,7 @@ def _install_exits(runtime_pid: int, modules: LocalModules) -> None:
     os._exit = session_exit
 
 
-def _install_sleep() -> None:
+def _patch_sleep() -> None:
     sleep = time.sleep
 
     def session_sleep(seconds: float, /) -> None:
@@ -79,8 +79,8 @@ def _install_sleep() -> None:
     time.sleep = session_sleep  # type: ignore[assignment]
 
 
-def _install_finalizers(modules: LocalModules) -> None:
-    weakref.finalize(_install_finalizers, int)  # the first one registers itself with atexit: not with a session's
+def _patch_finalizers(modules: LocalModules) -> None:
+    weakref.finalize(_patch_finalizers, int)  # the first one registers itself with atexit: not with a session's
     make = weakref.finalize.__init__
 
     def session_make(self: Any, obj: Any, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
@@ -106,12 +106,12 @@ def _run_finalizers(session: SessionState) -> None:
             finalizer()
 
 
-def install(modules: LocalModules) -> None:
+def install_exits(modules: LocalModules) -> None:
     """Patch `atexit`, `weakref.finalize`, `os._exit` and `time.sleep`.
 
     Args:
         modules: Tells a script's own modules from installed ones.
     """
-    _install_exits(os.getpid(), modules)
-    _install_finalizers(modules)
-    _install_sleep()
+    _patch_exits(os.getpid(), modules)
+    _patch_finalizers(modules)
+    _patch_sleep()

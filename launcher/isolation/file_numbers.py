@@ -69,7 +69,7 @@ def _patch_open() -> None:
     builtins.open = io.open = session_open
 
 
-def install() -> None:
+def install_file_numbers() -> None:
     """Patch the functions that take a descriptor."""
     _patch_os()
     _patch_open()

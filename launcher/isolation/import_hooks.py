@@ -11,7 +11,7 @@ Hook = Callable[[ModuleType], None]
 _hooks: Final[dict[str, list[Hook]]] = {}
 
 
-class HookFinder:
+class _HookFinder:
     """Finds the hooked modules as the other finders do, and calls the hooks after they were executed."""
 
     def find_spec(
@@ -28,6 +28,9 @@ class HookFinder:
                 found: ModuleSpec = spec
                 return found
         return None
+
+
+_finder: Final = _HookFinder()
 
 
 def _wrap(loader: Any) -> None:
@@ -53,10 +56,7 @@ def after_import(name: str, hook: Hook) -> None:
         hook: Gets the module.
     """
     _hooks.setdefault(name, []).append(hook)
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
     if name in sys.modules:
         hook(sys.modules[name])
-
-
-def install() -> None:
-    """Put the finder in front of the others."""
-    sys.meta_path.insert(0, HookFinder())

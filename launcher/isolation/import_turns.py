@@ -57,7 +57,7 @@ class ImportTurns:
                 self._ended.notify_all()
 
 
-def install(modules: LocalModules) -> None:
+def install_import_turns(modules: LocalModules) -> None:
     """Patch what Python calls for a module that is not in `sys.modules` yet.
 
     Args:

@@ -52,7 +52,7 @@ def _list_property(name: str) -> property:
     return property(get, put)
 
 
-def install() -> None:
+def install_interpreter() -> None:
     """Give each session its arguments, its search path and its `__main__`."""
     add_properties(sys, {"argv": _list_property("argv"), "path": _list_property("path")})
     main = MainProxy("__main__")

@@ -109,7 +109,7 @@ def _take(top: str) -> dict[str, ModuleType]:
     return {name: sys.modules.pop(name) for name in names}
 
 
-def install() -> LocalModules:
+def install_local_modules() -> LocalModules:
     """Patch the import statement and `importlib.import_module`."""
     modules = LocalModules(frozenset(name.partition(".")[0] for name in sys.modules))
     plain_import, plain_import_module = builtins.__import__, importlib.import_module

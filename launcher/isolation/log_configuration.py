@@ -71,7 +71,7 @@ def _patch_loggers(modules: LocalModules) -> None:
     logging.Manager.disable = _disable_property()  # type: ignore[assignment]
 
 
-def install(modules: LocalModules) -> None:
+def install_log_configuration(modules: LocalModules) -> None:
     """Patch `logging`.
 
     Args:

@@ -85,7 +85,7 @@ def _capture_warnings(session: SessionState, capture: bool) -> None:
         warnings.showwarning = saved.pop()
 
 
-def install() -> None:
+def install_log_handlers() -> None:
     """Patch `logging`."""
     handlers = _HandlerList(logging._handlerList)  # type: ignore[attr-defined]
     logging._handlerList = handlers  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ def _session_class(plain: Any, generators: PerSession[Any]) -> type:
     return type("SessionRandomState", (type(plain),), {"__getattribute__": read})
 
 
-def _patch(numpy_random: ModuleType) -> None:
+def _patch_numpy(numpy_random: ModuleType) -> None:
     mtrand = numpy_random.mtrand
     plain = mtrand._rand
     generators: PerSession[Any] = PerSession(type(plain))
@@ -49,6 +49,6 @@ def _patch(numpy_random: ModuleType) -> None:
     mtrand._rand = stand_in
 
 
-def install() -> None:
+def install_numpy_random() -> None:
     """Patch NumPy once it is imported."""
-    after_import("numpy.random", _patch)
+    after_import("numpy.random", _patch_numpy)

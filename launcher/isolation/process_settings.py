@@ -159,7 +159,7 @@ def _patch_start_method(context: ModuleType) -> None:
     type(default)._actual_context = property(get, put)
 
 
-def install() -> None:
+def install_settings() -> None:
     """Patch the modules that hold these settings."""
     _install_hooks()
     _install_temporary_directory()

@@ -29,7 +29,7 @@ def _reseed_in_child() -> None:
         _generators.of(session).seed()
 
 
-def install() -> None:
+def install_python_random() -> None:
     """Replace the functions and the instance that they are methods of."""
     for name, function in list(vars(random).items()):
         if getattr(function, "__self__", None) is _PLAIN:

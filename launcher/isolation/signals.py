@@ -18,7 +18,7 @@ _OF_RUNTIME: Final = (
 """The runtime has handlers of its own for these; forked processes must not keep them."""
 
 
-def install() -> None:
+def install_signals() -> None:
     """Patch the functions that set, read and send signals."""
     set_handler, get_handler, kill = signal.signal, signal.getsignal, os.kill
     runtime_pid = os.getpid()

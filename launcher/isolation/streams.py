@@ -74,7 +74,7 @@ def _stream_property(name: str, own: StreamProxy) -> property:
     return property(get, put)
 
 
-def install() -> None:
+def install_streams() -> None:
     """Put proxies in place of the process's streams."""
     properties: dict[str, property] = {}
     for name in _STREAM_NAMES:

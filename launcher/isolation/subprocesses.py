@@ -121,7 +121,7 @@ def _own_files_in_child() -> None:
 _plain_dup2 = os.dup2
 
 
-def install() -> None:
+def install_subprocesses() -> None:
     """Patch the ways to start a process."""
     _install_fork_exec(os.getpid())
     _install_system()

@@ -41,7 +41,7 @@ def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
     run()
 
 
-def install() -> None:
+def install_threads() -> None:
     """Let `threading.Thread` hand the session on, and each session have a main thread."""
     start, plain_main_thread, runtime_pid = threading.Thread.start, threading.main_thread, os.getpid()
 

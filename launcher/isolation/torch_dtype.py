@@ -26,7 +26,7 @@ _COMPLEX: Final = {"float64": "complex128", "float32": "complex64", "float16": "
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 
 
-class _Patch:
+class _DefaultDtype:
     """The functions that replace PyTorch's, and the mode."""
 
     def __init__(self, torch: Any) -> None:
@@ -114,11 +114,11 @@ def _has_tensor(torch: Any, args: tuple[Any, ...]) -> bool:
     return any(isinstance(argument, torch.Tensor) for argument in args)
 
 
-_patches: Final[list[_Patch]] = []
+_patches: Final[list[_DefaultDtype]] = []
 
 
-def _patch(torch: Any) -> None:
-    patch = _Patch(torch)
+def _patch_default_dtype(torch: Any) -> None:
+    patch = _DefaultDtype(torch)
     _patches.append(patch)
     torch.set_default_dtype = patch.set_default_dtype
     torch.get_default_dtype = patch.get_default_dtype
@@ -130,13 +130,13 @@ def _enter_in_thread(session: SessionState) -> None:
         patch.enter(session)
 
 
-def forget(_session: SessionState) -> None:
+def forget_default_dtype(_session: SessionState) -> None:
     """Called in the session's first thread at its end."""
     for patch in _patches:
         patch.leave()
 
 
-def install() -> None:
+def install_default_dtype() -> None:
     """Patch PyTorch once it is imported."""
-    after_import("torch", _patch)
+    after_import("torch", _patch_default_dtype)
     at_thread_start(_enter_in_thread)

@@ -108,7 +108,7 @@ def on_propagate(session: SessionState) -> None:
         _flags.put_in_place(session)
 
 
-def _patch(torch: Any) -> None:
+def _patch_flags(torch: Any) -> None:
     core, replaced = torch._C, dict[Any, Any]()
     for getter, setter in _BY_NAME:
         plain_get, plain_set = getattr(core, getter, None), getattr(core, setter, None)
@@ -174,11 +174,11 @@ class _PrintOptions:
         setattr(self._target(), name, value)
 
 
-def forget(session: SessionState) -> None:
+def forget_torch_flags(session: SessionState) -> None:
     """A session ended."""
     _flags.forget(session)
 
 
-def install() -> None:
+def install_torch_flags() -> None:
     """Patch PyTorch once it is imported."""
-    after_import("torch", _patch)
+    after_import("torch", _patch_flags)

@@ -208,7 +208,7 @@ def _patch_cuda(cuda: ModuleType, generators: SessionGenerators) -> None:
     cuda.random._lazy_call = lazy_call
 
 
-def _patch(torch: ModuleType) -> None:
+def _patch_torch(torch: ModuleType) -> None:
     if not hasattr(torch.library, "get_kernel"):
         logger.warning(
             "PyTorch %s has no torch.library.get_kernel: its random generators are shared by the members of the group. "
@@ -224,6 +224,6 @@ def _patch(torch: ModuleType) -> None:
     _patch_cuda(torch.cuda, generators)
 
 
-def install() -> None:
+def install_torch_random() -> None:
     """Patch PyTorch once it is imported."""
-    after_import("torch", _patch)
+    after_import("torch", _patch_torch)

@@ -34,7 +34,7 @@ def _count_of_environment(session: SessionState, default: int) -> int:
     return default
 
 
-def _patch(torch: Any) -> None:
+def _patch_thread_counts(torch: Any) -> None:
     plain_set, default = torch.set_num_threads, torch.get_num_threads()
     set_mkl_local = _mkl_local_setter(torch)
 
@@ -87,7 +87,7 @@ def use_own_count(session: SessionState) -> None:
         apply(session)
 
 
-def install() -> None:
+def install_torch_threads() -> None:
     """Patch PyTorch once it is imported."""
-    after_import("torch", _patch)
+    after_import("torch", _patch_thread_counts)
     at_thread_start(use_own_count)

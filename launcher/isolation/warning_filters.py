@@ -13,8 +13,8 @@ from muri.launcher.context import PerSession, SessionState, current_session
 from muri.launcher.isolation.module_properties import add_properties, session_value
 from muri.launcher.isolation.threads import at_session_start
 
-_TABLES: Final = ("filters", "onceregistry")
-_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")
+_WARNING_TABLES: Final = ("filters", "onceregistry")
+_WARNING_HOOKS: Final = ("showwarning", "formatwarning", "_showwarnmsg_impl")
 
 
 class _StandIn:
@@ -96,13 +96,13 @@ def show_again(_session: SessionState) -> None:
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
-def install() -> None:
+def install_warnings() -> None:
     """Give `warnings` attributes that are the session's."""
     if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
         return  # a Python that keeps them elsewhere, per thread or context
     values: PerSession[dict[str, Any]] = PerSession(dict)
-    properties = {name: session_value(name, values) for name in _HOOKS}
-    for name in _TABLES:
+    properties = {name: session_value(name, values) for name in _WARNING_HOOKS}
+    for name in _WARNING_TABLES:
         made = properties[name] = _property(name, vars(warnings)[name], values)
         vars(warnings)[name] = _StandIn(partial(made.fget, warnings))  # type: ignore[arg-type, misc]
     vars(warnings).update(_showwarnmsg=_showwarnmsg, _formatwarnmsg=_formatwarnmsg)
