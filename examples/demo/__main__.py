@@ -11,7 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from muri.launcher.telemetry import timeline, trace_reader
+from muri.launcher.telemetry import timeline
+from muri.launcher.telemetry import timeline as trace_reader
 from sandbox.errors import SandboxError
 
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster

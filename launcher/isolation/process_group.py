@@ -9,8 +9,8 @@ import logging
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from muri.launcher.context import PerSession, SessionState, current_session
-from muri.launcher.isolation.import_hooks import after_import
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.session import PerSession, SessionState, current_session
 
 logger = logging.getLogger("muri.launcher")
 
