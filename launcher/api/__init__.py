@@ -1,1 +1,1 @@
-"""What training scripts call: stages, batches, accumulation of gradients, the dataset cache (`muri.checkpoint` is in `checkpoints`)."""
+"""What scripts call: stages, batches, micro-batches, the dataset cache (`muri.checkpoint` is in checkpoints)."""

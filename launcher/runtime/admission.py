@@ -23,7 +23,7 @@ START_S: Final = 30.0
 """A member that was let in counts as running by then, or did not start."""
 
 
-class Door:
+class AdmissionControl:
     """Lets new members into a runtime.
 
     The connection's other end is known to be the same user's; that the job belongs here is what the

@@ -26,7 +26,7 @@ from muri.launcher.job.environment import HANG_TIMEOUT_S
 from muri.launcher.job.session import current_session
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.ranks.link import Place
-from muri.launcher.runtime.admission import Door, MemoryAdmission
+from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup, rank_options, take_place
 from muri.launcher.runtime.server import Server, SessionFactory
@@ -89,9 +89,9 @@ class Runtime:
         factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
         host_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         steps = {member: int(value) for member, value in options.accumulate_steps.items()}
-        door = Door(host_job, self._table, options.discipline, accumulate_steps=steps)
+        admission = AdmissionControl(host_job, self._table, options.discipline, accumulate_steps=steps)
         memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
-        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, door, memory)
+        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, admission, memory)
         self._hangs = HangWatch(self._table.running, arbiter, options.hang_timeout_s, self._ranks)
         self._guard = Guard(options.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()

@@ -16,7 +16,7 @@ from muri.launcher import automatic
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.session import MemberSession
-from muri.launcher.runtime.admission import Door, MemoryAdmission
+from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.sessions import gpu_errors
@@ -106,7 +106,7 @@ class Server:
         table: Where sessions are noted.
         factory: Makes the sessions.
         ranks: The other ranks of the group, if it has several.
-        door: Lets new members in; None if nobody can join.
+        admission: Lets new members in; None if nobody can join.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
@@ -119,17 +119,17 @@ class Server:
         table: MemberTable,
         factory: SessionFactory,
         ranks: RankGroup | None = None,
-        door: Door | None = None,
+        admission: AdmissionControl | None = None,
         memory: MemoryAdmission | None = None,
     ) -> None:
         self._memory = memory or MemoryAdmission({}, table.running)
-        self._door = door or Door(None, table, "")
+        self._admission = admission or AdmissionControl(None, table, "")
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
         self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
-        if self._door.host_job is not None:
-            self._names.append(protocol.host_socket(run_dir, self._door.host_job))
+        if self._admission.host_job is not None:
+            self._names.append(protocol.host_socket(run_dir, self._admission.host_job))
         self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
@@ -213,7 +213,9 @@ class Server:
         try:
             request = AttachRequest.from_frame(frame)
             refusal = self._refusal(request)
-            request = replace(request, environment={**request.environment, **self._door.environment(request.job_id)})
+            request = replace(
+                request, environment={**request.environment, **self._admission.environment(request.job_id)}
+            )
             if self._ranks is not None and refusal is None:
                 self._ranks.announce(request, files[2])
             session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))
@@ -235,7 +237,7 @@ class Server:
     def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
         if self._closing:
             return {"kind": "ending", "reason": "the runtime is ending"}
-        if reason := self._door.refusal(request.job_id):
+        if reason := self._admission.refusal(request.job_id):
             return {"kind": "member", "reason": reason}
         if (request.prefix, request.python) != (sys.prefix, sys.version):
             return {

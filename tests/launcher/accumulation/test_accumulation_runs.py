@@ -9,7 +9,7 @@ import pytest
 from launcher_harness import Launcher, ends, until
 
 from muri.launcher.job.scheduler import NoMembership
-from muri.launcher.runtime.admission import Door
+from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import MemberTable
 
 torch = pytest.importorskip("torch", reason="training needs torch")
@@ -150,9 +150,9 @@ class Scheduler(NoMembership):
 
 
 def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:
-    door = Door("900", MemberTable(["101", "104"], "fair"), "fair", Scheduler, {"101": 2})
-    assert [door.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
-    chosen = [door.environment(job_id) for job_id in ("101", "102", "103", "104")]
+    admission = AdmissionControl("900", MemberTable(["101", "104"], "fair"), "fair", Scheduler, {"101": 2})
+    assert [admission.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
+    chosen = [admission.environment(job_id) for job_id in ("101", "102", "103", "104")]
     assert chosen == [{"MURI_ACCUMULATE_STEPS": "2"}, {"MURI_ACCUMULATE_STEPS": "4"}, {}, {}]
 
 

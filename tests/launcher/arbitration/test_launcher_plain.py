@@ -9,10 +9,9 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, GpuMember
 from launcher_harness import Launcher, ends, until
-from test_launcher_gpu import Member
-from test_launcher_trace import names_of_threads, require_valid
+from trace_rules import names_of_threads, require_valid
 
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
@@ -65,7 +64,7 @@ def test_auto_never_shares_plainly() -> None:
 def test_kernels_of_members_overlap() -> None:
     cuda = FakeCuda()
     device = Device(cuda, takes_turns=False)
-    one, two = Member(device, cuda, "1"), Member(device, cuda, "2")
+    one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
     one.iterate(0.3)
     two.iterate(0.2)
     assert (one.pace.stream.spans, two.pace.stream.spans) == ([(0.0, 0.3)], [(0.0, pytest.approx(0.2))])

@@ -24,7 +24,7 @@ STEPS = """
 
 RUNTIME = """
     import os, sys
-    from muri.launcher import joining, runtime
+    from muri.launcher.runtime import admission, main
 
     class Scheduler:
         def accumulate_steps(self, job_id):
@@ -33,14 +33,14 @@ RUNTIME = """
         def host_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
-    joining.Door.__init__.__defaults__ = (Scheduler, None)
-    runtime.main()
+    admission.AdmissionControl.__init__.__defaults__ = (Scheduler, None)
+    main.main()
 """
 
 JOINER = """
     import sys
     from muri.cli import run_command
-    from muri.launcher import cli
+    from muri.launcher.run import command
 
     class Scheduler:
         def expects_group(self, job_id):
@@ -55,8 +55,8 @@ JOINER = """
         def requeue(self, job_id, reason):
             print("requeued:", reason, flush=True)
 
-    cli.load_membership = Scheduler
-    sys.exit(run_command(cli.run))
+    command.load_membership = Scheduler
+    sys.exit(run_command(command.run))
 """
 
 
@@ -95,7 +95,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_c
 STOPPER = """
     import sys
     from muri.cli import run_command
-    from muri.launcher import cli
+    from muri.launcher.run import command
     from muri.launcher.checkpoints import stopping
 
     class Scheduler:
@@ -110,7 +110,7 @@ STOPPER = """
 
     state = sys.argv.pop(1)
     stopping.load_membership = Scheduler
-    sys.exit(run_command(cli.run))
+    sys.exit(run_command(command.run))
 """
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from launcher_harness import Launcher, ends, until
-from test_launcher_requeue import SLEEPER, member
+from requeue_client import SLEEPER, member
 
 from muri.launcher.sessions.gpu_errors import is_out_of_memory
 

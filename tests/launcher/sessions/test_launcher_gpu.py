@@ -5,48 +5,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from fake_cuda import FakeCuda, OutOfMemoryError, module
+from fake_cuda import FakeCuda, GpuMember, Granting, OutOfMemoryError, module
 
-from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.sessions import gpu_errors, gpu_streams
 from muri.launcher.sessions.gpu_streams import Device, StreamPace
 
 LOAD, GPU = 0, 2
-
-
-class Member:
-    """A clock whose GPU stages go to a stream of a stand-in; its arbiter grants everything at once."""
-
-    def __init__(self, device: Device, cuda: FakeCuda, name: str) -> None:
-        self.cuda = cuda
-        self.records: list[IterationRecord] = []
-        self.pace = StreamPace(device, name)
-        self.clock = StageClock(Granting(), on_iteration=self.records.append)
-        self.clock.gpu = self.pace
-
-    def iterate(self, kernel_s: float, pieces: int = 1) -> None:
-        """One iteration, with yield points between the pieces of its GPU stage."""
-        self.pace.enter_thread()
-        self.clock.ask_batch()
-        self.clock.enter(GPU)
-        for _ in range(pieces):
-            self.cuda.kernel(kernel_s / pieces)
-            self.clock.yield_point()
-        self.clock.leave()
-
-
-class Granting:
-    """A gate that never lets anybody wait."""
-
-    def acquire(self, stage: int) -> float:
-        return 0.0
-
-    def release(self, stage: int) -> None: ...
-
-    def yield_point(self, stage: int) -> float:
-        return 0.0
-
-    def iteration_done(self, record: IterationRecord) -> None: ...
 
 
 @pytest.fixture
@@ -60,7 +25,7 @@ def device(cuda: FakeCuda) -> Device:
 
 
 def test_kernels_of_members_do_not_overlap_and_the_host_does_not_wait(device: Device, cuda: FakeCuda) -> None:
-    one, two = Member(device, cuda, "1"), Member(device, cuda, "2")
+    one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
     one.iterate(0.3)
     two.iterate(0.2)
     assert cuda.host_waits_s == []
@@ -70,7 +35,7 @@ def test_kernels_of_members_do_not_overlap_and_the_host_does_not_wait(device: De
 
 
 def test_member_runs_ahead_by_one_iteration_at_most(device: Device, cuda: FakeCuda) -> None:
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     for _ in range(5):
         one.iterate(1.0)
     assert one.pace.stream.end_s - cuda.now_s == pytest.approx(1.0)
@@ -78,7 +43,7 @@ def test_member_runs_ahead_by_one_iteration_at_most(device: Device, cuda: FakeCu
 
 
 def test_times_come_from_the_gpu_one_iteration_later(device: Device, cuda: FakeCuda) -> None:
-    one, two = Member(device, cuda, "1"), Member(device, cuda, "2")
+    one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
     for _ in range(4):
         one.iterate(0.3)
         two.iterate(0.2)
@@ -92,7 +57,7 @@ def test_long_stage_is_never_more_than_two_stretches_ahead(
     device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", 0.0)
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     one.iterate(1.0, pieces=10)
     assert one.pace.stream.end_s - cuda.now_s == pytest.approx(0.1)
     assert len(one.pace._unread) <= 2
@@ -100,14 +65,14 @@ def test_long_stage_is_never_more_than_two_stretches_ahead(
 
 def test_close_yield_points_cost_nothing(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_streams, "MARK_INTERVAL_S", 60.0)
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     one.iterate(1.0, pieces=50)
     assert len(one.pace._unread) == 1
     assert cuda.host_waits_s == []
 
 
 def test_graph_capture_sees_no_foreign_events(device: Device, cuda: FakeCuda) -> None:
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     cuda.graph = True
     one.iterate(1.0)
     assert list(device._chunks) == []
@@ -115,7 +80,7 @@ def test_graph_capture_sees_no_foreign_events(device: Device, cuda: FakeCuda) ->
 
 
 def test_other_stages_are_timed_by_the_thread(device: Device, cuda: FakeCuda) -> None:
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     one.clock.enter(LOAD)
     one.clock.leave()
     assert one.clock.stage_s[LOAD] > 0.0
@@ -123,7 +88,7 @@ def test_other_stages_are_timed_by_the_thread(device: Device, cuda: FakeCuda) ->
 
 
 def test_memory_is_told_apart_by_stream(device: Device, cuda: FakeCuda) -> None:
-    one, two = Member(device, cuda, "1"), Member(device, cuda, "2")
+    one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
     cuda.segments = [
         {"stream": one.pace.stream.cuda_stream, "allocated_size": 1 << 30},
         {"stream": one.pace.stream.cuda_stream, "allocated_size": 1 << 29},
@@ -191,7 +156,7 @@ def test_device_that_is_only_full_is_not_dead(device: Device, monkeypatch: pytes
 
 
 def test_suspects_are_those_whose_work_is_not_known_to_be_done(device: Device, cuda: FakeCuda) -> None:
-    members = [Member(device, cuda, name) for name in ("1", "2", "3")]
+    members = [GpuMember(device, cuda, name) for name in ("1", "2", "3")]
     members[0].iterate(0.1)
     cuda.now_s = 5.0
     members[1].iterate(0.1)
@@ -240,7 +205,7 @@ def test_gpu_that_cannot_be_initialised_leaves_sessions_as_they_are(
 
 def test_memory_goes_back_after_a_session(device: Device, cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_streams.preparation, "device", device)
-    one = Member(device, cuda, "1")
+    one = GpuMember(device, cuda, "1")
     one.iterate(1.0)
     gpu_streams.give_memory_back(one.clock)
     assert cuda.now_s == pytest.approx(1.0), "the member's work was waited for"

@@ -3,7 +3,6 @@
 import json
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from launcher_harness import Launcher, ends, until
+from trace_rules import names_of_threads, require_valid
 
 from muri.errors import UsageError
 from muri.launcher.telemetry import timeline as timeline_module
@@ -30,33 +30,6 @@ LOOP = """
         with muri.stage("synchronize"):
             time.sleep(0.002)
 """
-
-
-def require_valid(events: list[dict[str, Any]]) -> None:
-    """The rules of the trace-event format that viewers rely on."""
-    for event in events:
-        assert isinstance(event["name"], str)
-        assert isinstance(event["pid"], int)
-        assert event["ph"] in {"M", "X", "i", "C"}
-        if event["ph"] != "M":
-            assert isinstance(event["ts"], int)
-        if event["ph"] in {"M", "X", "i"}:
-            assert isinstance(event["tid"], int)
-        if event["ph"] == "X":
-            assert isinstance(event["dur"], int)
-            assert event["dur"] >= 0
-        if event["ph"] == "i":
-            assert event["s"] == "t"
-    named = {event["tid"] for event in events if event["name"] == "thread_name"}
-    slices = [event for event in events if event["ph"] == "X"]
-    assert {event["tid"] for event in slices} <= named
-    for tid in named:  # slices of one thread are nested or apart; ours are never nested
-        own = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if e["tid"] == tid)
-        assert all(before[1] <= after[0] for before, after in pairwise(own)), tid
-
-
-def names_of_threads(events: list[dict[str, Any]]) -> list[str]:
-    return [event["args"]["name"] for event in events if event["name"] == "thread_name"]
 
 
 def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: Launcher) -> None:
