@@ -18,10 +18,10 @@ check: venv ## Style, types and the arrows between rooms.
 	@scripts/check
 
 unit: venv ## Tests that need no Slurm.
-	@.venv/bin/python -m pytest -q tests -m "not slurm"
+	@scripts/test-unit
 
 sandbox-test: venv ## Tests on the sandbox, a real Slurm on this machine.
-	@.venv/bin/python -m pytest -q tests/slurm -m slurm -n 2 --dist loadfile
+	@scripts/test-sandbox
 
 sandbox: venv ## Start a sandbox to play in: bin/muri-sandbox shell
 	@bin/muri-sandbox up

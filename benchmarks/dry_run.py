@@ -12,8 +12,7 @@ from typing import Any
 import click
 from machine import describe_machine
 
-from muri.profiler.dryrun.request import Limits
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.messages import DryRunResult, Limits
 from muri.profiler.dryrun.runner import measure_script
 from muri.profiler.records import STAGES
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from muri.policies.matching import match_weights
-from muri.policies.matching.blossom import networkx_graph, rustworkx_graph, solve_networkx, solve_rustworkx
-from muri.policies.matching.result import Pair
-from muri.policies.matching.solve import allowed_pairs
+from muri.policies.matching.certified import networkx_graph, rustworkx_graph, solve_networkx, solve_rustworkx
+from muri.policies.matching.problem import Pair
+from muri.policies.matching.solve import allowed_pairs, match_weights
 from muri.policies.speed.model import Floats, Indices, Shape
 from muri.policies.speed.registry import speed_model
 from muri.profiler.records import RESOURCES

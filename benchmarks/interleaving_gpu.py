@@ -80,8 +80,11 @@ def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path) -> Cas
         return measure_in_turns(setting, LINK, rounds, ways, run_alone, run_together)
 
 
-def smoke() -> None:
+def smoke() -> int:
     """Train each job for some iterations in a tiny size on the CPU.
+
+    Returns:
+        The iterations of all jobs together.
 
     Raises:
         BenchmarkError: One failed.
@@ -97,6 +100,7 @@ def smoke() -> None:
         count = len(log.read_text().splitlines()) if log.exists() else 0
         if done.returncode != 0 or count != SMOKE_ITERATIONS * len(JOBS):
             raise BenchmarkError(f"the jobs ended with {done.returncode} after {count} steps: {done.stderr[-2000:]}")
+        return count
 
 
 def check_device() -> str:

@@ -20,7 +20,7 @@ from machine import describe_machine
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from muri.profiler.interference.estimate import estimated_ratio
+from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import ProfileKey, StageProfile
 
 RESULT = Path(__file__).parent / "results" / "pair_estimate.json"

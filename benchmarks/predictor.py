@@ -9,14 +9,12 @@ from typing import Any
 
 import click
 import predictor_memory
+from cross_validation import PREDICTORS, Score, leave_one_model_out
 from machine import describe_machine
 
 from muri.profiler.exchange import from_json, to_dict
-from muri.profiler.prediction.documents import Example, examples
-from muri.profiler.prediction.features import GraphFeatures
-from muri.profiler.prediction.regression import fit_all
-from muri.profiler.prediction.targets import TARGETS
-from muri.profiler.prediction.validation import PREDICTORS, Score, leave_one_model_out
+from muri.profiler.prediction.features import Example, GraphFeatures, examples
+from muri.profiler.prediction.predictor import TARGETS, fit_all
 from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 

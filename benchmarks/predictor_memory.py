@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from zoo_models import VOCABULARY, Entry, zoo
 
+from muri.profiler.prediction.features import estimate_memory
 from muri.profiler.prediction.graph import features_of
-from muri.profiler.prediction.memory import estimate_memory
 
 _MIB = 1024**2
 _GIB = 1024**3

@@ -18,9 +18,9 @@ from typing import Any
 import click
 from machine import describe_machine
 
-from muri.profiler.bandwidth import Bandwidth, ring_share
+from muri.profiler.allreduce import Bandwidth, ring_share
+from muri.profiler.estimates import scale
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
-from muri.profiler.scaling import scale
 
 RESULT = Path(__file__).parent / "results" / "scaling_error.json"
 ONE_NODE, SEVERAL_NODES = (2, 4, 8), (16, 32)

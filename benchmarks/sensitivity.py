@@ -20,10 +20,8 @@ from sensitivity_job import ITEM_BYTES, Throttled, dataset_file
 
 from muri.profiler.dryrun.runner import Limits, measure_script
 from muri.profiler.sensitivity.bisection import CpuSensitivity, bisect, sweep
-from muri.profiler.sensitivity.cache_model import Dataset, measured_overlap, throughput
-from muri.profiler.sensitivity.cpu_limits import usable_cpus
-from muri.profiler.sensitivity.profiling import ScriptMeter
-from muri.profiler.sensitivity.storage import measure_bandwidth
+from muri.profiler.sensitivity.memory_axis import Dataset, measure_bandwidth, measured_overlap, throughput
+from muri.profiler.sensitivity.throughput import ScriptMeter, usable_cpus
 
 RESULT = Path(__file__).parent / "results" / "sensitivity.json"
 JOB = str(Path(__file__).with_name("sensitivity_job.py"))

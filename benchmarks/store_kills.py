@@ -26,10 +26,9 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.file_system import file_system_of
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document, ProfileStore
-from muri.profiler.store_connection import JOURNALS, Journal
+from muri.profiler.store_file import JOURNAL_MODES, JournalMode, file_system_of
 
 DOCUMENT_EVERY = 5
 START = "start"
@@ -97,7 +96,7 @@ def record(writer: int, number: int) -> StageProfile | Document:
     return StageProfile(ProfileKey(name, 8, 1, "gpu"), number / 8, 0.1, 0.1, 0.1, number / 8 + 1, iterations=number)
 
 
-def write(path: Path, journal: Journal, acknowledgements: Path, writer: int, writes: int) -> None:
+def write(path: Path, journal: JournalMode, acknowledgements: Path, writer: int, writes: int) -> None:
     """Go on writing after the last acknowledged record, until all are written; begin when all writers are there."""
     while not (path.parent / START).exists():
         time.sleep(0.001)
@@ -123,7 +122,7 @@ def acknowledged(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
 
-def run(folder: Path, journal: Journal, load: Load) -> Outcome:
+def run(folder: Path, journal: JournalMode, load: Load) -> Outcome:
     """Write and kill in an empty folder, then look at what is left."""
     path = folder / "profiles.db"
     begun_s = time.perf_counter()
@@ -149,7 +148,7 @@ def _file(folder: Path, writer: int) -> Path:
     return folder / f"acknowledged-{writer}"
 
 
-def _write_and_kill(folder: Path, path: Path, journal: Journal, load: Load) -> tuple[int, int]:
+def _write_and_kill(folder: Path, path: Path, journal: JournalMode, load: Load) -> tuple[int, int]:
     chance = random.Random(load.seed)  # noqa: S311 -- no secret
     fork = multiprocessing.get_context("fork")  # this process has no threads, and a fork starts in a millisecond
     kills = refused = 0
@@ -209,14 +208,14 @@ def _is_whole(path: Path) -> bool:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run as the first lines of this file say."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--journal", choices=JOURNALS, help="only this way of writing")
+    parser.add_argument("--journal", choices=JOURNAL_MODES, help="only this way of writing")
     parser.add_argument("--writers", type=int, default=Load().writers)
     parser.add_argument("--writes", type=int, default=Load().writes)
     parser.add_argument("--folder", type=Path, help="make the store here, to try a file system")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     outcomes = []
-    for journal in [options.journal] if options.journal else JOURNALS:
+    for journal in [options.journal] if options.journal else JOURNAL_MODES:
         with tempfile.TemporaryDirectory(prefix="muri-kills-", dir=options.folder) as folder:
             print(f"{journal}: {options.writers} × {options.writes} writes …", file=sys.stderr)
             outcomes.append(run(Path(folder), journal, Load(options.writers, options.writes)))

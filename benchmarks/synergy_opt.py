@@ -11,12 +11,12 @@ import click
 from bars import Bar, finish, tell
 
 from muri.policies.allocation.demand import saturating_wish
+from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.optimal import GAP, optimal
 from muri.policies.allocation.seats import Round, Seating
-from muri.policies.allocation.tune import tune
+from muri.policies.allocation.synergy import plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
-from muri.policies.schedulers.synergy_cycle import plan_allocation
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
 from muri.simulator.traces.sensitivities import synergy_figures
 

@@ -20,8 +20,8 @@ import click
 import torch
 from machine import describe_machine
 
-from muri.profiler.telemetry.sample import Usage
-from muri.profiler.telemetry.sampler import Sampler
+from muri.profiler.resource_usage.sample import Usage
+from muri.profiler.resource_usage.sampler import Sampler
 
 RESULT = Path(__file__).parent / "results" / "telemetry_overhead.json"
 SEED = 1

@@ -31,7 +31,7 @@ from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.policies.registry import policy_names
-from muri.policies.speed.interference import PairSpeed, parse_interference
+from muri.policies.speed.measured import PairSpeed, parse_interference
 from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate

@@ -1,7 +1,10 @@
 """The command `muri`: a table of sub-commands, each imported only when it is called."""
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import click
 
@@ -19,7 +22,7 @@ COMMANDS = {
     "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
     "preempt": LazyCommand("muri.slurm_plugin.cli_preempt:preempt", "Stop a running job that has a checkpoint."),
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
-    "profile": LazyCommand("muri.profiler.cli:profile", "List, show, move and remove stage profiles."),
+    "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
     "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
     "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
     "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
@@ -30,10 +33,30 @@ COMMANDS = {
 }
 
 
+_DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
+
+
+def site_state_dir() -> str | None:
+    """The controller's state_dir, so that `muri profile` and the controller mean the same store.
+
+    Only that key is read, without the configuration's model: that takes long to load, and a fault elsewhere in the
+    file must not keep users from their profiles. `muri config check` judges the file.
+    """
+    import yaml  # most commands never ask
+
+    try:
+        config = yaml.safe_load(Path(os.environ.get("MURI_CONFIG") or _DEFAULT_CONFIG).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    value = config.get("state_dir") if isinstance(config, dict) else None
+    return value if isinstance(value, str) else None
+
+
 @click.group(
     cls=LazyGroup,
     table=COMMANDS,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    # Commands find the object in their context, also when a shell asks for completions and none of them runs.
+    context_settings={"help_option_names": ["-h", "--help"], "obj": site_state_dir},
     epilog="Submit with `sbatch --muri=model=resnet18,batch-size=64 train.sh`, where train.sh calls "
     "`muri run train.py`. Each command's --help shows examples.",
 )
@@ -50,7 +73,7 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
         arguments: Its arguments; the process's own when None.
 
     Returns:
-        The exit code: 0, that of the error, or whatever the command chose.
+        The exit code: 0, that of the error, or the one that the command chose.
     """
     try:
         result = command.main(args=arguments, standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The root of Muri's errors: whatever is derived from it is a message for a person, not a bug."""
+"""The root of Muri's errors: an error derived from it is a message for a person, not a bug."""
 
 
 class MuriError(Exception):

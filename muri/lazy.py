@@ -43,7 +43,7 @@ class LazyGroup(click.Group):
         return command
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and help lines from the table alone; the user waits for them at every press of the key."""
+        """Names and help lines from the table alone: the user waits for them at each press of the key."""
         own = [
             CompletionItem(name, help=command.summary)
             for name, command in self._table.items()

@@ -1,52 +1,60 @@
-"""Policies by name: Muri's own, and those that a site adds."""
+"""Policies by name: Muri's own, and those of other distributions (the entry point group `muri.policies`)."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from inspect import getdoc
 from typing import Any, Final, cast
 
 from muri.errors import UsageError
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
-from muri.policies.site_policies import PolicyFactory, SitePolicy, SitePolicyError, find_site_policies
 from muri.policies.types import Policy
 
-_SCHEDULERS: Final = "muri.policies.schedulers"
+PolicyFactory = Callable[[PolicyOptions], Policy]
+"""A policy's class, or any function that makes the policy from options."""
+
 _BUILT_IN: Final = {
-    "auto": "muri:Auto",
-    "muri-s": "muri:MuriS",
-    "muri-l": "muri:MuriL",
-    "muri-jct": "muri_jct:MuriJct",
-    "muri-hybrid": "muri_hybrid:MuriHybrid",
-    "fifo": "fifo:Fifo",
-    "sjf": "shortest:Sjf",
-    "srtf": "shortest:Srtf",
-    "srsf": "shortest:Srsf",
-    "las": "attained:Las",
-    "2d-las": "attained:TwoDimensionalLas",
-    "tiresias": "tiresias:Tiresias",
-    "tiresias-gittins": "gittins:TiresiasGittins",
-    "themis": "themis:Themis",
-    "antman": "antman:AntMan",
-    **dict.fromkeys(SYNERGY_NAMES, "synergy:POLICIES"),
-    "drf": "static_demands:Drf",
-    "tetris": "static_demands:Tetris",
-    "sjf-ffs": "sjf_bsbf:SjfFfs",
-    "sjf-bsbf": "sjf_bsbf:SjfBsbf",
-    "horus": "horus:Horus",
-    "horus-f": "horus:HorusFair",
-    "obp": "opportunistic:OpportunisticBinPacking",
-    "pab": "opportunistic:PutBack",
-    "pollux": "pollux:Pollux",
+    "auto": "schedulers.muri:Auto",
+    "muri-s": "schedulers.muri:MuriS",
+    "muri-l": "schedulers.muri:MuriL",
+    "muri-jct": "schedulers.muri:MuriJct",
+    "muri-hybrid": "hybrid.policy:MuriHybrid",
+    "fifo": "schedulers.exclusive:Fifo",
+    "sjf": "schedulers.exclusive:Sjf",
+    "srtf": "schedulers.exclusive:Srtf",
+    "srsf": "schedulers.exclusive:Srsf",
+    "las": "schedulers.exclusive:Las",
+    "2d-las": "schedulers.exclusive:TwoDimensionalLas",
+    "tiresias": "schedulers.exclusive:Tiresias",
+    "tiresias-gittins": "schedulers.exclusive:TiresiasGittins",
+    "themis": "schedulers.exclusive:Themis",
+    "antman": "schedulers.antman:AntMan",
+    **dict.fromkeys(SYNERGY_NAMES, "allocation.synergy:POLICIES"),
+    "drf": "allocation.synergy:Drf",
+    "tetris": "baselines.tetris:Tetris",
+    "sjf-ffs": "wise_sharing.policy:SjfFfs",
+    "sjf-bsbf": "wise_sharing.policy:SjfBsbf",
+    "horus": "horus.policy:Horus",
+    "horus-f": "horus.policy:HorusFair",
+    "obp": "baselines.memory_packing:OpportunisticBinPacking",
+    "pab": "baselines.memory_packing:PutBack",
+    "pollux": "schedulers.pollux:Pollux",
 }
-"""Module (in `schedulers/`) and class of each, or a table of classes; imported when first asked for. The default
-comes first."""
+"""Module (in `muri.policies`) and class of each, or a table of classes; imported when first asked for, so that a
+command that needs one policy does not load the solvers of the others. The default comes first."""
+
+GROUP: Final = "muri.policies"
 
 
 class UnknownPolicyError(UsageError):
     """No policy has the name."""
+
+
+class SitePolicyError(UsageError):
+    """A policy that a distribution offers cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,71 @@ class PolicyInfo:
     source: str = "built-in"
     problem: str = ""
     simulated_only: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicy:
+    """What a distribution says that it offers; nothing of it is imported yet.
+
+    Attributes:
+        name: The policy's name.
+        distribution: Name and version of the distribution.
+        target: "module:attribute".
+        entry_point: How to load it.
+    """
+
+    name: str
+    distribution: str
+    target: str
+    entry_point: EntryPoint
+
+    def load(self) -> PolicyFactory:
+        """Import the policy.
+
+        Raises:
+            SitePolicyError: Names the distribution and what went wrong.
+        """
+        try:
+            factory = self.entry_point.load()
+        except Exception as error:  # whatever a site's module raises while it is imported
+            raise self._error(f"{type(error).__name__}: {error}") from error
+        if not callable(factory):
+            raise self._error(f"it is a {type(factory).__name__}, not a class or function")
+        return cast(PolicyFactory, factory)
+
+    def make(self, options: PolicyOptions) -> Policy:
+        """Import the policy and make it.
+
+        Raises:
+            SitePolicyError: Names the distribution and what went wrong.
+        """
+        factory = self.load()
+        try:
+            policy = factory(options)
+        except Exception as error:  # as above; Muri's own errors are among them, and keep their text
+            raise self._error(f"{type(error).__name__}: {error}") from error
+        if not (callable(getattr(policy, "plan", None)) and isinstance(getattr(policy, "name", None), str)):
+            raise self._error("what it makes has no name and no plan(request)")
+        return policy
+
+    def _error(self, problem: str) -> SitePolicyError:
+        return SitePolicyError(
+            f"policy {self.name!r} of {self.distribution} ({self.target}) cannot be used: {problem}. "
+            "Mend or remove that distribution, or choose another policy (muri policies)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicies:
+    """What all installed distributions offer.
+
+    Attributes:
+        by_name: Policies that can be selected, in order of name.
+        problems: Sentences about those that can't, because their name is taken.
+    """
+
+    by_name: dict[str, SitePolicy]
+    problems: tuple[str, ...] = ()
 
 
 def policy_names() -> tuple[str, ...]:
@@ -113,6 +186,21 @@ def policy_problems() -> tuple[str, ...]:
     return find_site_policies(_BUILT_IN).problems
 
 
+def find_site_policies(taken: Collection[str]) -> SitePolicies:
+    """Read the metadata of the installed distributions.
+
+    Args:
+        taken: Names of the built-in policies, which nobody can replace.
+    """
+    offers: dict[str, list[SitePolicy]] = {}
+    for offer in sorted(map(_offer, entry_points(group=GROUP)), key=lambda item: (item.name, item.distribution)):
+        known = offers.setdefault(offer.name, [])
+        if (offer.distribution, offer.target) not in {(item.distribution, item.target) for item in known}:
+            known.append(offer)
+    free = {name: same[0] for name, same in offers.items() if name not in taken and len(same) == 1}
+    return SitePolicies(free, tuple(_conflict(name, same, taken) for name, same in offers.items() if name not in free))
+
+
 def _describe_offer(offer: SitePolicy) -> PolicyInfo:
     try:
         return _describe(offer.name, offer.load(), offer.distribution)
@@ -134,7 +222,7 @@ def _describe(name: str, factory: PolicyFactory, source: str) -> PolicyInfo:
 
 def _built_in(name: str) -> PolicyFactory:
     module, _, attribute = _BUILT_IN[name].partition(":")
-    found = getattr(import_module(f"{_SCHEDULERS}.{module}"), attribute)
+    found = getattr(import_module(f"muri.policies.{module}"), attribute)
     return cast(PolicyFactory, found[name] if isinstance(found, Mapping) else found)
 
 
@@ -162,3 +250,16 @@ def _unknown(name: str) -> UnknownPolicyError:
 def _nearest(name: str, valid: Sequence[str]) -> str:
     near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def _offer(entry_point: EntryPoint) -> SitePolicy:
+    owner = entry_point.dist
+    distribution = "an unknown distribution" if owner is None else f"{owner.name} {owner.version}"
+    return SitePolicy(entry_point.name, distribution, entry_point.value, entry_point)
+
+
+def _conflict(name: str, same: list[SitePolicy], taken: Collection[str]) -> str:
+    owners = " and ".join(item.distribution for item in same)
+    if name in taken:
+        return f"{owners} offers a policy named {name!r}, which is one of Muri's own; it is ignored, rename it"
+    return f"{owners} all offer a policy named {name!r}; none of them can be used, keep one"

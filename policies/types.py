@@ -2,14 +2,37 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
-from muri.policies.reason import Reason
 from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.records import StageProfile
 
 if TYPE_CHECKING:
-    from muri.policies.speed.interference import InterferenceTable
+    from muri.policies.speed.measured import InterferenceTable
+
+
+class Reason(NamedTuple):
+    """A sentence with figures left out, and the figures.
+
+    A plan has one or more for every job of a queue of a hundred thousand, and people read a few of
+    them, so the text is made on demand.
+
+    Attributes:
+        template: The sentence, with `{}` fields for `str.format`.
+        values: What goes into the fields.
+    """
+
+    template: str
+    values: tuple[object, ...] = ()
+
+    def __str__(self) -> str:
+        """The sentence."""
+        return self.template.format(*self.values) if self.values else self.template
+
+
+def sentences(reasons: Iterable[Reason]) -> tuple[str, ...]:
+    """The sentences of a decision."""
+    return tuple(str(reason) for reason in reasons)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,49 @@
-"""Measure an all-reduce between processes: on this node, or between the tasks of a Slurm step.
+"""How fast an all-reduce is: the ring model, its measured figures in the store, and the measurement.
 
-Run as a module it is one of the processes on this node; rank 0 prints what it measured.
+It is measured between processes on this node or between the tasks of a Slurm step. Run as a module, this is one of
+the processes on this node; rank 0 prints its timings.
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 import click
 
 from muri.errors import MuriError
-from muri.profiler.bandwidth import ring_share
+from muri.profiler.records import ProfileError
+from muri.profiler.store import Document, ProfileStore
+from muri.units import MIB, MIB_PER_GIB
 
 if TYPE_CHECKING:
     import torch
 
 SIZES_MIB: Final = (1 / 256, 1 / 16, 1.0, 8.0, 64.0)
-"""From what latency decides to what bandwidth decides."""
+"""From sizes that latency decides to sizes that bandwidth decides."""
 
 LARGE_MIB: Final = 8.0
 LEAST_REPEATS: Final = 5
 MEASURE_S: Final = 0.15
 LIMIT_S: Final = 120.0
+_FLOAT_BYTES: Final = 4
+BANDWIDTH_KIND: Final = "bandwidth"
+"""Kind of the store's documents that hold bandwidths."""
+
+DEFAULT_MIB_PER_S: Final = 10.0 * MIB_PER_GIB
+"""Assumed where nothing was measured: between a 100 Gbit/s network and PCIe 3.0 × 16."""
+
+DEFAULT_LATENCY_S: Final = 20e-6
+"""Assumed for one step of the ring: the order of NCCL's over PCIe and InfiniBand."""
 
 
 class AllReduceError(MuriError):
@@ -63,10 +77,10 @@ class Fit(NamedTuple):
 def fit(timings: Sequence[Timing], ranks: int) -> Fit:
     """Find the ring's latency from the smallest size, and its bandwidth from those of `LARGE_MIB` or more.
 
-    Gradients travel in large pieces (PyTorch's DDP: 25 MiB), so that these decide.
+    The large sizes decide because gradients travel in large pieces (PyTorch's DDP: 25 MiB).
 
     Raises:
-        AllReduceError: The times don't grow with the size, so that they say nothing about a bandwidth.
+        AllReduceError: The times don't grow with the size; no bandwidth follows from them.
     """
     smallest = min(timings)
     latency_s = smallest.seconds / (2 * (ranks - 1))
@@ -102,7 +116,9 @@ def time_all_reduce(init: str, rank: int, ranks: int, backend: str, local_rank: 
     except (RuntimeError, ValueError) as error:
         raise AllReduceError(f"rank {rank} of {ranks} did not find the others with {backend}: {error}") from error
     try:
-        return tuple(Timing(size, _time(torch.zeros(int(size * 2**18), device=device))) for size in SIZES_MIB)
+        return tuple(
+            Timing(size, _time(torch.zeros(int(size * MIB) // _FLOAT_BYTES, device=device))) for size in SIZES_MIB
+        )
     finally:
         distributed.destroy_process_group()
 
@@ -130,7 +146,7 @@ def measure_on_this_node(ranks: int, backend: str) -> tuple[Timing, ...]:
     """Time all-reduces between so many processes of this node.
 
     Raises:
-        AllReduceError: A process failed, with its last words.
+        AllReduceError: A process failed; the message has its last line.
     """
     with tempfile.TemporaryDirectory(prefix="muri-allreduce-") as folder:
         command = [sys.executable, "-m", "muri.profiler.allreduce", f"file://{folder}/ranks", str(ranks), backend]
@@ -202,7 +218,7 @@ def usable_backend(wanted: str, local_ranks: int) -> str:
         local_ranks: Ranks on this node.
 
     Raises:
-        AllReduceError: PyTorch is not installed, or nccl is wanted and can't be had.
+        AllReduceError: PyTorch is not installed, or nccl is wanted and not usable here.
     """
     if find_spec("torch") is None:
         raise AllReduceError("measuring a bandwidth needs PyTorch: pip install 'muri[torch]'")
@@ -234,3 +250,96 @@ def main(init: str, ranks: int, backend: str, rank: int) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+@dataclass(frozen=True, slots=True)
+class Bandwidth:
+    """A measured all-reduce between the ranks of one job.
+
+    Attributes:
+        gpu_type: GRES type of the GPUs.
+        nodes: Nodes that the ranks ran on.
+        ranks_per_node: Ranks on each node, one for each GPU.
+        mib_per_s: What each link of the ring carries, MiB per second.
+        latency_s: Seconds that a step of the ring takes beside that.
+        backend: What carried it: "nccl" or "gloo".
+        measured_at: UTC time, ISO-8601.
+    """
+
+    gpu_type: str
+    nodes: int
+    ranks_per_node: int
+    mib_per_s: float
+    latency_s: float
+    backend: str = "nccl"
+    measured_at: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no measurement can give.
+
+        Raises:
+            ProfileError: A figure is not finite, or too small.
+        """
+        if self.nodes < 1 or self.ranks_per_node < 1:
+            raise ProfileError(f"bandwidth {self.name}: there must be at least one rank")
+        if not (math.isfinite(self.mib_per_s) and self.mib_per_s > 0):
+            raise ProfileError(f"bandwidth {self.name}: {self.mib_per_s} MiB/s; it must be > 0")
+        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
+            raise ProfileError(f"bandwidth {self.name}: a latency of {self.latency_s} s; it must be ≥ 0")
+
+    @property
+    def name(self) -> str:
+        """Name in the store: GPU type, ranks per node × nodes."""
+        return f"{self.gpu_type}/{self.ranks_per_node}x{self.nodes}"
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the job."""
+        return self.nodes * self.ranks_per_node
+
+    def to_document(self) -> Document:
+        """As the store keeps it."""
+        body = asdict(self)
+        return Document(self.name, body.pop("measured_at"), body)
+
+    @classmethod
+    def from_document(cls, document: Document) -> Self:
+        """Read what `to_document` made; figures of a newer version are ignored.
+
+        Raises:
+            ProfileError: A figure is missing or cannot be true.
+        """
+        known = {item.name: document.body[item.name] for item in fields(cls) if item.name in document.body}
+        try:
+            return cls(**known, measured_at=document.measured_at)
+        except TypeError as error:
+            raise ProfileError(f"bandwidth {document.name} in the store: {error}") from error
+
+
+def bandwidths(store: ProfileStore) -> tuple[Bandwidth, ...]:
+    """All bandwidths in the store."""
+    return tuple(Bandwidth.from_document(document) for document in store.documents(BANDWIDTH_KIND))
+
+
+def ring_share(ranks: int) -> float:
+    """How often each link of a ring carries the gradients in an all-reduce: 2 (n − 1) / n."""
+    return 2 * (ranks - 1) / ranks
+
+
+def ring_s(size_over_bandwidth_s: float, latency_s: float, ranks: int) -> float:
+    """Seconds of a ring all-reduce: 2 (n − 1) steps, each of one n-th of the data.
+
+    Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009).
+
+    Args:
+        size_over_bandwidth_s: Seconds in which a link would carry all the data once.
+        latency_s: Seconds of a step beside the data.
+        ranks: Ranks in the ring; a single one exchanges nothing.
+    """
+    return ring_share(ranks) * size_over_bandwidth_s + 2 * (ranks - 1) * latency_s
+
+
+def nearest_bandwidth(known: Iterable[Bandwidth], gpu_type: str, ranks: int) -> Bandwidth | None:
+    """The measurement between GPUs of this type whose number of ranks is nearest, None without any."""
+    of_type = [item for item in known if item.gpu_type == gpu_type and item.ranks > 1]
+    return min(of_type, key=lambda item: (abs(math.log(item.ranks / ranks)), -item.nodes), default=None)

@@ -2,8 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 from muri.errors import MuriError, UsageError
+
+LEAST_PROFILES: Final = 40
+LEAST_FAMILIES: Final = 8
+"""With fewer the trees know less than the mean (docs/prediction.md)."""
 
 
 class StoreError(MuriError):
@@ -83,3 +88,60 @@ class ExchangeError(UsageError):
 
 class NoSuchProfileError(UsageError):
     """No profile, or more than one, answers to what was asked for."""
+
+
+class InterferenceError(UsageError):
+    """A record of two models side by side holds something that no measurement can give."""
+
+
+class FitError(UsageError):
+    """The points do not determine the line."""
+
+
+class PairFailedError(MuriError):
+    """Two scripts could not be measured side by side; the text says which one failed and how."""
+
+
+class PairUnstartableError(UsageError):
+    """A pair is to be measured in a way that makes no sense."""
+
+
+class SensitivityError(UsageError):
+    """Asked for, or measured, something from which no sensitivity follows."""
+
+
+class CpuLimitError(SensitivityError):
+    """More CPUs were asked for than there are."""
+
+
+class StorageError(SensitivityError):
+    """The bandwidth of a dataset's storage cannot be measured."""
+
+
+class NoSuchSensitivityError(SensitivityError):
+    """Nothing is stored under the name."""
+
+
+class PredictionError(MuriError):
+    """Nothing can be predicted."""
+
+
+class TooFewProfilesError(PredictionError):
+    """The store holds too little to learn from."""
+
+    def __init__(self, profiles: int, families: int, gpu_type: str, gpu_count: int, others: tuple[str, ...]) -> None:
+        has = f" The store has some of: {', '.join(others)}." if others else ""
+        super().__init__(
+            f"too little to learn from for {gpu_count} × {gpu_type}: {profiles} measured profiles with features, of "
+            f"{families} model families; {LEAST_PROFILES} of {LEAST_FAMILIES} are needed.{has} "
+            "Profile the zoo on such a node: python benchmarks/profile_zoo.py --store STORE"
+        )
+
+
+class LearnerMissingError(PredictionError):
+    """scikit-learn is not installed."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(
+            f"predictions need scikit-learn, which cannot be imported ({reason}): pip install 'muri[predict]'"
+        )

@@ -1,12 +1,24 @@
 """Finding the profiles that a person means."""
 
 import difflib
-from collections.abc import Iterable, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
 
 from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.utc import moment
+
+SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE]]]"
+"""How a person names a profile in one word."""
+
+_SELECTOR_PARTS: Final = 3
+"""What may follow the model: batch size, GPU count, GPU type."""
+
+DIGITS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +97,6 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
     return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type)
 
 
-SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE]]]"
-"""How a person names a profile in one word."""
-
-_SELECTOR_PARTS: Final = 3
-"""What may follow the model: batch size, GPU count, GPU type."""
-
-
 def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
     """The one key that a `SELECTOR` means.
 
@@ -139,3 +144,118 @@ def _choices(keys: Iterable[ProfileKey]) -> str:
     return "\n".join(
         f"  {key.model} --batch-size {key.batch_size} --gpus {key.gpu_count} --gpu-type {key.gpu_type}" for key in keys
     )
+
+
+def _newest_first(profile: StageProfile) -> float:
+    then = moment(profile.measured_at)
+    return 0.0 if then is None else -then.timestamp()
+
+
+def _unsure_first(profile: StageProfile) -> float:
+    return -1.0 if profile.detail.confidence is None else profile.detail.confidence
+
+
+SORTS: Final[dict[str, Callable[[StageProfile], Any]]] = {
+    "model": lambda profile: profile.key,
+    "age": _newest_first,
+    "iteration": lambda profile: -profile.iteration_s,
+    "bottleneck": lambda profile: (profile.bottleneck, -max(profile.stage_s)),
+    "gpu-mem": lambda profile: -profile.gpu_mem_gib,
+    "host-mem": lambda profile: -(profile.detail.host_mem_gib or 0.0),
+    "gpus": lambda profile: (-profile.key.gpu_count, profile.key),
+    "confidence": _unsure_first,
+}
+"""Orders by name: the newest, longest, largest and least sure come first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What a person wants to see; None where nothing was said.
+
+    Attributes:
+        model: Model name, or a pattern with * and ?.
+        batch_size: Batch size.
+        gpu_count: GPUs of the whole job.
+        gpu_type: GRES type.
+        source: One of `SOURCES`.
+        bottleneck: One of `RESOURCES`.
+        stale: Only profiles that are to be measured again.
+    """
+
+    model: str | None = None
+    batch_size: int | None = None
+    gpu_count: int | None = None
+    gpu_type: str | None = None
+    source: str | None = None
+    bottleneck: str | None = None
+    stale: bool = False
+
+    def matches(self, profile: StageProfile, stale: Collection[ProfileKey]) -> bool:
+        """Whether a profile has everything that was said."""
+        key = profile.key
+        return (
+            (self.model is None or key.model == self.model or fnmatchcase(key.model, self.model))
+            and self.batch_size in (None, key.batch_size)
+            and self.gpu_count in (None, key.gpu_count)
+            and self.gpu_type in (None, key.gpu_type)
+            and self.source in (None, profile.source)
+            and self.bottleneck in (None, profile.bottleneck)
+            and (not self.stale or key in stale)
+        )
+
+
+def listed(
+    profiles: Iterable[StageProfile], wanted: Filter, stale: Collection[ProfileKey], sort: str, *, reverse: bool = False
+) -> tuple[StageProfile, ...]:
+    """The profiles that match, in order.
+
+    Raises:
+        NoSuchProfileError: No profile at all has the model or the GPU type; the text lists the choices.
+    """
+    known = tuple(profiles)
+    if known:
+        _refuse_unknown(known, wanted)
+    found = (profile for profile in known if wanted.matches(profile, stale))
+    return tuple(sorted(found, key=SORTS[sort], reverse=reverse))
+
+
+def _refuse_unknown(known: Sequence[StageProfile], wanted: Filter) -> None:
+    types = sorted({profile.key.gpu_type for profile in known})
+    if wanted.gpu_type is not None and wanted.gpu_type not in types:
+        raise NoSuchProfileError(f"no profile of GPU type {wanted.gpu_type!r}; there are: {', '.join(types)}")
+    model = wanted.model
+    if model is not None and not any(Filter(model=model).matches(profile, ()) for profile in known):
+        find_all((profile.key for profile in known), Wanted(model))
+
+
+def fingerprint(name: str, parts: Iterable[bytes]) -> str:
+    """A readable name and a hash of everything else: "train.py@3f9ac2d1".
+
+    Args:
+        name: What people call it.
+        parts: What must be equal for two runs to count as the same model, in order.
+    """
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(len(part).to_bytes(8, "big") + part)  # with its length: "a", "b" is not "ab"
+    return f"{name}@{whole.hexdigest()[:DIGITS]}"
+
+
+def of_command(command: Sequence[str]) -> str:
+    """The fingerprint of a training command: the script's content and its arguments.
+
+    Args:
+        command: A script and its arguments, or "-m", a module and its arguments. Of a module that is not below the
+            working directory only the name counts, not the content.
+    """
+    module = command[0] == "-m"
+    target, *arguments = command[1:] if module else command
+    paths = _module_paths(target) if module else [Path(target)]
+    content = next((path.read_bytes() for path in paths if path.is_file()), b"")
+    name = target if module else Path(target).name
+    return fingerprint(name, [content, *(argument.encode(errors="surrogateescape") for argument in arguments)])
+
+
+def _module_paths(module: str) -> list[Path]:
+    base = Path(*module.split("."))
+    return [base.with_suffix(".py"), base / "__main__.py"]

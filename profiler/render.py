@@ -1,14 +1,37 @@
-"""Profiles as text for a terminal of 80 columns."""
+"""Profiles, pairs, fits and sensitivities as text for a terminal of 80 columns."""
 
+import textwrap
 from collections.abc import Collection, Sequence
 from datetime import datetime
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.times import age
+from muri.profiler.differences import Row
+from muri.profiler.estimates import ProfileEstimate
+from muri.profiler.interference.models import LinearFit
+from muri.profiler.interference.ratios import Candidate, Interference, Side
+from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
+from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
+from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.upkeep import StaleMark
+from muri.utc import age
+
+_STACK_WIDTH: Final = 76
+_STAGE_BAR_WIDTH: Final = 28
+_SHARE_BAR_WIDTH: Final = 40
+_COLOURS: Final = ("blue", "yellow", "green", "magenta")
+_PATTERNS: Final = ("█", "▓", "▒", "░")
+
+_NOTICED: Final = 0.01
+"""Hidden use that is a smaller share of the iteration is not shown."""
+
+_HISTORY_LINES: Final = 5
+
+_MOST_ROWS: Final = 24
+"""Of CPU counts: what a terminal shows without scrolling."""
 
 
 def milliseconds(seconds: float) -> str:
@@ -17,18 +40,8 @@ def milliseconds(seconds: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def gpus(profile: StageProfile) -> str:
-    """GPU count and type: "2×a100"."""
-    return f"{profile.key.gpu_count}×{profile.key.gpu_type}"
-
-
-def batch(profile: StageProfile) -> str:
-    """Batch size, "?" when the user did not say."""
-    return str(profile.key.batch_size or "?")
-
-
 def mark_of(profile: StageProfile, stale: Collection[ProfileKey] = ()) -> str:
-    """What stands behind a model's name: "~" for an estimate, "!" for a stale profile."""
+    """The marks behind a model's name: "~" for an estimate, "!" for a stale profile."""
     return ("~" if profile.is_estimate else "") + ("!" if profile.key in stale else "")
 
 
@@ -39,18 +52,16 @@ def print_table(
     marks = [mark_of(profile, stale) for profile in profiles]
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     table.add_column("MODEL", overflow="fold", min_width=10)
-    table.add_column("BATCH", justify="right", no_wrap=True)
+    _add_figures(table, "BATCH")
     table.add_column("GPUS", overflow="fold", min_width=5)
-    for name in ("LOAD", "PREP", "PROP", "SYNC", "ITER"):
-        table.add_column(f"{name}", justify="right", no_wrap=True)
-    table.add_column("GIB", justify="right", no_wrap=True)
-    table.add_column("AGE", justify="right", no_wrap=True)
+    _add_figures(table, "LOAD", "PREP", "PROP", "SYNC", "ITER")
+    _add_figures(table, "GIB", "AGE")
     for profile, mark in zip(profiles, marks, strict=True):
         times = [milliseconds(value) for value in (*profile.stage_s, profile.iteration_s)]
         table.add_row(
             Text(profile.key.model + mark),
-            batch(profile),
-            Text(gpus(profile)),
+            str(profile.key.batch_size or "?"),
+            Text(f"{profile.key.gpu_count}×{profile.key.gpu_type}"),
             *times,
             f"{profile.gpu_mem_gib:.1f}",
             age(profile.measured_at, now),
@@ -60,3 +71,287 @@ def print_table(
     for symbol, meaning in (("~", "estimated, not measured"), ("!", "stale: to be measured again")):
         if any(symbol in mark for mark in marks):
             console.print(Text(f"{symbol} {meaning}", style="dim"))
+
+
+def print_profile(
+    console: Console, history: Sequence[StageProfile], now: datetime, stale: StaleMark | None = None
+) -> None:
+    """The newest profile of a history: its iteration as one bar, each stage, and all other figures."""
+    profile = history[0]
+    console.print(Text(f"{profile.key}{'  (estimated, not measured)' if profile.is_estimate else ''}", style="bold"))
+    if stale:
+        console.print(Text(f"STALE since {stale.since}: {stale.reason} ({stale.who})", style="red"))
+    console.print(stacked(profile))
+    console.print(_stages(profile))
+    for name, value in facts(profile, now).items():
+        console.print(Text(f"{name + ':':<21} {value}"))
+    if len(history) > 1:
+        _print_history(console, history, now)
+
+
+def stacked(profile: StageProfile) -> Text:
+    """The iteration as one bar of what each stage owns; no stage owns the dotted rest."""
+    whole_s = max(profile.iteration_s, sum(profile.stage_s))
+    bar, end_s, filled = Text("  "), 0.0, 0
+    for value, pattern, colour in zip(profile.stage_s, _PATTERNS, _COLOURS, strict=True):
+        end_s += value
+        upto = round(_STACK_WIDTH * end_s / whole_s)
+        bar.append(pattern * (upto - filled), style=colour)
+        filled = upto
+    return bar.append("·" * (_STACK_WIDTH - filled), style="dim")
+
+
+def _stages(profile: StageProfile) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    for name in ("", "STAGE", "RESOURCE", "█ OWNED  ░ BUSY, HIDDEN"):
+        table.add_column(name, no_wrap=True)
+    _add_figures(table, "MS", "BUSY", "P95", "CV")
+    detail = profile.detail
+    busy = detail.busy_s or profile.stage_s
+    per_stage = (busy, detail.stage_p95_s or (None,) * len(STAGES), detail.stage_cv or (None,) * len(STAGES))
+    legend = (Text(pattern, style=colour) for pattern, colour in zip(_PATTERNS, _COLOURS, strict=True))
+    whole_s = max(profile.iteration_s, *profile.stage_s, *busy)
+    for symbol, stage, resource, owned_s, busy_s, p95_s, cv, colour in zip(
+        legend, STAGES, RESOURCES, profile.stage_s, *per_stage, _COLOURS, strict=True
+    ):
+        hidden = busy_s > owned_s + _NOTICED * profile.iteration_s
+        figures = (milliseconds(owned_s), milliseconds(busy_s) if hidden else "", _ms(p95_s), _two(cv))
+        table.add_row(symbol, stage, resource, _stage_bar(owned_s, busy_s, whole_s, colour), *figures)
+    whole = (milliseconds(profile.iteration_s), "", _ms(detail.iteration_p95_s), _two(detail.iteration_cv))
+    table.add_row("", "iteration", "", "", *whole)
+    return table
+
+
+def _stage_bar(owned_s: float, busy_s: float, whole_s: float, colour: str) -> Text:
+    owned = round(_STAGE_BAR_WIDTH * owned_s / whole_s)
+    busy = max(owned, round(_STAGE_BAR_WIDTH * busy_s / whole_s))
+    bar = Text("█" * owned, style=colour).append("░" * (busy - owned), style=colour)
+    return bar.append("·" * (_STAGE_BAR_WIDTH - busy), style="dim")
+
+
+def _ms(seconds: float | None) -> str:
+    return "" if seconds is None else milliseconds(seconds)
+
+
+def _two(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
+    """Bottleneck, memory, use and origin by name; what was not measured is left out."""
+    detail = profile.detail
+    warmup = "" if detail.warmup_iterations is None else f" after {detail.warmup_iterations} of warm-up"
+    found = {
+        "bottleneck": profile.bottleneck,
+        "peak GPU memory": f"{profile.gpu_mem_gib:.1f} GiB",
+        "peak host memory": _or_none(detail.host_mem_gib, "{:.1f} GiB"),
+        "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),
+        "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
+        "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
+        "confidence": _or_none(detail.confidence, "{:.2f}"),
+        "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
+        "measured": f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _or_none(value: float | None, form: str) -> str | None:
+    return None if value is None else form.format(value)
+
+
+def _print_history(console: Console, history: Sequence[StageProfile], now: datetime) -> None:
+    console.print(Text(f"earlier ({len(history) - 1} kept):"))
+    for profile in history[1 : 1 + _HISTORY_LINES]:
+        change = 100 * (profile.iteration_s / history[0].iteration_s - 1)
+        ago = f"{age(profile.measured_at, now)} ago"
+        console.print(
+            Text(f"  {ago:>10}  {profile.source:<9} {milliseconds(profile.iteration_s):>7} ms  {change:+.0f} %")
+        )
+
+
+def print_comparison(
+    console: Console, first: StageProfile, second: StageProfile, rows: Sequence[Row], now: datetime
+) -> None:
+    """Two profiles: milliseconds, ratio, and whether the difference is more than noise."""
+    for name, profile in (("A", first), ("B", second)):
+        console.print(Text(f"{name}: {profile.key}{mark_of(profile)}", style="bold"))
+    table = _table()
+    table.add_column("ms per iteration")
+    _add_figures(table, "A", "B", "B / A")
+    table.add_column("DIFFERENT?")
+    words = {True: "yes", False: "within noise", None: "noise not measured"}
+    for row in rows:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        table.add_row(row.name, milliseconds(row.first_s), milliseconds(row.second_s), ratio, words[row.differs])
+    console.print(table)
+    console.print(_side_by_side(facts(first, now), facts(second, now)))
+
+
+def _side_by_side(first: dict[str, str], second: dict[str, str]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name in first | second:
+        table.add_row(name, Text(first.get(name, "-")), Text(second.get(name, "-")))
+    return table
+
+
+def print_estimate(console: Console, found: ProfileEstimate, measured: StageProfile | None) -> None:
+    """Value and interval of each stage and the iteration, in milliseconds, and what they rest on."""
+    profile = found.profile
+    console.print(Text(f"{profile.key}: {profile.source}, not measured", style="bold"))
+    table = _table()
+    table.add_column("ms per iteration")
+    headings = ("ESTIMATE", "INTERVAL", *(("MEASURED", "ERROR") if measured else ()))
+    _add_figures(table, *headings)
+    values = (*profile.stage_s, profile.iteration_s)
+    truths = (*measured.stage_s, measured.iteration_s) if measured else (None,) * len(values)
+    for name, value, (least_s, most_s), truth in zip(
+        (*STAGES, "iteration"), values, found.interval_s, truths, strict=True
+    ):
+        ends = f"{milliseconds(least_s)} – {milliseconds(most_s)}"
+        beside = () if truth is None else (milliseconds(truth), _error(value, truth))
+        table.add_row(name, milliseconds(value), ends, *beside)
+    console.print(table)
+    console.print(Text(f"bottleneck: {profile.bottleneck}; GPU memory {profile.gpu_mem_gib:.1f} GiB"))
+    for line in found.basis:
+        console.print(Text(textwrap.fill(line, console.width, initial_indent="- ", subsequent_indent="  ")))
+
+
+def _error(estimate_s: float, truth_s: float) -> str:
+    return f"{100 * (estimate_s / truth_s - 1):+.0f} %" if truth_s else "-"
+
+
+def print_pairs(console: Console, pairs: Sequence[Interference], now: datetime) -> None:
+    """Two lines for each pair, one for each model."""
+    table = _table()
+    table.add_column("MODEL", overflow="fold", min_width=10)
+    _add_figures(table, "ALONE", "SHARED", "RATIO", "±%", "SURE%", "AGE")
+    for pair in pairs:
+        for side, mark in ((pair.a, ""), (pair.b, "+ ")):
+            table.add_row(Text(mark + _short(side.key)), *_cells(side), "" if mark else age(pair.measured_at, now))
+    console.print(table)
+    console.print("Milliseconds per iteration; RATIO ξ: how much longer it takes beside the other.")
+
+
+def print_candidates(console: Console, candidates: Sequence[Candidate]) -> None:
+    """One line for each pair that is worth measuring."""
+    table = _table()
+    for name in ("MODEL", "WITH"):
+        table.add_column(name, overflow="fold", min_width=10)
+    _add_figures(table, "CHANCES", "SURE%")
+    for item in candidates:
+        sure = "-" if item.confidence is None else f"{item.confidence * 100:.0f}"
+        table.add_row(Text(_short(item.a)), Text(_short(item.b)), str(item.chances), sure)
+    console.print(table)
+
+
+def print_fit(console: Console, title: str, unit: str, fit: LinearFit) -> None:
+    """The line, and each point beside it."""
+    console.print(Text(title, style="bold"))
+    per_unit = f"{fit.per_unit_s * 1e3:.4g} ms per {unit}"
+    console.print(
+        f"  {fit.fixed_s * 1e3:.4g} ms + {per_unit}; R² {fit.r_squared:.3f}, residual {fit.residual_s * 1e3:.2g} ms"
+    )
+    table = _table()
+    _add_figures(table, f"  {unit.upper()}", "MEASURED MS", "LINE MS", "OFF")
+    for point in fit.points:
+        line_s = fit.seconds(point.size)
+        off = f"{(line_s / point.seconds - 1) * 100:+.1f} %" if point.seconds else "-"
+        table.add_row(f"{point.size:g}", milliseconds(point.seconds), milliseconds(line_s), off)
+    console.print(table)
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, header_style="bold")
+
+
+def _add_figures(table: Table, *headings: str) -> None:
+    """Add columns of numbers."""
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+
+
+def _short(key: ProfileKey) -> str:
+    return f"{key.model} b{key.batch_size or '?'} {key.gpu_count}×{key.gpu_type}"
+
+
+def _cells(side: Side) -> tuple[str, str, str, str, str]:
+    spread = "?" if side.spread is None else f"{side.spread * 100:.0f}"
+    sure = f"{side.confidence * 100:.0f}"
+    return milliseconds(side.solo_s), milliseconds(side.shared_s), f"{side.ratio:.2f}", spread, sure
+
+
+def print_sensitivity(console: Console, found: SensitivityProfile) -> None:
+    """Throughput over the CPU count and the cache as bars, and the demand."""
+    how = "cores by affinity" if found.pinned else "counts only told to the script"
+    console.print(Text(f"{found.name}: {_several(found.cpu.measurements, 'measurement')}, {how}", style="bold"))
+    _print_cpus(console, found)
+    if found.dataset is not None:
+        _print_memory(console, found, found.dataset)
+    console.print(Text(demand_line(found), style="bold"))
+    if found.cpu.undecided_cpus:
+        least = found.demand.cpus - found.cpu.undecided_cpus
+        console.print(Text(f"The least count may be as low as {least}: those in between were not measured."))
+
+
+def demand_line(found: SensitivityProfile) -> str:
+    """The least that saturates, in one line."""
+    demand = found.demand
+    parts = [_several(demand.cpus, "CPU")]
+    if demand.process_gib is not None:
+        parts.append(f"{demand.process_gib:.2f} GiB for its processes")
+    if demand.cache_gib is not None:
+        parts.append(f"{demand.cache_gib:.2f} GiB of cache")
+    return f"demand: {', '.join(parts)}"
+
+
+def shown_counts(found: SensitivityProfile) -> tuple[int, ...]:
+    """The counts worth a line: all of a few, else the measured ones and some in between."""
+    top = found.cpu.max_cpus
+    if top <= _MOST_ROWS:
+        return tuple(range(1, top + 1))
+    measured = {point.cpus for point in found.cpu.points}
+    return tuple(sorted(measured | {1} | set(range(0, top, -(-top // (_MOST_ROWS // 2)))) - {0}))
+
+
+def _print_cpus(console: Console, found: SensitivityProfile) -> None:
+    points = {point.cpus: point for point in found.cpu.points}
+    best = found.cpu.points[-1].throughput
+    console.print(Text(f"{'CPUS':>5} {'ITERATIONS/S':>13}", style="dim"))
+    counts = shown_counts(found)
+    for cpus in counts:
+        value = found.cpu.throughput(cpus)
+        point = points.get(cpus)
+        line = _share_bar(f"{cpus:>5} {value:>13.3g} ", value / best, "yellow" if point else "dim yellow")
+        if point is not None:
+            line.append(f" ± {point.spread * 100:.1f} %")
+        if cpus == found.demand.cpus:
+            line.append("  enough", style="green")
+        console.print(line)
+    if not points.keys() >= set(counts):
+        console.print(Text("      Without ±: interpolated between measured counts.", style="dim"))
+
+
+def _print_memory(console: Console, found: SensitivityProfile, dataset: Dataset) -> None:
+    at_full = found.cpu.throughput(found.demand.cpus)
+    console.print(
+        Text(f"{'CACHE':>5} {'ITERATIONS/S':>13}  computed, on {_several(found.demand.cpus, 'CPU')}", style="dim")
+    )
+    for gib in cache_sizes(dataset):
+        value = throughput(dataset, at_full, gib)
+        console.print(_share_bar(f"{gib:>5.3g} {value:>13.3g} ", value / at_full, "blue").append(f" {gib:.3g} GiB"))
+    console.print(
+        Text(
+            f"      {dataset.dataset_gib:.3g} GiB at {dataset.storage_mib_per_s:.4g} MiB/s, "
+            f"{dataset.batch_mib:.3g} MiB per iteration, {dataset.overlap:.0%} overlapped.",
+            style="dim",
+        )
+    )
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _share_bar(head: str, share: float, style: str) -> Text:
+    filled = min(_SHARE_BAR_WIDTH, round(_SHARE_BAR_WIDTH * share))
+    return Text(head).append("█" * filled, style=style).append("·" * (_SHARE_BAR_WIDTH - filled), style="dim")

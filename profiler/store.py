@@ -1,28 +1,110 @@
-"""The store of stage profiles: one SQLite file, safe with many readers and writers."""
+"""The store of stage profiles: one SQLite file, safe with many readers and writers; and what it holds, counted."""
 
 import json
 import os
 import sqlite3
-from collections.abc import Iterable
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
-
-from muri.profiler import schema
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
-from muri.profiler.store_file import StoreFile
+from muri.profiler.store_file import SIDE_FILES, StoreFile, existing_journal, set_aside_stores, side_file
 from muri.profiler.upkeep import AuditEntry, Author, Observation, StaleMark
+from muri.units import MIB
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/muri")
-DEFAULT_CONFIG: Final = "/etc/muri/muri.yaml"
 STORE_NAME: Final = "profiles.db"
+
 HISTORY_PER_KEY: Final = 50
 """Measurements kept of one model; older ones are dropped when a new one arrives."""
+
 OBSERVATIONS_PER_KEY: Final = 1000
+
+REUSE_KIND: Final = "reuse"
+REUSE_NAME: Final = "jobs"
+REUSE_COUNT: Final = "count"
+"""Where the controller counts the jobs that started with a profile of another one's dry run: the document
+`REUSE_NAME` of kind `REUSE_KIND`, under this key."""
+
+_INSERT: Final = """
+    INSERT INTO measurement (
+        model, batch_size, gpu_count, gpu_type,
+        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
+        gpu_mem_gib, iterations, measured_at, source, detail
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_NEWEST_OF_ALL: Final = """
+    SELECT * FROM measurement
+    WHERE id IN (SELECT max(id) FROM measurement GROUP BY model, batch_size, gpu_count, gpu_type)
+    ORDER BY model, batch_size, gpu_count, gpu_type
+"""
+_OF_KEY: Final = """
+    SELECT * FROM measurement
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    ORDER BY id DESC LIMIT ?
+"""
+_DELETE_KEY: Final = """
+    DELETE FROM measurement
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+"""
+_DELETE_OLD_OF_KEY: Final = """
+    DELETE FROM measurement WHERE id IN (
+        SELECT id FROM measurement
+        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+        ORDER BY id DESC LIMIT -1 OFFSET ?
+    )
+"""
+_PUT_DOCUMENT: Final = """
+    INSERT INTO document (kind, name, measured_at, body) VALUES (?, ?, ?, ?)
+    ON CONFLICT (kind, name) DO UPDATE SET measured_at = excluded.measured_at, body = excluded.body
+"""
+_DOCUMENTS_OF_KIND: Final = "SELECT name, measured_at, body FROM document WHERE kind = ? ORDER BY name"
+_DELETE_DOCUMENT: Final = "DELETE FROM document WHERE kind = ? AND name = ?"
+_OBSERVE: Final = """
+    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, observed_at, job_id, iterations, stage_s)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS (
+        SELECT 1 FROM observation
+        WHERE model = ?1 AND batch_size = ?2 AND gpu_count = ?3 AND gpu_type = ?4 AND job_id = ?6 AND iterations = ?7
+    )
+"""
+"""A report that is read twice is one observation: its job has done no iteration since."""
+
+_OBSERVATIONS_OF_KEY: Final = """
+    SELECT observed_at, job_id, iterations, stage_s FROM observation
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    ORDER BY id
+"""
+_DELETE_OBSERVATIONS: Final = """
+    DELETE FROM observation WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+"""
+_DELETE_OLD_OBSERVATIONS: Final = """
+    DELETE FROM observation WHERE id IN (
+        SELECT id FROM observation
+        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+        ORDER BY id DESC LIMIT -1 OFFSET ?
+    )
+"""
+_MARK_STALE: Final = """
+    INSERT INTO stale (model, batch_size, gpu_count, gpu_type, since, reason, who) VALUES (?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT DO NOTHING
+"""
+_STALE_MARKS: Final = """
+    SELECT model, batch_size, gpu_count, gpu_type, since, reason, who FROM stale
+    ORDER BY model, batch_size, gpu_count, gpu_type
+"""
+_CLEAR_STALE: Final = "DELETE FROM stale WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?"
+_WRITE_AUDIT: Final = """
+    INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, before, after)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_AUDIT: Final = """
+    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, before, after FROM audit ORDER BY id
+"""
+_COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"
 
 
 class Stored(NamedTuple):
@@ -32,25 +114,16 @@ class Stored(NamedTuple):
     replaced: int
 
 
-def default_store_path() -> Path:
-    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state_dir, or in /var/lib/muri."""
+def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) -> Path:
+    """$MURI_PROFILES, or profiles.db in $MURI_STATE_DIR, in the site's state directory, or in /var/lib/muri.
+
+    Args:
+        site_state_dir: The site's state directory, None without one; asked only where the environment is silent.
+    """
     explicit = os.environ.get("MURI_PROFILES")
     if explicit:
         return Path(explicit)
-    return Path(os.environ.get("MURI_STATE_DIR") or _site_state_dir() or DEFAULT_STATE_DIR) / STORE_NAME
-
-
-def _site_state_dir() -> str | None:
-    """The controller's state_dir, so that the commands and the controller mean the same store.
-
-    Only that key is looked at: `muri config check` is there to judge the file.
-    """
-    try:
-        config = yaml.safe_load(Path(os.environ.get("MURI_CONFIG") or DEFAULT_CONFIG).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return None
-    value = config.get("state_dir") if isinstance(config, dict) else None
-    return value if isinstance(value, str) else None
+    return Path(os.environ.get("MURI_STATE_DIR") or site_state_dir() or DEFAULT_STATE_DIR) / STORE_NAME
 
 
 class Document(NamedTuple):
@@ -89,28 +162,28 @@ class ProfileStore(StoreFile):
                 added, replaced = added + (old is None), replaced + (old is not None)
                 _insert(connection, profile)
                 if not profile.is_estimate:
-                    connection.execute(schema.CLEAR_STALE, _values(profile.key))
-                    connection.execute(schema.DELETE_OBSERVATIONS, _values(profile.key))
+                    connection.execute(_CLEAR_STALE, _values(profile.key))
+                    connection.execute(_DELETE_OBSERVATIONS, _values(profile.key))
                 if author is not None:
                     _audit(connection, author, profile.key, _figures(old), to_dict(profile))
         return Stored(added, replaced)
 
     def get(self, key: ProfileKey) -> StageProfile | None:
         """The newest profile of a key, None when it was never measured."""
-        newest = self._select(schema.OF_KEY, (*_values(key), 1))
+        newest = self._select(_OF_KEY, (*_values(key), 1))
         return newest[0] if newest else None
 
     def list(self) -> tuple[StageProfile, ...]:
         """The newest profile of every key, by key."""
-        return self._select(schema.NEWEST_OF_ALL)
+        return self._select(_NEWEST_OF_ALL)
 
     def history(self, key: ProfileKey) -> tuple[StageProfile, ...]:
         """The kept measurements of a key, the newest first."""
-        return self._select(schema.OF_KEY, (*_values(key), HISTORY_PER_KEY))
+        return self._select(_OF_KEY, (*_values(key), HISTORY_PER_KEY))
 
     def measurements(self) -> dict[str, int]:
         """How many measurements are kept, by source."""
-        return dict(self._rows(schema.COUNT_BY_SOURCE))
+        return dict(self._rows(_COUNT_BY_SOURCE))
 
     def remove(self, key: ProfileKey, author: Author | None = None) -> bool:
         """Forget a key, its history, observations and mark.
@@ -120,7 +193,7 @@ class ProfileStore(StoreFile):
         """
         with self._transaction() as connection:
             old = self.get(key)
-            for statement in (schema.DELETE_KEY, schema.CLEAR_STALE, schema.DELETE_OBSERVATIONS):
+            for statement in (_DELETE_KEY, _CLEAR_STALE, _DELETE_OBSERVATIONS):
                 connection.execute(statement, _values(key))
             if old is not None and author is not None:
                 _audit(connection, author, key, _figures(old), None)
@@ -130,12 +203,12 @@ class ProfileStore(StoreFile):
         """Keep what a running job told; the same report twice is kept once, and only the newest of a key."""
         what = (observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s))
         with self._transaction() as connection:
-            connection.execute(schema.OBSERVE, (*_values(key), *what))
-            connection.execute(schema.DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
+            connection.execute(_OBSERVE, (*_values(key), *what))
+            connection.execute(_DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
 
     def observations(self, key: ProfileKey) -> tuple[Observation, ...]:
         """What running jobs told since the key was measured, the oldest first."""
-        rows = self._rows(schema.OBSERVATIONS_OF_KEY, _values(key))
+        rows = self._rows(_OBSERVATIONS_OF_KEY, _values(key))
         try:
             return tuple(
                 Observation(at, job_id, iterations, tuple(map(float, json.loads(stage_s))))
@@ -148,7 +221,7 @@ class ProfileStore(StoreFile):
         """Say that a key is to be measured again; returns whether it was not marked before."""
         with self._transaction() as connection:
             values = (*_values(key), author.at, reason, author.who)
-            new = connection.execute(schema.MARK_STALE, values).rowcount > 0
+            new = connection.execute(_MARK_STALE, values).rowcount > 0
             if new:
                 _audit(connection, author, key, None, {"reason": reason})
         return new
@@ -156,15 +229,15 @@ class ProfileStore(StoreFile):
     def clear_stale(self, key: ProfileKey, author: Author) -> bool:
         """Take a mark back, and forget the observations that led to it; returns whether there was one."""
         with self._transaction() as connection:
-            marked = connection.execute(schema.CLEAR_STALE, _values(key)).rowcount > 0
+            marked = connection.execute(_CLEAR_STALE, _values(key)).rowcount > 0
             if marked:
-                connection.execute(schema.DELETE_OBSERVATIONS, _values(key))
+                connection.execute(_DELETE_OBSERVATIONS, _values(key))
                 _audit(connection, author, key, None, None)
         return marked
 
     def stale_marks(self) -> tuple[StaleMark, ...]:
         """All marks, by key."""
-        return tuple(StaleMark(ProfileKey(*row[:4]), *row[4:]) for row in self._rows(schema.STALE_MARKS))
+        return tuple(StaleMark(ProfileKey(*row[:4]), *row[4:]) for row in self._rows(_STALE_MARKS))
 
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
@@ -172,24 +245,24 @@ class ProfileStore(StoreFile):
             AuditEntry(
                 at, who, action, ProfileKey(*key), _json(self.path, before) or None, _json(self.path, after) or None
             )
-            for at, who, action, *key, before, after in self._rows(schema.AUDIT)
+            for at, who, action, *key, before, after in self._rows(_AUDIT)
         )
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document; one of the same kind and name is replaced."""
         body = json.dumps(document.body, ensure_ascii=False, sort_keys=True)
         with self._transaction() as connection:
-            connection.execute(schema.PUT_DOCUMENT, (kind, document.name, document.measured_at, body))
+            connection.execute(_PUT_DOCUMENT, (kind, document.name, document.measured_at, body))
 
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
-        rows = self._rows(schema.DOCUMENTS_OF_KIND, (kind,))
+        rows = self._rows(_DOCUMENTS_OF_KIND, (kind,))
         return tuple(Document(name, measured_at, _json(self.path, body)) for name, measured_at, body in rows)
 
     def remove_document(self, kind: str, name: str) -> bool:
         """Forget a document; returns whether there was one."""
         with self._transaction() as connection:
-            return connection.execute(schema.DELETE_DOCUMENT, (kind, name)).rowcount > 0
+            return connection.execute(_DELETE_DOCUMENT, (kind, name)).rowcount > 0
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
         rows = self._rows(query, values)
@@ -206,8 +279,8 @@ def _values(key: ProfileKey) -> tuple[object, ...]:
 def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
     figures = (*profile.stage_s, profile.iteration_s, profile.gpu_mem_gib)
     about = (profile.iterations, profile.measured_at, profile.source, json.dumps(profile.detail.to_dict()))
-    connection.execute(schema.INSERT, (*_values(profile.key), *figures, *about))
-    connection.execute(schema.DELETE_OLD_OF_KEY, (*_values(profile.key), HISTORY_PER_KEY))
+    connection.execute(_INSERT, (*_values(profile.key), *figures, *about))
+    connection.execute(_DELETE_OLD_OF_KEY, (*_values(profile.key), HISTORY_PER_KEY))
 
 
 def _figures(profile: StageProfile | None) -> dict[str, Any] | None:
@@ -222,7 +295,7 @@ def _audit(
     after: dict[str, Any] | None,
 ) -> None:
     sides = (json.dumps(side or {}, ensure_ascii=False) for side in (before, after))
-    connection.execute(schema.WRITE_AUDIT, (author.at, author.who, author.action, *_values(key), *sides))
+    connection.execute(_WRITE_AUDIT, (author.at, author.who, author.action, *_values(key), *sides))
 
 
 def _profile(path: Path, row: Any) -> StageProfile:
@@ -237,3 +310,73 @@ def _json(path: Path, text: str) -> dict[str, Any]:
         return dict(json.loads(text))
     except (ValueError, TypeError) as error:
         raise CorruptStoreError(path, f"a record is no JSON object: {text[:40]!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds.
+
+    Attributes:
+        path: The file.
+        file_mib: Its size with its side files.
+        journal: How it is written, "wal" or "delete".
+        profiles: Keys that have a profile.
+        models: Models among them.
+        estimates: Profiles that are no measurement.
+        stale: Profiles that are marked to be measured again.
+        measurements: Kept measurements by source, older ones included.
+        gpu_types: Profiles by GPU type.
+        dry_runs_saved: Jobs that started with a profile that was measured for another one.
+        oldest: When the oldest of the newest profiles was measured, "" when there is none.
+        newest: When the newest was.
+        changes_by_hand: Entries of the audit.
+        damaged: Damaged stores that were set aside beside it.
+    """
+
+    path: str
+    file_mib: float
+    journal: str
+    profiles: int
+    models: int
+    estimates: int
+    stale: int
+    measurements: dict[str, int]
+    gpu_types: dict[str, int]
+    dry_runs_saved: int
+    oldest: str
+    newest: str
+    changes_by_hand: int
+    damaged: tuple[str, ...]
+
+
+def stats_of(store: ProfileStore) -> StoreStats:
+    """Count what is in a store."""
+    profiles = store.list()
+    times = sorted(profile.measured_at for profile in profiles if profile.measured_at)
+    return StoreStats(
+        path=str(store.path),
+        file_mib=round(_file_bytes(store.path) / MIB, 3),
+        journal=existing_journal(store.path) or "",
+        profiles=len(profiles),
+        models=len({profile.key.model for profile in profiles}),
+        estimates=sum(profile.is_estimate for profile in profiles),
+        stale=len(store.stale_marks()),
+        measurements=store.measurements(),
+        gpu_types=dict(sorted(Counter(profile.key.gpu_type for profile in profiles).items())),
+        dry_runs_saved=reuse_count(store),
+        oldest=times[0] if times else "",
+        newest=times[-1] if times else "",
+        changes_by_hand=len(store.audit()),
+        damaged=tuple(str(path) for path in set_aside_stores(store.path)),
+    )
+
+
+def reuse_count(store: ProfileStore) -> int:
+    """Jobs that the controller started with a profile that was measured for another one."""
+    found = {document.name: document.body for document in store.documents(REUSE_KIND)}
+    return int(found.get(REUSE_NAME, {}).get(REUSE_COUNT, 0))
+
+
+def _file_bytes(path: Path) -> int:
+    files = (path, *(side_file(path, end) for end in SIDE_FILES))
+    return sum(file.stat().st_size for file in files if file.exists())

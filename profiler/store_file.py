@@ -1,25 +1,129 @@
-"""The store's file: whose it is, its format, transactions, its integrity, and setting a damaged one aside."""
+"""The store's SQLite file: its format, how it is opened and locked, its integrity, and setting a damaged one aside.
 
+Two ways of writing, chosen by `journal_of`:
+
+* "wal": a write-ahead log. Readers and a writer don't wait for each other, and a commit needs no fsync to
+  outlive its process. It needs memory that all processes share, which only one machine can give.
+* "delete": a rollback journal, with an fsync at each commit. It needs only file locks.
+"""
+
+import os
+import random
 import sqlite3
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self, get_args
+from urllib.parse import quote
 
-from muri.profiler import schema
+import psutil
+
 from muri.profiler.errors import (
     CorruptStoreError,
+    JournalChoiceError,
+    StoreBusyError,
+    StoreError,
     StoreMissingError,
     StoreOutdatedError,
     StorePermissionError,
     StoreVersionError,
 )
-from muri.profiler.store_connection import Journal, begin, connect, connect_read_only, exists, named_errors, side_file
+
+APPLICATION_ID: Final = 0x4D555249
+"""“MURI”: tells a store from another program's database."""
+
+MIGRATIONS: Final = (
+    (
+        """CREATE TABLE measurement (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            load_s REAL NOT NULL,
+            preprocess_s REAL NOT NULL,
+            propagate_s REAL NOT NULL,
+            synchronize_s REAL NOT NULL,
+            iteration_s REAL NOT NULL,
+            gpu_mem_gib REAL NOT NULL,
+            iterations INTEGER NOT NULL,
+            measured_at TEXT NOT NULL,
+            source TEXT NOT NULL
+        )""",
+        "CREATE INDEX measurement_key ON measurement (model, batch_size, gpu_count, gpu_type, id)",
+    ),
+    (
+        "ALTER TABLE measurement ADD COLUMN detail TEXT NOT NULL DEFAULT '{}'",
+        """CREATE TABLE stale (
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            since TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            who TEXT NOT NULL,
+            PRIMARY KEY (model, batch_size, gpu_count, gpu_type)
+        )""",
+        """CREATE TABLE observation (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            observed_at TEXT NOT NULL,
+            job_id INTEGER NOT NULL,
+            iterations INTEGER NOT NULL,
+            stage_s TEXT NOT NULL
+        )""",
+        "CREATE INDEX observation_key ON observation (model, batch_size, gpu_count, gpu_type, id)",
+        """CREATE TABLE audit (
+            id INTEGER PRIMARY KEY AUTOINCREMENT,
+            at TEXT NOT NULL,
+            who TEXT NOT NULL,
+            action TEXT NOT NULL,
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            before TEXT NOT NULL,
+            after TEXT NOT NULL
+        )""",
+        """CREATE TABLE document (
+            kind TEXT NOT NULL,
+            name TEXT NOT NULL,
+            measured_at TEXT NOT NULL,
+            body TEXT NOT NULL,
+            PRIMARY KEY (kind, name)
+        )""",
+    ),
+)
+"""Statements that lead from each `user_version` to the next; never edited, only added to."""
 
 SIDE_FILES: Final = ("-wal", "-shm", "-journal")
 _PROBLEMS_SHOWN: Final = 5
+
+_NETWORK_NAMES: Final = (
+    "9p afs beegfs ceph cifs gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 orangefs panfs pvfs2 quobyte "
+    "smb2 smb3 smbfs virtiofs wekafs"
+)
+NETWORK_FILE_SYSTEMS: Final = frozenset(_NETWORK_NAMES.split())
+"""Kinds, as the kernel names them, whose files several machines may open at once."""
+
+BUSY_TIMEOUT_S: Final = 30.0
+
+JOURNAL_VARIABLE: Final = "MURI_STORE_JOURNAL"
+JournalMode = Literal["wal", "delete"]
+JOURNAL_MODES: Final[tuple[JournalMode, ...]] = get_args(JournalMode)
+
+_SYNCHRONOUS: Final[dict[JournalMode, str]] = {"wal": "NORMAL", "delete": "FULL"}
+_FORMAT_BYTES: Final = slice(18, 20)
+"""File format versions for writing and reading in the header (SQLite's file format, section 1.3.3)."""
+
+_FORMAT_OF_WAL: Final = b"\x02\x02"
+_RETRY_S: Final = 0.005
 
 
 class StoreFile:
@@ -35,7 +139,7 @@ class StoreFile:
             not permitted; the subclass and the text say which.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, journal: Journal | None = None) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None) -> None:
         self.path = path
         self.read_only = read_only
         self._journal = journal
@@ -115,31 +219,31 @@ class StoreFile:
     def _prepare(self) -> None:
         """Check whose file it is and bring an older one up to date."""
         version = self._version()
-        if version == len(schema.MIGRATIONS):
+        if version == len(MIGRATIONS):
             return
         if self.read_only:
             raise StoreOutdatedError(
-                f"the profile store {self.path} has format {version}, this version reads {len(schema.MIGRATIONS)}. "
+                f"the profile store {self.path} has format {version}, this version reads {len(MIGRATIONS)}. "
                 "Start the controller once: it brings the store up to date"
             )
         with self._transaction() as connection:
-            for statements in schema.MIGRATIONS[self._version() :]:  # another process may have been first
+            for statements in MIGRATIONS[self._version() :]:  # another process may have been first
                 for statement in statements:
                     connection.execute(statement)
-            connection.execute(f"PRAGMA application_id = {schema.APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(schema.MIGRATIONS)}")
+            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def _version(self) -> int:
         version, owner, tables = (
             int(self._rows(query)[0][0])
             for query in ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
         )
-        if owner != schema.APPLICATION_ID and tables:
+        if owner != APPLICATION_ID and tables:
             raise StoreVersionError(f"{self.path} is a database of another program; give another --store")
-        if version > len(schema.MIGRATIONS):
+        if version > len(MIGRATIONS):
             raise StoreVersionError(
                 f"the profile store {self.path} has format {version}; this version of Muri knows up to "
-                f"{len(schema.MIGRATIONS)}. Use the newer Muri, or another store with --store"
+                f"{len(MIGRATIONS)}. Use the newer Muri, or another store with --store"
             )
         return version
 
@@ -174,3 +278,166 @@ def set_aside_stores(path: Path) -> tuple[Path, ...]:
     """Damaged stores that were set aside, by age."""
     found = path.parent.glob(f"{path.name}.damaged-*")
     return tuple(sorted(place for place in found if not place.name.endswith(SIDE_FILES)))
+
+
+def file_system_of(path: Path) -> str:
+    """Kind of the file system that a path is on, as the kernel names it; "" when it cannot be told.
+
+    Args:
+        path: A file or directory; it need not exist yet.
+    """
+    kinds = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    whole = path.absolute()
+    with suppress(OSError):  # a link that may not be followed: the path as it is written is the best that is known
+        whole = whole.resolve()
+    return next((kinds[folder] for folder in (whole, *whole.parents) if folder in kinds), "")
+
+
+def is_network(kind: str) -> bool:
+    """Whether files on this kind may be open on several machines; all of FUSE counts, since its name says nothing."""
+    return kind in NETWORK_FILE_SYSTEMS or kind.partition(".")[0] in ("fuse", "fuseblk")
+
+
+def journal_of(path: Path) -> JournalMode:
+    """How the store is to be written: $MURI_STORE_JOURNAL, else what its file system allows.
+
+    A store that has a rollback journal keeps it on any file system: machines to which it is remote may
+    have it open.
+
+    Raises:
+        JournalChoiceError: The variable holds something else.
+    """
+    forced = os.environ.get(JOURNAL_VARIABLE, "")
+    if forced:
+        if forced not in JOURNAL_MODES:
+            raise JournalChoiceError(JOURNAL_VARIABLE, forced, JOURNAL_MODES)
+        return forced
+    if is_network(file_system_of(path)):
+        return "delete"
+    return existing_journal(path) or "wal"
+
+
+def existing_journal(path: Path) -> JournalMode | None:
+    """What the file's header says; None when there is no header yet."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_FORMAT_BYTES.stop)
+    except OSError:
+        return None
+    if len(header) < _FORMAT_BYTES.stop:
+        return None
+    return "wal" if header[_FORMAT_BYTES] == _FORMAT_OF_WAL else "delete"
+
+
+def connect(path: Path, journal: JournalMode | None = None) -> sqlite3.Connection:
+    """Open for writing; makes the file and its directory when they are missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    journal = journal or journal_of(path)
+    connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        _use_journal(connection, journal)
+        connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[journal]}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_journal(connection: sqlite3.Connection, journal: JournalMode) -> None:
+    """Switch the way of writing; SQLite's own busy timeout does not cover this statement."""
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
+        try:
+            if connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0] == journal:
+                return
+        except sqlite3.OperationalError as error:
+            if not _is_busy(error) or time.monotonic() > deadline:
+                raise
+        if time.monotonic() > deadline:
+            raise sqlite3.OperationalError("database is locked: others have it open in another journal mode")
+        time.sleep(_RETRY_S)
+
+
+def begin(connection: sqlite3.Connection) -> None:
+    """Take the write lock; all processes that wait for it have the same chance.
+
+    SQLite's own pauses grow with the time that a process has waited: under load the newest process would come
+    first, and the oldest could wait until its timeout.
+    """
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            time.sleep(random.uniform(0, _RETRY_S))
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_TIMEOUT_S:.0f}")
+
+
+def connect_read_only(path: Path) -> sqlite3.Connection:
+    """Open for reading; where SQLite can't make its side files, as a file that nobody is writing."""
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.OperationalError:
+        connection.close()
+        if any(exists(side_file(path, end)) for end in ("-wal", "-journal")):
+            raise  # a writer is at work, or was killed: ignoring its log would show old or broken data
+        return sqlite3.connect(f"{uri}&immutable=1", uri=True, isolation_level=None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def side_file(path: Path, end: str) -> Path:
+    """The file that SQLite keeps beside a store: "-wal", "-shm" or "-journal"."""
+    return path.with_name(path.name + end)
+
+
+def exists(path: Path) -> bool:
+    """Whether the file exists; one in a directory that may not be entered counts as existing."""
+    try:
+        return path.exists()
+    except PermissionError:
+        return True
+
+
+@contextmanager
+def named_errors(path: Path, action: str) -> Iterator[None]:
+    """Turn SQLite's and the system's errors into Muri's."""
+    try:
+        yield
+    except PermissionError as error:
+        raise StorePermissionError(path, action) from error
+    except OSError as error:
+        raise StoreError(f"cannot {action} the profile store {path}: {error.strerror}") from error
+    except sqlite3.OperationalError as error:
+        raise _operational(path, action, error) from error
+    except sqlite3.DatabaseError as error:
+        raise CorruptStoreError(path, str(error)) from error
+
+
+def _is_busy(error: sqlite3.OperationalError) -> bool:
+    """Whether others were in the way; "locking protocol" is SQLite's word for too many at the same instant."""
+    return any(word in str(error) for word in ("locked", "busy", "locking protocol"))
+
+
+def _operational(path: Path, action: str, error: sqlite3.OperationalError) -> StoreError:
+    text = str(error)
+    if _is_busy(error):
+        return StoreBusyError(path, BUSY_TIMEOUT_S)
+    if path.is_dir():
+        return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
+    if "unable to open" in text or "readonly" in text or "access permission" in text:
+        return StorePermissionError(path, action)
+    if "no such table" in text or "no such column" in text or "malformed" in text:
+        return CorruptStoreError(path, text)
+    return StoreError(f"cannot {action} the profile store {path}: {text}")

@@ -1,14 +1,19 @@
-"""What the store keeps beside the profiles: live observations, stale marks, and who changed what by hand."""
+"""Upkeep of stored profiles: what running jobs report, stale marks, corrections by hand, and their audit."""
 
 import os
 import pwd
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from muri.profiler.records import ProfileKey
+from muri.errors import UsageError
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
 
 DRIFT: Final = "drift"
-"""Who sets a mark because live figures have moved away; people have names."""
+"""The `who` of marks that the controller sets because live figures moved away; no user name, see `user_name`."""
+
+
+class EditError(UsageError):
+    """The new figures contradict each other, or none is given."""
 
 
 class Author(NamedTuple):
@@ -17,7 +22,7 @@ class Author(NamedTuple):
     Attributes:
         who: User name, or `DRIFT`.
         at: UTC time, ISO-8601.
-        action: The verb, as people call it: "edit", "rm", "import", "stale", "clear".
+        action: The verb of the command: "edit", "rm", "import", "stale", "clear".
     """
 
     who: str
@@ -27,7 +32,7 @@ class Author(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a running job told of its iterations.
+    """What a running job reported of its iterations.
 
     Attributes:
         observed_at: UTC time, ISO-8601.
@@ -81,8 +86,20 @@ class AuditEntry:
     after: dict[str, Any] | None
 
 
+def changed_figures(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
+    """What differs between two exports of a profile, a line for each figure that people look at."""
+    old, new = before or {}, after or {}
+    skip = {"measured_at", "detail", "model", "batch_size", "gpu_count", "gpu_type"}
+    names = [name for name in {**old, **new} if name not in skip and old.get(name) != new.get(name)]
+    return [f"{name}: {_figure(old.get(name))} → {_figure(new.get(name))}" for name in names]
+
+
+def _figure(value: object) -> str:
+    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def user_name() -> str:
-    """Who runs this process; of a command under sudo, who called it too."""
+    """Who runs this process; under sudo, also who called it."""
     uid = os.geteuid()
     try:
         name = pwd.getpwuid(uid).pw_name
@@ -90,3 +107,69 @@ def user_name() -> str:
         name = str(uid)
     caller = os.environ.get("SUDO_USER", "")
     return f"{caller} as {name}" if caller and caller != name else name
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """New figures of a profile; None keeps the old one.
+
+    Attributes:
+        load_ms: Milliseconds per iteration that storage owns.
+        preprocess_ms: Milliseconds per iteration that the CPU owns.
+        propagate_ms: Milliseconds per iteration that the GPU owns.
+        synchronize_ms: Milliseconds per iteration that the network owns.
+        iteration_ms: Milliseconds of a whole iteration.
+        gpu_mem_gib: Peak GPU memory.
+    """
+
+    load_ms: float | None = None
+    preprocess_ms: float | None = None
+    propagate_ms: float | None = None
+    synchronize_ms: float | None = None
+    iteration_ms: float | None = None
+    gpu_mem_gib: float | None = None
+
+    def times_s(self) -> dict[str, float]:
+        """The times that change, by field of `StageProfile`."""
+        given = {name: getattr(self, f"{name}_ms") for name in (*STAGES, "iteration")}
+        return {f"{name}_s": value / 1000 for name, value in given.items() if value is not None}
+
+
+def edited(profile: StageProfile, edit: Edit, now: str) -> StageProfile:
+    """The profile with the new figures, its source "edit".
+
+    The other measurements of times (spread, hidden use, confidence) do not fit changed times; they are dropped.
+
+    Args:
+        profile: What is stored.
+        edit: What changes.
+        now: UTC time, ISO-8601.
+
+    Raises:
+        EditError: Nothing changes, or a stage would take longer than its iteration.
+        ProfileError: A figure cannot be true.
+    """
+    times = edit.times_s()
+    if not times and edit.gpu_mem_gib is None:
+        options = ", ".join(f"--{name}-ms" for name in (*STAGES, "iteration"))
+        raise EditError(f"nothing to change; say at least one of {options} and --gpu-mem-gib")
+    memory = profile.gpu_mem_gib if edit.gpu_mem_gib is None else edit.gpu_mem_gib
+    detail = _without_times(profile.detail) if times else profile.detail
+    changes: dict[str, Any] = {**times, "gpu_mem_gib": memory, "detail": detail}
+    new = replace(profile, **changes, source="edit", measured_at=now)
+    longest_s = max(new.stage_s)
+    if longest_s > new.iteration_s:
+        raise EditError(
+            f"a stage would take {1000 * longest_s:g} ms of an iteration of {1000 * new.iteration_s:g} ms; "
+            "correct the iteration too, with --iteration-ms"
+        )
+    return new
+
+
+def _without_times(detail: ProfileDetail) -> ProfileDetail:
+    return ProfileDetail(
+        host_mem_gib=detail.host_mem_gib,
+        cpu_cores=detail.cpu_cores,
+        gpu_utilisation=detail.gpu_utilisation,
+        gradient_mib=detail.gradient_mib,
+    )

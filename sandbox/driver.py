@@ -14,6 +14,9 @@ from sandbox.progress import Progress
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:-]*)=(.*?)(?=\s[A-Za-z][\w/:-]*=|$)")
 
+#: A wait costs that long only where something hangs: a busy machine may take its time.
+DEADLINE_S = 240.0
+
 #: States in which a job has ended for good.
 FINAL_STATES = frozenset(
     {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
@@ -62,7 +65,7 @@ class Driver:
 
     def run(self, *command: str, user: str = "alice", chdir: str | None = None, check: bool = True,
             env: Mapping[str, str] | None = None, stdin: str = "",
-            timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:  # fmt: skip
+            timeout_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """Run a command inside as root, alice or bob.
 
         Raises:
@@ -100,7 +103,7 @@ class Driver:
         """Return the fields of `scontrol show job`."""
         return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
 
-    def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = 30.0) -> None:
+    def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
         """Poll until `reached` answers yes. A command of its that fails means not yet: a file that isn't there, say."""
         limit = time.monotonic() + deadline_s
         while True:
@@ -114,7 +117,7 @@ class Driver:
                 raise DeadlineError(f"{what} did not happen within {deadline_s:.0f} s") from failed
             time.sleep(0.1)
 
-    def wait_state(self, job_id: int, *states: str, deadline_s: float = 30.0) -> dict[str, str]:
+    def wait_state(self, job_id: int, *states: str, deadline_s: float = DEADLINE_S) -> dict[str, str]:
         """Wait for a job to be in one of the states (default: any final one); returns its fields."""
         wanted = set(states) or FINAL_STATES
         limit = time.monotonic() + deadline_s

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Protocol
 
-from muri.policies.horus.slowdown import slowdown
+from muri.policies.horus.cost import slowdown
 from muri.simulator.elastic import elastic_speed
 from muri.simulator.model import Settings, TraceJob
 from muri.simulator.pairs import Pairs

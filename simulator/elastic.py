@@ -1,6 +1,6 @@
 """How fast a job gets on with another number of GPUs than it asked for. Pure."""
 
-from muri.policies.pollux.goodput import model_of, relative_goodput
+from muri.policies.traits import model_of, relative_goodput
 from muri.simulator.model import TraceJob
 
 
@@ -13,7 +13,7 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
         job: The job, with its true profile.
         gpu_count: GPUs that it holds.
 
-    Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.pollux.goodput` says.
+    Source: Pollux (Qiao et al., OSDI 2021), section 3, simplified as `muri.policies.traits` says.
     """
     if gpu_count == job.gpu_count:
         return 1.0

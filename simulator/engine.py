@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from muri.policies.speed.interference import InterferenceTable
+from muri.policies.speed.measured import InterferenceTable
 from muri.policies.types import Plan, PlanRequest, Policy
 from muri.profiler.records import ProfileKey
 from muri.simulator import checks

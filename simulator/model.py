@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from muri.errors import UsageError
-from muri.policies.speed.interference import PairSpeed
+from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.records import ProfileKey, StageProfile
 

@@ -6,10 +6,9 @@ from typing import Protocol
 
 import numpy as np
 
-from muri.policies.allocation.effect import shape_with, throughput_ratio
-from muri.policies.schedulers.antman_speed import leftover_speed
-from muri.policies.speed.efficiency import period_s
-from muri.policies.speed.lockstep import Lockstep
+from muri.policies.allocation.demand import shape_with, throughput_ratio
+from muri.policies.schedulers.antman import leftover_speed
+from muri.policies.speed.lockstep import Lockstep, period_s
 from muri.policies.speed.model import Shape, SpeedModel, shape_of
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import Policy

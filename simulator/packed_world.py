@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from muri.policies.horus.memory import RAISED_BY
+from muri.policies.horus.cost import RAISED_BY
 from muri.profiler.records import RESOURCES
 from muri.simulator.crowding import Crowding, speed_of
 from muri.simulator.events import Event, Kind

@@ -5,8 +5,8 @@ from functools import cached_property
 from itertools import combinations_with_replacement
 from typing import Final
 
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
-from muri.profiler.interference.estimate import estimated_ratio
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import StageProfile
 from muri.simulator.model import SimulationError, TraceJob
 
@@ -31,7 +31,7 @@ class Pairs:
         """The measured pairs, and an estimate of every other one.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
-        (`muri.profiler.interference.estimate`), from the profile of each model's first job by submit time.
+        (`muri.profiler.interference.models`), from the profile of each model's first job by submit time.
 
         Raises:
             SimulationError: There are too many models.

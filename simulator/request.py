@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from muri.errors import UsageError
 from muri.policies.registry import get_policy
-from muri.policies.speed.errors import InterferenceError
-from muri.policies.speed.interference import PairSpeed, parse_interference
+from muri.policies.speed.measured import PairSpeed, parse_interference
+from muri.policies.speed.model import InterferenceError
 from muri.simulator.arguments import options_for, parse_options
 from muri.simulator.model import Cluster, Outage, Settings, Trace
 from muri.simulator.published import check_published

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from muri.policies.allocation.derived import derived_sensitivity
+from muri.policies.allocation.demand import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Cluster, TraceJob

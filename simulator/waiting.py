@@ -14,10 +14,10 @@ from heapq import nsmallest
 from typing import Final
 
 from muri.policies.cycle.queue import full_key, waited_s
+from muri.policies.hybrid.policy import MuriHybrid
 from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
-from muri.policies.schedulers.muri_hybrid import MuriHybrid
 from muri.policies.types import PlanJob, PlanRequest, Policy
 from muri.simulator.state import LiveJob
 

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from muri.errors import UsageError
-from muri.profiler.dryrun.request import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 
@@ -62,13 +62,13 @@ class Grouping(Section):
     )
     isolation: Literal["thread", "process"] = Field(
         "thread",
-        description="thread: members share one process; process: each has its own, when scripts cannot share one.",
+        description="thread: members share one process; process: each has its own, for scripts that cannot share one.",
     )
     join: bool = Field(
         True, description="Whether waiting jobs may join a group that runs and has room (not with lockstep)."
     )
     wait_for_profiles_s: float = Field(
-        60.0, ge=0, description="How long after its submission a job's start may wait for others' dry runs."
+        60.0, ge=0, description="How long after its submission a job may wait for the dry runs of others."
     )
     max_wait_s: float = Field(
         86400.0, gt=0, description="A job held longer than this is released to Slurm's own queue, alone."
@@ -80,7 +80,7 @@ class Preemption(Section):
 
     enabled: bool = Field(False, description="Whether running jobs compete with waiting ones.")
     least_run_s: float = Field(600.0, ge=0, description="A job runs at least this long before it may be stopped.")
-    restart_s: float = Field(60.0, ge=0, description="What a stop and a new start are thought to cost a job.")
+    restart_s: float = Field(60.0, ge=0, description="Estimated time that a stop and a new start cost a job.")
 
 
 class Allocation(Section):
@@ -89,11 +89,11 @@ class Allocation(Section):
     cpus: Literal["both", "raise-only", "off"] = Field(
         "both",
         description="both: a job gets the CPUs that the policy plans, fewer than it asked for only where "
-        "`muri profile sensitivity` has measured its model; raise-only: never fewer; off: as it asked.",
+        "`muri profile sensitivity` has measured its model; raise-only: never fewer; off: what it asked for.",
     )
     memory: Literal["raise-only", "off"] = Field(
         "raise-only",
-        description="raise-only: a job gets the memory planned, never less than it asked for; off: as it asked.",
+        description="raise-only: a job gets the memory planned, never less than it asked for; off: what it asked for.",
     )
 
 
@@ -107,15 +107,16 @@ class Tiresias(Section):
         8.0, gt=0, description="A job that waits this many times its attained time returns to the first queue."
     )
     service_history_gpu_s: tuple[float, ...] = Field(
-        (), description="What past jobs needed in all, for tiresias-gittins; empty: as 2d-las within a queue."
+        (),
+        description="What past jobs needed in total, for tiresias-gittins; empty: each queue has the order of 2d-las.",
     )
 
 
 class Horus(Section):
     """The policies horus and horus-f."""
 
-    memory_weight: float = Field(0.5, ge=0, description="What a GPU full of memory costs.")
-    slowdown_weight: float = Field(0.5, ge=0, description="What a slow-down by a factor of one costs.")
+    memory_weight: float = Field(0.5, ge=0, description="Cost of a GPU whose memory is full.")
+    slowdown_weight: float = Field(0.5, ge=0, description="Cost of a slow-down by a factor of one.")
     jobs_per_round: int = Field(32, ge=1, description="How many waiting jobs of a partition a cycle tries to place.")
     candidates: int = Field(
         1, ge=1, description="How many of the cheapest places compete for the one that leaves the fewest idle GPUs."
@@ -130,8 +131,8 @@ class Profiling(Section):
     )
     warmup: Literal["auto"] | NonNegativeInt = Field(
         "auto",
-        description="auto: leave out what comes before iteration times settle, and stop once the means are sure;"
-        " a number: leave out so many and measure all the iterations.",
+        description="auto: skip iterations until their times settle, and stop once the means are certain; "
+        "a number: skip that many iterations and measure all others.",
     )
     steady_s: float = Field(
         DEFAULT_STEADY_S, gt=0, description="Most seconds that a dry run measures, warm-up not counted."
@@ -168,31 +169,37 @@ class Profiles(Section):
         0.2, ge=0, description="A stage time that differs by more than this share is drift; 0 turns the watch off."
     )
     drift_after_s: float = Field(
-        1800.0, gt=0, description="How long it must have differed before the model is measured again."
+        1800.0, gt=0, description="How long the difference must last before the model is measured again."
     )
     drift_again_s: float = Field(
-        21600.0, ge=0, description="Least time between two marks of one model for drift, should measuring not help."
+        21600.0,
+        ge=0,
+        description="Least time between two drift marks of one model, in case a new measurement does not help.",
     )
     journal: Literal["auto", "delete"] = Field(
-        "auto", description="delete: no write-ahead log, as auto chooses on network file systems by itself."
+        "auto", description="delete: no write-ahead log; auto chooses this on network file systems."
     )
 
 
 class Host(Section):
-    """The job that holds a group's GPUs."""
+    """The pilot job, which holds a group's GPUs."""
 
     start_timeout_s: float = Field(
-        180.0, gt=0, description="A host that has not started by then is cancelled and its members are regrouped."
+        180.0, gt=0, description="A pilot job that has not started by then is cancelled, and its members are regrouped."
     )
     attach_timeout_s: float = Field(
-        300.0, gt=0, description="A host whose members have all failed to attach by then gives its GPUs back."
+        300.0, gt=0, description="A pilot job gives its GPUs back when no member has attached by then."
     )
-    telemetry_s: float = Field(15.0, gt=0, description="How often a host reports its members' speed to Slurm.")
-    poll_s: float = Field(5.0, gt=0, description="How often a host asks whether idle members are still in the queue.")
+    telemetry_s: float = Field(15.0, gt=0, description="How often the pilot job reports its members' speed to Slurm.")
+    poll_s: float = Field(5.0, gt=0, description="How often the pilot job asks whether idle members are still queued.")
     hang_timeout_s: float = Field(
-        900.0, ge=0, description="A script or runtime that has hung for so long is ended with the cause; 0: never."
+        900.0,
+        ge=0,
+        description="A script or runtime that hangs for this long is ended, and the cause is reported; 0: never.",
     )
-    trace: bool = Field(False, description="Keep a trace of every stage beside the host's log, in the run directory.")
+    trace: bool = Field(
+        False, description="Keep a trace of every stage beside the pilot job's log, in the run directory."
+    )
 
 
 class Config(Section):
@@ -200,16 +207,18 @@ class Config(Section):
 
     policy: str = Field(
         "auto",
-        description="Who goes first, who shares, who gets which CPUs and memory (synergy-tune); `muri policies` lists "
-        "them.",
+        description="Decides which jobs start first, which share GPUs, and which CPUs and memory they get; "
+        "`muri policies` lists all policies.",
     )
-    gateway: Literal["auto", "pyslurm", "command"] = Field("auto", description="How to speak to Slurm.")
-    interval_s: float = Field(360.0, gt=0, description="Seconds between two cycles with --interval.")
-    state_dir: Path = Field(Path("/var/lib/muri"), description="Journal, profiles and status live here.")
+    gateway: Literal["auto", "pyslurm", "command"] = Field(
+        "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
+    )
+    interval_s: float = Field(360.0, gt=0, description="Time between two cycles; `muri doctor` warns of missed cycles.")
+    state_dir: Path = Field(
+        Path("/var/lib/muri"), description="Directory of the journal, the profile store and the status file."
+    )
     partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
-    node_python: str = Field(
-        sys.executable, description="The Python on the compute nodes that has muri and torch installed."
-    )
+    node_python: str = Field(sys.executable, description="Python on the compute nodes, with muri and torch installed.")
     gpu_mem_gib: dict[str, PositiveFloat] = Field(
         {},
         description="Memory of one GPU by GRES type, as {a100: 80, gpu: 24}; a type that is missing admits any group.",
@@ -219,13 +228,13 @@ class Config(Section):
     allocation: Allocation = Field(
         default_factory=Allocation, description="CPUs and memory, where the policy plans them."
     )
-    tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of two policies only.")
+    tiresias: Tiresias = Field(default_factory=Tiresias, description="Options of tiresias and tiresias-gittins only.")
     horus: Horus = Field(default_factory=Horus, description="Options of horus and horus-f only.")
     profiling: Profiling = Field(default_factory=Profiling, description="Dry runs of models without a profile.")
     profiles: Profiles = Field(
         default_factory=Profiles, description="The store of profiles, and when one is measured again."
     )
-    host: Host = Field(default_factory=Host, description="The job that holds a group's GPUs.")
+    host: Host = Field(default_factory=Host, description="The pilot job, which holds a group's GPUs.")
 
 
 def config_path(explicit: Path | None = None) -> Path | None:

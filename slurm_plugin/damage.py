@@ -9,13 +9,12 @@ from pathlib import Path
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.store import ProfileStore
-from muri.profiler.store_connection import Journal
-from muri.profiler.store_file import set_aside
+from muri.profiler.store_file import JournalMode, set_aside
 
 log = logging.getLogger("muri.controller")
 
 
-def open_profiles(path: Path, journal: Journal | None) -> ProfileStore:
+def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
     """Open the controller's store; one that is damaged is set aside and an empty one opened.
 
     Args:

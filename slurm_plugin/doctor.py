@@ -13,11 +13,9 @@ from urllib.parse import quote
 
 from muri.errors import MuriError
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
-from muri.profiler.file_system import file_system_of, is_network
+from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
-from muri.profiler.store_connection import existing_journal, exists
-from muri.profiler.store_file import set_aside, set_aside_stores
-from muri.profiler.telemetry.nvml import check as why_no_gpu
+from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller import AnotherControllerError, only_one
 from muri.slurm_plugin.doctor_checks import (

@@ -8,15 +8,15 @@ import logging
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from muri.profiler.drift import Drift, DriftRule, find_drift, is_due
+from muri.profiler.differences import Drift, DriftRule, find_drift, is_due
 from muri.profiler.records import STAGES, ProfileKey
 from muri.profiler.store import ProfileStore
-from muri.profiler.times import moment, text_of
 from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.running import as_submitted, running_groups
 from muri.slurm_plugin.telemetry import member_report
 from muri.slurm_plugin.view import View, profile_key
+from muri.utc import moment, text_of
 
 log = logging.getLogger("muri.controller")
 

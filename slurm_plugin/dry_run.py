@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from muri.profiler.dryrun.request import DryRunRequest, Limits
+from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node_commands import job_field, set_comment

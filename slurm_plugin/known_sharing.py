@@ -5,12 +5,18 @@ from collections.abc import Iterable, Mapping
 from typing import Final, Protocol
 
 from muri.errors import MuriError
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
-from muri.profiler.interference.errors import FitError
-from muri.profiler.interference.estimate import estimated_ratio
-from muri.profiler.interference.fits import KIND as FITS
-from muri.profiler.interference.fits import LinearFit, Point, computation_name, fit_computation, fit_line
+from muri.profiler.errors import FitError
+from muri.profiler.interference.models import KIND as FITS
+from muri.profiler.interference.models import (
+    LinearFit,
+    Point,
+    computation_name,
+    estimated_ratio,
+    fit_computation,
+    fit_line,
+)
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference, find
 from muri.profiler.records import ProfileKey, StageProfile

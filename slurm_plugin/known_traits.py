@@ -5,16 +5,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from muri.errors import MuriError
-from muri.policies.allocation.derived import derived_sensitivity
+from muri.policies.allocation.demand import derived_sensitivity
 from muri.policies.traits import Demand, Sensitivity, TraitError
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.interference.fits import LinearFit
+from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
-from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, saturating_cache_gib, throughput
+from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.known_sharing import UNUSABLE, read_accumulating, read_fits, read_pairs
 from muri.slurm_plugin.model import Job, Node
@@ -36,7 +36,7 @@ class KnownTraits:
         accumulating: Profile keys, as text, of scripts that have said that their batches can be split.
     """
 
-    sensitivities: Mapping[str, record.Sensitivity] = field(default_factory=dict)
+    sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
     fits: Mapping[str, LinearFit] = field(default_factory=dict)
     pairs: tuple[Interference, ...] = ()
     accumulating: frozenset[str] = frozenset()
@@ -90,10 +90,10 @@ def read_traits(store: ProfileStore) -> KnownTraits:
         return KnownTraits()
 
 
-def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
+def _sensitivities(store: ProfileStore) -> Iterator[record.SensitivityProfile]:
     for document in store.documents(record.KIND):
         try:
-            found = record.Sensitivity.from_document(document)
+            found = record.SensitivityProfile.from_document(document)
         except UNUSABLE as error:
             log.warning("sensitivity %s is not used: %s", document.name, error)
             continue
@@ -101,7 +101,7 @@ def _sensitivities(store: ProfileStore) -> Iterator[record.Sensitivity]:
             yield found
 
 
-def sensitivity_of(known: record.Sensitivity, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
+def sensitivity_of(known: record.SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
     """Convert a stored sensitivity. Pure.
 
     What measurements cannot tell from the greatest throughput counts as saturated: otherwise noise would keep a job

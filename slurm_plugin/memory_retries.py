@@ -5,7 +5,7 @@ The controller marks members whose policy gives them another try; a member's own
 
 import re
 
-from muri.policies.horus.memory import MAX_RAISES, RAISING_POLICIES
+from muri.policies.horus.cost import MAX_RAISES, RAISING_POLICIES
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.model import JobChange
 

@@ -6,7 +6,7 @@ The job's own comment says in which run it happened and how often; the journal, 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muri.policies.horus.memory import MAX_RAISES, raised_gib
+from muri.policies.horus.cost import MAX_RAISES, raised_gib
 from muri.slurm_plugin.actions import AskForMore, Restore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import begun_joins

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import Final, Literal
 
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.types import PlanRequest, Policy
 from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import ProfileKey

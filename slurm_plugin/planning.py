@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.reason import sentences
 from muri.policies.schedulers.base import ProfileUse
-from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo
+from muri.policies.types import Group, Plan, PlanJob, PlanRequest, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
@@ -18,6 +17,7 @@ from muri.slurm_plugin.free_resources import free_nodes
 from muri.slurm_plugin.host_shares import asked_by, group_cpus, group_mem_mib, share_of, share_text
 from muri.slurm_plugin.known_traits import KnownTraits, gpu_utilization, with_derived
 from muri.slurm_plugin.model import GPUS_CAN_BE_TAKEN_AWAY, Job
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 from muri.slurm_plugin.shapes import cpus_of_a_rank, cpus_side_by_side, ranks_reason
 from muri.slurm_plugin.view import Role, View, profile_key
 
@@ -93,7 +93,7 @@ class Preparation:
 
 def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
@@ -167,7 +167,7 @@ def prepare(view: View, know: Knowledge, config: Config, now_s: float, profile_u
 
 def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
     """Describe a job to a policy."""
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     alone = alone_reason(job, slurm_version, know, config)
     profile = know.profile_for(job, key)
     if not alone and profile is None:

@@ -7,6 +7,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Abandon, Action, Preempt, ReturnToQueue
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
+from muri.slurm_plugin.records.submit_option import parse_request
 from muri.slurm_plugin.view import Role, View
 
 INTENT_KIND = "preempt"
@@ -17,7 +18,7 @@ def why_not_preemptible(job: Job, role: Role) -> str:
 
     Both are needed: the user's word at submission, and a script that in this very run has told how to save it.
     """
-    request = tags.parse_request(job.admin_comment)
+    request = parse_request(job.admin_comment)
     if request is None or role not in {Role.MEMBER, Role.RELEASED}:
         return "it was not submitted with --muri, or Muri has not started it"
     checks = (

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin import tags
 

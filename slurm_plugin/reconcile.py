@@ -5,7 +5,6 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from muri.profiler.records import ProfileError, ProfileKey
-from muri.profiler.times import text_of
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import (
     Abandon,
@@ -28,6 +27,7 @@ from muri.slurm_plugin.out_of_memory import after_out_of_memory
 from muri.slurm_plugin.preemption import resume_stops, under_way
 from muri.slurm_plugin.published_profile import profile_in
 from muri.slurm_plugin.view import Role, View
+from muri.utc import text_of
 
 # A host ends itself a few seconds after its last member; only a host that did not is cancelled.
 _HOST_GRACE_S = 60.0

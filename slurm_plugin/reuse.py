@@ -3,11 +3,10 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from muri.policies.types import PlanJob
-from muri.profiler.store import Document, ProfileStore
-from muri.profiler.store_stats import REUSE_COUNT, REUSE_KIND, REUSE_NAME, reuse_count
-from muri.profiler.times import text_of
+from muri.profiler.store import REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
 from muri.slurm_plugin.actions import Action, started
 from muri.slurm_plugin.journal import Intent
+from muri.utc import text_of
 
 
 def reused(actions: Iterable[Action], jobs: Sequence[PlanJob], measured_for: Collection[int]) -> int:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.reason import sentences
 from muri.policies.types import (
     Group,
     HostShare,
@@ -17,6 +16,7 @@ from muri.policies.types import (
     Running,
     Solo,
     Waiting,
+    sentences,
 )
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.actions import Preempt

@@ -9,7 +9,7 @@ from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
-from muri.profiler.store_connection import Journal as StoreJournal
+from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
 from muri.slurm_plugin.controller import Controller
 from muri.slurm_plugin.damage import open_profiles
@@ -85,7 +85,7 @@ def open_controller(config: Config, gateway: Gateway | None = None, *, look_only
         config.state_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot make state_dir {config.state_dir}: {error.strerror}") from error
-    rollback: StoreJournal | None = "delete" if config.profiles.journal == "delete" else None
+    rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None
     path = profiles_path(config)
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(config.state_dir / "journal.db") as journal:

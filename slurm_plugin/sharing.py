@@ -10,8 +10,19 @@ from dataclasses import dataclass, replace
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.validation import RequestError
-from muri.policies.reason import Reason, sentences
-from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Policy, Sharer, Solo, Waiting
+from muri.policies.types import (
+    Group,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    Policy,
+    Reason,
+    Sharer,
+    Solo,
+    Waiting,
+    sentences,
+)
 from muri.slurm_plugin.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.joins import join_to, why_no_room

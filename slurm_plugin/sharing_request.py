@@ -13,6 +13,7 @@ from muri.slurm_plugin import tags
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.known_sharing import batch_model, interference_table
 from muri.slurm_plugin.planning import Knowledge
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 from muri.slurm_plugin.running import running_groups, running_units
 from muri.slurm_plugin.view import View
 
@@ -64,7 +65,7 @@ class _Traits:
     def _batch(self, job: PlanJob) -> BatchModel | None:
         if job.profile is None:
             return None
-        request = tags.parse_request(self._view.jobs[job.job_id].admin_comment) or tags.Request()
+        request = parse_request(self._view.jobs[job.job_id].admin_comment) or SubmitRequest()
         steps = request.accumulate
         if steps == 1 and str(job.profile.key) in self._know.traits.accumulating:
             steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit

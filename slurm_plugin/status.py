@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
-from muri.policies.reason import sentences
-from muri.policies.types import Plan
+from muri.policies.types import Plan, sentences
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.joins import begun_joins, groups_by_host
 from muri.slurm_plugin.journal import Intent
 from muri.slurm_plugin.model import Job, JobState
 from muri.slurm_plugin.plain_sharing import mode_of
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 from muri.slurm_plugin.telemetry import is_off_plan, member_report
 from muri.slurm_plugin.view import Role, View
 
@@ -153,7 +153,7 @@ def _state_name(job: Job, role: Role, host: Job | None) -> str:
 def _describe(
     job: Job, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
 ) -> JobStatus:
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     role = view.roles[job.job_id]
     state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
     intent = groups.get(state.host) if state is not None else None

@@ -1,4 +1,4 @@
-"""Muri's tokens in a job's AdminComment: what the user asked for and what the controller did.
+"""Muri's tokens in a job's AdminComment: what the controller did with the job.
 
 AdminComment is shared with other tools. Muri's part of it are whitespace-separated words that
 start with `muri`; everything else is kept as it is. Because the tokens live in Slurm itself, a
@@ -6,7 +6,6 @@ lost journal loses no job: the original request of a changed job stands in its o
 """
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -26,29 +25,6 @@ STOPPED_PREFIX: Final = "muri-stopped:"
 RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
 OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
 """In a job's own comment: the run that ended for want of GPU memory beside others, and how often that was."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What `--muri` asked for.
-
-    Attributes:
-        model: Model name, "" when not given.
-        batch_size: Batch size, 0 when not given.
-        duration_s: Expected duration alone, None when not given.
-        checkpoint: The job can be preempted.
-        alone: Profile it, never group it.
-        user_hold: The user submitted it held; only the user releases it.
-        accumulate: Into how many micro-batches its script can split a batch at most; 1: it can't.
-    """
-
-    model: str = ""
-    batch_size: int = 0
-    duration_s: int | None = None
-    checkpoint: bool = False
-    alone: bool = False
-    user_hold: bool = False
-    accumulate: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,31 +83,6 @@ def with_token(comment: str, prefix: str, value: str | None) -> str:
     if value is not None:
         kept.append(prefix + value)
     return " ".join(kept)
-
-
-def parse_request(admin_comment: str) -> Request | None:
-    """Read the submit tag; None when the job was not submitted with `--muri`.
-
-    The SPANK plugin wrote a valid tag; a part that cannot be read (an administrator edited it)
-    counts as not given.
-    """
-    text = token(admin_comment, REQUEST_PREFIX)
-    if text is None:
-        return None
-    pairs = dict(part.partition("=")[::2] for part in text.split(","))
-    return Request(
-        model=pairs.get("model", ""),
-        batch_size=_positive(pairs.get("batch-size")) or 0,
-        duration_s=_positive(pairs.get("duration")),
-        checkpoint=pairs.get("checkpoint") == "1",
-        alone=pairs.get("alone") == "1",
-        user_hold=USER_HOLD in admin_comment.split(),
-        accumulate=_positive(pairs.get("accumulate")) or 1,
-    )
-
-
-def _positive(text: str | None) -> int | None:
-    return int(text) if text and re.fullmatch(r"[1-9][0-9]{0,9}", text) else None
 
 
 def format_json(value: Any) -> str:

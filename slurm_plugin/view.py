@@ -6,6 +6,7 @@ from enum import StrEnum
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.model import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 
 class Role(StrEnum):
@@ -40,7 +41,7 @@ def role_of(job: Job) -> Role:
         return Role.HOST
     if tags.token(comment, tags.DRY_RUN_PREFIX) is not None:
         return Role.DRY_RUN
-    request = tags.parse_request(comment)
+    request = parse_request(comment)
     if request is None:
         return Role.OTHER
     if tags.token(comment, tags.STATE_PREFIX) is not None:
@@ -105,7 +106,7 @@ def profile_key(job: Job, nodes: tuple[Node, ...]) -> ProfileKey:
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
-    request = tags.parse_request(job.admin_comment) or tags.Request()
+    request = parse_request(job.admin_comment) or SubmitRequest()
     script = tags.token(job.admin_comment, tags.SCRIPT_PREFIX)
     line = f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
     model = request.model or (f"{line}#{script}" if script else line)

@@ -1,5 +1,5 @@
--- The sandbox's job_submit.lua: loads Muri's ready file where `muri-sandbox up` put it.
--- Without that file every job passes untouched.
+-- The sandbox's job_submit.lua: loads Muri's ready file from where `muri-sandbox up` copied it.
+-- Without that file it changes no job.
 package.path = "/opt/muri/job_submit/?.lua;" .. package.path
 
 function slurm_job_submit(job, partitions, uid)

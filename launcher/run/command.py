@@ -34,7 +34,7 @@ from muri.launcher.run.client import (
 )
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError, RendezvousError
-from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 

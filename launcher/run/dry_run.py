@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from muri.atomic_json import write_json
 from muri.launcher.job.environment import task_of
-from muri.profiler.dryrun.request import DryRunRequest
-from muri.profiler.dryrun.usage import with_usage
-from muri.profiler.telemetry.sample import Usage
-from muri.profiler.telemetry.sampler import Sampler
+from muri.profiler.dryrun.messages import DryRunRequest
+from muri.profiler.dryrun.summary import with_usage
+from muri.profiler.resource_usage.sample import Usage
+from muri.profiler.resource_usage.sampler import Sampler
 
 _PR_SET_PDEATHSIG: Final = 1
 

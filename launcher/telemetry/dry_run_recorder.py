@@ -12,13 +12,11 @@ from muri.atomic_json import write_json
 from muri.launcher.job.environment import is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
-from muri.profiler.dryrun.attribution import USE_THRESHOLD
-from muri.profiler.dryrun.contention import Disturbance
+from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
-from muri.profiler.dryrun.operators import Operator, Span, refine, stage_of
-from muri.profiler.dryrun.request import DryRunRequest
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
+from muri.profiler.resource_usage.host import Disturbance
 
 PROGRESS_INTERVAL_S: Final = 1.0
 _GIB: Final = 1024**3

@@ -16,8 +16,7 @@ from muri.launcher.job.environment import task_of
 from muri.launcher.job.stage_clock import FreePace, Gate, IntervalListener, StageClock
 from muri.launcher.telemetry.trace import open_trace
 from muri.launcher.wire.process_gate import gate_from_environment
-from muri.profiler.dryrun.request import DRY_RUN_VARIABLE, DryRunRequest
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from muri.policies.allocation.demand import cells, fair_share, throughput
-from muri.policies.allocation.seats import Round, Seat, Seating
-from muri.policies.allocation.servers import Host, Servers, per_gpu
-from muri.policies.allocation.tune import tune
+from muri.policies.allocation.mechanisms import tune
+from muri.policies.allocation.seats import Host, Round, Seat, Seating, Servers, per_gpu
 from muri.policies.highs import solve_integer
 from muri.policies.speed.model import Indices
 from muri.policies.traits import Demand, Sensitivity

@@ -7,7 +7,7 @@ from itertools import groupby
 from math import inf
 from types import MappingProxyType
 
-from muri.policies.cycle.placement import FreeGpus, Shares
+from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.types import FreeNode, NodeShare, PlanJob, PlanRequest
 
 

@@ -1,13 +1,32 @@
-"""The queue of one cycle: every job that GPUs can be given to, the most urgent first."""
+"""The queue of one cycle: every job that GPUs can be given to, the most urgent first, and how far down it to look."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from muri.policies.cycle.bucket import Bucket, ShapeTable
+from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
-from muri.policies.speed.model import Shape
+from muri.policies.speed.model import Shape, shape_of
 from muri.policies.types import PlanJob, PlanRequest, Running
+from muri.profiler.records import StageProfile
+
+REFERENCE_GPU_S: Final = 3600.0
+"""A job with this many GPU-seconds of service left (one GPU-hour) has worth 1."""
+
+_LEAST_REMAINING_S: Final = 1.0
+
+_LEAST_ATTAINED_GPU_S: Final = 60.0
+"""Service below which jobs count as equally short: nobody is worth infinitely much."""
+
+
+class Bucket(NamedTuple):
+    """What members of a group must have in common; the user is empty where users may mix."""
+
+    user: str
+    partition: str
+    gpu_count: int
+    node_count: int = 1
 
 
 class Contender(NamedTuple):
@@ -26,6 +45,10 @@ class Contender(NamedTuple):
     bucket: Bucket
     shape: int | None
     unit: Running | None
+
+
+Members = tuple[Contender, ...]
+"""The members of one group by rank."""
 
 
 class Queue(NamedTuple):
@@ -80,6 +103,48 @@ def is_movable(unit: Running, request: PlanRequest, options: PolicyOptions) -> b
     return options.preemption and unit.preemptible and not spans
 
 
+def waited_s(job: PlanJob, now_s: float) -> float:
+    """Seconds since a job last received service, or since its submission."""
+    return now_s - (job.submit_s if job.waiting_since_s is None else job.waiting_since_s)
+
+
+def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
+    """A job's key and what breaks ties: the earlier submission, then the lower id."""
+    return (*key(job), job.submit_s, job.job_id)
+
+
+def worth_of(job: PlanJob) -> float:
+    """What a second of a job's full-speed progress is worth: the inverse of its remaining service.
+
+    Weighing speeds so is Smith's rule: it shortens the mean completion time. Where the duration is
+    unknown, the service attained so far stands in, as in 2D-LAS.
+    """
+    if job.remaining_s is not None:
+        return REFERENCE_GPU_S / (max(_LEAST_REMAINING_S, job.remaining_s) * job.gpu_count)
+    return REFERENCE_GPU_S / max(_LEAST_ATTAINED_GPU_S, job.attained_gpu_s)
+
+
+class ShapeTable:
+    """The distinct shapes of a request's jobs, sorted; equal profiles are looked at once.
+
+    Args:
+        jobs: All jobs that may be grouped; they must outlive the table.
+    """
+
+    def __init__(self, jobs: Iterable[PlanJob]) -> None:
+        profiles = {id(job.profile): job.profile for job in jobs if job.profile is not None}
+        shapes = {key: _shape(profile) for key, profile in profiles.items()}
+        self.shapes = tuple(sorted({shape for shape in shapes.values() if shape is not None}))
+        number = {shape: index for index, shape in enumerate(self.shapes)}
+        self._of_profile = {key: None if shape is None else number[shape] for key, shape in shapes.items()}
+
+    def index(self, job: PlanJob) -> int | None:
+        """Index of the job's shape; None for a job that cannot share, or of which nothing is known."""
+        if not job.groupable or job.profile is None:
+            return None
+        return self._of_profile[id(job.profile)]
+
+
 class _Buckets:
     """Equal buckets are one object."""
 
@@ -93,11 +158,6 @@ class _Buckets:
         if bucket is None:
             bucket = self._known[name] = Bucket(*name)
         return bucket
-
-
-def waited_s(job: PlanJob, now_s: float) -> float:
-    """Seconds since a job last received service, or since its submission."""
-    return now_s - (job.submit_s if job.waiting_since_s is None else job.waiting_since_s)
 
 
 def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callable[[PlanJob], tuple[float, ...]]:
@@ -118,6 +178,118 @@ def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callabl
     return lambda job: (0.0 if job.job_id in waiting else 1.0, *full_key(key, job))
 
 
-def full_key(key: PriorityKey, job: PlanJob) -> tuple[float, ...]:
-    """A job's key and what breaks ties: the earlier submission, then the lower id."""
-    return (*key(job), job.submit_s, job.job_id)
+def _shape(profile: StageProfile) -> Shape | None:
+    return shape_of(profile) if sum(profile.stage_s) > 0 else None
+
+
+@dataclass(slots=True)
+class Choice:
+    """The jobs of one bucket that a cycle considers.
+
+    Attributes:
+        members: The jobs by rank.
+        slots: How many of them have GPUs reserved, so how many groups there is room for.
+    """
+
+    members: list[Contender] = field(default_factory=list)
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The jobs that a cycle considers.
+
+    Attributes:
+        alone: Jobs that cannot share and have GPUs reserved, by rank.
+        buckets: The others.
+        complete: Whether nobody was passed over.
+    """
+
+    alone: tuple[Contender, ...]
+    buckets: dict[Bucket, Choice]
+    complete: bool
+
+    @property
+    def room_for_all(self) -> bool:
+        """Whether every job can have GPUs of its own."""
+        return self.complete and all(choice.slots == len(choice.members) for choice in self.buckets.values())
+
+
+class _Trial:
+    """Reservations made on paper: which sizes no longer fit is remembered, for GPUs only get fewer."""
+
+    def __init__(self, free: FreeGpus) -> None:
+        self._free = free.copy()
+        self._full: set[tuple[str, int, int]] = set()
+
+    def reserve(self, bucket: Bucket) -> bool:
+        place = (bucket.partition, bucket.gpu_count, bucket.node_count)
+        if place in self._full:
+            return False
+        if self._free.take(bucket.partition, bucket.gpu_count, node_count=bucket.node_count) is None:
+            self._full.add(place)
+            return False
+        return True
+
+
+def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> Selection:
+    """Take jobs in order of priority until groups of `group_size` would fill the free GPUs.
+
+    A job that finds GPUs reserves them and opens seats for the next jobs of its bucket. A job that
+    finds neither a seat nor GPUs is passed over, so smaller jobs behind it are considered
+    (backfill). GPUs that are left then go to jobs that have only a seat.
+
+    Source: Muri, section 4.2: the first n jobs, with n such that groups of k fill the cluster.
+
+    Args:
+        contenders: Jobs by rank.
+        free: Free GPUs; they are not changed.
+        group_size: Most jobs per group, k.
+    """
+    trial = _Trial(free)
+    buckets: dict[Bucket, Choice] = {}
+    alone: list[Contender] = []
+    seated: list[tuple[Bucket, Choice]] = []
+    complete = True
+    for contender in contenders:
+        bucket = contender.bucket
+        if contender.shape is None:
+            if trial.reserve(bucket):
+                alone.append(contender)
+            else:
+                complete = False
+            continue
+        choice = buckets.get(bucket)
+        if choice is None:
+            choice = buckets[bucket] = Choice()
+        if len(choice.members) < choice.slots * group_size:
+            seated.append((bucket, choice))
+        elif trial.reserve(bucket):
+            choice.slots += 1
+        else:
+            complete = False
+            continue
+        choice.members.append(contender)
+    for bucket, choice in seated:
+        if trial.reserve(bucket):
+            choice.slots += 1
+    return Selection(tuple(alone), {bucket: choice for bucket, choice in buckets.items() if choice.slots}, complete)
+
+
+def pools(request: PlanRequest) -> tuple[frozenset[str], ...]:
+    """Sets of partitions that share no node with each other: each is planned by itself.
+
+    A running job ties its partition to those of the nodes that it runs on.
+    """
+    of_node = {node.name: frozenset(node.partitions) for node in request.nodes}
+    named = {frozenset({partition}) for partition in {job.partition for job in request.jobs}}
+    named |= set(of_node.values())
+    for unit in request.running:
+        own = frozenset(job.partition for job in unit.members)
+        named.add(own.union(*(of_node[share.node] for share in unit.gpus)))
+    merged: list[frozenset[str]] = []
+    for partitions in named:
+        apart = [pool for pool in merged if pool.isdisjoint(partitions)]
+        touching = [pool for pool in merged if not pool.isdisjoint(partitions)]
+        merged = [*apart, partitions.union(*touching)]
+    return tuple(sorted(merged, key=sorted))

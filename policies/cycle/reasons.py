@@ -7,9 +7,8 @@ each function picks a sentence and the figures for it.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from muri.policies.cycle.placement import FreeGpus, Shares
-from muri.policies.reason import Reason
-from muri.policies.types import Certificate, PlanJob
+from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.types import Certificate, PlanJob, Reason
 
 NEEDS_PROFILE = Reason("waits for a profile of its model")
 QUEUES_IN_SLURM = Reason("Slurm's own queue takes it on with its original request")

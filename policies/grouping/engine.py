@@ -1,22 +1,26 @@
-"""Who shares with whom: the entrance of this part. Every answer comes with a proven bound."""
+"""Who shares with whom: the entry to grouping. Every answer comes with a proven bound."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
 import numpy as np
+from scipy.sparse import csr_array
 
-from muri.policies.grouping.appraisal import Appraiser
-from muri.policies.grouping.bound import PHYSICAL_MODELS, pooled_bound
-from muri.policies.grouping.columns import Columns, all_columns, column_count
-from muri.policies.grouping.improve import Improver
-from muri.policies.grouping.kinds import Kinds, kinds_of
-from muri.policies.grouping.kway import Limits, choose_columns
-from muri.policies.grouping.objectives import coefficients
-from muri.policies.grouping.problem import BucketGroups, BucketProblem, Members
-from muri.policies.grouping.rounds import Rounds, form_units
+from muri.policies.grouping.kway import Columns, Limits, all_columns, choose_columns, column_count
+from muri.policies.grouping.problem import (
+    Appraiser,
+    BucketGroups,
+    BucketProblem,
+    Kinds,
+    Members,
+    coefficients,
+    kinds_of,
+)
+from muri.policies.grouping.rounds import Improver, Rounds, form_units
+from muri.policies.highs import solve_linear
 from muri.policies.options import PolicyOptions
-from muri.policies.speed.model import Indices, SpeedModel
+from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate
 
 COLUMN_LIMIT: Final = 1_000_000
@@ -30,6 +34,12 @@ _FEW_GROUPS: Final = 400
 
 Starts = dict[int, tuple[Columns, Indices]]
 """Which columns mattered, by the identity of their table, which is kept so that no other takes its place."""
+
+# Cycle after cycle the same models wait in several buckets; a table of 64 kinds takes 30 MiB.
+_columns = lru_cache(maxsize=4)(all_columns)
+
+PHYSICAL_MODELS: Final = ("lockstep", "fair")
+"""Speed models under which no resource is ever used for more than the time that passes."""
 
 
 def group_buckets(
@@ -120,10 +130,6 @@ def _relevant(options: PolicyOptions) -> PolicyOptions:
     )
 
 
-# Cycle after cycle the same models wait in several buckets; a table of 64 kinds takes 30 MiB.
-_columns = lru_cache(maxsize=4)(all_columns)
-
-
 def _possible(columns: Columns, kinds: Kinds) -> Columns:
     """Leave out groups that need more jobs of a kind than there are."""
     counts = np.array([*kinds.counts, columns.members.shape[1]])
@@ -171,3 +177,31 @@ def _answer(problem: BucketProblem, groups: Sequence[Members], certificate: Cert
 def _left_over(problem: BucketProblem, groups: Sequence[Members]) -> Members:
     """The jobs that are in no group, ascending."""
     return tuple(sorted(set(range(len(problem.shapes))).difference(*groups)))
+
+
+def pooled_bound(
+    shapes: Sequence[Shape], counts: Floats, coefficient: Floats, *, slots: int, max_size: int, physical: bool
+) -> float:
+    """No grouping of these jobs is worth more than this.
+
+    A group's members hold a resource for at most the time that passes, Σ_i s_i·u_i^j ≤ 1, where u_i^j is the
+    share of its iteration during which job i uses resource j, and no member is faster than alone. Added up
+    over all groups these limits still hold, without saying who shares with whom: a linear program over kinds.
+
+    Args:
+        shapes: The kinds of jobs.
+        counts: Jobs of each kind.
+        coefficient: What a second at full speed of each kind adds to the objective.
+        slots: Most groups.
+        max_size: Most members of a group.
+        physical: Whether the speed model keeps to the resources' limits.
+    """
+    if not len(shapes) or slots < 1:
+        return 0.0
+    rows = [np.ones(len(shapes))]
+    right = [float(max_size * slots)]
+    if physical:
+        usage = np.array([shape.stage_s for shape in shapes]) / np.array([[shape.iteration_s] for shape in shapes])
+        rows += list(usage.T)
+        right += [float(slots)] * usage.shape[1]
+    return solve_linear(coefficient, csr_array(np.array(rows)), np.array(right), counts).value

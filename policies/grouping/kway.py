@@ -11,16 +11,19 @@ Its prices prove the bound, in every iteration: with prices d_t for kinds and σ
 worth more than what the prices make of the limits, plus `slots` times the most profitable column.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import comb
 from typing import Final
 
 import numpy as np
 from scipy.sparse import csr_array
 
-from muri.policies.grouping.columns import Columns
+from muri.policies.grouping.problem import Appraiser
 from muri.policies.highs import SolverError, row_of_ones, solve_integer, solve_linear, stacked
-from muri.policies.speed.model import Floats, Indices
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 
 _EXACT_LIMIT: Final = 1_500
 """Up to so many columns the integer program gets all of them, and its optimum is the optimum."""
@@ -61,6 +64,75 @@ _NODES: Final = 50
 
 _ITERATIONS: Final = 200
 """More than was ever needed; the bound is valid wherever it stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Groups (multisets of kinds) as the columns of an integer program.
+
+    Attributes:
+        kinds: How many kinds there are; also the index that fills the unused places of `members`.
+        members: Array (n, k): the kinds of a group's members, ascending.
+        value: Array (n,): what each group is worth.
+    """
+
+    kinds: int
+    members: Indices
+    value: Floats
+
+    def take(self, which: Indices) -> "Columns":
+        """Some of the columns."""
+        return Columns(self.kinds, self.members[which], self.value[which])
+
+    def profits(self, price: Floats, slot_price: float) -> Floats:
+        """Reduced profit of every column: its value less what its jobs and its slot are worth elsewhere."""
+        padded = np.append(price, 0.0)
+        profit = self.value - slot_price
+        for place in range(self.members.shape[1]):
+            profit -= padded[self.members[:, place]]
+        return profit
+
+
+def column_count(kinds: int, max_size: int) -> int:
+    """How many groups of up to `max_size` members can be formed from `kinds` kinds."""
+    return comb(kinds + max_size, max_size) - 1
+
+
+@lru_cache(maxsize=32)
+def multisets(kinds: int, size: int) -> Indices:
+    """Array (n, size) of all multisets of `size` out of `kinds`, rows ascending and in lexical order."""
+    if size == 1:
+        return np.arange(kinds, dtype=np.intp)[:, None]
+    rest = multisets(kinds, size - 1)
+    # Rows of `rest` that start at or after kind f are its tail from `first_row[f]` on.
+    first_row = np.searchsorted(rest[:, 0], np.arange(kinds))
+    lengths = len(rest) - first_row
+    rows = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(first_row, lengths)
+    return np.concatenate([np.repeat(np.arange(kinds, dtype=np.intp), lengths)[:, None], rest[rows]], axis=1)
+
+
+def all_columns(
+    shapes: Sequence[Shape],
+    worth: Sequence[float],
+    options: PolicyOptions,
+    model: SpeedModel,
+    memory_limit_gib: float,
+) -> Columns:
+    """Every single job, and every group of up to `max_group_size` that fits the memory and is worth sharing for."""
+    appraiser = Appraiser(shapes, worth, options, model, memory_limit_gib)
+    kinds, width = len(shapes), options.max_group_size
+    members, value = [], []
+    for size in range(1, width + 1):
+        groups = multisets(kinds, size)
+        if size > 1 and appraiser.limits_memory:
+            groups = groups[appraiser.fits(groups)]
+        worthwhile, total_speed = appraiser.appraise(groups)
+        if size > 1:
+            chosen = appraiser.pays(total_speed)
+            groups, worthwhile = groups[chosen], worthwhile[chosen]
+        members.append(np.pad(groups, ((0, 0), (0, width - size)), constant_values=kinds))
+        value.append(worthwhile)
+    return Columns(kinds, np.concatenate(members), np.concatenate(value))
 
 
 @dataclass(frozen=True, slots=True)

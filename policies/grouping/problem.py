@@ -1,12 +1,20 @@
-"""The question that grouping answers, and its answer: pure data, no method of solving."""
+"""The question that grouping answers, and its answer: jobs, kinds of jobs, what groups are worth and which may form."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from muri.policies.speed.model import Shape
+import numpy as np
+from numpy.typing import NDArray
+
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate
 
 Members = tuple[int, ...]
 """Indices of a group's members into the problem's jobs, ascending: the most urgent first."""
+
+_GAIN = 1e-9
+"""Gain in total speed below which sharing is only a rounding error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +50,116 @@ class BucketGroups:
     groups: tuple[Members, ...]
     left: Members
     certificate: Certificate
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """The jobs of a problem by kind: equal shape and equal worth.
+
+    Attributes:
+        shapes: Shape of each kind; kinds are sorted, so the order of jobs decides nothing.
+        worth: Worth of each kind.
+        jobs: Indices of the jobs of each kind, the most urgent first.
+        urgent: How many of them are among the problem's first `slots` jobs, which must not be left out.
+    """
+
+    shapes: tuple[Shape, ...]
+    worth: tuple[float, ...]
+    jobs: tuple[tuple[int, ...], ...]
+    urgent: tuple[int, ...]
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many jobs there are of each kind."""
+        return tuple(len(jobs) for jobs in self.jobs)
+
+
+def kinds_of(problem: BucketProblem) -> Kinds:
+    """Sort the jobs of a problem into kinds."""
+    members: dict[tuple[Shape, float], list[int]] = {}
+    for index, key in enumerate(zip(problem.shapes, problem.worth, strict=True)):
+        members.setdefault(key, []).append(index)
+    ordered = sorted(members)
+    jobs = tuple(tuple(members[key]) for key in ordered)
+    return Kinds(
+        shapes=tuple(shape for shape, _ in ordered),
+        worth=tuple(worth for _, worth in ordered),
+        jobs=jobs,
+        urgent=tuple(sum(index < problem.slots for index in indices) for indices in jobs),
+    )
+
+
+def coefficients(shapes: Sequence[Shape], worth: Sequence[float], objective: str) -> Floats:
+    """What a second at full speed of each job adds to the objective.
+
+    All objectives are sums over the members of such a coefficient times the member's speed, so a bound on the speeds
+    is a bound on the objective.
+
+    Args:
+        shapes: One for each job or type.
+        worth: Weight of each under the objective "jct": the inverse of its remaining (or attained) service,
+            as in Smith's rule for weighted completion times.
+        objective: "efficiency" (γ, Muri Eq. 4: the share of time that the job keeps a resource busy,
+            averaged over resources), "throughput" (1 each) or "jct".
+
+    Returns:
+        Array with a figure for each job.
+    """
+    if objective == "throughput":
+        return np.ones(len(shapes))
+    if objective == "jct":
+        return np.asarray(worth, dtype=np.float64)
+    return np.array([sum(shape.stage_s) / (len(shape.stage_s) * shape.iteration_s) for shape in shapes])
+
+
+class Appraiser:
+    """Evaluates groups; kinds of jobs are indices.
+
+    Args:
+        shapes: What sharing depends on, for each kind.
+        worth: What a second of each kind's full-speed progress is worth.
+        options: Objective and margin.
+        model: How fast members get on.
+        memory_limit_gib: GPU memory that a group may use.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[Shape],
+        worth: Sequence[float],
+        options: PolicyOptions,
+        model: SpeedModel,
+        memory_limit_gib: float,
+    ) -> None:
+        self.coefficient = coefficients(shapes, worth, options.objective)
+        self._shapes = shapes
+        self._options = options
+        self._model = model
+        self._memory_gib = np.array([shape.gpu_mem_gib for shape in shapes])
+        self._memory_limit_gib = memory_limit_gib
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether there is anything that could be too large."""
+        return bool(np.isfinite(self._memory_limit_gib))
+
+    def fits(self, groups: Indices) -> NDArray[np.bool_]:
+        """Which groups fit the GPU's memory."""
+        return np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
+
+    def appraise(self, groups: Indices) -> tuple[Floats, Floats]:
+        """Value under the objective, and total speed, of each of n groups; γ is the speed model's own."""
+        evaluation = self._model.evaluate(self._shapes, groups)
+        total_speed = evaluation.speed.sum(axis=1)
+        if self._options.objective == "efficiency":
+            return evaluation.efficiency, total_speed
+        return (evaluation.speed * self.coefficient[groups]).sum(axis=1), total_speed
+
+    def pays(self, total_speed: Floats, alone: Floats | float = 1.0) -> NDArray[np.bool_]:
+        """Which groups do more work than what would run instead, by the factor asked for.
+
+        Args:
+            total_speed: Sum of the members' speeds.
+            alone: Total speed of what would run instead.
+        """
+        return np.asarray(total_speed > np.asarray(alone) * self._options.min_speedup + _GAIN)

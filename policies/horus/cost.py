@@ -1,11 +1,33 @@
-"""What it costs to put a job on a GPU: memory that fills up, and jobs that slow each other down."""
+"""What it costs to put a job on a GPU, memory and slow-down, and which places for a job are the cheapest."""
 
-from collections.abc import Iterable
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Final, NamedTuple
 
-from muri.policies.cycle.packed import mem_gib_of
-from muri.policies.horus.slowdown import slowdown
-from muri.policies.types import PlanJob
+from muri.errors import UsageError
+from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
+from muri.policies.types import PlanJob, PlanRequest
+
+RAISED_BY: Final = 1.5
+"""How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
+
+The paper leaves the amount open; this is Muri's choice: one raise mends a prediction of two thirds of the truth, and
+without any a job could fail beside the same neighbours for ever.
+"""
+
+MAX_RAISES: Final = 3
+"""After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
+
+RAISING_POLICIES: Final = frozenset({"horus", "horus-f", "obp", "pab"})
+"""Policies that give a job another try after an out-of-memory error; their plans rest on predicted memory."""
+
+Kind = tuple[str, str, int, int, float, float, str, bool]
+"""Partition, owner where that matters, GPUs, nodes, memory, utilisation, type of GPU, and whether it may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +127,280 @@ def pays(before: Load, after: Load, min_speedup: float, gpu_type: str = "") -> b
     if not before.count:
         return True
     return after.count * after.speed(gpu_type) >= min_speedup * before.count * before.speed(gpu_type)
+
+
+class UtilizationError(UsageError):
+    """A GPU utilisation cannot be true."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """A fitted parabola, constant + linear·x + square·x², x in percent."""
+
+    constant: float
+    linear: float
+    square: float
+
+    def __call__(self, percent: float) -> float:
+        """The fit from its lowest point on, and the value there before it; never below 1."""
+        # To the left of its vertex the parabola rises again, an artefact: less use would slow jobs down more.
+        percent = max(percent, -self.linear / (2 * self.square))
+        return max(1.0, self.constant + percent * (self.linear + percent * self.square))
+
+
+_FITS: Final = {
+    "2080": _Fit(1.16664, -0.00302, 4e-5),
+    "1080": _Fit(1.32198, -0.00728, 6e-5),
+}
+"""RTX 2080 and GTX 1080, by the number in the GPU's name. Source: Horus (TPDS 2021), the fitted f of its cost."""
+
+
+def slowdown(utilization_percent: float, gpu_type: str = "") -> float:
+    """How many times longer each of several jobs on one GPU takes than alone there.
+
+    For two jobs or more; a job that has the GPU to itself is not slowed down at all. The fits were made on an
+    RTX 2080 and a GTX 1080; every other type gets the mean of both. Where a fit falls with rising use (below 38 %
+    and 61 %), its lowest value (1.11 and 1.10) is taken instead, so more use never speeds anybody up.
+
+    Args:
+        utilization_percent: What all of the GPU's jobs use of it alone, added up: 0 to 100 for each job.
+        gpu_type: As Slurm or the driver names it ("rtx2080", "NVIDIA GeForce GTX 1080 Ti"); empty: unknown.
+
+    Returns:
+        A factor ≥ 1 that rises with utilisation.
+
+    Raises:
+        UtilizationError: The utilisation is negative or not finite.
+
+    Source: Horus (TPDS 2021), the fitted f of its cost.
+    """
+    if not 0 <= utilization_percent < math.inf:
+        raise UtilizationError(f"a GPU utilisation is {utilization_percent} %; it must be finite and ≥ 0")
+    fits = [_FITS[number] for number in re.findall(r"\d{4}", gpu_type) if number in _FITS] or list(_FITS.values())
+    return sum(fit(utilization_percent) for fit in fits) / len(fits)
+
+
+def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
+    """The memory per GPU to ask for after an out-of-memory error; None where asking for more is no use.
+
+    A prediction that fell short by up to a third is mended by the first raise; the last one asks for all memory, so
+    the job then has its GPUs to itself: whatever happens after that is not for want of room.
+
+    Args:
+        asked_gib: What it was given room for when it failed.
+        raises: How often it was raised before.
+        capacity_gib: Memory of a GPU; 0 when unknown.
+
+    Raises:
+        UsageError: A figure is negative.
+    """
+    if min(asked_gib, raises, capacity_gib) < 0:
+        raise UsageError(f"memory {asked_gib} GiB of {capacity_gib} GiB, raised {raises} times: none can be negative")
+    if raises >= MAX_RAISES or (capacity_gib and asked_gib >= capacity_gib):
+        return None
+    if not capacity_gib:
+        return asked_gib * RAISED_BY or None
+    if raises == MAX_RAISES - 1 or not asked_gib:
+        return capacity_gib
+    return min(capacity_gib, asked_gib * RAISED_BY)
+
+
+Price = Callable[[Load, Load, float, str], float | None]
+"""Price of a GPU from its load without and with a job, its memory in GiB and its type; None: not for this job."""
+
+
+class Place(NamedTuple):
+    """GPUs for a job.
+
+    Attributes:
+        price: Mean price of the GPUs.
+        idle_left: Idle GPUs that their nodes are left with.
+        gpus: The GPUs.
+    """
+
+    price: float
+    idle_left: int
+    gpus: Gpus
+
+
+class Places:
+    """The GPUs of one plan, and what it would cost to put a job on them.
+
+    Args:
+        packed: The GPUs and who is on them.
+        request: What sharing may do.
+        price: What a GPU costs a job.
+        most_sharers: Most jobs on one GPU.
+    """
+
+    def __init__(self, packed: PackedGpus, request: PlanRequest, price: Price, most_sharers: int) -> None:
+        self.packed, self.price = packed, price
+        self.same_user, self.whole_sets_only = request.same_user, request.whole_sets_only
+        self._most = most_sharers
+        self._loads: dict[tuple[int, ...], Load] = {}
+        self._nodes: dict[str, tuple[Gpus, ...]] = {}
+        self._changes: Counter[str] = Counter()
+        self._on_node: dict[tuple[str, int, Kind], tuple[int, Place | None]] = {}
+
+    def changed(self, holding: Holding) -> None:
+        """Somebody came to these GPUs, or left them: places on their nodes are looked for anew."""
+        self._changes.update({gpu.node for gpu in holding.gpus})
+
+    def on_node(self, node: str, gpu_count: int, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
+        """The place of a kind of jobs on a node, looked for once until something changes there.
+
+        Args:
+            node: Name of the node.
+            gpu_count: How many GPUs of it.
+            kind: The kind of jobs.
+            find: Looks for it.
+        """
+        changes, name = self._changes[node], (node, gpu_count, kind)
+        known = self._on_node.get(name)
+        if known is None or known[0] != changes:
+            known = self._on_node[name] = (changes, find())
+        return known[1]
+
+    def best(self, job: PlanJob, candidates: int, *, idle_only: bool = False) -> Place | None:
+        """The place to take: of the cheapest ones that which leaves the fewest idle GPUs on its nodes.
+
+        Args:
+            job: The job.
+            candidates: How many of the cheapest places compete for the tightest fit, λ.
+            idle_only: Whether it may share with nobody.
+        """
+        offers = _Offers(self, job, self.kind(job, idle_only=idle_only), idle_only=idle_only)
+        cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
+        return min(cheapest, key=lambda place: (place.idle_left, place.price), default=None)
+
+    def kind(self, job: PlanJob, *, idle_only: bool) -> Kind:
+        """What jobs have in common that find the same places."""
+        owner = job.user if self.same_user else ""
+        needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job))
+        return job.partition, owner, *needs, job.groupable and not idle_only and knows_utilization(job)
+
+    def load(self, gpu: PackedGpu) -> Load:
+        """What is on a GPU now."""
+        tenants = tuple(gpu.tenants)
+        if tenants not in self._loads:
+            self._loads[tenants] = Load.of(gpu.tenants.values())
+        return self._loads[tenants]
+
+    def may_join(self, job: PlanJob, gpu: PackedGpu) -> bool:
+        """Whether a job may share with those on a GPU, memory and price aside."""
+        return len(gpu.tenants) < self._most and all(self._may_share(job, other) for other in gpu.tenants.values())
+
+    def by_node(self, partition: str) -> tuple[Gpus, ...]:
+        """GPUs of a partition, node by node."""
+        if partition not in self._nodes:
+            gpus = self.packed.of_partition(partition)
+            self._nodes[partition] = tuple(tuple(group) for _, group in groupby(gpus, lambda gpu: gpu.node))
+        return self._nodes[partition]
+
+    def place(self, gpus: Iterable[PackedGpu], prices: Sequence[float]) -> Place:
+        """GPUs with their prices as one place."""
+        chosen = tuple(gpus)
+        idle = sum(self.packed.free.on_node(node) for node in {gpu.node for gpu in chosen})
+        taken = sum(not gpu.tenants for gpu in chosen)
+        return Place(sum(prices) / len(prices), idle - taken, chosen)
+
+    def _may_share(self, job: PlanJob, other: PlanJob) -> bool:
+        return (
+            job.groupable
+            and other.groupable
+            and job.partition == other.partition
+            and (job.user == other.user or not self.same_user)
+            and knows_utilization(job)
+            and knows_utilization(other)
+        )
+
+
+class _Offers:
+    """The places that one job can have.
+
+    Args:
+        places: The GPUs.
+        job: The job.
+        kind: What it has in common with others.
+        idle_only: Whether it may share with nobody.
+    """
+
+    def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:
+        self._places, self._job, self._kind, self._idle_only = places, job, kind, idle_only
+        self._mem_gib, self._gpu_type = mem_gib_of(job), gpu_type_of(job)
+        self._prices: dict[tuple[tuple[int, ...], float], float | None] = {}
+        # Where no GPU is large enough by its profile, the job still gets one to itself, as it would without a plan.
+        self._too_large = not any(
+            gpu.capacity_gib >= self._mem_gib for gpus in places.by_node(job.partition) for gpu in gpus
+        )
+
+    def all(self) -> Iterator[Place]:
+        """One place on each node, or one on several nodes where the job must have these; and whole sets."""
+        gpu_count, node_count = self._job.gpu_count, self._job.node_count
+        largest = self._places.packed.free.largest_node(self._job.partition)
+        if node_count > 1:
+            yield from self._spanning([gpu_count // node_count] * node_count)
+        elif largest and gpu_count > largest:
+            whole, rest = divmod(gpu_count, largest)
+            yield from self._spanning([largest] * whole + [rest] * (rest > 0))
+        else:
+            yield from self._on_nodes(gpu_count)
+        if self._places.whole_sets_only and not self._idle_only:
+            yield from self._whole_sets()
+
+    def _spanning(self, shares: Sequence[int]) -> Iterator[Place]:
+        """The cheapest nodes that have so many GPUs each for the job, if there are enough."""
+        parts: dict[str, Place] = {}
+        for gpu_count, repeats in Counter(shares).items():
+            places = (place for place in self._on_nodes(gpu_count) if place.gpus[0].node not in parts)
+            cheapest = sorted(places, key=lambda place: (place.price, place.idle_left))[:repeats]
+            parts |= {place.gpus[0].node: place for place in cheapest}
+        if len(parts) == len(shares):
+            prices = [part.price for part in parts.values() for _ in part.gpus]
+            yield self._places.place((gpu for part in parts.values() for gpu in part.gpus), prices)
+
+    def _on_nodes(self, gpu_count: int) -> Iterator[Place]:
+        for gpus in self._places.by_node(self._job.partition):
+            find = partial(self._cheapest, gpus, gpu_count)
+            place = self._places.on_node(gpus[0].node, gpu_count, self._kind, find)
+            if place is not None:
+                yield place
+
+    def _cheapest(self, gpus: Gpus, gpu_count: int) -> Place | None:
+        """The cheapest GPUs of a node; None where the job may have too few of them."""
+        priced = [(price, gpu) for gpu in gpus if (price := self._single(gpu)) is not None]
+        if len(priced) < gpu_count:
+            return None
+        chosen = sorted(priced, key=lambda item: (item[0], item[1].gpu_id))[:gpu_count]
+        return self._places.place((gpu for _, gpu in chosen), [price for price, _ in chosen])
+
+    def _single(self, gpu: PackedGpu) -> float | None:
+        """Price of a GPU that may be combined with any other."""
+        alone = self._idle_only or self._places.whole_sets_only
+        return None if gpu.tenants and alone else self._price(gpu)
+
+    def _price(self, gpu: PackedGpu) -> float | None:
+        like = (tuple(gpu.tenants), gpu.capacity_gib)
+        if like not in self._prices:
+            self._prices[like] = self._new_price(gpu)
+        return self._prices[like]
+
+    def _new_price(self, gpu: PackedGpu) -> float | None:
+        fits = gpu.left_gib >= self._mem_gib or (self._too_large and not gpu.tenants)
+        if not fits or not self._places.may_join(self._job, gpu):
+            return None
+        before = self._places.load(gpu)
+        return self._places.price(before, before.plus(self._job), gpu.capacity_gib, self._gpu_type)
+
+    def _whole_sets(self) -> Iterator[Place]:
+        """Places where the others hold just the same GPUs."""
+        for gpus in self._places.packed.whole_sets(self._job.partition):
+            if self._has_shape(gpus):
+                prices = [price for gpu in gpus if (price := self._price(gpu)) is not None]
+                if len(prices) == len(gpus):
+                    yield self._places.place(gpus, prices)
+
+    def _has_shape(self, gpus: Gpus) -> bool:
+        on_node = [len(list(group)) for _, group in groupby(gpus, lambda gpu: gpu.node)]
+        share, node_count = self._job.gpu_count // self._job.node_count, self._job.node_count
+        return on_node == [share] * node_count or (node_count == 1 and sum(on_node) == self._job.gpu_count)

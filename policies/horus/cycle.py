@@ -1,19 +1,100 @@
-"""One cycle of a policy that packs GPUs by memory and use: who gets which GPUs, who waits and why."""
+"""One cycle of a policy that packs GPUs by memory and use: who gets which GPUs, by which rule, who waits and why."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import isinf
+from typing import Final, Protocol
 
 from muri.policies.cycle import reasons
+from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
-from muri.policies.cycle.selection import pools
-from muri.policies.cycle.slurms_queue import SlurmsQueue
-from muri.policies.horus import reasons as why
-from muri.policies.horus.cost import gpu_type_of, knows_utilization
-from muri.policies.horus.places import Kind, Places
-from muri.policies.horus.rules import Rule
+from muri.policies.cycle.queue import pools
+from muri.policies.cycle.reasons import blanks
+from muri.policies.horus.cost import CostModel, Kind, Load, Places, gpu_type_of, knows_utilization, pays, utilization_of
 from muri.policies.options import PolicyOptions
-from muri.policies.reason import Reason
-from muri.policies.types import Plan, PlanJob, PlanRequest, Sharer, Solo, Waiting
+from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting
+from muri.profiler.records import ESTIMATES
+
+_AGED_FIRST: Final = Reason("a job that has waited longer than max_wait_s goes first and has no place yet")
+_STOPPED_ONCE: Final = Reason("it was stopped once for being slowed down, so it waits for GPUs of its own")
+_ALONE: Final = Reason("nobody else is on its GPUs")
+
+
+class Rule(Protocol):
+    """One way of choosing among GPUs that have the memory."""
+
+    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+        """Price of a GPU, the lower the better; None where the job must not come.
+
+        Args:
+            before: The GPU's jobs without the new one.
+            after: And with it.
+            capacity_gib: Memory of the GPU; infinite when unknown.
+            gpu_type: Chooses the fit of the slow-down; empty: unknown.
+        """
+        ...
+
+    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+        """Why a place was taken, with the load of its fullest GPU."""
+        ...
+
+    def nobody_to_join(self, mem_gib: float) -> Reason:
+        """Why a job that may share, and needs so much memory, finds nobody."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByCost:
+    """Horus's cost, where sharing gets at least as much done as waiting.
+
+    Attributes:
+        cost: The cost.
+        min_speedup: How many times as much a GPU's jobs must get done with a newcomer as without it.
+    """
+
+    cost: CostModel
+    min_speedup: float
+
+    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+        """See `Rule`."""
+        if not pays(before, after, self.min_speedup, gpu_type):
+            return None
+        return self.cost.of(after, capacity_gib, gpu_type)
+
+    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+        """See `Rule`."""
+        return Reason(
+            "the cheapest place: cost {:.2f} with {}, and {:.0f} % use (f = {:.2f})",
+            (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(gpu_type)),
+        )
+
+    def nobody_to_join(self, mem_gib: float) -> Reason:
+        """See `Rule`."""
+        return Reason(
+            "beside jobs that may share with it, no GPU has {:.1f} GiB left and gets more done with it than without",
+            (mem_gib,),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ByMemory:
+    """Opportunistic bin packing: an idle GPU, else the one that memory fills best, however busy it is."""
+
+    def price(self, before: Load, after: Load, capacity_gib: float, gpu_type: str) -> float | None:
+        """See `Rule`."""
+        return 2.0 - after.used_gib / capacity_gib if before.count else 0.0
+
+    def why(self, price: float, load: Load, capacity_gib: float, gpu_type: str) -> Reason:
+        """See `Rule`."""
+        if load.count < 2:
+            return Reason("these GPUs are idle")
+        return Reason("too few GPUs are idle, and here memory fits best: {}", (_memory(load, capacity_gib),))
+
+    def nobody_to_join(self, mem_gib: float) -> Reason:
+        """See `Rule`."""
+        return Reason("beside jobs that may share with it, no GPU has {:.1f} GiB left", (mem_gib,))
 
 
 class PackingCycle:
@@ -72,7 +153,7 @@ class PackingCycle:
             idle_only: Whether it may share with nobody.
         """
         if job.partition in self._closed:
-            self.wait(job, why.AGED_FIRST)
+            self.wait(job, _AGED_FIRST)
             return False
         kind = self._places.kind(job, idle_only=idle_only)
         if kind in self._refused or not self._put(job, idle_only=idle_only):
@@ -119,12 +200,12 @@ class PackingCycle:
 
     def _sharer(self, holding: Holding) -> Sharer:
         job, speed = holding.job, self.speed(holding)
-        company = why.company(holding.partners, speed)
+        company = _company(holding.partners, speed)
         if holding.kept:
             notes = (reasons.kept(len(holding.gpus), holding.shares), company)
         else:
             chosen = (self._why[job.job_id],) if job.job_id in self._why else ()
-            notes = (why.placed(holding.shares), *chosen, company, *why.prediction(job))
+            notes = (_placed(holding.shares), *chosen, company, *_prediction(job))
         return Sharer(job.job_id, holding.shares, speed, holding.accumulate_steps, notes, holding.kept)
 
     def _explained(self) -> Iterator[Waiting]:
@@ -142,4 +223,37 @@ class PackingCycle:
             return (reasons.must_run_alone(job),)
         if not knows_utilization(job):
             return (reasons.NEEDS_PROFILE_TO_SHARE,)
-        return (why.STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)
+        return (_STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)
+
+
+def _memory(load: Load, capacity_gib: float) -> str:
+    of = "" if isinf(capacity_gib) else f" of {capacity_gib:.1f}"
+    return f"{load.used_gib:.1f}{of} GiB needed"
+
+
+def _company(partners: Sequence[PlanJob], speed: float) -> Reason:
+    """Who is on a job's GPUs as well, and how fast it is there."""
+    if not partners:
+        return _ALONE
+    ids = tuple(job.job_id for job in partners)
+    return Reason(f"it shares GPUs with {blanks(len(ids))} at an expected {{:.2f}} of its speed alone", (*ids, speed))
+
+
+def _prediction(job: PlanJob) -> tuple[Reason, ...]:
+    """What a job's utilisation is known from, where it was not measured."""
+    if job.profile is None or job.profile.source not in ESTIMATES:
+        return ()
+    known_from = "its model's graph" if job.profile.source == "predicted" else "runs with another number of GPUs"
+    return (
+        Reason(
+            "its model was never measured here: {:.0f} % use and {:.1f} GiB are predicted from {}",
+            (100 * utilization_of(job), job.gpu_mem_gib, known_from),
+        ),
+    )
+
+
+def _placed(gpus: Shares) -> Reason:
+    """Where a job goes."""
+    names = tuple(f"{', '.join(str(gpu_id) for gpu_id in share.gpu_ids)} of {share.node}" for share in gpus)
+    word = "GPU" if sum(share.gpu_count for share in gpus) == 1 else "GPUs"
+    return Reason(f"it gets {word} {blanks(len(names))}", names)

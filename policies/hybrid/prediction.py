@@ -1,21 +1,33 @@
 """How fast the members of a unit get on with some way of sharing, some CPUs and some memory."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations, permutations
 from typing import Final, Literal
 
 import numpy as np
 
-from muri.policies.allocation.demand import enough
-from muri.policies.allocation.effect import shape_with, throughput_ratio
-from muri.policies.cycle.bucket import worth_of
-from muri.policies.hybrid.speed import side_by_side
-from muri.policies.speed.interference import InterferenceTable
-from muri.policies.speed.model import Shape, SpeedModel, shape_of
+from muri.policies.allocation.demand import enough, shape_with, throughput_ratio
+from muri.policies.cycle.queue import worth_of
+from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.speed.measured import InterferenceTable, PairLookup
+from muri.policies.speed.model import (
+    Evaluation,
+    Floats,
+    Indices,
+    Shape,
+    SpeedModel,
+    checked_groups,
+    figures_of,
+    shape_of,
+    used_share,
+)
 from muri.policies.traits import Demand, Sensitivity
 from muri.policies.types import PlanJob
 
 Mode = Literal["interleave", "plain"]
+
 Speeds = tuple[float, ...]
 """Speed of each member, 1 = as fast as alone with the GPU-proportional share."""
 
@@ -26,6 +38,9 @@ UNKNOWN: Final = Shape((0.0, 0.0, 0.0, 0.0), 1.0)
 """Stands for a job that runs alone and whose profile nobody knows."""
 
 _CACHED: Final = 4096
+
+_GAIN = 1e-9
+"""Relative gain below which plain sharing is no better than interleaving."""
 
 
 class Predictor:
@@ -87,3 +102,78 @@ def _speeds(
         groups = np.arange(len(shapes), dtype=np.intp).reshape(len(given), len(members))
         together = model.evaluate(shapes, groups).speed
     return tuple(tuple(row) for row in (together * ratios).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class BetterOfBoth:
+    """Of each group the speeds of interleaving or of plain sharing, whichever add up to more.
+
+    So groups are chosen knowing that they may run either way. How a group really runs is decided afterwards, by the
+    worth of its members.
+
+    Attributes:
+        interleaved: Speeds of members that take turns.
+        table: Speeds of pairs without turns.
+    """
+
+    interleaved: SpeedModel
+    table: InterferenceTable
+
+    @property
+    def name(self) -> str:
+        """The name by which options select the model that speeds come from otherwise."""
+        return self.interleaved.name
+
+    def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
+        """Evaluate many groups of equal size at once.
+
+        Args:
+            shapes: The distinct shapes; their models are looked up in the table.
+            groups: Array (n, p) of indices into `shapes`, p ≤ 4.
+
+        Returns:
+            For a group that is better off plain, γ is the mean over resources of Σ_i s_i · u_i^j, and there is no
+            period (NaN).
+
+        Raises:
+            ProfileError: A shape has an impossible time.
+            SpeedModelError: Groups or shapes are malformed.
+        """
+        answer = self.interleaved.evaluate(shapes, groups)
+        checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)
+        if checked.shape[1] == 1:
+            return answer
+        plain = plain_speeds(self.table, shapes, checked)
+        # Where a pair is unknown the sum is NaN, and no comparison with it is true.
+        better = plain.sum(axis=1) > answer.speed.sum(axis=1) * (1 + _GAIN)
+        if not better.any():
+            return answer
+        speed = np.where(better[:, None], plain, answer.speed)
+        used = used_share(figures_of(shapes), checked, speed)
+        return Evaluation(speed, np.where(better, used, answer.efficiency), np.where(better, np.nan, answer.period_s))
+
+    def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
+        """What the model of interleaving says: without turns there is no ordering."""
+        return self.interleaved.order(members)
+
+
+def plain_speeds(table: InterferenceTable, shapes: Sequence[Shape], groups: Indices) -> Floats:
+    """Array (n, p): each member's product of its pair speeds with all others; NaN where the table lacks one."""
+    pairs = PairLookup.of(table, shapes)
+    speed = np.ones(groups.shape)
+    for first, second in combinations(range(groups.shape[1]), 2):
+        of_both = pairs.speeds(groups[:, (first, second)])
+        speed[:, first] *= of_both[:, 0]
+        speed[:, second] *= of_both[:, 1]
+    return speed
+
+
+def side_by_side(table: InterferenceTable | None, models: Sequence[str]) -> tuple[float, ...] | None:
+    """Speed of each of these models beside the others, without turns; None where a pair is unknown."""
+    speed = dict.fromkeys(range(len(models)), 1.0)
+    for index, other in permutations(speed, 2):
+        found = None if table is None else table.speeds(models[index], models[other])
+        if found is None:
+            return None
+        speed[index] *= found[0]
+    return tuple(speed.values())

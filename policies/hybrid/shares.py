@@ -1,16 +1,216 @@
 """CPUs and host memory of each node: everybody's least first, what is left to those who gain most by it."""
 
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
-from muri.policies.allocation.demand import SLACK, exceeds, fair_share, more
-from muri.policies.allocation.servers import Servers
-from muri.policies.hybrid import reasons
-from muri.policies.hybrid.needs import Needs, Step
-from muri.policies.hybrid.prediction import Predictor
-from muri.policies.hybrid.tenants import Tenant
-from muri.policies.reason import Reason
-from muri.policies.traits import Demand
-from muri.policies.types import FreeNode, HostShare
+from muri.policies.allocation.demand import SLACK, enough, exceeds, fair_share, more, throughput_ratio
+from muri.policies.allocation.seats import Host, Servers, share_reason
+from muri.policies.cycle.free_gpus import Shares
+from muri.policies.cycle.queue import worth_of
+from muri.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted
+from muri.policies.traits import Demand, Sensitivity
+from muri.policies.types import FreeNode, HostShare, HostShares, PlanJob, Reason, Running
+
+_GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs what it had above its share")
+_TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: with what it holds it is slower than with its share")
+_GETS_MORE: Final = Reason("restarts on the GPUs that it has: what is left there gains more than that costs")
+
+
+@dataclass(slots=True, eq=False)
+class Tenant:
+    """One job, or several that share GPUs, while CPUs and memory are given out.
+
+    Attributes:
+        jobs: The members.
+        gpus: What they get.
+        mode: How they share it.
+        running: The running unit that it is; None for one that starts.
+        movable: Whether it may be restarted, now and later: what is given to it can be taken back.
+        kept: Whether it goes on as it is.
+        host: CPUs and memory of its nodes; None: nothing is said, so the GPU-proportional share.
+        reasons: Why it gets that.
+    """
+
+    jobs: tuple[PlanJob, ...]
+    gpus: Shares
+    mode: Mode = "interleave"
+    running: Running | None = None
+    movable: bool = True
+    kept: bool = False
+    host: Host | None = None
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def node(self) -> str:
+        """Name of its node; empty when it spans several or none is known."""
+        return self.gpus[0].node if len(self.gpus) == 1 else ""
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs on its first node."""
+        return self.gpus[0].gpu_count
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known of every member what CPUs and memory do to it, and all are on one node."""
+        return bool(self.node) and all(job.sensitivity is not None for job in self.jobs)
+
+    def value(self, speeds: Speeds) -> float:
+        """Σ worth × speed."""
+        return weighted(self.jobs, speeds)
+
+    def holds(self, servers: Servers) -> Host:
+        """CPUs and memory by node, the proportional share where nothing is said."""
+        return servers.host_of(self.gpus) if self.host is None else self.host
+
+    def amount(self, servers: Servers) -> Demand:
+        """CPUs and memory of a tenant of one node."""
+        share = self.holds(servers)[0]
+        return Demand(share.cpus, share.mem_gib)
+
+    def shares(self, speeds: Speeds) -> HostShares:
+        """What each member has of it: nothing but the last one to end, so that nothing is lost when others leave."""
+        if self.kept and self.running is not None:
+            return self.running.host_shares
+        if self.host is None:
+            return {}
+        last = max(zip(self.jobs, speeds, strict=True), key=lambda item: (*_length(*item), item[0].job_id))[0]
+        nothing = tuple(HostShare(share.node, 0.0, 0.0) for share in self.host)
+        return {job.job_id: self.host if job is last else nothing for job in self.jobs}
+
+
+def speeds_of(tenant: Tenant, predictor: Predictor, fair: Demand) -> Speeds:
+    """Predicted speeds with what it has, on its slowest node."""
+    if tenant.host is None or not all(job.sensitivity is not None for job in tenant.jobs):
+        return predictor.usual(tenant.jobs, tenant.mode)
+    per_gpu = [
+        Demand(share.cpus / gpus.gpu_count, share.mem_gib / gpus.gpu_count)
+        for share, gpus in zip(tenant.host, tenant.gpus, strict=True)
+    ]
+    least = Demand(min(share.cpus for share in per_gpu), min(share.mem_gib for share in per_gpu))
+    return predictor.speeds(tenant.jobs, tenant.mode, (least,), fair)[0]
+
+
+class Step(NamedTuple):
+    """A larger share.
+
+    Attributes:
+        rate: What it gains of Σ worth × speed for each GPU-proportional share of CPUs and of memory.
+        amount: CPUs and memory of the tenant.
+    """
+
+    rate: float
+    amount: Demand
+
+
+class Needs:
+    """Shares of one tenant of a node of which CPUs or memory are known.
+
+    Args:
+        tenant: The tenant, known in all its members.
+        node: Its node.
+        predictor: Speeds.
+    """
+
+    def __init__(self, tenant: Tenant, node: FreeNode, predictor: Predictor) -> None:
+        self.tenant = tenant
+        self._node, self._predictor = node, predictor
+        self._each = fair_share(node)
+        self._gpus = tenant.gpu_count
+        self.fair = Demand(self._each.cpus * self._gpus, self._each.mem_gib * self._gpus)
+        self._usual = predictor.usual(tenant.jobs, tenant.mode)
+        self.least = self._least()
+        """The least with which no member is slower than with the GPU-proportional share, alone and as they share."""
+
+    def is_enough(self, amount: Demand) -> bool:
+        """Whether no member is slower than with the GPU-proportional share."""
+        speeds = self._speeds([amount])[0]
+        return not _slower(speeds, self._usual) and all(self._ratio(job, amount) >= 1 - SLACK for job in self._jobs)
+
+    def best_step(self, amount: Demand, free: Demand) -> Step | None:
+        """The larger share with the highest gain for what it takes; None where none gains anything.
+
+        Looks further than one CPU: more memory may only help with more CPUs, or the other way round.
+        """
+        steps = self._larger(amount, free)
+        if not steps:
+            return None
+        now, *reached = self._speeds([amount, *steps])
+        value = self.tenant.value(now)
+        found = [
+            Step((self.tenant.value(speeds) - value) / self._cost(amount, step), step)
+            for speeds, step in zip(reached, steps, strict=True)
+            if not _slower(speeds, self._usual)
+        ]
+        best = max(found, key=lambda step: (step.rate, -step.amount.cpus, -step.amount.mem_gib), default=None)
+        return best if best is not None and best.rate > SLACK * value else None
+
+    def gain(self, before: Demand, after: Demand) -> float:
+        """What one share adds to Σ worth × speed over another."""
+        less, greater = self._speeds([before, after])
+        return self.tenant.value(greater) - self.tenant.value(less)
+
+    def restart_loss(self, amount: Demand) -> float:
+        """Σ worth × speed × seconds that a restart would lose."""
+        return sum(
+            worth_of(job) * speed * job.restart_s
+            for job, speed in zip(self._jobs, self._speeds([amount])[0], strict=True)
+        )
+
+    def total_speed(self, amount: Demand) -> tuple[float, float]:
+        """Total speed of the members with a share, and with the GPU-proportional one."""
+        return sum(self._speeds([amount])[0]), sum(self._usual)
+
+    @property
+    def _jobs(self) -> tuple[PlanJob, ...]:
+        return self.tenant.jobs
+
+    def _least(self) -> Demand:
+        fewest = next((cpus for cpus in self._whole(1.0, self.fair.cpus) if self._is_fast(cpus)), self.fair.cpus)
+        mem_gib = min(self.fair.mem_gib, sum(self._least_mem_gib(job) for job in self._jobs))
+        lean = Demand(fewest, mem_gib)
+        return lean if self.is_enough(lean) else self.fair
+
+    def _is_fast(self, cpus: float) -> bool:
+        return self.is_enough(Demand(cpus, self.fair.mem_gib))
+
+    def _least_mem_gib(self, job: PlanJob) -> float:
+        """Memory without which a job would be slower; of one that memory does not make faster, what it uses."""
+        sensitivity = _known(job)
+        if len(sensitivity.mem_gib) == 1:
+            return sensitivity.demand.mem_gib * self._gpus
+        points = (point * self._gpus for point in _points(sensitivity))
+        fitting = (point for point in points if point <= self.fair.mem_gib)
+        usable = (point for point in fitting if self._ratio(job, Demand(self.fair.cpus, point)) >= 1 - SLACK)
+        return min(usable, default=self.fair.mem_gib)
+
+    def _larger(self, amount: Demand, free: Demand) -> list[Demand]:
+        cpus = [amount.cpus, *self._whole(math.floor(amount.cpus + 1), amount.cpus + free.cpus)]
+        most = amount.mem_gib + free.mem_gib
+        points = (
+            {point * self._gpus for job in self._jobs for point in _points(_known(job))} if self.fair.mem_gib else ()
+        )
+        mem_gib = [amount.mem_gib, *sorted(point for point in points if amount.mem_gib < point <= most)]
+        return [Demand(*pair) for pair in ((c, m) for c in cpus for m in mem_gib) if pair != tuple(amount)]
+
+    def _whole(self, first: float, last: float) -> Iterable[float]:
+        """Whole CPUs from one number to another; none where the node doesn't tell them."""
+        return map(float, range(math.ceil(first), math.floor(last + SLACK) + 1)) if self.fair.cpus else ()
+
+    def _cost(self, amount: Demand, larger: Demand) -> float:
+        """What a step takes, in GPU-proportional shares of one GPU."""
+        parts = ((larger.cpus - amount.cpus, self._each.cpus), (larger.mem_gib - amount.mem_gib, self._each.mem_gib))
+        return sum(taken / each for taken, each in parts if each)
+
+    def _speeds(self, amounts: Sequence[Demand]) -> tuple[Speeds, ...]:
+        shares = [Demand(amount.cpus / self._gpus, amount.mem_gib / self._gpus) for amount in amounts]
+        return self._predictor.speeds(self._jobs, self.tenant.mode, shares, self._each)
+
+    def _ratio(self, job: PlanJob, amount: Demand) -> float:
+        per_gpu = Demand(amount.cpus / self._gpus, amount.mem_gib / self._gpus)
+        return throughput_ratio(job.sensitivity, enough(per_gpu, self._each), enough(self._each, self._each))
 
 
 def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
@@ -79,7 +279,7 @@ class _Room:
             if needs.is_enough(self._held(needs)):
                 self._kept.append(needs)
             else:
-                self._restart(needs, reasons.TOO_LITTLE)
+                self._restart(needs, _TOO_LITTLE)
 
     def _proportional(self, gpus: int) -> Demand:
         each = fair_share(self._node)
@@ -108,7 +308,7 @@ class _Room:
             return False
         needs = min(rich, key=lambda item: (self._loss(item), item.tenant.jobs[0].job_id))
         self._kept.remove(needs)
-        self._restart(needs, reasons.GIVES_BACK)
+        self._restart(needs, _GIVES_BACK)
         return True
 
     def _restart(self, needs: Needs, why: Reason) -> None:
@@ -150,7 +350,7 @@ class _Room:
         if best is None:
             return False
         self._kept.remove(best[1])
-        self._restart(best[1], reasons.GETS_MORE)
+        self._restart(best[1], _GETS_MORE)
         return True
 
     def _gain_of_upgrade(self, needs: Needs) -> float:
@@ -180,8 +380,34 @@ class _Room:
             tenant.host = None
             return
         tenant.host = (HostShare(self._node.name, amount.cpus, amount.mem_gib),)
-        tenant.reasons = (*tenant.reasons, *reasons.share(tenant.host, *needs.total_speed(amount)))
+        tenant.reasons = (*tenant.reasons, *_share_reasons(tenant.host, *needs.total_speed(amount)))
 
 
 def _rate(step: Step | None) -> float:
     return -1.0 if step is None else step.rate
+
+
+def _length(job: PlanJob, speed: float) -> tuple[float, ...]:
+    """How long a member will probably run: what has run long goes on long, where nothing better is known."""
+    if job.remaining_s is None:
+        return (1.0, job.attained_gpu_s)
+    return (0.0, job.remaining_s / speed if speed > 0 else job.remaining_s)
+
+
+def _slower(speeds: Speeds, usual: Speeds) -> bool:
+    return any(more(before, now) for now, before in zip(speeds, usual, strict=True))
+
+
+def _known(job: PlanJob) -> Sensitivity:
+    assert job.sensitivity is not None
+    return job.sensitivity
+
+
+def _points(sensitivity: Sensitivity) -> set[float]:
+    return {*sensitivity.mem_gib, sensitivity.demand.mem_gib}
+
+
+def _share_reasons(host: Host, speed: float, usual: float) -> tuple[Reason, Reason]:
+    """What a unit gets of its node, and what it makes of it."""
+    effect = Reason("total speed {:.2f}, where the GPU-proportional share gives {:.2f}", (speed, usual))
+    return share_reason(host), effect

@@ -1,6 +1,6 @@
 """Maximum-weight matching on a dense graph of distinct profiles, with a proof.
 
-1. Assignment (`assignment.py`) gives potentials π: Σ π_i bounds every matching from above.
+1. Assignment (`solve_assignment`) gives potentials π: Σ π_i bounds every matching from above.
 2. Its permutation falls into cycles. A cycle of two is a pair, of an even length two matchings of
    which the better is taken, of an odd length one job is left out. What is lost are the odd cycles.
 3. With slack r_ij = π_i + π_j − w_ij ≥ 0 the weight of any matching is
@@ -18,17 +18,19 @@ Nothing depends on time, so the same weights give the same pairs on every machin
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
+from scipy.optimize import linear_sum_assignment
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from muri.policies.matching.assignment import cheap_cells, slack_threshold, solve_assignment
-from muri.policies.matching.blossom import rustworkx_graph, solve_rustworkx
-from muri.policies.matching.result import Matching
-from muri.policies.matching.weights import scaled
+from muri.policies.matching.problem import Matching, Pair, row_blocks, scaled
 from muri.policies.speed.model import Floats, Indices
+
+if TYPE_CHECKING:
+    import networkx
+    import rustworkx
 
 _BLOSSOM_LIMIT: Final = 100_000_000
 """Most nodes × edges of a component that Blossom is asked to solve: a few seconds. Any graph of
@@ -39,6 +41,33 @@ _CLOSING_ROUNDS: Final = 12
 
 _TOLERANCE: Final = 1e-12
 """A loss per job that is only rounding, on weights up to 1."""
+
+_DAMPED_ROUNDS: Final = 3
+"""Rounds after which the first potentials no longer improve much."""
+
+_FIRST_DEGREE: Final = 16
+"""Candidate pairs per job to start with."""
+
+_ADDED_DEGREE: Final = 8
+"""Undervalued pairs per job that one round adds at most."""
+
+_SAMPLE_ROWS: Final = 64
+"""Rows from which the threshold for candidates is estimated."""
+
+_ROUNDS: Final = 100
+"""Most rounds of pricing. The bound holds after any of them; four or five are usual."""
+
+_DUAL_TOLERANCE: Final = 1e-13
+"""Below this, on weights up to 1, there is only rounding."""
+
+_QUANTUM_BITS: Final = 40
+"""Weights are compared to twelve digits: below that there is only the rounding of floats."""
+
+_TIE_BITS: Final = 40
+"""Bits that tell pairs of equal weight apart."""
+
+_SUM_BITS: Final = 20
+"""Room for adding up the tie-breakers of a million pairs without touching the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +215,215 @@ def _rematch(weights: Floats, mate: Indices, rows: Indices, columns: Indices) ->
     mate[jobs] = jobs
     for first, second in solve_rustworkx(graph):
         mate[jobs[first]], mate[jobs[second]] = jobs[second], jobs[first]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """An assignment and the dual that bounds it.
+
+    Attributes:
+        choice: Whom each job chose: a permutation; itself for a job that stays alone.
+        potential: π, at least 0, with π_i + π_j ≥ w_ij up to rounding.
+    """
+
+    choice: Indices
+    potential: Floats
+
+
+def solve_assignment(weights: Floats) -> Assignment:
+    """Find a best assignment and its potentials: the relaxation that bounds every matching from above.
+
+    Let every job choose one job, itself included (worth 0), so that every job is chosen once. A matching is such an
+    assignment in which the choices are mutual, and counts every pair twice: half of the best assignment is an upper
+    bound. Duality proves it without trusting the solver: numbers π_i ≥ 0 ("potentials") with π_i + π_j ≥ w_ij for
+    every pair give
+
+        Σ_{pairs} w_ij ≤ Σ_{pairs} (π_i + π_j) ≤ Σ_i π_i    for every matching,
+
+    and any vector v yields such potentials: π_i = (max_j (w_ij − v_j) + v_i) / 2, the mean of both sides of an
+    assignment's dual (w is symmetric). SciPy gives the choices but not the dual. It is recovered from them on a few
+    promising pairs, then all pairs are priced, those that the dual undervalues are added, and so on until none is left.
+
+    Shortest augmenting paths on the whole array take O(n³) at worst. SciPy's sparse solver would be
+    faster with the same pricing around it, but does not always end when weights are tied.
+
+    Args:
+        weights: Array (n, n), symmetric, from 0 to 1, the diagonal 0.
+    """
+    count = len(weights)
+    choice = np.asarray(linear_sum_assignment(weights, maximize=True)[1], dtype=np.intp)
+    own = weights[np.arange(count), choice]
+    potential = _first_potential(weights)
+    if potential.sum() - own.sum() / 2 <= _DUAL_TOLERANCE * count:
+        return Assignment(choice, potential)
+    cells = _first_cells(weights, potential, choice)
+    for _ in range(_ROUNDS):
+        side = _column_dual(weights, cells, choice, potential)
+        best, missed = _price(weights, own - side[choice], side)
+        potential = (best + side) / 2
+        if not len(missed):
+            break
+        cells = np.union1d(cells, _mirrored(missed, count))
+    return Assignment(choice, np.maximum(potential, 0.0))
+
+
+def _mirrored(cells: Indices, count: int) -> Indices:
+    return np.union1d(cells, cells % count * count + cells // count)
+
+
+def _first_potential(weights: Floats) -> Floats:
+    """Feasible potentials from a few rounds of averaging what a job offers with what it could get."""
+    potential: Floats = weights.max(axis=1, initial=0.0) / 2
+    for _ in range(_DAMPED_ROUNDS):
+        potential = (potential + best_response(weights, potential)) / 2
+    return potential
+
+
+def best_response(weights: Floats, potential: Floats) -> Floats:
+    """max_j (w_ij − v_j) for every i."""
+    best = np.empty(len(weights))
+    for rows in row_blocks(len(weights)):
+        best[rows] = (weights[rows] - potential).max(axis=1)
+    return best
+
+
+def _first_cells(weights: Floats, potential: Floats, choice: Indices) -> Indices:
+    """Cells (row · n + column, ascending) of the pairs that the potentials overestimate least.
+
+    The diagonal belongs to them, so that no column is without a cell.
+    """
+    count = len(weights)
+    # Just below the threshold: where many pairs are tied, they could be nearly all.
+    below = np.nextafter(slack_threshold(weights, potential, _FIRST_DEGREE), -1.0)
+    own = np.arange(count) * count
+    always = np.concatenate([own + np.arange(count), _mirrored(own + choice, count)])
+    return np.union1d(cheap_cells(weights, potential, float(below)), always)
+
+
+def slack_threshold(weights: Floats, potential: Floats, degree: int) -> float:
+    """About how large π_i + π_j − w_ij may be if each row is to have `degree` such cells.
+
+    One threshold for all rows, estimated from evenly spread ones.
+    """
+    count = len(weights)
+    sample = np.arange(0, count, max(1, count // _SAMPLE_ROWS))
+    slack = (potential[sample, None] + potential - weights[sample]).ravel()
+    wanted = min(degree * len(sample), len(slack)) - 1
+    return float(np.partition(slack, wanted)[wanted])
+
+
+def cheap_cells(weights: Floats, potential: Floats, threshold: float, *, worthless: bool = True) -> Indices:
+    """Cells (row · n + column, ascending) with π_i + π_j − w_ij ≤ threshold, those worth 0 only if asked."""
+    count = len(weights)
+    found = []
+    for rows in row_blocks(count):
+        cheap = weights[rows] - potential >= (potential[rows] - threshold)[:, None]
+        if not worthless:
+            cheap &= weights[rows] > 0
+        found.append(np.flatnonzero(cheap) + rows.start * count)
+    return np.concatenate(found) if found else np.empty(0, dtype=np.intp)
+
+
+def _column_dual(weights: Floats, cells: Indices, choice: Indices, start: Floats) -> Floats:
+    """The columns' side v of the dual on the given cells, by the method of Bellman and Ford.
+
+    With u_i = w_{i,σ(i)} − v_{σ(i)} the dual asks v_j ≥ v_{σ(i)} + w_ij − w_{i,σ(i)} for every cell. An optimal σ
+    leaves no cycle to gain on, so raising v where it is too low comes to an end.
+    """
+    count = len(weights)
+    # The set of cells is symmetric: sorted by row and read transposed, it is sorted by column.
+    columns, rows = np.divmod(cells, count)
+    first = np.searchsorted(columns, np.arange(count))
+    chosen = choice[rows]
+    gain = weights[rows, columns] - weights[rows, chosen]
+    side = start
+    for _ in range(count):
+        raised = np.maximum(np.maximum.reduceat(side[chosen] + gain, first), side)
+        if (raised - side).max() <= _DUAL_TOLERANCE:
+            break
+        side = raised
+    return side
+
+
+def _price(weights: Floats, own: Floats, side: Floats) -> tuple[Floats, Indices]:
+    """What every row could get at best, and the cells that the dual undervalues most."""
+    count = len(weights)
+    best = np.empty(count)
+    missed, excess = [np.empty(0, dtype=np.intp)], [np.empty(0)]
+    for rows in row_blocks(count):
+        value = weights[rows] - side
+        best[rows] = value.max(axis=1)
+        suspects = np.flatnonzero(best[rows] > own[rows] + _DUAL_TOLERANCE)
+        over = value[suspects] - own[rows][suspects, None]
+        row, column = np.nonzero(over > _DUAL_TOLERANCE)
+        missed.append((suspects[row] + rows.start) * count + column)
+        excess.append(over[row, column])
+    cells, amounts = np.concatenate(missed), np.concatenate(excess)
+    limit = _ADDED_DEGREE * count
+    if len(cells) > limit:
+        cells = cells[np.argpartition(-amounts, limit)[:limit]]
+    return best, cells
+
+
+def whole_weights(first: Indices, second: Indices, weight: Floats) -> list[int]:
+    """Weights as whole numbers that no other set of pairs can equal by chance.
+
+    rustworkx and networkx get the same ones, so both choose the same pairs, on every machine. Adding a fixed
+    pseudo-random number below the last digit that counts makes the optimal matching unique (the isolation lemma of
+    Mulmuley, Vazirani and Vazirani).
+
+    Args:
+        first: Index of one partner.
+        second: Index of the other, greater than `first`.
+        weight: What merging them is worth, 0 to 1.
+    """
+    parts = np.rint(np.ldexp(weight, _QUANTUM_BITS)).astype(np.int64).tolist()
+    ties = _scrambled(first, second)
+    return [(part << (_TIE_BITS + _SUM_BITS)) + tie for part, tie in zip(parts, ties, strict=True)]
+
+
+def _scrambled(first: Indices, second: Indices) -> list[int]:
+    """Numbers below 2^40 that depend on both indices only (the finaliser of SplitMix64)."""
+    value = (first.astype(np.uint64) << np.uint64(32)) + second.astype(np.uint64) + np.uint64(1)
+    value *= np.uint64(0x9E3779B97F4A7C15)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    value = (value ^ (value >> np.uint64(31))) >> np.uint64(64 - _TIE_BITS)
+    ties: list[int] = value.tolist()
+    return ties
+
+
+def rustworkx_graph(first: Indices, second: Indices, weight: Floats) -> "rustworkx.PyGraph[None, int]":
+    """The graph that rustworkx matches, with whole-number weights."""
+    import rustworkx  # -- loaded only by a plan that needs it
+
+    graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph(multigraph=False)
+    graph.add_nodes_from([None] * (1 + int(second.max(initial=-1))))
+    whole = whole_weights(first, second, weight)
+    graph.add_edges_from(list(zip(first.tolist(), second.tolist(), whole, strict=True)))
+    return graph
+
+
+def solve_rustworkx(graph: "rustworkx.PyGraph[None, int]") -> list[Pair]:
+    """The maximum-weight matching of such a graph, sorted."""
+    import rustworkx  # -- loaded only by a plan that needs it
+
+    pairs = rustworkx.max_weight_matching(graph, weight_fn=lambda weight: weight)
+    return sorted((min(pair), max(pair)) for pair in pairs)
+
+
+def networkx_graph(first: Indices, second: Indices, weight: Floats) -> "networkx.Graph[int]":
+    """The same graph for networkx."""
+    import networkx  # -- loaded only by a plan that needs it
+
+    graph: networkx.Graph[int] = networkx.Graph()
+    whole = whole_weights(first, second, weight)
+    graph.add_weighted_edges_from(zip(first.tolist(), second.tolist(), whole, strict=True))
+    return graph
+
+
+def solve_networkx(graph: "networkx.Graph[int]") -> list[Pair]:
+    """The maximum-weight matching of such a graph, sorted."""
+    import networkx  # -- loaded only by a plan that needs it
+
+    return sorted((min(pair), max(pair)) for pair in networkx.max_weight_matching(graph))

@@ -1,17 +1,40 @@
-"""One entry to all solvers of a matching problem."""
+"""The two entries to matching: units that are all different, and kinds of units that are alike."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from muri.policies.matching.blossom import networkx_graph, rustworkx_graph, solve_networkx, solve_rustworkx
-from muri.policies.matching.certified import assignment_bound, match_dense
-from muri.policies.matching.result import Matching, Pair
-from muri.policies.matching.weights import scaled
+from muri.policies.highs import solve_integer, solve_linear
+from muri.policies.matching.certified import (
+    assignment_bound,
+    match_dense,
+    networkx_graph,
+    rustworkx_graph,
+    solve_networkx,
+    solve_rustworkx,
+)
+from muri.policies.matching.problem import Matching, Pair, TypeMatching, WeightsError, scaled
 from muri.policies.options import MATCHINGS, OptionsError
 from muri.policies.speed.model import Floats, Indices
+
+Counts = NDArray[np.int64]
+
+_FIRST_DEGREE: Final = 8
+"""Pairs of types, per type, that the relaxation starts with."""
+
+_PRICED: Final = 1e-9
+"""Undervaluation, on weights up to 1, below which a pair of types is not added."""
+
+_CLOSED: Final = 1e-11
+"""Gap per job, on weights up to 1, that is only rounding."""
+
+_NODE_LIMIT: Final = 50
+"""Most nodes of the branch and bound tree; the gap is reported when they don't suffice."""
 
 
 def match_weights(weights: Floats, method: str = "certified") -> Matching:
@@ -31,6 +54,50 @@ def match_weights(weights: Floats, method: str = "certified") -> Matching:
     if method not in _METHODS:
         raise OptionsError(f"matching is {method!r}; valid are: {', '.join(MATCHINGS)}")
     return _METHODS[method](weights)
+
+
+def match_types(weights: Floats, counts: Sequence[int]) -> TypeMatching:
+    """Find a maximum-weight b-matching and an upper bound that proves how good it is.
+
+    Jobs of one type are interchangeable, so only the number x_st of pairs between types s and t counts:
+
+        maximise Σ w_st x_st   with   Σ_{t≠s} x_st + 2 x_ss ≤ n_s for every type s,   x whole.
+
+    1. The linear relaxation, by column generation: solved on promising pairs of types, all others are priced with its
+       dual π, the undervalued ones added until there are none. Σ n_s π_s bounds every whole solution. Basic solutions
+       are half-integral, so rounding down loses at most half a pair each.
+    2. What rounding leaves, with one pair given back for each pair of types used, is a matching of few single jobs:
+       solved as such (`match_dense`). Mostly this reaches the bound.
+    3. If not, a better solution can only use pairs with π_s + π_t − w_st at most the gap. HiGHS solves the integer
+       program on these; its dual bound replaces the linear one.
+
+    The size depends on the number of types only. Hundreds of types take a fraction of a second; with thousands, where
+    hardly two jobs are alike, `match_weights` is the right tool.
+
+    Args:
+        weights: Array (K, K), symmetric; NaN or ≤ 0 where two types may not be paired. The diagonal
+            is for two jobs of the same type.
+        counts: How many jobs of each type there are.
+
+    Raises:
+        WeightsError: The array is not square, not symmetric or holds an infinity, or the counts
+            are negative, not whole or not one for each type.
+    """
+    scale = scaled(weights, diagonal=True)
+    jobs = _checked_counts(counts, len(scale.values))
+    values = np.where(np.minimum.outer(jobs, jobs) > 0, scale.values, 0.0)
+    np.fill_diagonal(values, np.where(jobs > 1, values.diagonal(), 0.0))
+    if not values.any():
+        return TypeMatching((), 0.0, 0.0)
+    relaxation = _relax(values, jobs)
+    amount = _round(values, jobs, relaxation)
+    bound = math.fsum((jobs * relaxation.potential).tolist())
+    if bound - _weight(values, amount) > _CLOSED * jobs.sum():
+        amount, bound = _close(values, jobs, relaxation.potential, amount)
+    weight = _weight(values, amount) * scale.unit
+    first, second = np.nonzero(amount)
+    pairs = zip(first.tolist(), second.tolist(), amount[first, second].tolist(), strict=True)
+    return TypeMatching(tuple(pairs), weight, max(weight, bound * scale.unit))
 
 
 def allowed_pairs(weights: Floats) -> tuple[Indices, Indices]:
@@ -80,3 +147,100 @@ _METHODS: Final[dict[str, Callable[[Floats], Matching]]] = {
     "networkx": _match_networkx,
     "priority-order": _match_priority_order,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Relaxation:
+    """The linear program's solution on columns (first[i], second[i]), and its dual."""
+
+    first: Indices
+    second: Indices
+    amount: Floats
+    potential: Floats
+
+
+def _checked_counts(counts: Sequence[int], types: int) -> Counts:
+    given = np.asarray(counts, dtype=np.float64)
+    if given.shape != (types,):
+        raise WeightsError(f"there must be one count for each of {types} types, not {len(counts)}")
+    bad = np.flatnonzero(~((given >= 0) & (given == np.floor(given)) & np.isfinite(given)))
+    if len(bad):
+        raise WeightsError(f"the count of type {bad[0]} is {counts[bad[0]]}; it must be a whole number ≥ 0")
+    return given.astype(np.int64)
+
+
+def _weight(values: Floats, amount: Counts) -> float:
+    """Worth of an upper triangle of pair counts."""
+    used = np.nonzero(amount)
+    return math.fsum((values[used] * amount[used]).tolist())
+
+
+def _incidence(first: Indices, second: Indices, types: int) -> csr_array:
+    """Rows: types; columns: pairs of types; how many jobs of the type a pair takes."""
+    column = np.arange(len(first))
+    cells = (np.concatenate([first, second]), np.concatenate([column, column]))
+    return csr_array((np.ones(2 * len(first)), cells), shape=(types, len(first)))
+
+
+def _relax(values: Floats, jobs: Counts) -> _Relaxation:
+    """Solve the linear relaxation by column generation."""
+    types = len(values)
+    upper = np.triu(values > 0)
+    start = values.max(axis=1) / 2
+    slack = np.where(values > 0, start[:, None] + start - values, np.inf)
+    degree = min(_FIRST_DEGREE, types) - 1
+    near = slack <= np.partition(slack, degree, axis=1)[:, degree, None]
+    active = (near | near.T) & upper
+    while True:
+        first, second = np.nonzero(active)
+        matrix = _incidence(first, second, types)
+        solution = solve_linear(values[first, second], matrix, jobs.astype(np.float64))
+        potential = np.maximum(solution.price, 0.0)
+        missing = np.where(upper, values - potential[:, None] - potential, 0.0)
+        added = (missing > _PRICED) & ~active
+        if not added.any():
+            missing = np.maximum(missing, missing.T)
+            # Half of the largest violation on either side makes the dual feasible beyond doubt.
+            potential = potential + np.maximum(missing.max(axis=1), 0.0) / 2
+            return _Relaxation(first, second, solution.amount, potential)
+        active |= added
+
+
+def _round(values: Floats, jobs: Counts, relaxation: _Relaxation) -> Counts:
+    """Whole numbers near the relaxation: an upper triangle of pair counts."""
+    types = len(values)
+    first, second = relaxation.first, relaxation.second
+    whole = np.floor(relaxation.amount + 1e-6).astype(np.int64)
+    given_back = np.minimum(whole, 1)
+    amount = np.zeros((types, types), dtype=np.int64)
+    amount[first, second] = whole - given_back
+    left = jobs - amount.sum(axis=0) - amount.sum(axis=1)
+    # Jobs that the relaxation leaves alone stay so: of each type only what it would pair, and one more.
+    wanted = np.ceil(_incidence(first, second, types) @ (relaxation.amount - amount[first, second]) - 1e-6)
+    single = np.repeat(np.arange(types), np.minimum(left, np.maximum(wanted, 0).astype(np.int64) + 1))
+    for one, other in match_dense(values[np.ix_(single, single)]).pairs:
+        amount[single[one], single[other]] += 1
+    return amount
+
+
+def _close(values: Floats, jobs: Counts, potential: Floats, amount: Counts) -> tuple[Counts, float]:
+    """Solve the integer program on the pairs that a better solution could use.
+
+    Returns:
+        The better of its solution and the given one, and a proven bound.
+    """
+    weight = _weight(values, amount)
+    bound = math.fsum((jobs * potential).tolist())
+    slack = potential[:, None] + potential - values
+    first, second = np.nonzero(np.triu((values > 0) & (slack <= bound - weight + _PRICED)))
+    incidence = _incidence(first, second, len(values))
+    solution = solve_integer(
+        values[first, second], incidence, -np.inf, jobs.astype(np.float64), gap=0.0, nodes=_NODE_LIMIT
+    )
+    bound = min(bound, max(weight, solution.upper_bound))
+    if solution.amount is None:
+        return amount, bound
+    found = np.zeros_like(amount)
+    found[first, second] = solution.amount
+    fits = bool((found.sum(axis=0) + found.sum(axis=1) <= jobs).all())
+    return (found if fits and _weight(values, found) > weight else amount), bound

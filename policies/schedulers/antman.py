@@ -1,14 +1,22 @@
 """AntMan: opportunistic jobs live on what guaranteed ones leave over."""
 
-from types import MappingProxyType
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from muri.policies.cycle.queue import line_up
+from muri.policies.cycle import reasons
+from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
+from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
-from muri.policies.schedulers.antman_cycle import AntManCycle
-from muri.policies.schedulers.antman_seats import Seat
-from muri.policies.schedulers.base import QueuePolicy
-from muri.policies.types import Plan, PlanRequest
+from muri.policies.schedulers.base import TO_THE_END, QueuePolicy
+from muri.policies.speed.model import Shape, figures_of, shape_of
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Reason, Solo, Waiting
+
+_NOT_STOPPED = Reason("antman stops nothing that runs")
+_NO_PROFILE = Reason("it shares with nobody while its model has no profile")
 
 
 class AntMan(QueuePolicy):
@@ -20,12 +28,12 @@ class AntMan(QueuePolicy):
     it something. Jobs without a profile share with nobody.
 
     Source: AntMan (Xiao et al., OSDI 2020), its two classes of jobs. What an opportunistic job gets is
-    computed by `antman_speed.leftover_speed`; AntMan itself measures and adjusts while jobs run.
+    computed by `leftover_speed`; AntMan itself measures and adjusts while jobs run.
     """
 
     name = "antman"
     order = "class, submit time"
-    fixed = MappingProxyType({"preemption": False})
+    fixed = TO_THE_END
 
     def key(self, request: PlanRequest) -> PriorityKey:
         """Guaranteed jobs before opportunistic ones."""
@@ -40,3 +48,222 @@ class AntMan(QueuePolicy):
         for contender in line_up(request, self.key(request), self.rules).contenders:
             cycle.decide(contender.job)
         return cycle.result(self.name)
+
+
+def shape_to_share(job: PlanJob) -> Shape | None:
+    """What sharing depends on; None for a job that must be alone or whose stage times are unknown."""
+    if not job.groupable or job.profile is None or sum(job.profile.stage_s) <= 0:
+        return None
+    return shape_of(job.profile)
+
+
+def leftover_speed(guaranteed: Shape, opportunistic: Shape) -> float:
+    """Speed of an opportunistic job that only gets what a guaranteed one at full speed leaves over.
+
+    With u^j for the share of its time alone during which a job uses resource j:
+
+        s = min(1, min over j with u_o^j > 0 of  (1 - u_g^j) / u_o^j)
+
+    so the resource that is scarcest for it decides; 0 where the guaranteed job never lets go of one it needs.
+    """
+    share: Sequence[Sequence[float]] = figures_of((guaranteed, opportunistic)).share.tolist()
+    return max(0.0, min(1.0, *((1 - of_first) / of_second for of_first, of_second in share if of_second > 0)))
+
+
+@dataclass(slots=True)
+class Seat:
+    """GPUs, and who is on them.
+
+    Attributes:
+        jobs: One job, or a guaranteed and an opportunistic one.
+        gpus: What they hold.
+        kept: Whether just these jobs run there already.
+    """
+
+    jobs: list[PlanJob]
+    gpus: tuple[NodeShare, ...]
+    kept: bool = False
+
+    @property
+    def gpu_count(self) -> int:
+        """How many GPUs these are."""
+        return self.jobs[0].gpu_count
+
+    def join(self, job: PlanJob) -> None:
+        """Put a second job on it."""
+        self.jobs = sorted([*self.jobs, job], key=lambda member: member.opportunistic)
+        self.kept = False
+
+
+@dataclass(slots=True)
+class OpenSeats:
+    """Seats that one job of the other class may join.
+
+    Attributes:
+        same_user: Whether both must have one owner.
+        min_speedup: Least sum of both speeds.
+        gpu_mem_gib: Memory of a GPU by node; 0 when unknown.
+    """
+
+    same_user: bool
+    min_speedup: float
+    gpu_mem_gib: Mapping[str, float]
+    _open: dict[tuple[Bucket, bool], dict[Shape, list[Seat]]] = field(default_factory=dict)
+    _leftover: dict[tuple[Shape, Shape], float] = field(default_factory=dict)
+
+    def offer(self, seat: Seat) -> None:
+        """Let others join the one job of a seat, if enough is known of it."""
+        job = seat.jobs[0]
+        shape = shape_to_share(job)
+        if len(seat.jobs) == 1 and shape is not None:
+            seats = self._open.setdefault((self._bucket(job), job.opportunistic), {})
+            seats.setdefault(shape, []).append(seat)
+
+    def take(self, job: PlanJob) -> Seat | None:
+        """Give the seat on which the opportunistic one of the two gets on fastest; the first offered on a tie."""
+        shape = shape_to_share(job)
+        if shape is None:
+            return None
+        seats = self._open.get((self._bucket(job), not job.opportunistic), {})
+        best: tuple[float, list[Seat], Seat] | None = None
+        for other, offered in seats.items():
+            speed = self._speed(other, shape) if job.opportunistic else self._speed(shape, other)
+            if speed <= 0 or 1 + speed < self.min_speedup or (best is not None and speed <= best[0]):
+                continue
+            needed_gib = shape.gpu_mem_gib + other.gpu_mem_gib
+            seat = next((seat for seat in offered if self._has_memory(seat, needed_gib)), None)
+            best = best if seat is None else (speed, offered, seat)
+        if best is None:
+            return None
+        best[1].remove(best[2])
+        return best[2]
+
+    def _speed(self, guaranteed: Shape, opportunistic: Shape) -> float:
+        pair = (guaranteed, opportunistic)
+        if pair not in self._leftover:
+            self._leftover[pair] = leftover_speed(*pair)
+        return self._leftover[pair]
+
+    def _bucket(self, job: PlanJob) -> Bucket:
+        return Bucket(job.user if self.same_user else "", job.partition, job.gpu_count, job.node_count)
+
+    def _has_memory(self, seat: Seat, needed_gib: float) -> bool:
+        known = [self.gpu_mem_gib[share.node] for share in seat.gpus if self.gpu_mem_gib[share.node]]
+        return all(needed_gib <= capacity_gib for capacity_gib in known)
+
+
+def _group(seat: Seat) -> Group:
+    """Two jobs that share: the guaranteed one at full speed, the other at what that leaves over.
+
+    What was started by another policy may be two guaranteed jobs, or more than two: the first is given full
+    speed here, each other one what the first leaves over.
+    """
+    shapes = [_shape(job) for job in seat.jobs]
+    speeds = [1.0, *(leftover_speed(shapes[0], shape) for shape in shapes[1:])]
+    used = sum(speed * _busy(shape) for speed, shape in zip(speeds, shapes, strict=True))
+    first, second = seat.jobs[:2]
+    why = Reason(
+        "{} keeps its full speed; {} gets on at {:.2f} of its own with what is left over",
+        (first.job_id, second.job_id, speeds[1]),
+    )
+    where = reasons.kept if seat.kept else reasons.sharing
+    return Group(
+        members=tuple(job.job_id for job in seat.jobs),
+        gpus=seat.gpus,
+        gpu_count=seat.gpu_count,
+        period_s=0.0,
+        efficiency=min(1.0, used),
+        speed={job.job_id: speed for job, speed in sorted(zip(seat.jobs, speeds, strict=True), key=_job_id)},
+        reasons=(why, where(seat.gpu_count, seat.gpus)),
+        kept=seat.kept,
+    )
+
+
+def _solo(seat: Seat) -> Solo:
+    """A job that has its GPUs to itself."""
+    (job,) = seat.jobs
+    if seat.kept:
+        return Solo(job.job_id, (reasons.kept(seat.gpu_count, seat.gpus), _NOT_STOPPED), seat.gpus, kept=True)
+    return Solo(job.job_id, (reasons.given(job, seat.gpus),), seat.gpus)
+
+
+def _waiting(job: PlanJob, no_gpus: Reason, *, sharing: bool) -> Waiting:
+    """A job that finds neither free GPUs nor anybody to join."""
+    if not sharing:
+        return Waiting(job.job_id, (no_gpus,))
+    if not job.groupable:
+        return Waiting(job.job_id, (no_gpus, reasons.must_run_alone(job)))
+    if job.profile is None:
+        return Waiting(job.job_id, (no_gpus, _NO_PROFILE))
+    other = "guaranteed" if job.opportunistic else "opportunistic"
+    nobody = Reason("no {} job of the same user, partition and GPU count can share its GPUs with it", (other,))
+    return Waiting(job.job_id, (no_gpus, nobody))
+
+
+def _job_id(item: tuple[PlanJob, float]) -> int:
+    return item[0].job_id
+
+
+def _shape(job: PlanJob) -> Shape:
+    return Shape((0.0,) * 4, 1.0) if job.profile is None else shape_of(job.profile)
+
+
+def _busy(shape: Shape) -> float:
+    """Mean share of a resource's time that the job uses alone."""
+    return sum(min(1.0, stage_s / shape.iteration_s) for stage_s in shape.stage_s) / len(shape.stage_s)
+
+
+class AntManCycle:
+    """What is decided so far.
+
+    Args:
+        rules: The policy's options.
+        request: Nodes, time and what sharing may do.
+    """
+
+    def __init__(self, rules: PolicyOptions, request: PlanRequest) -> None:
+        self._sharing = min(rules.max_group_size, request.max_group_size) > 1
+        self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
+        memory = {node.name: node.gpu_mem_gib for node in request.nodes}
+        self._open = OpenSeats(request.same_user, rules.min_speedup, memory)
+        self._seats: list[Seat] = []
+        self._released: list[Solo] = []
+        self._slurm = SlurmsQueue(request, self._free, rules.max_wait_s, self._released, self._free.set_aside)
+        self._waiting: list[PlanJob] = []
+
+    def seat(self, seat: Seat) -> None:
+        """Put jobs on GPUs of their own, or keep them there."""
+        self._seats.append(seat)
+        if self._sharing:
+            self._open.offer(seat)
+
+    def decide(self, job: PlanJob) -> None:
+        """Free GPUs, else somebody's leftovers, else Slurm's own queue after `max_wait_s`, else waiting."""
+        if self._slurm.takes_larger(job):
+            return
+        gpus = self._take(job)
+        if gpus is not None:
+            self.seat(Seat([job], gpus))
+            return
+        seat = self._open.take(job)
+        if seat is not None:
+            seat.join(job)
+        elif not self._slurm.takes_overdue(job):
+            self._waiting.append(job)
+
+    def result(self, name: str) -> Plan:
+        """The plan."""
+        shared = tuple(_group(seat) for seat in self._seats if len(seat.jobs) > 1)
+        alone = tuple(_solo(seat) for seat in self._seats if len(seat.jobs) == 1)
+        return Plan(name, shared, (*alone, *self._released), tuple(self._explain_waiting()))
+
+    def _explain_waiting(self) -> Iterator[Waiting]:
+        why = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
+        ahead: Counter[str] = Counter()
+        for job in self._waiting:
+            yield _waiting(job, why.of(job, ahead[job.partition]), sharing=self._sharing)
+            ahead[job.partition] += 1
+
+    def _take(self, job: PlanJob) -> Shares | None:
+        gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
+        return () if gpus is None and self._slurm.takes_spanning(job) else gpus

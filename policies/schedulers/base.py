@@ -1,4 +1,4 @@
-"""What all queue policies have in common: an order of priority, and options that are theirs alone."""
+"""What all policies inherit: an order of priority, capabilities, and options that are theirs alone."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -15,10 +15,14 @@ OptionValues = Mapping[str, Any]
 """Values of `PolicyOptions` by field name."""
 
 NONE: Final[OptionValues] = MappingProxyType({})
+
 EXCLUSIVE: Final[OptionValues] = MappingProxyType({"max_group_size": 1})
 """Every job has its GPUs to itself."""
+TO_THE_END: Final[OptionValues] = MappingProxyType({"preemption": False})
+"""Whatever runs is never stopped for another job."""
+
 EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
-"""So it does, and whatever runs is never stopped for another."""
+"""Both."""
 
 ProfileUse = Literal["none", "sharing", "all"]
 """Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
@@ -75,3 +79,13 @@ class QueuePolicy(ABC):
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
         return plan_queue(request, self.name, self.key(request), self.rules)
+
+
+class FixedOrder(QueuePolicy):
+    """A queue policy whose order is the same for every request: a subclass gives `ranking` in place of `key`."""
+
+    ranking: ClassVar[PriorityKey]
+
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """The order that the class names."""
+        return type(self).ranking

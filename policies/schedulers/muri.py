@@ -1,11 +1,11 @@
-"""Muri-S and Muri-L as the paper has them, and the choice between their orders."""
+"""Muri-S and Muri-L as the paper has them, the choice between their orders, and Muri for the average job."""
 
 from types import MappingProxyType
 from typing import Final
 
 from muri.policies import priority
 from muri.policies.cycle.planner import plan_queue
-from muri.policies.schedulers.base import OptionValues, QueuePolicy
+from muri.policies.schedulers.base import FixedOrder, OptionValues, QueuePolicy
 from muri.policies.types import Plan, PlanRequest
 
 PAPER: Final[OptionValues] = MappingProxyType(
@@ -14,7 +14,7 @@ PAPER: Final[OptionValues] = MappingProxyType(
 """Algorithm 1 as published: whole rounds of pairwise matching by γ of Eq. 3 and Eq. 4."""
 
 
-class MuriS(QueuePolicy):
+class MuriS(FixedOrder):
     """The paper's Muri for known durations: SRSF, then Algorithm 1.
 
     Source: Muri (Zhao et al., SIGCOMM 2022), section 4.2 and section 5.
@@ -23,13 +23,10 @@ class MuriS(QueuePolicy):
     name = "muri-s"
     order = "remaining time × GPUs"
     fixed = PAPER
-
-    def key(self, request: PlanRequest) -> priority.PriorityKey:
-        """By remaining GPU-seconds."""
-        return priority.srsf
+    ranking = priority.srsf
 
 
-class MuriL(QueuePolicy):
+class MuriL(FixedOrder):
     """The paper's Muri for unknown durations: 2D-LAS, then Algorithm 1.
 
     Source: Muri (Zhao et al., SIGCOMM 2022), section 4.2 and section 5.
@@ -38,10 +35,7 @@ class MuriL(QueuePolicy):
     name = "muri-l"
     order = "attained time × GPUs"
     fixed = PAPER
-
-    def key(self, request: PlanRequest) -> priority.PriorityKey:
-        """By attained GPU-seconds."""
-        return priority.two_dimensional_las
+    ranking = priority.two_dimensional_las
 
 
 class Auto(QueuePolicy):
@@ -62,3 +56,21 @@ class Auto(QueuePolicy):
         key = self.key(request)
         name = MuriS.name if key is priority.srsf else MuriL.name
         return plan_queue(request, name, key, self.rules)
+
+
+class MuriJct(QueuePolicy):
+    """Muri for the average JCT: short jobs are not slowed for long ones.
+
+    What a member's speed is worth falls with the service that the job still needs (or has received,
+    where durations are unknown), groups are chosen all at once, and the speed model is the
+    work-conserving one. Method and speed model can be set otherwise; the objective can't.
+    """
+
+    name = "muri-jct"
+    order = "as muri-s or muri-l"
+    defaults = MappingProxyType({"grouping": "optimal", "speed_model": "fair"})
+    fixed = MappingProxyType({"objective": "jct"})
+
+    def key(self, request: PlanRequest) -> priority.PriorityKey:
+        """By remaining GPU-seconds when all durations are known, else by attained ones."""
+        return priority.srsf_or_las(request)

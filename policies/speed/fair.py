@@ -7,9 +7,19 @@ from typing import Final
 import numpy as np
 from scipy.optimize import linprog
 
-from muri.policies.speed.errors import SpeedModelError
-from muri.policies.speed.figures import alone, checked_groups, chunks, figures_of, member_rows, used_share
-from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
+from muri.policies.speed.model import (
+    Evaluation,
+    Floats,
+    Indices,
+    Shape,
+    SpeedModelError,
+    alone,
+    checked_groups,
+    chunks,
+    figures_of,
+    member_rows,
+    used_share,
+)
 
 MAX_MEMBERS: Final = 64
 """Progressive filling takes as many steps as there are members; far more than can share a GPU."""

@@ -9,15 +9,28 @@ from typing import Final
 import numpy as np
 
 from muri.policies.options import ORDERINGS, OptionsError
-from muri.policies.speed.efficiency import first_extreme, period_s
-from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows, one_group
-from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
+from muri.policies.speed.model import (
+    Evaluation,
+    Figures,
+    Floats,
+    Indices,
+    Shape,
+    alone,
+    checked_groups,
+    chunks,
+    figures_of,
+    member_rows,
+    one_group,
+)
 
 MAX_RESOURCES: Final = 6
 """Every ordering is tried, and there are (k − 1)! of k members: 120 for six."""
 
 Positions = tuple[int, ...]
 """Position of each member in the rotation of k slots."""
+
+_TIE: Final = 1e-12
+"""Relative difference below which two periods count as equal, so that rounding decides nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +200,36 @@ def _positions(members: tuple[Shape, ...], gaps: bool, worst: bool) -> Positions
     ways = placements(len(members), figures.resource_count, gaps=gaps)
     stage_s = [member.stage_s for member in members]
     return ways[first_extreme([period_s(stage_s, positions) for positions in ways], worst=worst)]
+
+
+def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None = None) -> float:
+    """Period of a group in a given ordering: T = Σ_{j<k} max_i t_i^{(i+j) mod k} (Muri, section 4.1, Eq. 3).
+
+    In slot j of a period the member at position i holds resource (i + j) mod k, so a slot lasts as long as the slowest
+    of its stages. k slots are a period, in which every member completes one iteration.
+
+    Args:
+        stage_s: For each member, its seconds on each of the k resources.
+        positions: Position of each member in the rotation; by default 0, 1, … as in the paper. Positions
+            must differ; those that nobody holds are gaps.
+
+    Returns:
+        Seconds in which every member completes one iteration.
+    """
+    resources = len(stage_s[0])
+    placed = list(zip(range(len(stage_s)) if positions is None else positions, stage_s, strict=True))
+    return sum(max(member[(position + slot) % resources] for position, member in placed) for slot in range(resources))
+
+
+def first_extreme(periods: Sequence[float], *, worst: bool) -> int:
+    """Index of the first of the shortest periods, or of the longest.
+
+    Args:
+        periods: Seconds; those that differ by rounding alone count as equal.
+        worst: Whether to look for the longest.
+    """
+    if worst:
+        limit = max(periods) * (1 - _TIE)
+        return next(index for index, period in enumerate(periods) if period >= limit)
+    limit = min(periods) * (1 + _TIE)
+    return next(index for index, period in enumerate(periods) if period <= limit)

@@ -1,16 +1,22 @@
-"""What a speed model is: given who shares GPUs, how fast does each one get on?"""
+"""What a speed model is, how fast does each job of a group get on, and what all models compute with."""
 
-from collections.abc import Hashable, Sequence
+import math
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muri.profiler.records import StageProfile
+from muri.errors import UsageError
+from muri.policies.options import OptionsError
+from muri.profiler.records import ProfileError, StageProfile
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.intp]
+
+CHUNK = 8192
+"""Groups evaluated at once: few enough for the processor's caches, enough to make up for the calls."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -75,3 +81,148 @@ class SpeedModel(Hashable, Protocol):
         The identity for a model that knows no ordering.
         """
         ...
+
+
+class SpeedModelError(UsageError):
+    """Groups, shapes or parameters that a speed model cannot evaluate."""
+
+
+class InterferenceError(SpeedModelError):
+    """A table of measured interference holds something that no measurement can give."""
+
+
+class UnknownSpeedModelError(OptionsError):
+    """No speed model has this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The distinct shapes, one column each, laid out for evaluating many groups at a time.
+
+    Everything is kept one row per resource or member and one column per shape or group, so that NumPy runs along
+    contiguous memory, and groups are evaluated in chunks that stay in the processor's cache.
+
+    Attributes:
+        stage_s: Array (resources, shapes) of seconds per iteration.
+        busy_s: Array (shapes,): seconds over all resources.
+        iteration_s: Array (shapes,): seconds of an iteration alone.
+    """
+
+    stage_s: Floats
+    busy_s: Floats
+    iteration_s: Floats
+
+    @property
+    def resource_count(self) -> int:
+        """k, how many resources the shapes have stages for."""
+        return len(self.stage_s)
+
+    @property
+    def share(self) -> Floats:
+        """Array (resources, shapes): share of the time alone during which each resource is used.
+
+        A job that runs alone runs at full speed, so no share is above 1, even where stage times and
+        iteration time were measured apart and contradict each other.
+        """
+        return np.minimum(1.0, self.stage_s / self.iteration_s)
+
+
+def figures_of(shapes: Sequence[Shape], *, max_resources: int | None = None) -> Figures:
+    """Check shapes and lay them out as arrays.
+
+    Args:
+        shapes: The distinct shapes, at least one.
+        max_resources: Most resources that the caller can deal with.
+
+    Raises:
+        ProfileError: A time is negative or not finite, or an iteration takes no time.
+        SpeedModelError: There are no shapes or resources, too many resources, or not the same number for all.
+    """
+    if not shapes:
+        raise SpeedModelError("there are no shapes to evaluate; give at least one")
+    resources = {len(shape.stage_s) for shape in shapes}
+    if len(resources) > 1 or resources == {0}:
+        raise SpeedModelError(f"all shapes need the same number of stages, at least 1; these have {sorted(resources)}")
+    count = len(shapes[0].stage_s)
+    if max_resources is not None and count > max_resources:
+        raise SpeedModelError(f"shapes have {count} stages; this model takes at most {max_resources}")
+    stage_s = np.array([shape.stage_s for shape in shapes], dtype=np.float64)
+    iteration_s = np.array([shape.iteration_s for shape in shapes], dtype=np.float64)
+    _refuse_impossible(shapes, stage_s, iteration_s)
+    return Figures(np.ascontiguousarray(stage_s.T), stage_s.sum(axis=1), iteration_s)
+
+
+def _refuse_impossible(shapes: Sequence[Shape], stage_s: Floats, iteration_s: Floats) -> None:
+    fine = np.isfinite(stage_s).all(axis=1) & (stage_s >= 0).all(axis=1)
+    fine &= np.isfinite(iteration_s) & (iteration_s > 0)
+    if fine.all():
+        return
+    index = int(np.argmin(fine))
+    shape = shapes[index]
+    where = f"shape {index}" + (f" ({shape.model})" if shape.model else "")
+    for stage, value in enumerate(shape.stage_s):
+        if not math.isfinite(value) or value < 0:
+            raise ProfileError(f"{where}: time of stage {stage} is {value}; it must be ≥ 0 s")
+    raise ProfileError(f"{where}: iteration time is {shape.iteration_s}; it must be > 0 s")
+
+
+def checked_groups(groups: Indices, shape_count: int, max_members: int) -> Indices:
+    """Check indices of groups.
+
+    Args:
+        groups: Array (n, p) of indices into the shapes.
+        shape_count: How many shapes there are.
+        max_members: Largest p that the model can evaluate.
+
+    Raises:
+        SpeedModelError: The array has another form, more members than can be evaluated, or names a
+            shape that does not exist.
+    """
+    array = np.asarray(groups)
+    if array.ndim != 2 or array.dtype.kind not in "iu":
+        raise SpeedModelError(f"groups must be a two-dimensional array of indices, not {array.ndim}-d {array.dtype}")
+    if not 1 <= array.shape[1] <= max_members:
+        raise SpeedModelError(f"a group has {array.shape[1]} members; it must have 1 to {max_members}")
+    if array.size and (array.min() < 0 or array.max() >= shape_count):
+        wrong = int(array.min()) if array.min() < 0 else int(array.max())
+        raise SpeedModelError(f"groups name shape {wrong}; there are shapes 0 to {shape_count - 1}")
+    return array.astype(np.intp, copy=False)
+
+
+def one_group(members: int) -> Indices:
+    """A single group of the first shapes."""
+    return np.arange(members, dtype=np.intp)[None]
+
+
+def chunks(count: int) -> Iterator[slice]:
+    """Slices that cover `count` groups, each of at most CHUNK."""
+    for start in range(0, count, CHUNK):
+        yield slice(start, min(start + CHUNK, count))
+
+
+def member_rows(groups: Indices, part: slice) -> Indices:
+    """The groups of a chunk with one contiguous row per member."""
+    return np.ascontiguousarray(groups[part].T)
+
+
+def alone(figures: Figures, groups: Indices, *, has_period: bool = True) -> Evaluation:
+    """Groups of one: full speed, and an iteration for a period where the model has periods."""
+    index = groups[:, 0]
+    period = figures.iteration_s[index] if has_period else np.full(len(index), np.nan)
+    efficiency = figures.share.mean(axis=0)[index]
+    return Evaluation(np.ones((len(index), 1)), efficiency, period)
+
+
+def used_share(figures: Figures, groups: Indices, speed: Floats) -> Floats:
+    """γ where there is no period: Σ_i s_i · u_i^j, averaged over the resources j, at most 1.
+
+    Args:
+        figures: The shapes.
+        groups: Array (n, p) of indices into them.
+        speed: Array (n, p) of speeds.
+    """
+    mean_share = figures.share.mean(axis=0)
+    used = np.zeros(len(groups))
+    for member in range(groups.shape[1]):
+        used += mean_share[groups[:, member]] * speed[:, member]
+    return np.minimum(1.0, used)

@@ -13,10 +13,21 @@ from typing import Final
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE, ORDERINGS, OptionsError
-from muri.policies.speed.efficiency import first_extreme
-from muri.policies.speed.errors import SpeedModelError
-from muri.policies.speed.figures import Figures, alone, checked_groups, chunks, figures_of, member_rows, one_group
-from muri.policies.speed.model import Evaluation, Floats, Indices, Shape
+from muri.policies.speed.lockstep import first_extreme
+from muri.policies.speed.model import (
+    Evaluation,
+    Figures,
+    Floats,
+    Indices,
+    Shape,
+    SpeedModelError,
+    alone,
+    checked_groups,
+    chunks,
+    figures_of,
+    member_rows,
+    one_group,
+)
 from muri.profiler.records import STAGES
 
 ALONE_OVERHEAD: Final = 1.015

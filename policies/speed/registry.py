@@ -1,12 +1,10 @@
 """Speed models by name."""
 
 from muri.policies.options import SPEED_MODELS
-from muri.policies.speed.errors import SpeedModelError, UnknownSpeedModelError
 from muri.policies.speed.fair import Fair
-from muri.policies.speed.interference import InterferenceTable
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.measured import Measured
-from muri.policies.speed.model import SpeedModel
+from muri.policies.speed.measured import InterferenceTable, Measured
+from muri.policies.speed.model import SpeedModel, SpeedModelError, UnknownSpeedModelError
 from muri.policies.speed.reference import Reference
 
 

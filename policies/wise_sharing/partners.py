@@ -1,16 +1,134 @@
-"""Which jobs a job may share GPUs with: those that are alone on some, and what sharing with each would come to."""
+"""Which jobs a job may share GPUs with, what sharing with each would come to, and which GPUs the job gets by it."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from math import isnan, prod
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from muri.policies.cycle.packed import Gpus, Holding
+from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, mem_gib_of
+from muri.policies.speed.measured import InterferenceTable
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.types import PlanJob
-from muri.policies.wise_sharing.completion import mean_after, mean_now
-from muri.policies.wise_sharing.pair_speeds import PairSpeeds
-from muri.policies.wise_sharing.sub_batch import SubBatch, alone_s, sub_batches
+
+Seconds = TypeVar("Seconds", float, NDArray[np.float64])
+"""One time, or one for each of several pairs."""
+
+
+def mean_now(running_s: Seconds, joining_s: Seconds, running_slowdown: Seconds, joining_slowdown: Seconds) -> Seconds:
+    """Mean of both completion times if they share from now on.
+
+    A slow-down is ξ ≥ 1: how many times as long a job takes while it shares, the reciprocal of its pair speed.
+
+    Source: SJF-BSBF, "wise resource sharing", Theorem 1. A job B joins a running job A at some time between now and A's
+    end. While B would end first, every second that it waits is a second lost; once A would end first, the mean of both
+    completion times is linear in the waiting time. So the best time is now, or after A.
+    """
+    shared_s = np.minimum(running_slowdown * running_s, joining_slowdown * joining_s)
+    lost = 2 - 1 / running_slowdown - 1 / joining_slowdown
+    mean_s: Seconds = (running_s + joining_s + shared_s * lost) / 2
+    return mean_s
+
+
+def mean_after(running_s: Seconds, joining_s: Seconds) -> Seconds:
+    """Mean of both completion times if the second waits for the first."""
+    return running_s + joining_s / 2
+
+
+class SubBatch(NamedTuple):
+    """One way of computing a job's iterations.
+
+    Attributes:
+        accumulate_steps: Steps of each iteration.
+        mem_gib: Memory that it needs on each GPU; 0 while unknown, which fits anywhere.
+        speed: Speed alone, 1 = with the undivided batch.
+    """
+
+    accumulate_steps: int
+    mem_gib: float
+    speed: float
+
+
+def sub_batches(job: PlanJob) -> tuple[SubBatch, ...]:
+    """The ways that a job can be run, by halving its batch: the undivided one first.
+
+    Source: SJF-BSBF, its search for a sub-batch. The steps stay within what the script can accumulate, and a
+    step keeps at least one sample.
+    """
+    batch = job.batch
+    found = [SubBatch(1, mem_gib_of(job), 1.0)]
+    steps = 2
+    while batch is not None and steps <= min(batch.max_accumulate_steps, batch.batch_size):
+        found.append(SubBatch(steps, mem_gib_of(job, steps), batch.speed(steps)))
+        steps *= 2
+    return tuple(found)
+
+
+def alone_s(job: PlanJob, accumulate_steps: int) -> float:
+    """Seconds that a job of known duration still needs alone, in so many steps."""
+    assert job.remaining_s is not None
+    if accumulate_steps == 1 or job.batch is None:
+        return job.remaining_s
+    return job.remaining_s / job.batch.speed(accumulate_steps)
+
+
+def model_of(job: PlanJob) -> str:
+    """Name of a job's model; empty while it has no profile."""
+    return "" if job.profile is None else job.profile.key.model
+
+
+class PairSpeeds:
+    """Pair speeds by model, from a table of measured and estimated ones.
+
+    Args:
+        table: The table; None knows no pair.
+        jobs: Jobs whose models count.
+    """
+
+    def __init__(self, table: InterferenceTable | None, jobs: Iterable[PlanJob]) -> None:
+        self._table = table
+        known = frozenset() if table is None else table.models
+        self._number = {model: index for index, model in enumerate(sorted({model_of(job) for job in jobs} & known))}
+
+    def number(self, job: PlanJob) -> int | None:
+        """Index of a job's model in `slowdowns`; None for one that the table doesn't know."""
+        return self._number.get(model_of(job))
+
+    @cached_property
+    def slowdowns(self) -> Floats:
+        """Array (models, models): ξ of the first beside the second; NaN where nobody knows."""
+        found = np.full((len(self._number),) * 2, np.nan)
+        for (model_a, model_b), (speed_a, speed_b) in (self._table.pairs if self._table else {}).items():
+            a, b = self._number.get(model_a), self._number.get(model_b)
+            if a is not None and b is not None:
+                found[a, b], found[b, a] = 1 / speed_a, 1 / speed_b
+        return found
+
+    def speed(self, job: PlanJob, other: PlanJob) -> float:
+        """Speed of a job beside another, 1 = as fast as alone; an equal share of the time where nobody knows."""
+        first, second = self.number(job), self.number(other)
+        found = np.nan if first is None or second is None else self.slowdowns[first, second]
+        return 0.5 if isnan(found) else float(1 / found)
+
+    def of(self, holding: Holding) -> float:
+        """Speed of a job where it is, 1 = as fast as alone and with its undivided batch."""
+        job, steps = holding.job, holding.accumulate_steps
+        alone = 1.0 if steps == 1 or job.batch is None else job.batch.speed(steps)
+        return alone * self.beside_others(holding)
+
+    def beside_others(self, holding: Holding) -> float:
+        """Speed of a job beside those that it shares GPUs with, 1 = as fast as alone in as many steps.
+
+        On each GPU it is the product of the pair speeds with all others there; the slowest GPU counts.
+        """
+        job = holding.job
+        shared = [gpu.tenants for gpu in holding.gpus if len(gpu.tenants) > 1]
+        return min(
+            (prod(self.speed(job, other) for other in tenants.values() if other is not job) for tenants in shared),
+            default=1.0,
+        )
 
 
 class Partner(NamedTuple):
@@ -115,6 +233,87 @@ class Partners:
         return _fit(job, self._open, self._pairs.slowdowns[:, number], self._pairs.slowdowns[number])
 
 
+class Choice(NamedTuple):
+    """GPUs for a job.
+
+    Attributes:
+        gpus: The GPUs.
+        partners: The jobs that it joins there, each beside the others.
+        sub_batch: How the job runs there: in the most steps that any of them asks for.
+    """
+
+    gpus: Gpus
+    partners: tuple[Partner, ...]
+    sub_batch: SubBatch
+
+
+def choose_gpus(
+    job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
+) -> Choice | None:
+    """Free GPUs, then those of the best partners, on the nodes whose partners are the best.
+
+    Args:
+        job: The job.
+        sizes: GPUs on each node.
+        partners: Whom it may join, the best first; a job may be joined on some of its GPUs only.
+        by_node: GPUs of the job's partition.
+
+    Returns:
+        None where there are too few of them.
+    """
+    usable = _usable(partners, by_node)
+    chosen: list[_Ranked] = []
+    for size in sizes:
+        found = [_node_key(node, ranked, size) for node, ranked in usable.items() if len(ranked) >= size]
+        if not found:
+            return None
+        chosen += usable.pop(min(found)[-1])[:size]
+    return _choice(job, chosen, partners)
+
+
+def choose_whole_set(job: PlanJob, sizes: Sequence[int], partners: Iterable[Partner]) -> Choice | None:
+    """Just the GPUs of the best partner that has as many on as many nodes."""
+    for partner in partners:
+        whole = partner.gpus == partner.holding.gpus
+        if whole and sorted(share.gpu_count for share in partner.holding.shares) == sorted(sizes):
+            return _choice(job, [_Ranked(0, gpu) for gpu in partner.gpus], [partner])
+    return None
+
+
+def choice_that_pays(
+    job: PlanJob, sizes: Sequence[int], partners: Sequence[Partner], by_node: Mapping[str, Gpus]
+) -> Choice | None:
+    """As `choose_gpus`, but each pair is tested again with what the job suffers from all it joins.
+
+    The slowest of its GPUs sets the pace, so ξ of the joining job is that beside its worst partner. Where a pair
+    fails this test, the worst partner is left out and the choice made anew.
+    """
+    left = list(partners)
+    while left:
+        choice = choose_gpus(job, sizes, left, by_node)
+        if choice is None or all(partner.pays for partner in choice.partners):
+            return choice
+        joined = {partner.holding.job.job_id for partner in choice.partners}
+        used = (index for index, partner in enumerate(left) if partner.holding.job.job_id in joined)
+        del left[max(used, key=lambda index: (left[index].joining_slowdown, index))]
+    return None
+
+
+def sizes_of(job: PlanJob, largest_node: int | None) -> tuple[int, ...]:
+    """GPUs that a job takes on each of its nodes.
+
+    Args:
+        job: The job.
+        largest_node: GPUs of its partition's largest node: a larger job fills nodes; None while unknown.
+    """
+    if job.node_count > 1:
+        return (job.gpu_count // job.node_count,) * job.node_count
+    if not largest_node or job.gpu_count <= largest_node:
+        return (job.gpu_count,)
+    full, rest = divmod(job.gpu_count, largest_node)
+    return (largest_node,) * full + ((rest,) if rest else ())
+
+
 class _Job(NamedTuple):
     """A job that can be joined, and the GPUs that it is alone on.
 
@@ -183,3 +382,41 @@ def _fit(job: PlanJob, jobs: _Open, running_slowdown: Floats, joining_slowdown: 
 
 def _left_s(holding: Holding) -> float:
     return np.nan if holding.job.remaining_s is None else alone_s(holding.job, holding.accumulate_steps)
+
+
+class _Ranked(NamedTuple):
+    """A GPU, and the rank of the partner that is on it; -1: nobody."""
+
+    rank: int
+    gpu: PackedGpu
+
+
+def _usable(partners: Sequence[Partner], by_node: Mapping[str, Gpus]) -> dict[str, list[_Ranked]]:
+    """The GPUs of each node that can be taken: free ones with enough memory, then those of partners by rank."""
+    least_gib = min((partner.sub_batch.mem_gib for partner in partners), default=0.0)
+    usable = {
+        node: [_Ranked(-1, gpu) for gpu in gpus if not gpu.tenants and gpu.left_gib >= least_gib]
+        for node, gpus in by_node.items()
+    }
+    for rank, partner in enumerate(partners):
+        for gpu in partner.gpus:
+            usable[gpu.node].append(_Ranked(rank, gpu))
+    return usable
+
+
+def _node_key(node: str, ranked: Sequence[_Ranked], size: int) -> tuple[int, int, int, str]:
+    """The smaller the better: its worst partner, then fewer partners, then fewer GPUs that stay unused."""
+    ranks = {item.rank for item in ranked[:size]}
+    return max(ranks), len(ranks), len(ranked) - size, node
+
+
+def _choice(job: PlanJob, chosen: Iterable[_Ranked], partners: Sequence[Partner]) -> Choice:
+    """A choice, its partners in their order, each beside the others."""
+    items = tuple(chosen)
+    joined = [partners[rank] for rank in sorted({item.rank for item in items if item.rank >= 0})]
+    sub_batch = max((partner.sub_batch for partner in joined), default=SubBatch(1, 0.0, 1.0))
+    slowdown = max((partner.joining_slowdown for partner in joined), default=1.0)
+    if len(joined) > 1:
+        joined = [partner.beside_others(job, sub_batch, slowdown) for partner in joined]
+    gpus = tuple(sorted((item.gpu for item in items), key=lambda gpu: gpu.place))
+    return Choice(gpus, tuple(joined), sub_batch)

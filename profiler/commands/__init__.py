@@ -1,1 +1,49 @@
-"""The commands `muri profile …`, one module for each verb or for a few that belong together."""
+"""The commands `muri profile …`: their table, from which each is imported only when it is called."""
+
+from typing import Final
+
+import click
+
+from muri.lazy import LazyCommand, LazyGroup
+
+_HERE: Final = "muri.profiler.commands"
+
+VERBS: Final = {
+    "list": LazyCommand(f"{_HERE}.look:list_command", "List profiles, sorted and filtered."),
+    "show": LazyCommand(f"{_HERE}.look:show_command", "Show a profile with its stages as bars."),
+    "compare": LazyCommand(f"{_HERE}.look:compare_command", "Show two profiles side by side."),
+    "run": LazyCommand(f"{_HERE}.measure:run_command", "Measure a script in a dry run and store its profile."),
+    "sensitivity": LazyCommand(
+        f"{_HERE}.measure:sensitivity_command", "Find the least CPUs and memory that saturate a script."
+    ),
+    "bandwidth": LazyCommand(
+        f"{_HERE}.measure:bandwidth_command", "Measure the all-reduce that scaled profiles rest on."
+    ),
+    "predict": LazyCommand(f"{_HERE}.predict:predict_command", "Estimate a profile that was not measured."),
+    "pair": LazyCommand(f"{_HERE}.pair:pair_command", "Measure how two scripts slow each other down."),
+    "fit": LazyCommand(f"{_HERE}.pair:fit_command", "Fit a model's times to batch size and gradient size."),
+    "edit": LazyCommand(f"{_HERE}.change:edit_command", "Correct a profile's figures by hand."),
+    "audit": LazyCommand(f"{_HERE}.look:audit_command", "Show who changed which profile, and when."),
+    "stale": LazyCommand(f"{_HERE}.change:stale_command", "List, set or take back marks to measure again."),
+    "stats": LazyCommand(f"{_HERE}.look:stats_command", "Count profiles, measurements and marks."),
+    "rm": LazyCommand(f"{_HERE}.change:rm_command", "Remove a profile; its model is measured again."),
+    "export": LazyCommand(f"{_HERE}.change:export_command", "Write all profiles as JSON."),
+    "import": LazyCommand(f"{_HERE}.change:import_command", "Read profiles from a JSON export."),
+}
+
+
+@click.group(cls=LazyGroup, table=VERBS, context_settings={"help_option_names": ["-h", "--help"]})
+def profile() -> None:
+    """List, show, move and remove stage profiles.
+
+    A profile says how long one training iteration of a model holds storage, CPU, GPU and
+    network. It is measured once, in a dry run of a few seconds, and reused for every later job
+    with the same model, batch size, GPU count and GPU type.
+
+    \b
+    Examples:
+      muri profile list
+      muri profile show resnet18 --batch-size 64
+      muri profile export > profiles.json
+      muri profile rm resnet18 --all-matching --yes
+    """

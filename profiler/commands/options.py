@@ -1,24 +1,29 @@
-"""What the commands share: options, the store they mean, the terminal."""
+"""What the commands share: options with their completion, the store they mean, and printing."""
 
+import json
+import shlex
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from muri.profiler.commands.complete import complete_gpu_type, complete_model
+from muri.errors import MuriError
 from muri.profiler.errors import StoreMissingError
 from muri.profiler.lookup import Wanted
+from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore, default_store_path
-from muri.profiler.store_connection import exists
-from muri.profiler.times import now_text
+from muri.profiler.store_file import exists
 from muri.profiler.upkeep import Author, user_name
+from muri.utc import now_text
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Item = TypeVar("Item")
 
 
 def store_option(command: Command) -> Command:
@@ -82,30 +87,60 @@ def open_store(store_path: Path | None, *, read_only: bool = False, existing: bo
     Args:
         store_path: As given with --store.
         read_only: Open it only to read.
-        existing: Don't make it: the command changes what is in it, and a path that is mistyped should be heard of.
+        existing: Don't make it: the command changes what is in it, and a mistyped path must not pass unnoticed.
 
     Raises:
         StoreMissingError: There is none, and none is made.
     """
-    path = store_path or default_store_path()
+    path = store_path or _default_path(click.get_current_context())
     if existing and not exists(path):
         raise StoreMissingError(path)
     return ProfileStore(path, read_only=read_only)
 
 
-def open_if_any(store_path: Path | None, *, missing_ok: bool = False) -> ProfileStore | None:
-    """The store to read; None where nothing was measured yet, which is no error unless --store names a file.
+def read_if_any(
+    store_path: Path | None, read: Callable[[ProfileStore], tuple[Item, ...]], *, missing_ok: bool = False
+) -> tuple[Item, ...]:
+    """Read from the store; nothing where there is none, as before the first measurement.
 
     Args:
         store_path: As given with --store.
-        missing_ok: It is no error there either.
+        read: Reads from the open store.
+        missing_ok: Whether a path given with --store may be missing too.
+
+    Raises:
+        StoreMissingError: --store names no store.
     """
     try:
-        return open_store(store_path, read_only=True)
+        with open_store(store_path, read_only=True) as store:
+            return read(store)
     except StoreMissingError:
         if store_path is not None and not missing_ok:
             raise
-        return None
+        return ()
+
+
+def refuse_unwritable(store_path: Path | None) -> None:
+    """Open the store for writing and close it, before a measurement whose result could not be kept.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    open_store(store_path).close()
+
+
+def _default_path(context: click.Context) -> Path:
+    """The store where --store is not given.
+
+    The command that `muri profile` belongs to may know the site's state directory. It hands it over as the context's
+    object: a function, which is asked only where it matters, since it may read a file.
+    """
+    return default_store_path() if context.obj is None else default_store_path(context.obj)
+
+
+def echo_json(document: object) -> None:
+    """Print a document for people and programs."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def console() -> "Console":
@@ -113,3 +148,27 @@ def console() -> "Console":
     from rich.console import Console  # -- rich takes a while to load
 
     return Console(highlight=False)
+
+
+def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The models in the store whose names begin with what was typed."""
+    models = sorted({key.model for key in _keys(context)})
+    # The shells' functions put what they are given into the line as it is: blanks and quotes would break it.
+    plain = (model for model in models if shlex.quote(model) == model)
+    return [CompletionItem(model) for model in plain if model.startswith(incomplete)]
+
+
+def complete_gpu_type(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The GPU types in the store whose names begin with what was typed."""
+    types = sorted({key.gpu_type for key in _keys(context)})
+    return [CompletionItem(gpu_type) for gpu_type in types if gpu_type.startswith(incomplete)]
+
+
+def _keys(context: click.Context) -> list[ProfileKey]:
+    """Every key in the store; none on any error, since a shell that completes a word has no place for messages."""
+    path = Path(context.params.get("store_path") or _default_path(context))
+    try:
+        with ProfileStore(path, read_only=True) as store:
+            return [profile.key for profile in store.list()]
+    except MuriError:
+        return []

@@ -1,37 +1,60 @@
-"""`muri profile pair`."""
+"""Commands for models that share GPUs plainly (SJF-BSBF): `muri profile pair` and `muri profile fit`."""
 
-import json
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import wraps
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 import click
 
 from muri.errors import UsageError
-from muri.profiler.commands.options import console, json_option, open_if_any, open_store, store_option
-from muri.profiler.errors import NoSuchProfileError
-from muri.profiler.fingerprint import of_command
-from muri.profiler.interference.expect import expected
-from muri.profiler.interference.next_pairs import next_pairs
-from muri.profiler.interference.ratios import Interference, known_pairs, put
-from muri.profiler.lookup import SELECTOR, Wanted, key_for, selector
-from muri.profiler.records import ProfileKey
+from muri.profiler.commands.options import (
+    console,
+    echo_json,
+    json_option,
+    open_store,
+    read_if_any,
+    refuse_unwritable,
+    store_option,
+    wanted_options,
+)
+from muri.profiler.dryrun.runner import check_command
+from muri.profiler.errors import FitError, NoSuchProfileError
+from muri.profiler.interference.corun import Budget, measure_pair
+from muri.profiler.interference.models import (
+    KIND,
+    LinearFit,
+    communication_name,
+    computation_name,
+    fit_communication,
+    fit_computation,
+)
+from muri.profiler.interference.ratios import Candidate, Interference, expected, known_pairs, next_pairs, put
+from muri.profiler.lookup import SELECTOR, Wanted, find_all, key_for, of_command, selector
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import Document, ProfileStore
+from muri.utc import now_text
 
 SECONDS_HELP: Final = "Measure at most so long, once both have warmed up."
 STARTUP_HELP: Final = "Seconds that both may take to warm up."
+PER_SAMPLE: Final = "sample"
+PER_MIB: Final = "MiB"
+
+Fits = dict[str, tuple[str, LinearFit]]
+"""The unit and the line, by the name of the line's document."""
 
 
 class PairUsageError(UsageError):
-    """The command is asked for something that makes no sense."""
+    """The options or scripts of `muri profile pair` do not make one pair."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """What the two scripts are, how long they may be measured, and whether to keep it."""
+class PairRequest:
+    """What the two scripts are, how long they may be measured, and whether to keep the result."""
 
     models: tuple[str | None, str | None]
     seconds: float
@@ -46,7 +69,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
     def with_request(
         *, model_a: str | None, model_b: str | None, seconds: float, startup: float, no_store: bool, **others: object
     ) -> None:
-        command(request=Request((model_a, model_b), seconds, startup, no_store), **others)
+        command(request=PairRequest((model_a, model_b), seconds, startup, no_store), **others)
 
     decorated: Callable[..., None] = with_request
     positive = click.FloatRange(0, min_open=True)
@@ -71,7 +94,7 @@ def _request_options(command: Callable[..., None]) -> Callable[..., None]:
 @json_option
 def pair_command(
     scripts: tuple[str, ...],
-    request: Request,
+    request: PairRequest,
     listed: bool,
     upcoming: bool,
     expect: bool,
@@ -97,9 +120,10 @@ def pair_command(
     if expect:
         _expect(scripts, store_path, as_json)
     elif listed:
-        _list(_read(store_path)[0], as_json)
+        _list(read_if_any(store_path, known_pairs), as_json)
     elif upcoming:
-        _next(*_read(store_path), as_json)
+        pairs, keys = read_if_any(store_path, known_pairs), read_if_any(store_path, _profile_keys)
+        _next(next_pairs(pairs, keys), as_json)
     else:
         _print_pairs([_measure(scripts, request, store_path)], as_json)
 
@@ -124,21 +148,11 @@ def _check_usage(scripts: tuple[str, ...], views: Sequence[str]) -> None:
         )
 
 
-def _read(
-    store_path: Path | None, *, missing_ok: bool = False
-) -> tuple[tuple[Interference, ...], tuple[ProfileKey, ...]]:
-    """All pairs and the keys of all profiles; nothing where nothing was ever measured."""
-    store = open_if_any(store_path, missing_ok=missing_ok)
-    if store is None:
-        return (), ()
-    with store:
-        return known_pairs(store), tuple(item.key for item in store.list())
+def _profile_keys(store: ProfileStore) -> tuple[ProfileKey, ...]:
+    return tuple(item.key for item in store.list())
 
 
-def _measure(scripts: tuple[str, ...], request: Request, store_path: Path | None) -> Interference:
-    from muri.profiler.dryrun.runner import check_command  # -- only when needed
-    from muri.profiler.interference.corun import Budget, measure_pair  # -- only when needed
-
+def _measure(scripts: tuple[str, ...], request: PairRequest, store_path: Path | None) -> Interference:
     commands = [_split(script) for script in scripts]
     for command in commands:
         check_command(command)
@@ -146,7 +160,7 @@ def _measure(scripts: tuple[str, ...], request: Request, store_path: Path | None
     if (key_a.gpu_count, key_a.gpu_type) != (key_b.gpu_count, key_b.gpu_type):
         raise PairUsageError(f"{key_a} and {key_b} cannot share GPUs: say the same GPUS and TYPE for both")
     if not request.no_store:
-        open_store(store_path).close()  # before the work: where nothing can be stored, it would be lost
+        refuse_unwritable(store_path)
 
     def tell(text: str) -> None:
         click.echo(f"muri: {text}", err=True)
@@ -161,7 +175,7 @@ def _measure(scripts: tuple[str, ...], request: Request, store_path: Path | None
 
 def _keys(commands: Iterable[Sequence[str]], models: Iterable[str | None], store_path: Path | None) -> list[ProfileKey]:
     """What each script is: as the user says, else its fingerprint."""
-    _, known = _read(store_path, missing_ok=True)
+    known = read_if_any(store_path, _profile_keys, missing_ok=True)
     named = zip(commands, models, strict=True)
     return [key_for(known, selector(known, text) if text else Wanted(of_command(command))) for command, text in named]
 
@@ -175,7 +189,7 @@ def _split(script: str) -> list[str]:
 
 def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> None:
     with open_store(store_path, read_only=True) as store:
-        known = [item.key for item in store.list()]
+        known = _profile_keys(store)
         key_a, key_b = (key_for(known, selector(known, text)) for text in models)
         found = expected(store, key_a, key_b)
     if found is None:
@@ -185,7 +199,7 @@ def _expect(models: tuple[str, ...], store_path: Path | None, as_json: bool) -> 
             "the pair (muri profile pair A B)"
         )
     if as_json:
-        click.echo(json.dumps(asdict(found), indent=2, ensure_ascii=False))
+        echo_json(asdict(found))
         return
     sure = "" if found.confidence is None else f", {found.confidence * 100:.0f} % sure"
     for key, ratio in ((key_a, found.ratio_a), (key_b, found.ratio_b)):
@@ -201,21 +215,83 @@ def _list(pairs: tuple[Interference, ...], as_json: bool) -> None:
 
 def _print_pairs(pairs: Iterable[Interference], as_json: bool) -> None:
     if as_json:
-        document = {"pairs": [item.to_dict() for item in pairs]}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        echo_json({"pairs": [item.to_dict() for item in pairs]})
         return
-    from muri.profiler.interference.render import print_pairs  # -- rich takes a while to load
+    from muri.profiler.render import print_pairs
 
     print_pairs(console(), tuple(pairs), datetime.now(UTC))
 
 
-def _next(pairs: tuple[Interference, ...], keys: tuple[ProfileKey, ...], as_json: bool) -> None:
-    found = next_pairs(pairs, keys)
+def _next(found: Sequence[Candidate], as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"pairs": [asdict(item) for item in found]}, indent=2, ensure_ascii=False))
+        echo_json({"pairs": [asdict(item) for item in found]})
     elif found:
-        from muri.profiler.interference.render import print_candidates  # -- rich takes a while to load
+        from muri.profiler.render import print_candidates
 
         print_candidates(console(), found)
     else:
         click.echo("No pair is left to measure: a pair needs two profiles of one GPU count and type.")
+
+
+@click.command("fit", short_help="Fit a model's times to batch size and gradient size.")
+@wanted_options
+@store_option
+@json_option
+def fit_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
+    """Fit lines through the measured profiles of MODEL: how its times grow.
+
+    t_comp = α + β·batch: from profiles of MODEL with at least two batch sizes, for each GPU
+    count and type. t_comm = α' + β'·MiB: for the same GPU count and type, from the gradient
+    sizes of all models. Both are stored for the planner. Estimates are left out.
+
+    \b
+    Examples:
+      muri profile fit resnet18
+      muri profile fit resnet18 --gpus 1 --gpu-type a100 --json
+    """
+    with open_store(store_path, existing=True) as store:
+        profiles = store.list()
+        keys = set(find_all((item.key for item in profiles), wanted))
+        fits = _fit_all([item for item in profiles if item.key in keys], profiles)
+        now = now_text()
+        for name, (unit, line) in fits.items():
+            store.put_document(KIND, Document(name, now, {"unit": unit, **line.to_dict()}))
+    if as_json:
+        echo_json({"fits": {name: {"unit": unit, **line.to_dict()} for name, (unit, line) in fits.items()}})
+        return
+    from muri.profiler.render import print_fit
+
+    for name, (unit, line) in fits.items():
+        print_fit(console(), name, unit, line)
+
+
+def _fit_all(chosen: list[StageProfile], every: Sequence[StageProfile]) -> Fits:
+    """All lines that the profiles determine.
+
+    Raises:
+        FitError: The profiles determine no line over batch sizes; the text says what is missing.
+    """
+    fits: Fits = {}
+    reasons: list[str] = []
+    for key, group in groupby(sorted(chosen, key=_place), key=_place):
+        members = list(group)
+        first = members[0].key
+        try:
+            fits[computation_name(first)] = (PER_SAMPLE, fit_computation(members))
+        except FitError as error:
+            reasons.append(f"{computation_name(first)}: {error}")
+        beside = [item for item in every if _place(item) == key]
+        try:
+            fits[communication_name(first)] = (PER_MIB, fit_communication(beside))
+        except FitError as error:
+            if first.gpu_count > 1:
+                reasons.append(f"{communication_name(first)}: {error}")
+    if not any(unit == PER_SAMPLE for unit, _ in fits.values()):
+        raise FitError("\n".join((*reasons, "Measure other batch sizes: muri profile run --batch-size …")))
+    for reason in reasons:
+        click.echo(f"muri: left out: {reason}", err=True)
+    return fits
+
+
+def _place(item: StageProfile) -> tuple[int, str]:
+    return (item.key.gpu_count, item.key.gpu_type)

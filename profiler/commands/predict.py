@@ -1,18 +1,37 @@
-"""`muri profile predict`."""
+"""The two commands `muri profile predict`: of a known model, and with --module of a model's code."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from muri.profiler.commands.options import console, json_option, open_store, store_option, wanted_options
-from muri.profiler.commands.predict_graph import WithModule
+from muri.profiler.commands.options import console, echo_json, json_option, open_store, store_option, wanted_options
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.estimates import ProfileEstimate, estimated, keys_with_features
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import Wanted, find_all, key_for
-from muri.profiler.records import STAGES, StageProfile
+from muri.profiler.prediction.factory import InputSpec, build
+from muri.profiler.prediction.features import DEFAULT_OPTIMIZER, OPTIMIZER_STATES, GraphFeatures, put_features
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
+
+if TYPE_CHECKING:
+    from muri.profiler.prediction.predictor import Estimate, Prediction
+
+
+class WithModule(click.Command):
+    """A command that hands over to `predict_graph_command` where --module is given.
+
+    The two take different arguments under one name, which click itself does not offer.
+    """
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """The context of the command that the arguments mean."""
+        if any(item == "--module" or item.startswith("--module=") for item in args):
+            return predict_graph_command.make_context(info_name, args, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
 
 @click.command("predict", cls=WithModule, short_help="Estimate a profile that was not measured.")
@@ -22,11 +41,11 @@ from muri.profiler.records import STAGES, StageProfile
 def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None:
     """Estimate the profile of MODEL on --gpus GPUs, without running anything.
 
-    From its profile on another number of GPUs: each GPU's own work stays as it is, and the
-    all-reduce follows a ring model. Else from the model's graph, where its features are known. A
-    measured profile is shown beside it. What the options leave out is taken from what is known of
-    the model. The interval of a scaled profile held nine in ten of the published measurements that
-    it was checked with.
+    The estimate scales the profile on another number of GPUs: each GPU's own work stays as it is, and
+    the all-reduce follows a ring model. Without such a profile it follows from the model's graph, if
+    the store has its features. A measured profile is shown beside it. Options that are left out are
+    taken from the known profiles of the model. The interval of a scaled profile held nine in ten of
+    the published measurements that it was checked with.
 
     A model that was never profiled is predicted from its code: see --module FILE.py:FACTORY --help.
 
@@ -51,14 +70,14 @@ def predict_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> N
             f"{beside or ' Measure it: muri profile run'}"
         )
     if as_json:
-        click.echo(json.dumps(_document(found, measured), indent=2, ensure_ascii=False))
+        echo_json(_estimate_document(found, measured))
         return
-    from muri.profiler.render_estimate import print_estimate  # -- rich takes a while to load
+    from muri.profiler.render import print_estimate
 
     print_estimate(console(), found, measured)
 
 
-def _document(found: ProfileEstimate, measured: StageProfile | None) -> dict[str, Any]:
+def _estimate_document(found: ProfileEstimate, measured: StageProfile | None) -> dict[str, Any]:
     names = [*(f"{stage}_s" for stage in STAGES), "iteration_s"]
     return {
         "estimate": to_dict(found.profile),
@@ -66,3 +85,132 @@ def _document(found: ProfileEstimate, measured: StageProfile | None) -> dict[str
         "basis": list(found.basis),
         "measured": None if measured is None else to_dict(measured),
     }
+
+
+class ModelRequest(NamedTuple):
+    """The model to predict, as given on the command line."""
+
+    target: str
+    inputs: tuple[str, ...]
+    batch_size: int
+    gpu_type: str
+    model: str | None
+
+
+@click.command("predict", short_help="Predict from a model's graph.")
+@click.option("--module", "target", required=True, metavar="FILE.py:FACTORY", help="FACTORY() returns the model.")
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    required=True,
+    metavar="[int:]SHAPE",
+    help="Shape of one sample, such as 3x32x32 or int:128; repeat for further inputs.",
+)
+@click.option("--batch-size", type=click.IntRange(1), required=True, help="Samples per iteration and GPU.")
+@click.option("--gpu-type", default="gpu", show_default=True, help="Learn from this type; cpu: nodes without GPU.")
+@click.option("--keep-as", "model", metavar="MODEL", help="Keep the graph's features beside the profiles of MODEL.")
+@click.option("--optimizer", type=click.Choice(list(OPTIMIZER_STATES)), default=DEFAULT_OPTIMIZER, show_default=True)
+@store_option
+@json_option
+def predict_graph_command(optimizer: str, store_path: Path | None, as_json: bool, **asked: Any) -> None:
+    """Predict what a model will need from its graph, without running it.
+
+    FILE.py is loaded and FACTORY() called, without memory for weights where it allows that. The
+    prediction is learnt from the measured profiles in the store whose graphs are known; its interval
+    should hold the truth nine times in ten. Memory follows a formula.
+
+    With --keep-as the store keeps the features: they serve to predict MODEL with every batch size and,
+    once MODEL is measured, to predict other models.
+
+    \b
+    Examples:
+      muri profile predict --module model.py:build --input 3x32x32 --batch-size 64
+      muri profile predict --module gpt.py:make --input int:1024 --batch-size 8 \\
+          --gpu-type a100 --optimizer adam --json
+    """
+    found = _predicted(ModelRequest(**asked), optimizer, store_path)
+    if as_json:
+        echo_json(_prediction_document(found))
+    else:
+        _print_prediction(found, asked["target"])
+
+
+def _predicted(asked: ModelRequest, optimizer: str, store_path: Path | None) -> "Prediction":
+    """Read the features, keep them where --keep-as says so, and predict from the store's profiles."""
+    from muri.profiler.prediction.predictor import check_enough, predict
+
+    specs = [InputSpec.parse(text) for text in asked.inputs]
+    with open_store(store_path, read_only=asked.model is None) as store:
+        if asked.model is None:
+            check_enough(store, asked.gpu_type)  # before PyTorch is loaded, which takes seconds
+        features = _features(asked, specs)
+        if asked.model is not None:
+            put_features(store, ProfileKey(asked.model, asked.batch_size, 1, asked.gpu_type), features)
+            click.echo(f"kept the features of {asked.model}", err=True)
+        known = check_enough(store, asked.gpu_type)
+    return predict(features, known, optimizer)
+
+
+def _features(asked: ModelRequest, specs: Sequence[InputSpec]) -> GraphFeatures:
+    """The features of the model that the factory makes."""
+    model = build(asked.target)
+    from muri.profiler.prediction.graph import features_of  # -- imports PyTorch
+
+    return features_of(model, [spec.example(asked.batch_size) for spec in specs])
+
+
+def _figures(found: "Prediction") -> "dict[str, Estimate]":
+    shares = {f"{stage}_share": share for stage, share in zip(STAGES, found.shares, strict=True)}
+    return {"device_utilisation": found.utilisation, **shares, "iteration_s": found.iteration_s}
+
+
+def _prediction_document(found: "Prediction") -> dict[str, Any]:
+    memory = found.memory
+    return {
+        "predicted": {name: figure._asdict() for name, figure in _figures(found).items()},
+        "memory_gib": {
+            "parameters": memory.parameters_gib,
+            "optimizer": memory.optimizer_gib,
+            "activations": memory.activations_gib,
+            "gradients": memory.gradients_gib,
+            "framework": memory.framework_gib,
+            "allocated": memory.allocated_gib,
+            "total": memory.total_gib,
+            "allocated_interval": found.allocated_gib._asdict() if found.allocated_gib else None,
+        },
+        "features": found.features.to_dict(),
+        "learnt_from": {"profiles": found.profiles, "families": found.families},
+    }
+
+
+def _print_prediction(found: "Prediction", target: str) -> None:
+    """A table of 80 columns, and the memory's terms."""
+    from rich.table import Table  # -- rich takes a while to load
+
+    table = Table("figure", box=None, pad_edge=False)
+    for heading in ("predicted", "least", "most"):
+        table.add_column(heading, justify="right")
+    for name, figure in _figures(found).items():
+        table.add_row(name.removesuffix("_s").replace("_", " "), *(_figure_text(name, value) for value in figure))
+    memory, features = found.memory, found.features
+    out = console()
+    counted = "exported graph" if features.method == "export" else "calls of its forward pass; it could not be exported"
+    out.print(f"{target}, batch {features.batch_size}: {features.parameters:,} parameters, depth {features.depth}")
+    out.print(f"{features.training_flops / 1e9:,.3g} GFLOP in a step; operators from the {counted}\n")
+    out.print(table)
+    out.print(
+        f"\nmemory {memory.total_gib:.2f} GiB: activations {memory.activations_gib:.2f}, "
+        f"parameters {memory.parameters_gib:.2f},\n  optimizer {memory.optimizer_gib:.2f}, "
+        f"gradients {memory.gradients_gib:.2f}, framework {memory.framework_gib:.2f} (stated, not measured)"
+    )
+    if found.allocated_gib:
+        _, low, high = found.allocated_gib
+        out.print(f"  without framework {low:.2f} to {high:.2f} GiB, by what was measured of other models")
+    else:
+        out.print("  no interval: too few profiles with GPU memory")
+    out.print(f"learnt from {found.profiles} profiles of {found.families} model families")
+
+
+def _figure_text(name: str, value: float) -> str:
+    return f"{value * 1e3:,.1f} ms" if name.endswith("_s") else f"{value:.0%}"

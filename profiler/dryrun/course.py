@@ -1,17 +1,25 @@
 """The course of one dry run: takes iterations as they end, says when it is enough, and sums up. Pure.
 
-A loader with workers delivers in bursts; what follows from that is said in `bursts`. Of a loader that was not seen
-only its waits tell: once an iteration stands out, the dry run goes to its limit, to see whether that recurs.
+A loader with workers delivers in bursts; `steadiness` says what follows. A loader that was not seen shows only by its
+waits: once an iteration stands out, the dry run goes to its limit, to see whether the wait recurs.
 """
 
 from typing import Final
 
 from muri.errors import MuriError
 from muri.profiler.dryrun.attribution import Interval
-from muri.profiler.dryrun.bursts import LEAST_PERIODS, Ahead, moving_means, whole_periods
-from muri.profiler.dryrun.request import Limits
-from muri.profiler.dryrun.result import DryRunResult
-from muri.profiler.dryrun.steadiness import HALF_WINDOW, LEAST_WARMUP, TOLERANCE, most_warmup, settled_after
+from muri.profiler.dryrun.messages import DryRunResult, Limits
+from muri.profiler.dryrun.steadiness import (
+    HALF_WINDOW,
+    LEAST_PERIODS,
+    LEAST_WARMUP,
+    TOLERANCE,
+    LoaderAhead,
+    most_warmup,
+    moving_means,
+    settled_after,
+    whole_periods,
+)
 from muri.profiler.dryrun.summary import Circumstances, IterationSample, enough_periods, how_sure, samples_of, summarise
 from muri.profiler.records import ProfileDetail
 
@@ -21,13 +29,13 @@ LEAST_ITERATIONS: Final = 3
 LEAST_TO_BE_SURE: Final = 2 * HALF_WINDOW
 
 CHECK_EVERY: Final = 4
-"""Working out how sure the means are takes a millisecond, which hidden work uses; so it is not done every time."""
+"""Iterations between two checks of the means: a check takes a millisecond, in which hidden work goes on."""
 
 NOTABLE: Final = 0.01
-"""From this share of the time on the result says that others held the script up."""
+"""The result says that others held the script up from this share of the time on."""
 
 _LATE: Final = 2
-"""The last iterations are not looked at before the end: work in threads and workers is known when it is done."""
+"""The last iterations count only at the end: threads and workers report their work when it is done."""
 
 
 class TooShortError(MuriError):
@@ -39,7 +47,7 @@ class Course:
 
     Attributes:
         windows: Start and end of each iteration so far, on `time.perf_counter`.
-        intervals: All work that was told of.
+        intervals: All work that was reported.
         stopped: Why it is enough, "" while it is not.
     """
 
@@ -50,7 +58,7 @@ class Course:
         self.intervals: list[Interval] = []
         self._warmup = limits.fixed_warmup
         self._settled = limits.fixed_warmup is not None
-        self._ahead = Ahead()
+        self._ahead = LoaderAhead()
 
     @property
     def measured(self) -> int:
@@ -70,7 +78,7 @@ class Course:
 
     def works_ahead(self, depth: int, period: int) -> None:
         """A loader of the script may have `depth` batches ready, and its waits recur with `period`."""
-        self._ahead = self._ahead.widened(Ahead(depth, period))
+        self._ahead = self._ahead.widened(LoaderAhead(depth, period))
 
     def iteration(self, start_s: float, end_s: float) -> bool:
         """An iteration ended; returns whether it is enough."""
@@ -133,7 +141,7 @@ class Course:
         # Looking at longer periods than fit would itself take more than the limit.
         fits = max(1, self._limits.iterations - 2 * HALF_WINDOW + 1)
         times_s = moving_means([end_s - start_s for start_s, end_s in self.windows], min(period, fits))
-        # Only the one place is new that the latest iteration completes the window of.
+        # The latest iteration completes one new window; earlier ones were judged before.
         newest = max(least, len(times_s) - 2 * HALF_WINDOW)
         self._warmup = settled_after(times_s, known_unsettled=newest, least=least)
         self._settled = self._warmup is not None and self._warmup < most_warmup(least)
@@ -141,7 +149,7 @@ class Course:
             self._warmup = self._unsettled_warmup()
 
     def _unsettled_warmup(self) -> int:
-        """Of a script that there is no more time for: what was ready ahead is left out as far as a period remains."""
+        """The warm-up of a script whose time is over: what was ready ahead, as far as a period remains after it."""
         remaining = len(self.windows) - max(self._ahead.period, LEAST_ITERATIONS)
         return max(LEAST_WARMUP, min(self._ahead.depth, remaining))
 
@@ -179,7 +187,7 @@ class Course:
         return samples_of(self.windows[self._warmup or 0 : until], self.intervals)
 
     def _in_periods(self) -> list[IterationSample]:
-        """The iterations that count: whole periods, of which all is known if these suffice; a fixed number is kept."""
+        """The iterations that count: whole periods, without the last iterations if the others suffice."""
         samples, period = self._samples(len(self.windows)), self._ahead.period
         known = self._known(samples)
         if self._limits.fixed_warmup is not None:
@@ -189,7 +197,7 @@ class Course:
         return next(enough, choices[0] or choices[1] or known)
 
     def _known(self, samples: list[IterationSample]) -> list[IterationSample]:
-        """Leave out the last iterations in which work may have gone on that was not told of before the end."""
+        """Leave out the last iterations: work may have gone on in them that was not reported before the end."""
         steady = (one for one in self.intervals if not one.own and one.start_s >= self.steady_since_s)
         hidden = [interval.end_s - interval.start_s for interval in steady]
         if not hidden:

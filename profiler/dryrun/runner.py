@@ -13,32 +13,19 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from muri.errors import MuriError, UsageError
-from muri.profiler.dryrun.request import DryRunRequest, Limits
-from muri.profiler.dryrun.result import DryRunResult
-
-__all__ = [
-    "DryRunFailedError",
-    "DryRunResult",
-    "Limits",
-    "NoScriptError",
-    "Progress",
-    "check_command",
-    "end",
-    "last_words",
-    "measure_script",
-    "start",
-]
+from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult, Limits
 
 Progress = Mapping[str, Any]
 """What the script last said: "iterations" and "measured" so far, "seconds" and the "confidence"."""
 
+_DEFAULT_LIMITS: Final = Limits()
 _TICK_S: Final = 0.05
 _GRACE_S: Final = 5.0
 _OUTPUT_TAIL_BYTES: Final = 4096
 _LAST_WORDS_CHARACTERS: Final = 300
 
-# In the child, before anything of it is imported: libraries count the cores they may use when they load. The
-# child must not outlive this process, which is the only one that waits for its result.
+# Runs in the child before any other import, since libraries count the cores they may use when they load. The child
+# must not outlive this process, which alone waits for its result (prctl 1: PR_SET_PDEATHSIG; 9: SIGKILL).
 _CHILD: Final = """\
 import ctypes, os
 ctypes.CDLL(None).prctl(1, 9)
@@ -63,7 +50,7 @@ def measure_script(
     *,
     cpus: frozenset[int] | None = None,
     environment: Mapping[str, str] | None = None,
-    limits: Limits = Limits(),  # noqa: B008 -- frozen
+    limits: Limits = _DEFAULT_LIMITS,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> DryRunResult:
     """Measure the first iterations of a script and end it then.
@@ -132,6 +119,12 @@ def last_words(output: Path) -> str:
     return lines[-1].strip()[-_LAST_WORDS_CHARACTERS:] if lines else ""
 
 
+def with_last_words(reason: str, output: Path) -> str:
+    """A reason for a failure, with the last line that the script printed."""
+    words = last_words(output)
+    return reason + (f"\nits last words: {words}" if words else "")
+
+
 def check_command(command: Sequence[str]) -> None:
     """Refuse a command that cannot be run.
 
@@ -175,5 +168,4 @@ def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> 
         raise DryRunFailedError(f"the dry run left an unreadable result ({error})") from error
     if not in_time:
         why = f"there was no result within {request.limits.time_limit_s:g} s"
-    words = last_words(output)
-    raise DryRunFailedError(f"no profile: {why}" + (f"\nits last words: {words}" if words else ""))
+    raise DryRunFailedError(with_last_words(f"no profile: {why}", output))

@@ -3,19 +3,28 @@
 Warm-up: the script has settled after `w` iterations when of the 2 × `HALF_WINDOW` next ones the medians of the two
 halves differ by at most `TOLERANCE`, or no trend is found in them (Mann and Kendall's test at 5 %), and neither the
 first of them nor the last three stand out. The least `w` counts; it is at least `LEAST_WARMUP` and, for a script that
-never settles, `MOST_WARMUP`. With a loader that delivers in bursts both are higher, and the times are means of whole
-periods (`bursts`).
+never settles, `MOST_WARMUP`.
 
 Enough: the 95 % confidence half-widths of the mean iteration time and of the mean time of the stage that takes
 most of it are both within `TOLERANCE` of these means.
+
+Bursts: a loader with workers delivers several batches at once, then lets the loop wait. Workers of a DataLoader start
+side by side and so finish side by side: of w iterations w − 1 find their batch ready and one waits, again and again,
+with period w. Batches that were made ready before the loop began come on top, up to `LoaderAhead.depth`. So the quick
+iterations in between are no settled state, and the waits no outliers:
+
+- The first `depth` iterations are warm-up. Whether the script has settled is read off the means of `period`
+  consecutive iterations.
+- Means are taken over whole periods, of which there should be `LEAST_PERIODS`; none of their iterations is left out.
+- The means of periods, not single iterations, are the values that say how sure the mean is.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median
-from typing import Final
+from typing import Final, TypeVar
 
 from scipy.special import stdtr, stdtrit
 
@@ -26,12 +35,11 @@ HALF_WINDOW: Final = 5
 LEAST_FOR_SCATTER: Final = 3
 LEAST_WARMUP: Final = 2
 MOST_WARMUP: Final = 20
-
 MOST_OUTLIERS: Final = 0.1
-"""A larger share of far-off iterations is not chance but part of the job."""
+"""A larger share of far-off iterations is no chance but part of the job."""
 
 FEW: Final = 2
-"""And so are more far-off iterations than these."""
+"""More far-off iterations than these are part of the job too."""
 
 RECURS_FROM: Final = 2.0
 """An iteration that takes this many times the median is chance only if there is one."""
@@ -41,6 +49,9 @@ _SIGMA_PER_MAD: Final = 1.4826  # of a normal distribution
 _LEVEL: Final = 0.95
 _CHANCE_RISES: Final = 21  # Mann and Kendall's S: of 10 values without trend, 5 % exceed it
 _MOST_CORRELATED: Final = 0.9
+Value = TypeVar("Value")
+LEAST_PERIODS: Final = 2
+"""One wait alone could be chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,7 @@ def settled_after(times_s: Sequence[float], *, known_unsettled: int = 0, least: 
 
     Args:
         times_s: Wall-clock seconds of all iterations so far.
-        known_unsettled: So many iterations are known to be too few; what was found out before need not be again.
+        known_unsettled: So many iterations are known to be too few, from an earlier call.
         least: The least warm-up; the most lies as much higher as it does for `LEAST_WARMUP`.
     """
     for warmup in range(max(least, known_unsettled), len(times_s) - 2 * HALF_WINDOW + 1):
@@ -153,3 +164,39 @@ def _deviation(values: Sequence[float]) -> float:
 
 def _neighbours(values: Sequence[float], mean: float) -> float:
     return sum((one - mean) * (two - mean) for one, two in pairwise(values))
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderAhead:
+    """How a loader works ahead of the loop.
+
+    Attributes:
+        depth: Most batches that may be ready at once: workers × prefetch_factor, and what a thread prefetches.
+        period: After so many iterations the waits recur: the number of workers, 1 without any.
+    """
+
+    depth: int = 0
+    period: int = 1
+
+    def widened(self, other: "LoaderAhead") -> "LoaderAhead":
+        """What covers both, where a script has several loaders."""
+        return LoaderAhead(max(self.depth, other.depth), max(self.period, other.period))
+
+
+def moving_means(values: Sequence[float], period: int) -> list[float]:
+    """The mean of each `period` consecutive values, at the place of the first of them."""
+    if period <= 1:
+        return list(values)
+    sums = list(accumulate(values, initial=0.0))
+    return [(after - before) / period for before, after in zip(sums, sums[period:], strict=False)]
+
+
+def period_means(values: Sequence[float], period: int) -> list[float]:
+    """The mean of each whole period; what is left at the end is no period."""
+    starts = range(0, len(values) - period + 1, period)
+    return [fmean(values[start : start + period]) for start in starts]
+
+
+def whole_periods(values: Sequence[Value], period: int) -> list[Value]:
+    """As many of the first values as make whole periods."""
+    return list(values[: len(values) - len(values) % period])

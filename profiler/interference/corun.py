@@ -19,13 +19,13 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.dryrun.runner import check_command, end, last_words, start
 from muri.profiler.dryrun.steadiness import certainty, settled_after
-from muri.profiler.interference.errors import PairFailedError, PairUnstartableError
+from muri.profiler.errors import PairFailedError, PairUnstartableError
 from muri.profiler.interference.ratios import Interference, Side
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.records import ProfileKey
-from muri.profiler.times import now_text
+from muri.utc import now_text
 
 DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0
@@ -40,6 +40,7 @@ SURE: Final = 0.95
 _TURNS: Final = 3
 _EDGE_S: Final = 0.15
 """Left out at the start of a turn: work that a stopped script had queued, caches that fill."""
+
 _TICK_S: Final = 0.05
 
 Tell = Callable[[str], None]

@@ -1,11 +1,15 @@
-"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured and stored."""
+"""How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, stored, expected."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from typing import Any, Final
 
-from muri.profiler.interference.errors import InterferenceError
+from muri.profiler.errors import InterferenceError
+from muri.profiler.estimates import best_known
+from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
 
@@ -13,6 +17,11 @@ KIND: Final = "interference"
 """Kind of the store's documents that hold pairs."""
 
 _JOIN: Final = " + "
+
+MEASURED: Final = "measured"
+ESTIMATED: Final = "estimated"
+SURE: Final = 0.8
+"""A pair with that confidence need not be measured again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +32,8 @@ class Side:
         key: What ran.
         solo_s: Seconds per iteration alone.
         shared_s: Seconds per iteration beside the other.
-        ratio: ξ ≥ 1, how much longer an iteration takes beside the other. Never below 1: nobody is faster in
-            company, but measurements scatter.
+        ratio: ξ ≥ 1, how much longer an iteration takes beside the other. Never below 1: no job gains from
+            company, though measurements scatter.
         spread: 95 % confidence half-width of the ratio, as a share of it; None when there were too few rounds.
         confidence: Probability that the ratio is right within 5 %, given the rounds' scatter.
         iterations: Iterations beside the other that were measured.
@@ -146,3 +155,94 @@ def _side(values: Mapping[str, Any]) -> Side:
         confidence=float(values["confidence"]),
         iterations=int(values["iterations"]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Interference ratios of a pair.
+
+    Attributes:
+        a: One model.
+        b: The other.
+        ratio_a: ξ of the first, ≥ 1.
+        ratio_b: ξ of the second.
+        source: "measured" or "estimated".
+        confidence: Of a measurement; None for an estimate.
+    """
+
+    a: ProfileKey
+    b: ProfileKey
+    ratio_a: float
+    ratio_b: float
+    source: str
+    confidence: float | None = None
+
+
+def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | None = None) -> Expected | None:
+    """ξ of two models side by side; None where neither the pair nor both profiles are known.
+
+    Args:
+        store: Where profiles and pairs are.
+        a: One model.
+        b: The other.
+        cores: Cores of the node, for the estimate; see `estimated_ratio`.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    pair = find(known_pairs(store), a, b)
+    if pair is not None:
+        return Expected(a, b, pair.a.ratio, pair.b.ratio, MEASURED, pair.confidence)
+    profiles = best_known(store, a), best_known(store, b)
+    if profiles[0] is None or profiles[1] is None:
+        return None
+    ratio = estimated_ratio(profiles[0], profiles[1], cores)
+    return Expected(a, b, ratio, ratio, ESTIMATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A pair that could be measured.
+
+    Attributes:
+        a: The lesser key.
+        b: The other, or the same.
+        chances: How many pairs of the queued jobs are of these two models.
+        confidence: Of what is known about the pair; None when it was never measured.
+    """
+
+    a: ProfileKey
+    b: ProfileKey
+    chances: int
+    confidence: float | None
+
+
+def next_pairs(known: Iterable[Interference], keys: Sequence[ProfileKey], most: int = 10) -> tuple[Candidate, ...]:
+    """Pairs to measure, the most useful first.
+
+    Unknown pairs come before uncertain ones; among them those that the queue could form most often. Only jobs with
+    the same GPU count and type can share a set of GPUs.
+
+    Args:
+        known: What has been measured.
+        keys: One for each job that waits or runs; a model with three jobs is there three times.
+        most: How many to return at most.
+    """
+    confidence = {item.pair: item.confidence for item in known}
+    jobs = Counter(keys)
+    found = (Candidate(a, b, chances, confidence.get((a, b))) for a, b, chances in _formable(jobs))
+    useful = [item for item in found if item.confidence is None or item.confidence < SURE]
+    return tuple(sorted(useful, key=_urgency)[:most])
+
+
+def _formable(jobs: Counter[ProfileKey]) -> Iterator[tuple[ProfileKey, ProfileKey, int]]:
+    for a, b in combinations(sorted(jobs), 2):
+        if (a.gpu_count, a.gpu_type) == (b.gpu_count, b.gpu_type):
+            yield *ordered(a, b), jobs[a] * jobs[b]
+    for key, count in jobs.items():
+        if count > 1:
+            yield key, key, count * (count - 1) // 2
+
+
+def _urgency(item: Candidate) -> tuple[bool, int, float, ProfileKey, ProfileKey]:
+    return (item.confidence is not None, -item.chances, item.confidence or 0.0, item.a, item.b)

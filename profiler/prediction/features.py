@@ -1,14 +1,43 @@
-"""What a model's graph tells about its appetite, without training it (Horus, section 4)."""
+"""What a model's graph tells about its needs, without training it: features and peak memory (Horus, section 4).
+
+Features lie beside the profiles in the store, as documents of the kind "features".
+"""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from muri.errors import UsageError
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import Document, ProfileStore
+from muri.units import GIB
+from muri.utc import now_text
 
 METHODS: Final = ("export", "hooks")
 """How operators were counted: in the graph of torch.export, or as the functions that the forward pass called."""
+
+OPERATOR_CLASSES: Final = (
+    "convolutions",
+    "matmuls",
+    "normalisations",
+    "attentions",
+    "recurrents",
+    "embeddings",
+    "elementwise",
+    "others",
+)
+_PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
+KIND: Final = "features"
+
+OPTIMIZER_STATES: Final = {"sgd": 0, "momentum": 1, "adam": 2}
+"""Values that an optimizer keeps for each trained parameter; "adam" stands for AdamW too."""
+
+DEFAULT_OPTIMIZER: Final = "adam"
+
+FRAMEWORK_GIB: Final = 0.5
+"""δ: CUDA context and the libraries' workspaces in a process. Stated, not measured: it depends on GPU and driver
+(0.3 to 0.6 GiB are usual), and PyTorch's own peak (`torch.cuda.max_memory_allocated`) does not contain it."""
 
 
 class FeaturesError(UsageError):
@@ -133,19 +162,8 @@ class GraphFeatures:
             raise FeaturesError(f"features are incomplete: {error}") from error
 
 
-OPERATOR_CLASSES: Final = (
-    "convolutions",
-    "matmuls",
-    "normalisations",
-    "attentions",
-    "recurrents",
-    "embeddings",
-    "elementwise",
-    "others",
-)
-
-_PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
 _FIGURES: Final = tuple(item.name for item in fields(GraphFeatures) if item.name != "method")
+
 
 VECTOR: Final = (
     *_FIGURES,
@@ -156,3 +174,121 @@ VECTOR: Final = (
     "training_flops_per_input_byte",
 )
 """What each number of `GraphFeatures.vector` is the logarithm (of one plus the figure) of."""
+
+
+class KnownFeatures(NamedTuple):
+    """The features of a key."""
+
+    key: ProfileKey
+    features: GraphFeatures
+
+
+class Example(NamedTuple):
+    """A measured profile whose features are known: something to learn from."""
+
+    features: GraphFeatures
+    profile: StageProfile
+
+    @property
+    def family(self) -> str:
+        """What is left out together in cross-validation: the model's name up to the first slash."""
+        return self.profile.key.model.partition("/")[0]
+
+
+def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) -> None:
+    """Store the features of a key; earlier ones are replaced."""
+    now = now_text()
+    about = {"model": key.model, "batch_size": key.batch_size, "gpu_count": key.gpu_count, "gpu_type": key.gpu_type}
+    store.put_document(KIND, Document(str(key), now, {"key": about, "features": features.to_dict()}))
+
+
+def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
+    """All features in the store, by key.
+
+    Raises:
+        FeaturesError: A document is not what `put_features` writes.
+    """
+    return tuple(sorted(_decode(document) for document in store.documents(KIND)))
+
+
+def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
+    """What can be learnt for a GPU type and count: measured profiles with features, by key.
+
+    Raises:
+        FeaturesError: A document is not what `put_features` writes.
+    """
+    features = {known.key: known.features for known in all_features(store)}
+    return tuple(
+        Example(features[item.key], item)
+        for item in store.list()
+        if item.key in features
+        and not item.is_estimate
+        and (item.key.gpu_type, item.key.gpu_count) == (gpu_type, gpu_count)
+    )
+
+
+def _decode(document: Document) -> KnownFeatures:
+    try:
+        about = document.body["key"]
+        key = ProfileKey(about["model"], about["batch_size"], about["gpu_count"], about["gpu_type"])
+        return KnownFeatures(key, GraphFeatures.from_dict(document.body["features"]))
+    except (KeyError, TypeError) as error:
+        raise FeaturesError(f"the features stored for {document.name} are incomplete: {error!r} is missing") from error
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """The terms of M = (B·A + P) + B·G + δ, in GiB, with the optimizer's state beside the parameters.
+
+    Attributes:
+        activations_gib: B·A: the batch and what autograd keeps of it for the backward pass.
+        parameters_gib: P: parameters and buffers.
+        optimizer_gib: What the optimizer keeps for each parameter.
+        gradients_gib: B·G: gradients alive at the peak, of activations and of parameters.
+        framework_gib: δ.
+    """
+
+    activations_gib: float
+    parameters_gib: float
+    optimizer_gib: float
+    gradients_gib: float
+    framework_gib: float = FRAMEWORK_GIB
+
+    @property
+    def allocated_gib(self) -> float:
+        """What PyTorch itself allocates at the peak: all but δ; this is a profile's `gpu_mem_gib`."""
+        return self.activations_gib + self.parameters_gib + self.optimizer_gib + self.gradients_gib
+
+    @property
+    def total_gib(self) -> float:
+        """What the device has to hold."""
+        return self.allocated_gib + self.framework_gib
+
+
+def estimate_memory(
+    features: GraphFeatures, optimizer: str = DEFAULT_OPTIMIZER, framework_gib: float = FRAMEWORK_GIB
+) -> MemoryEstimate:
+    """Peak memory of a training step.
+
+    The peak is that of the backward pass, or the optimizer's step where that needs more: it holds the
+    gradients of all parameters.
+
+    Args:
+        features: Of the model with its batch.
+        optimizer: One of `OPTIMIZER_STATES`.
+        framework_gib: δ; 0 on a node without GPU.
+
+    Raises:
+        UsageError: The optimizer is not known.
+    """
+    if optimizer not in OPTIMIZER_STATES:
+        raise UsageError(f"unknown optimizer {optimizer!r}; choose from {', '.join(OPTIMIZER_STATES)}")
+    kept_bytes = features.activation_bytes + features.input_bytes
+    gradients_bytes = max(features.working_bytes, features.gradient_bytes - features.activation_bytes)
+    return MemoryEstimate(
+        activations_gib=kept_bytes / GIB,
+        parameters_gib=features.parameter_bytes / GIB,
+        optimizer_gib=OPTIMIZER_STATES[optimizer] * features.gradient_bytes / GIB,
+        gradients_gib=gradients_bytes / GIB,
+        framework_gib=framework_gib,
+    )

@@ -1,6 +1,7 @@
 """Reads a module's features: one training step on fake tensors, and its exported graph.
 
-Fake tensors have a shape and no data: a step takes milliseconds and no memory, whatever the model's size.
+Fake tensors have a shape and no data: a step takes milliseconds and no memory, whatever the model's size. Their
+storages know their size, so counting those that live at once tells what a real run would hold.
 This module imports PyTorch; import it only where a model is at hand.
 """
 
@@ -8,7 +9,9 @@ import copy
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
@@ -16,17 +19,117 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
 from muri.errors import UsageError
 from muri.profiler.prediction.features import GraphFeatures
-from muri.profiler.prediction.live import LiveBytes
-from muri.profiler.prediction.operators import WEIGHTED, class_of, count
+
+_CLASSES: Final = {
+    "convolutions": "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution",
+    "matmuls": "linear matmul mm bmm addmm baddbmm einsum bilinear addbmm __matmul__ __rmatmul__",
+    "normalisations": "batch_norm layer_norm group_norm instance_norm rms_norm local_response_norm native_layer_norm",
+    "attentions": "scaled_dot_product_attention multi_head_attention_forward",
+    "recurrents": "rnn_tanh rnn_relu lstm gru rnn_tanh_cell rnn_relu_cell lstm_cell gru_cell",
+    "embeddings": "embedding embedding_bag",
+    "elementwise": "relu gelu silu elu selu celu leaky_relu prelu hardtanh relu6 hardswish hardsigmoid mish softplus "
+    "sigmoid tanh log_sigmoid softmax log_softmax add sub rsub mul div neg pow exp log sqrt rsqrt abs clamp "
+    "clamp_min clamp_max where masked_fill dropout feature_dropout maximum minimum square sin cos "
+    "__add__ __radd__ __iadd__ __sub__ __rsub__ __mul__ __rmul__ __imul__ __truediv__ __pow__ __neg__",
+}
+_CLASS_OF: Final = {name: kind for kind, names in _CLASSES.items() for name in names.split()}
+_VIEWS: Final = (
+    "view reshape flatten unflatten transpose permute t squeeze unsqueeze expand expand_as contiguous select slice "
+    "narrow split chunk unbind getitem __getitem__ detach alias to size dim shape numel lift_fresh_copy "
+    "movedim swapaxes view_as unfold_view clone zeros ones empty full arange zeros_like ones_like "
+    "_assert_tensor_metadata split_with_sizes __get__ __len__ is_floating_point stride type float long register_hook "
+    "requires_grad_ is_contiguous data_ptr"
+)
+_VIEW_NAMES: Final = frozenset(_VIEWS.split())
+WEIGHTED: Final = frozenset({"convolutions", "matmuls", "attentions", "recurrents", "embeddings"})
+"""Classes that count for the depth."""
 
 
 class GraphError(UsageError):
     """The model's forward pass cannot be followed without data."""
+
+
+def class_of(name: str) -> str | None:
+    """The class of an operator, such as "convolutions" for "conv2d".
+
+    Args:
+        name: The operator without namespace and overload; a trailing underscore (in place) does not matter.
+
+    Returns:
+        One of `OPERATOR_CLASSES`; None for views, which compute nothing.
+    """
+    plain = name if name.startswith("__") else name.rstrip("_")
+    if plain in _VIEW_NAMES:
+        return None
+    return _CLASS_OF.get(plain, "others")
+
+
+def count(names: Iterable[str]) -> dict[str, int]:
+    """How many operators of each class there are."""
+    classes = (class_of(name) for name in names)
+    return dict(Counter(kind for kind in classes if kind is not None))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operators make until they are freed.
+
+    The storages of fake tensors hold nothing but know their size, so this tells what a real run would hold.
+
+    Attributes:
+        now_bytes: Alive at this moment.
+        peak_bytes: The most that was alive at once.
+        kernels: Operators that compute something (not views), forward and backward.
+        moved_bytes: Size of what these wrote.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_bytes = 0
+        self.peak_bytes = 0
+        self.kernels = 0
+        self.moved_bytes = 0
+        self._known: set[int] = set()
+
+    def ignore(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Don't count these (parameters, inputs): they are there before."""
+        for tensor in tensors:
+            self._known.add(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the operator and count what it made."""
+        result = func(*args, **(kwargs or {}))
+        made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for tensor in made:
+            self._count(tensor.untyped_storage())
+        if made and not func.is_view:
+            self.kernels += 1
+            self.moved_bytes += sum(tensor.numel() * tensor.element_size() for tensor in made)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        identity, size = storage._cdata, storage.nbytes()
+        if identity in self._known:
+            return
+        self._known.add(identity)
+        self.now_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.now_bytes)
+        weakref.finalize(storage, self._freed, identity, size)
+
+    def _freed(self, identity: int, size: int) -> None:
+        self._known.discard(identity)
+        self.now_bytes -= size
 
 
 class _Step(NamedTuple):
@@ -229,11 +332,11 @@ def _longest(graph: torch.fx.Graph, names: dict[torch.fx.Node, str]) -> int:
 
 
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call] # torch does not type it
+    return int(sdpa_flop_count(query, key, value))
 
 
 def _attention_backward_flops(grad: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(grad, query, key, value))  # type: ignore[no-untyped-call] # as above
+    return int(sdpa_backward_flop_count(grad, query, key, value))
 
 
 _ATTENTION_ON_CPU: Final = {

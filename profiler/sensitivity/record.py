@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.cache_model import Dataset, cache_sizes, matrix, saturating_cache_gib
-from muri.profiler.sensitivity.curve import Point
-from muri.profiler.sensitivity.errors import NoSuchSensitivityError, SensitivityError
+from muri.profiler.errors import NoSuchSensitivityError, SensitivityError
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, matrix, saturating_cache_gib
 from muri.profiler.store import Document, ProfileStore
 
 KIND: Final = "sensitivity"
@@ -35,7 +34,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Sensitivity:
+class SensitivityProfile:
     """What is known of a job's appetite for CPU and memory.
 
     Attributes:
@@ -77,7 +76,7 @@ class Sensitivity:
         return Document(self.name, self.measured_at, body)
 
     @classmethod
-    def from_document(cls, document: Document) -> "Sensitivity":
+    def from_document(cls, document: Document) -> "SensitivityProfile":
         """Read what `to_document` made.
 
         Raises:
@@ -110,7 +109,7 @@ class Sensitivity:
         return known
 
 
-def stored(store: ProfileStore, name: str) -> Sensitivity:
+def stored(store: ProfileStore, name: str) -> SensitivityProfile:
     """The stored sensitivity of a job.
 
     Raises:
@@ -119,7 +118,7 @@ def stored(store: ProfileStore, name: str) -> Sensitivity:
     documents = store.documents(KIND)
     for document in documents:
         if document.name == name:
-            return Sensitivity.from_document(document)
+            return SensitivityProfile.from_document(document)
     raise NoSuchSensitivityError(_nothing(name, (document.name for document in documents)))
 
 

@@ -1,8 +1,12 @@
-"""A script's throughput over some seconds, from when its iterations end and nothing else.
+"""A script's throughput on a number of CPUs: iterations over some seconds, from when they end and nothing else.
 
 A dry run stops when its means are sure, and leaves far-off iterations out of them. Both mislead here: the workers
 of a loader hand over in bursts, as many batches as there are workers, and the pause between bursts is what
 the throughput depends on. So what counts is iterations over time, and nothing in the script is timed or waited for.
+
+The kernel enforces the number of CPUs by affinity, which all threads and processes of the script inherit. Affinity
+needs no privilege, and it is what a job sees under Slurm's task/affinity. Libraries that start a thread per core learn
+the count when they load, from the affinity or from the variables set here.
 """
 
 import math
@@ -10,22 +14,63 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Final
 
-from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, last_words, start
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE, StampReader
-from muri.profiler.sensitivity.curve import Measured
+from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, DryRunResult, Limits, StampReader
+from muri.profiler.dryrun.runner import DryRunFailedError, check_command, end, measure_script, start, with_last_words
+from muri.profiler.errors import CpuLimitError
+from muri.profiler.sensitivity.bisection import Measured
+from muri.profiler.sensitivity.memory_axis import measured_overlap
 
 STEADY_S: Final = 3.0
 LEAST_ITERATIONS: Final = 3
-_WARMUP_ITERATIONS: Final = 10
 _BLOCKS: Final = 8
 _TICK_S: Final = 0.05
+THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+CPUS_VARIABLE: Final = "MURI_CPUS"
+"""Tells the script how many CPUs it was granted, for the number of its loader's workers."""
+
+PLACEHOLDER: Final = "{cpus}"
+"""Stands for the CPU count in the script's arguments."""
+
+UNSEEN_SHARE: Final = 0.01
+"""Where reading takes less of an iteration than this, nothing can be said about how it overlaps."""
+
+_WARMUP_ITERATIONS: Final = 10
+_BATCHES_AHEAD: Final = 2
+"""Of each loader worker, PyTorch's default: so many come before the loader's pace shows."""
+
+
+def usable_cpus() -> int:
+    """How many cores this process, and what it starts, may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def cores(count: int) -> frozenset[int]:
+    """The numbers of so many cores, the lowest of those that this process may use.
+
+    Raises:
+        CpuLimitError: There are fewer.
+    """
+    usable = sorted(os.sched_getaffinity(0))
+    if not 1 <= count <= len(usable):
+        raise CpuLimitError(f"{count} CPUs were asked for; this process may use 1 to {len(usable)}")
+    return frozenset(usable[:count])
+
+
+def environment(count: int, base: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a job on so many CPUs: as many threads, and the count itself."""
+    return {**base, **dict.fromkeys((*THREAD_VARIABLES, CPUS_VARIABLE), str(count))}
+
+
+def command_for(count: int, command: Sequence[str]) -> tuple[str, ...]:
+    """The command with the count in place of `{cpus}`, such as `--workers {cpus}`."""
+    return tuple(word.replace(PLACEHOLDER, str(count)) for word in command)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +129,7 @@ def measure_throughput(
                 end(process)
         counted = stamps_s[window.start_index(stamps_s) :]
         if len(counted) <= LEAST_ITERATIONS:
-            raise DryRunFailedError(_why(process.returncode, len(stamps_s), window) + _quoted(last_words(output)))
+            raise DryRunFailedError(with_last_words(_why(process.returncode, len(stamps_s), window), output))
         return throughput_of(counted)
 
 
@@ -120,5 +165,59 @@ def _why(code: int, iterations: int, window: Window) -> str:
     return f"no throughput: {iterations} iterations were seen, up to {needed} are needed; {mended}"
 
 
-def _quoted(words: str) -> str:
-    return f"\nits last words: {words}" if words else ""
+@dataclass(frozen=True, slots=True)
+class ScriptMeter:
+    """Measures one script on different CPU counts.
+
+    Attributes:
+        command: The script and its arguments; `{cpus}` in them is the count.
+        pinned: Whether the kernel enforces the count; otherwise the script is only told.
+        steady_s: Seconds of steady work in one measurement.
+        tell: Called with each measurement.
+    """
+
+    command: Sequence[str]
+    pinned: bool = True
+    steady_s: float = STEADY_S
+    tell: Callable[[int, Measured], None] = lambda _cpus, _measured: None
+
+    def __call__(self, cpus: int) -> Measured:
+        """Throughput on so many CPUs.
+
+        Raises:
+            CpuLimitError: There are fewer.
+            NoScriptError: There is no such script.
+            DryRunFailedError: It failed or never iterated.
+        """
+        measured = measure_throughput(
+            command_for(cpus, self.command),
+            cpus=self._cores(cpus),
+            environment=environment(cpus, os.environ),
+            window=Window(self.steady_s, _WARMUP_ITERATIONS + _BATCHES_AHEAD * cpus),
+        )
+        self.tell(cpus, measured)
+        return measured
+
+    def dry_run(self, cpus: int) -> DryRunResult:
+        """Where the time and the memory go on so many CPUs.
+
+        Raises:
+            DryRunFailedError: The script failed or never iterated.
+        """
+        return measure_script(
+            command_for(cpus, self.command),
+            cpus=self._cores(cpus),
+            environment=environment(cpus, os.environ),
+            limits=Limits(steady_s=self.steady_s),
+        )
+
+    def _cores(self, cpus: int) -> frozenset[int] | None:
+        return cores(cpus) if self.pinned else None
+
+
+def overlap_seen(result: DryRunResult) -> float | None:
+    """How much of its reading a script hid in a dry run; None where it hardly read."""
+    busy_s = result.detail.busy_s
+    if busy_s is None or busy_s[0] < UNSEEN_SHARE * result.iteration_s:
+        return None
+    return measured_overlap(result.iteration_s, result.stage_s[0], busy_s[0])

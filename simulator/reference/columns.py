@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from muri.policies.grouping.columns import multisets
+from muri.policies.grouping.kway import multisets
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.speed.reference import Reference
 from muri.simulator.reference.constants import RUN_TIME_FACTOR

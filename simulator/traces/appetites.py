@@ -7,8 +7,7 @@ measured on one GPU. It says nothing of several GPUs, of GPU memory and of small
 from functools import cache
 from typing import Final, NamedTuple
 
-from muri.policies.pollux.goodput import FIRST_SYNC_SHARE, ring_share
-from muri.policies.traits import BatchModel
+from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, ring_share
 from muri.profiler.records import StageProfile
 from muri.simulator.traces.profiles import Model, Stages, synergy_models
 

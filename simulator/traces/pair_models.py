@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from muri.policies.speed.interference import COLUMNS
+from muri.policies.speed.measured import COLUMNS
 from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.problems import TraceError
@@ -69,7 +69,7 @@ def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
     """The models of a table of pair speeds, by name.
 
     Args:
-        lines: The table's lines, the header first, as `muri.policies.speed.interference.parse_interference` takes them.
+        lines: The table's lines, the header first, as `muri.policies.speed.measured.parse_interference` takes them.
 
     Raises:
         TraceError: A column is missing, or a speed alone is no number above 0.

@@ -1,6 +1,6 @@
--- A ready job_submit.lua for a site that has none; it belongs beside slurm.conf, with muri.lua.
--- A site with its own file adds the lines marked (*). slurmctld reads a file again only when
--- job_submit.lua itself has changed: `touch` it after replacing muri.lua.
+-- A ready job_submit.lua for a site that has none. Copy it and muri.lua beside slurm.conf; a site
+-- with its own file adds the lines marked (*). slurmctld reloads both only when job_submit.lua
+-- itself changes: `touch` it after replacing muri.lua.
 
 local folder = debug.getinfo(1, "S").source:match("^@(.*/)") or "./" -- (*)
 package.path = folder .. "?.lua;" .. package.path -- (*)

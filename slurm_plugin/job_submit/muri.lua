@@ -3,45 +3,62 @@
 --     local muri = require("muri")
 --     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
 --
--- submit() never raises, does no I/O, and its cost does not grow with the queue. Written for
--- Lua 5.1 (what Debian's Slurm links) up to 5.4.
+-- submit() never raises and does no I/O, and its cost does not grow with the queue. The module runs
+-- in Lua 5.1, which Debian's Slurm links, up to 5.4.
 
 local M = {}
 
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
-local SCRIPT_TAG = "muri-script:" -- without a model name, what the script says tells models apart
-local FINGERPRINT_BYTES = 65536 -- read of a script; slurmctld waits meanwhile
-local CANONICAL_MAX = 159 -- as MURI_CANONICAL_MAX in the SPANK plugin
+local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
+local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
 
--- The canonical order of the keys and the form of each value.
+-- The keys in the order of the canonical text; "max" of a name counts characters, of a time seconds.
+-- generated from slurm_plugin/submit_option.yaml: keys
+local CANONICAL_LONGEST = 148
 local KEYS = {
-  { name = "model", form = "^[A-Za-z0-9][A-Za-z0-9._+/-]*$", longest = 64 },
-  { name = "batch-size", form = "^[1-9][0-9]*$", longest = 10 },
-  { name = "duration", form = "^[1-9][0-9]*$", longest = 10 },
-  { name = "checkpoint", form = "^1$", longest = 1 },
-  { name = "alone", form = "^1$", longest = 1 },
-  { name = "accumulate", form = "^[1-9][0-9]*$", longest = 4 },
+  { name = "model", type = "name", max = 64 },
+  { name = "batch-size", type = "count", min = 1, max = 1000000000 },
+  { name = "duration", type = "time", min = 1, max = 315360000 },
+  { name = "checkpoint", type = "flag" },
+  { name = "alone", type = "flag" },
+  { name = "accumulate", type = "count", min = 1, max = 1024 },
+}
+-- end of the generated part
+
+local function is_number(value, key)
+  return value:match("^[1-9][0-9]*$") and tonumber(value) >= key.min and tonumber(value) <= key.max
+end
+
+local IS_VALID = {
+  name = function(value, key)
+    return #value <= key.max and value:match("^[A-Za-z0-9][A-Za-z0-9._+/-]*$")
+  end,
+  count = is_number,
+  time = is_number,
+  flag = function(value)
+    return value == "1"
+  end,
 }
 
--- Index of the key this item gives a valid value to, or nil.
+-- Index of the key that this item gives a valid value to, or nil.
 local function key_index(item)
   local name, value = item:match("^([a-z-]+)=(.+)$")
   for index, key in ipairs(KEYS) do
-    if key.name == name and #value <= key.longest and value:match(key.form) then
+    if key.name == name and IS_VALID[key.type](value, key) then
       return index
     end
   end
   return nil
 end
 
--- True for the text the SPANK plugin writes. The client is the user's own process and could
--- send anything, so nothing else may reach AdminComment.
+-- True for the text that the SPANK plugin writes. The client is the user's own process and could
+-- send anything, so no other text may reach AdminComment.
 function M.is_canonical(text)
   if text == "on" then
     return true
   end
-  if text == "" or #text > CANONICAL_MAX or text:find(",,", 1, true) or text:match("^,") or text:match(",$") then
+  if text == "" or #text > CANONICAL_LONGEST or text:find(",,", 1, true) or text:match("^,") or text:match(",$") then
     return false
   end
   local last = 0
@@ -55,7 +72,7 @@ function M.is_canonical(text)
   return true
 end
 
--- The mark the SPANK plugin left, or nil. Entries are "NAME=value"; Slurm counts them from 0.
+-- The mark that the SPANK plugin left, or nil. Entries are "NAME=value"; Slurm counts them from 0.
 function M.mark(spank_job_env)
   if type(spank_job_env) ~= "table" then
     return nil
@@ -98,7 +115,7 @@ function M.wants_gpu(job_desc)
   return false
 end
 
--- The comment with Muri's tokens replaced by these and everybody else's text kept.
+-- The comment with Muri's tokens replaced by these and all other text kept.
 function M.merge_comment(comment, tokens)
   local words = {}
   for word in (comment or ""):gmatch("%S+") do
@@ -112,10 +129,10 @@ function M.merge_comment(comment, tokens)
   return table.concat(words, " ")
 end
 
--- Why a marked job runs as an ordinary job, or nil if it is one for Muri.
+-- Why a marked job runs as an ordinary job, or nil if Muri takes it.
 local function reason_not(job_desc, mark)
   if not M.is_canonical(mark) then
-    return "the mark of the job is malformed; is the SPANK plugin the one of this version of Muri?"
+    return "the job's mark is malformed; do the SPANK plugin and muri.lua come from the same version of Muri?"
   end
   local offset = job_desc.het_job_offset
   if offset and slurm.NO_VAL and offset ~= slurm.NO_VAL then
@@ -128,13 +145,13 @@ local function reason_not(job_desc, mark)
     return "it asks for no GPU; add for example --gres=gpu:1"
   end
   if job_desc.cron_job then
-    return "jobs of scrontab keep their time and are never grouped"
+    return "scrontab jobs start at their set times and are never grouped"
   end
   return nil
 end
 
--- Sixteen hexadecimal digits that differ when the script does: two polynomial remainders, whose
--- steps stay below 2^53, for Lua 5.1 counts in floating point.
+-- Sixteen hexadecimal digits that differ when the script does: two polynomial remainders. Each
+-- step stays below 2^53, because Lua 5.1 computes in floating point.
 function M.fingerprint(script)
   local first, second = #script % 2147483647, #script % 2147483629
   for index = 1, math.min(#script, FINGERPRINT_BYTES) do
@@ -151,11 +168,11 @@ local function tag_and_hold(job_desc, mark)
     tokens[2] = SCRIPT_TAG .. M.fingerprint(job_desc.script)
   end
   local message = "muri: held until Muri starts it; `muri queue` shows how it stands"
-  if job_desc.priority == 0 then -- sbatch --hold: the user releases it, nobody else
+  if job_desc.priority == 0 then -- sbatch --hold: only the user releases the job
     tokens[#tokens + 1] = USER_HOLD
     message = "muri: held by --hold; once released it starts as an ordinary job"
   end
-  -- The tag comes first: a held job without a tag would wait for ever.
+  -- The tag comes first: if setting it failed after the hold, nobody would release the job.
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens)
   job_desc.priority = 0
   slurm.log_user("%s", message)
@@ -175,15 +192,15 @@ local function submit(job_desc)
   return "held"
 end
 
--- Tag and hold a job marked with --muri. Returns "held", "ordinary" (marked, but not a job for
--- Muri), "unmarked", or "failed" (logged; the job goes on as it is).
+-- Tag and hold a job marked with --muri. Returns "held", "ordinary" (marked, but Muri does not take
+-- it), "unmarked", or "failed" (logged; the job is submitted unchanged).
 function M.submit(job_desc, submit_uid)
   local fine, result = pcall(submit, job_desc)
   if fine then
     return result
   end
   pcall(function()
-    slurm.log_info("muri: job_submit: uid %s: %s; the job goes on as it is", tostring(submit_uid), tostring(result))
+    slurm.log_info("muri: job_submit: uid %s: %s; job left unchanged", tostring(submit_uid), tostring(result))
   end)
   return "failed"
 end

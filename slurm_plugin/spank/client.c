@@ -6,16 +6,14 @@
 #include <unistd.h>
 
 #include "context.h"
-#include "say.h"
 #include "table.h"
-#include "values.h"
 
 int muri_client_init(spank_t spank)
 {
 	/*
 	 * Slurm exports the options of a job into its environment, and sbatch, salloc and srun take
-	 * them up again from there. A job submitted from inside a Muri job must not become Muri's
-	 * unasked, and a step must not be refused because its job's script and command line disagreed.
+	 * them up again from there. A job submitted from inside a Muri job must not be marked unasked,
+	 * and a step must not be refused because its job's script and command line disagreed.
 	 */
 	unsetenv(MURI_EXPORTED);
 	unsetenv(MURI_EXPORTED_NO);
@@ -29,7 +27,7 @@ static int read_environment(void)
 	struct muri_error error;
 
 	if (strcmp(program_invocation_short_name, "salloc") == 0)
-		return 0;	/* as every SBATCH_ variable, it is sbatch's alone */
+		return 0;	/* sbatch alone reads SBATCH_ variables */
 	if (!text || !*text || muri_truth(text) == 0 || muri_given.layer[MURI_COMMAND_LINE].refused)
 		return 0;
 	if (muri_options_want(&muri_given, MURI_ENVIRONMENT, text, &error) == 0)
@@ -58,13 +56,13 @@ static void unmark(spank_t spank)
 static int apply(spank_t spank)
 {
 	struct muri_request request;
-	char canonical[MURI_CANONICAL_MAX];
+	char canonical[MURI_CANONICAL_SIZE];
 
 	if (!muri_options_result(&muri_given, &request)) {
 		unmark(spank);
 		return 0;
 	}
-	muri_request_canonical(&request, canonical, sizeof(canonical));
+	muri_request_canonical(&request, canonical);
 	return mark(spank, canonical);
 }
 

@@ -1,31 +1,72 @@
 #include "keys.h"
 
+#include <stddef.h>
 #include <string.h>
-
-#include "values.h"
 
 enum {
 	NAME_MAX_COMPARED = 32,
-	EDITS_MAX = 2,		/* further off than this is not a typing error */
+	EDITS_MAX = 2,		/* a name with more edits than this is no typing error */
 };
 
-const struct muri_key muri_keys[] = {
-	{"model", "model=NAME", "name under which the training profile is kept", false, muri_read_model},
-	{"batch-size", "batch-size=N", "samples per iteration on one GPU", false, muri_read_batch_size},
-	{"duration", "duration=TIME", "expected run time alone: minutes, HH:MM:SS, 90m, 2h", false, muri_read_duration},
-	{"checkpoint", "checkpoint", "the job writes checkpoints and may be stopped and resumed", true,
-	 muri_read_checkpoint},
-	{"alone", "alone", "profile the job but never group it with others", true, muri_read_alone},
-	{"accumulate", "accumulate=N", "the script can split each batch into up to N parts (muri.accumulate)", false,
-	 muri_read_accumulate},
-	{0},
+const struct muri_key muri_keys[MURI_KEY_COUNT] = {
+/* generated from slurm_plugin/submit_option.yaml: keys */
+	{
+		.name = "model",
+		.form = "model=NAME",
+		.example = "model=resnet18",
+		.help = "name under which the training profile is kept",
+		.type = MURI_NAME,
+		.max = 64,
+	},
+	{
+		.name = "batch-size",
+		.form = "batch-size=N",
+		.example = "batch-size=64",
+		.help = "samples per iteration on one GPU",
+		.type = MURI_COUNT,
+		.min = 1,
+		.max = 1000000000,
+	},
+	{
+		.name = "duration",
+		.form = "duration=TIME",
+		.example = "duration=90m",
+		.help = "expected run time alone: minutes, HH:MM:SS, 90m, 2h",
+		.type = MURI_TIME,
+		.min = 1,
+		.max = 315360000,
+	},
+	{
+		.name = "checkpoint",
+		.form = "checkpoint",
+		.example = "checkpoint",
+		.help = "the job writes checkpoints and may be stopped and resumed",
+		.type = MURI_FLAG,
+	},
+	{
+		.name = "alone",
+		.form = "alone",
+		.example = "alone",
+		.help = "profile the job but never group it with others",
+		.type = MURI_FLAG,
+	},
+	{
+		.name = "accumulate",
+		.form = "accumulate=N",
+		.example = "accumulate=8",
+		.help = "the script can split each batch into up to N parts (muri.accumulate)",
+		.type = MURI_COUNT,
+		.min = 1,
+		.max = 1024,
+	},
+/* end of the generated part */
 };
 
 const struct muri_key *muri_find_key(const char *name)
 {
-	for (const struct muri_key *key = muri_keys; key->name; key++)
-		if (strcmp(key->name, name) == 0)
-			return key;
+	for (int i = 0; i < MURI_KEY_COUNT; i++)
+		if (strcmp(muri_keys[i].name, name) == 0)
+			return &muri_keys[i];
 	return NULL;
 }
 
@@ -64,14 +105,15 @@ const char *muri_nearest_key(const char *name)
 
 	if (length < 2 || length > NAME_MAX_COMPARED)
 		return NULL;
-	for (const struct muri_key *key = muri_keys; key->name; key++) {
-		int distance = edit_distance(name, key->name);
+	for (int i = 0; i < MURI_KEY_COUNT; i++) {
+		const char *key = muri_keys[i].name;
+		int distance = edit_distance(name, key);
 
-		if (strncmp(name, key->name, length) == 0)
+		if (strncmp(name, key, length) == 0)
 			distance = 0;	/* a beginning of the key, such as "batch" */
 		if (distance < best) {
 			best = distance;
-			nearest = key->name;
+			nearest = key;
 		}
 	}
 	return nearest;

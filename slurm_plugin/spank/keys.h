@@ -1,19 +1,44 @@
-/* The keys of --muri: one table gives the parser, the help and the error messages. */
+/* The keys of --muri: the parser, the help and the error messages follow this table. */
 #ifndef MURI_KEYS_H
 #define MURI_KEYS_H
 
-#include "request.h"
+enum muri_type {
+	MURI_NAME,	/* a letter or digit, then letters, digits and . _ + / - */
+	MURI_COUNT,	/* a whole number */
+	MURI_TIME,	/* a Slurm time or a number with a unit; kept in seconds */
+	MURI_FLAG,	/* yes or no; a bare key means "yes" */
+};
 
 struct muri_key {
 	const char *name;
 	const char *form;	/* as shown to a user, for example "model=NAME" */
-	const char *meaning;
-	bool value_optional;	/* a bare key means "yes" */
-	int (*read)(const char *value, struct muri_request *into, struct muri_error *error);
+	const char *example;	/* as a user may type it, for example "model=resnet18" */
+	const char *help;
+	enum muri_type type;
+	long long min;		/* MURI_COUNT, MURI_TIME */
+	long long max;		/* MURI_COUNT, MURI_TIME in seconds, MURI_NAME in characters */
 };
 
-extern const struct muri_key muri_keys[];	/* ends with a NULL name */
+/* generated from slurm_plugin/submit_option.yaml: limits */
+enum {
+	MURI_KEY_COUNT = 6,
+	MURI_NAME_MAX = 64,	/* characters in a name */
+	MURI_CANONICAL_SIZE = 149,	/* longest canonical text, with its NUL */
+};
 
+#define MURI_KEYS_HELP \
+	"model=NAME (name under which the training profile is kept), " \
+	"batch-size=N (samples per iteration on one GPU), " \
+	"duration=TIME (expected run time alone: minutes, HH:MM:SS, 90m, 2h), " \
+	"checkpoint (the job writes checkpoints and may be stopped and resumed), " \
+	"alone (profile the job but never group it with others), " \
+	"accumulate=N (the script can split each batch into up to N parts (muri.accumulate))"
+/* end of the generated part */
+
+/* In the order of the canonical text. */
+extern const struct muri_key muri_keys[MURI_KEY_COUNT];
+
+/* The key of this name, or NULL. */
 const struct muri_key *muri_find_key(const char *name);
 
 /* The valid key that a mistyped name most resembles, or NULL if none is close. */

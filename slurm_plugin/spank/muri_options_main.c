@@ -3,13 +3,13 @@
  *
  *   muri_options cli:--muri=model=a script:--muri env:alone cli:--no-muri
  *
- * Each argument is an option in the layer where it is written. Prints the canonical text of the
- * mark, or "none" for an ordinary job; a refused option ends it with status 2 and the reason.
+ * Each argument is an option in the layer where it is written. The program prints the
+ * canonical text of the mark, or "none" for an ordinary job; it refuses an option with status 2
+ * and the reason.
  */
 #include <stdio.h>
 #include <string.h>
 
-#include "keys.h"
 #include "options.h"
 
 static int usage(const char *argument)
@@ -22,8 +22,8 @@ static int usage(const char *argument)
 static int refusal(const struct muri_error *error)
 {
 	fprintf(stderr, "%s\n", error->text);
-	for (const struct muri_key *key = muri_keys; error->list_keys && key->name; key++)
-		fprintf(stderr, "  %s: %s\n", key->form, key->meaning);
+	for (int i = 0; error->list_keys && i < MURI_KEY_COUNT; i++)
+		fprintf(stderr, "  %s: %s\n", muri_keys[i].form, muri_keys[i].help);
 	return 2;
 }
 
@@ -60,7 +60,7 @@ static int take(struct muri_options *options, const char *argument)
 
 int main(int count, char *arguments[])
 {
-	char canonical[MURI_CANONICAL_MAX];
+	char canonical[MURI_CANONICAL_SIZE];
 	struct muri_request request;
 	struct muri_options options;
 
@@ -75,7 +75,7 @@ int main(int count, char *arguments[])
 		puts("none");
 		return 0;
 	}
-	muri_request_canonical(&request, canonical, sizeof(canonical));
+	muri_request_canonical(&request, canonical);
 	puts(muri_is_canonical(canonical) ? canonical : "broken");
 	return 0;
 }

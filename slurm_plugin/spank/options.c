@@ -2,16 +2,12 @@
 
 #include <string.h>
 
-#include "parse.h"
-
 void muri_options_clear(struct muri_options *options)
 {
 	memset(options, 0, sizeof(*options));
-	for (int i = 0; i < MURI_LAYERS; i++)
-		muri_request_clear(&options->layer[i].request);
 }
 
-static int both(struct muri_error *error)
+static int contradiction(struct muri_error *error)
 {
 	error->list_keys = false;
 	return muri_fail(error, "--muri and --no-muri contradict each other; keep one");
@@ -21,8 +17,8 @@ int muri_options_want(struct muri_options *options, enum muri_layer layer, const
 		      struct muri_error *error)
 {
 	if (options->layer[layer].refused)
-		return both(error);
-	if (muri_parse(text, &options->layer[layer].request, error))
+		return contradiction(error);
+	if (muri_request_parse(text, &options->layer[layer].request, error))
 		return -1;
 	options->layer[layer].wanted = true;
 	return 0;
@@ -31,7 +27,7 @@ int muri_options_want(struct muri_options *options, enum muri_layer layer, const
 int muri_options_refuse(struct muri_options *options, enum muri_layer layer, struct muri_error *error)
 {
 	if (options->layer[layer].wanted)
-		return both(error);
+		return contradiction(error);
 	options->layer[layer].refused = true;
 	return 0;
 }

@@ -4,7 +4,7 @@
 
 #include "request.h"
 
-/* Where an option was written. A later one overrides, as it does for sbatch's own options. */
+/* Where an option was written. A later layer overrides an earlier one, as for sbatch's own options. */
 enum muri_layer { MURI_SCRIPT, MURI_ENVIRONMENT, MURI_COMMAND_LINE, MURI_LAYERS };
 
 struct muri_options {
@@ -24,10 +24,10 @@ int muri_options_want(struct muri_options *options, enum muri_layer layer, const
 /* Note a --no-muri in a layer. Returns 0, or -1 with the error filled in. */
 int muri_options_refuse(struct muri_options *options, enum muri_layer layer, struct muri_error *error);
 
-/* True if the job is to be Muri's; `out` is then what the user asks for. */
+/* True if the user wants Muri for the job; `out` is then the request of all layers together. */
 bool muri_options_result(const struct muri_options *options, struct muri_request *out);
 
-/* True if any layer says anything. */
+/* True if --muri or --no-muri stands in any layer. */
 bool muri_options_given(const struct muri_options *options);
 
 #endif

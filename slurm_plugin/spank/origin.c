@@ -1,9 +1,9 @@
 /*
- * sbatch reads the options of the script and of the command line through the same getopt_long()
- * and tells a SPANK callback nothing of where it is. The command line must win over the script
- * as it does for every other option, so look at this process's own arguments: while the command
- * line is being read, argument optind-1 is the option in hand. If the script happens to have the
- * very same option at the very same place, the answer is "command line", and true all the same.
+ * sbatch reads the options of the script and of the command line with the same getopt_long() and
+ * does not tell a SPANK callback which of them it reads. The command line must override the script
+ * as it does for every other option. Therefore this file looks at the arguments of the process:
+ * while sbatch reads the command line, argument optind-1 is the current option. If the script has
+ * the same option at the same index, the answer is "command line", which is also true.
  */
 #define _GNU_SOURCE
 #include "origin.h"

@@ -1,4 +1,4 @@
-/* slurmstepd: hand the mark on to the batch script and to every task. */
+/* slurmstepd: hand the mark to the batch script and to every task. */
 #include "context.h"
 #include "request.h"
 #include "table.h"
@@ -10,7 +10,7 @@ int muri_remote_init(spank_t spank)
 
 int muri_remote_user_init(spank_t spank)
 {
-	char canonical[MURI_CANONICAL_MAX];
+	char canonical[MURI_CANONICAL_SIZE];
 
 	if (spank_getenv(spank, MURI_CARRIER, canonical, sizeof(canonical)) != ESPANK_SUCCESS)
 		return 0;

@@ -1,6 +1,6 @@
 /*
  * Entry points of the SPANK plugin: sbatch --muri, salloc --muri, srun --muri.
- * Nothing here can fail a job: only a mistake in the user's own option is refused, at submit.
+ * The plugin never fails a job. It refuses only a mistake in the user's own option, at submit.
  */
 #include "context.h"
 

@@ -4,11 +4,20 @@
 
 #include "context.h"
 #include "origin.h"
-#include "say.h"
 
 enum { OPTION_MURI = 1, OPTION_NO_MURI = 2 };
 
 struct muri_options muri_given;
+
+void muri_say_refusal(const char *source, const char *text, const struct muri_error *error)
+{
+	slurm_error("muri: %s%s%s: %s", source, text ? "=" : "", text ? text : "", error->text);
+	if (!error->list_keys)
+		return;
+	slurm_spank_log("muri: valid keys of --muri=key=value,key=value are:");
+	for (int i = 0; i < MURI_KEY_COUNT; i++)
+		slurm_spank_log("muri:   %-14s %s", muri_keys[i].form, muri_keys[i].help);
+}
 
 static enum muri_layer layer_of(const char *name, const char *value)
 {
@@ -19,9 +28,9 @@ static enum muri_layer layer_of(const char *name, const char *value)
 }
 
 /*
- * True if Slurm calls back for a variable it exported itself, not for anything a user wrote: for
- * a heterogeneous job sbatch does so with the options of the component before, "(null)" if they
- * had no value.
+ * True if Slurm calls back for a variable that it exported itself, not for an option that a user
+ * wrote. For a heterogeneous job, sbatch passes the options of the previous component this way,
+ * with the text "(null)" for an option without a value.
  */
 static bool is_exported(const char *text, const char *variable)
 {
@@ -59,18 +68,15 @@ static struct spank_option table[] = {
 	{
 		.name = "muri",
 		.arginfo = "[key=value,...]",
-		.usage = "let Muri share the job's GPUs with other training jobs. Keys: model=NAME, batch-size=N, "
-			 "duration=TIME (expected run time: minutes, HH:MM:SS, 90m, 2h), "
-			 "checkpoint (may be stopped and resumed), alone (profile, never group), "
-			 "accumulate=N (batches can be split into up to N parts). "
-			 "For sbatch also SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
+		.usage = "let Muri share the job's GPUs with other training jobs. Keys: " MURI_KEYS_HELP ". "
+			 "sbatch also reads SBATCH_MURI=1 or SBATCH_MURI=key=value,...",
 		.has_arg = 2,
 		.val = OPTION_MURI,
 		.cb = on_muri,
 	},
 	{
 		.name = "no-muri",
-		.usage = "run as an ordinary job whatever the script or SBATCH_MURI says",
+		.usage = "submit an ordinary job, whatever the script or SBATCH_MURI says",
 		.has_arg = 0,
 		.val = OPTION_NO_MURI,
 		.cb = on_no_muri,

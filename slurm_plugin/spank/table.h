@@ -1,4 +1,4 @@
-/* The option table, as Slurm wants it. */
+/* The options that Slurm knows, what their callbacks have collected, and their refusals. */
 #ifndef MURI_TABLE_H
 #define MURI_TABLE_H
 
@@ -6,8 +6,14 @@
 
 #include "options.h"
 
-/* What has been collected so far in this process. */
+/* What the options of this process have said so far. */
 extern struct muri_options muri_given;
+
+/*
+ * Tell the user what is wrong with `source` ("--muri", "SBATCH_MURI"), with the list of keys where
+ * it helps. Each line starts with "muri: ".
+ */
+void muri_say_refusal(const char *source, const char *text, const struct muri_error *error);
 
 /* Register --muri and --no-muri once; calling again does nothing. */
 int muri_register_options(spank_t spank);

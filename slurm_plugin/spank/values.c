@@ -1,27 +1,35 @@
 #include "values.h"
 
 #include <ctype.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
 enum {
-	BATCH_SIZE_MAX = 1000000000,
-	ACCUMULATE_MAX = 1024,
 	DIGITS_MAX = 12,		/* so that even as days it fits a long long */
 	MINUTE_S = 60,
 	HOUR_S = 60 * MINUTE_S,
 	DAY_S = 24 * HOUR_S,
-	DURATION_MAX_S = 3650 * DAY_S,	/* ten years: longer is a typing error */
 };
 
-int muri_truth(const char *value)
+int muri_fail(struct muri_error *error, const char *format, ...)
+{
+	va_list arguments;
+
+	va_start(arguments, format);
+	vsnprintf(error->text, sizeof(error->text), format, arguments);
+	va_end(arguments);
+	return -1;
+}
+
+int muri_truth(const char *text)
 {
 	static const char *const words[][2] = {{"0", "1"}, {"no", "yes"}, {"off", "on"}, {"false", "true"}};
 
 	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
 		for (int truth = 0; truth <= 1; truth++)
-			if (strcasecmp(value, words[i][truth]) == 0)
+			if (strcasecmp(text, words[i][truth]) == 0)
 				return truth;
 	return -1;
 }
@@ -74,18 +82,17 @@ static long long fields_seconds(int count, const long long fields[3], bool after
 	return fields[0] * MINUTE_S + (count == 2 ? fields[1] : 0);
 }
 
-long long muri_seconds(const char *value)
+/* Seconds in a Slurm time or a number with a unit; -1 if malformed. */
+static long long take_seconds(const char *value)
 {
-	long long fields[3], days = 0, total;
+	long long fields[3], days = 0;
 	bool after_days = false;
 	int count = take_fields(&value, fields);
 
 	if (count < 0)
 		return -1;
-	if (count == 1 && *value && !value[1] && unit_seconds(*value)) {
-		total = fields[0] * unit_seconds(*value);
-		return total > 0 && total <= DURATION_MAX_S ? total : -1;
-	}
+	if (count == 1 && *value && !value[1] && unit_seconds(*value))
+		return fields[0] * unit_seconds(*value);
 	if (count == 1 && *value == '-') {
 		value++;
 		days = fields[0];
@@ -94,77 +101,81 @@ long long muri_seconds(const char *value)
 	}
 	if (count < 0 || *value)
 		return -1;
-	total = days * DAY_S + fields_seconds(count, fields, after_days);
-	return total > 0 && total <= DURATION_MAX_S ? total : -1;
+	return days * DAY_S + fields_seconds(count, fields, after_days);
 }
 
-int muri_read_model(const char *value, struct muri_request *into, struct muri_error *error)
+static int read_name(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
 	static const char inner[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+/-";
-	size_t length = strlen(value);
+	size_t length = strlen(text);
 
-	if (length > MURI_MODEL_MAX)
-		return muri_fail(error, "model: the name has %zu characters; at most %d are allowed", length,
-				 MURI_MODEL_MAX);
-	if (!isalnum((unsigned char)value[0]) || strspn(value, inner) != length)
-		return muri_fail(error, "model=%s: a model name starts with a letter or digit, "
-				 "followed by letters, digits and . _ + / -; for example model=resnet18", value);
-	snprintf(into->model, sizeof(into->model), "%s", value);
+	if (length > (size_t)key->max)
+		return muri_fail(error, "%s: the name has %zu characters; at most %lld are allowed", key->name, length,
+				 key->max);
+	if (!isalnum((unsigned char)text[0]) || strspn(text, inner) != length)
+		return muri_fail(error, "%s=%s: a name starts with a letter or digit, followed by letters, digits and "
+				 ". _ + / -; for example %s", key->name, text, key->example);
+	snprintf(into->name, sizeof(into->name), "%s", text);
 	return 0;
 }
 
-int muri_read_batch_size(const char *value, struct muri_request *into, struct muri_error *error)
+static int read_count(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
-	const char *rest = value;
-	long long number = take_number(&rest);
+	const char *rest = text;
 
-	if (*rest || number < 1 || number > BATCH_SIZE_MAX)
-		return muri_fail(error, "batch-size=%.64s: not a whole number from 1 to %d; for example batch-size=64",
-				 value, BATCH_SIZE_MAX);
-	into->batch_size = number;
+	into->number = take_number(&rest);
+	if (*rest || into->number < key->min || into->number > key->max)
+		return muri_fail(error, "%s=%.64s: not a whole number from %lld to %lld; for example %s", key->name,
+				 text, key->min, key->max, key->example);
 	return 0;
 }
 
-int muri_read_accumulate(const char *value, struct muri_request *into, struct muri_error *error)
+static int read_time(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
-	const char *rest = value;
-	long long number = take_number(&rest);
-
-	if (*rest || number < 1 || number > ACCUMULATE_MAX)
-		return muri_fail(error, "accumulate=%.64s: not a whole number from 1 to %d; for example accumulate=8",
-				 value, ACCUMULATE_MAX);
-	into->accumulate = number;
+	into->number = take_seconds(text);
+	if (into->number < key->min || into->number > key->max)
+		return muri_fail(error, "%s=%.64s: not a time above zero and up to %lld days; write minutes, MM:SS, "
+				 "HH:MM:SS, D-HH[:MM[:SS]], or a whole number with s, m, h or d; for example %s",
+				 key->name, text, key->max / DAY_S, key->example);
 	return 0;
 }
 
-int muri_read_duration(const char *value, struct muri_request *into, struct muri_error *error)
+static int read_flag(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
-	long long seconds = muri_seconds(value);
-
-	if (seconds < 0)
-		return muri_fail(error, "duration=%.64s: not a time above zero and up to ten years; write minutes, MM:SS, "
-				 "HH:MM:SS, D-HH[:MM[:SS]], or a whole number with s, m, h or d; "
-				 "for example duration=90m", value);
-	into->duration_s = seconds;
-	return 0;
-}
-
-static int read_flag(const char *key, const char *value, enum muri_flag *into, struct muri_error *error)
-{
-	int truth = muri_truth(value);
+	int truth = muri_truth(text);
 
 	if (truth < 0)
-		return muri_fail(error, "%s=%.64s: write %s, %s=yes or %s=no", key, value, key, key, key);
-	*into = truth ? MURI_YES : MURI_NO;
+		return muri_fail(error, "%s=%.64s: write %s, %s=yes or %s=no", key->name, text, key->name, key->name,
+				 key->name);
+	into->number = truth;
 	return 0;
 }
 
-int muri_read_checkpoint(const char *value, struct muri_request *into, struct muri_error *error)
+int muri_read_value(const struct muri_key *key, const char *text, struct muri_value *into, struct muri_error *error)
 {
-	return read_flag("checkpoint", value, &into->checkpoint, error);
+	static int (*const readers[])(const struct muri_key *, const char *, struct muri_value *,
+				      struct muri_error *) = {
+		[MURI_NAME] = read_name,
+		[MURI_COUNT] = read_count,
+		[MURI_TIME] = read_time,
+		[MURI_FLAG] = read_flag,
+	};
+
+	into->given = true;
+	return readers[key->type](key, text, into, error);
 }
 
-int muri_read_alone(const char *value, struct muri_request *into, struct muri_error *error)
+bool muri_same_value(const struct muri_value *one, const struct muri_value *other)
 {
-	return read_flag("alone", value, &into->alone, error);
+	return one->number == other->number && strcmp(one->name, other->name) == 0;
+}
+
+void muri_show_value(const struct muri_key *key, const struct muri_value *value, char out[MURI_SHOWN_SIZE])
+{
+	if (key->type == MURI_NAME)
+		snprintf(out, MURI_SHOWN_SIZE, "%s", value->name);
+	else if (key->type == MURI_FLAG)
+		snprintf(out, MURI_SHOWN_SIZE, "%s", value->number ? "yes" : "no");
+	else
+		snprintf(out, MURI_SHOWN_SIZE, "%lld%s", value->number, key->type == MURI_TIME ? "s" : "");
 }

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muri.policies.grouping import engine
-from muri.policies.grouping.columns import all_columns, column_count, multisets
 from muri.policies.grouping.engine import group_buckets
-from muri.policies.grouping.kway import Limits, choose_columns
+from muri.policies.grouping.kway import Limits, all_columns, choose_columns, column_count, multisets
 from muri.policies.grouping.problem import BucketProblem
 from muri.policies.options import OBJECTIVES, PolicyOptions
 from muri.policies.speed.model import Shape

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from policy_builders import all_jobs, cluster_requests, make_cluster_node, make_job, make_profile, make_request
 
 from muri.errors import UsageError
-from muri.policies.horus.cost import CostModel, Load, pays
-from muri.policies.horus.memory import MAX_RAISES, raised_gib
-from muri.policies.horus.queueing import JobQueue, cluster, pick, queues_of
+from muri.policies.horus.cost import MAX_RAISES, CostModel, Load, pays, raised_gib
+from muri.policies.horus.policy import JobQueue, cluster, pick, queues_of
 from muri.policies.options import OptionsError
 from muri.policies.registry import get_policy
 from muri.policies.types import Running

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.horus.slowdown import UtilizationError, slowdown
+from muri.policies.horus.cost import UtilizationError, slowdown
 
 PERCENT = st.floats(0, 1000)
 GPU_TYPES = st.sampled_from(["rtx2080", "NVIDIA GeForce GTX 1080 Ti", "a100", ""])

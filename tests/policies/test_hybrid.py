@@ -8,18 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_builders import KINDS, all_jobs, decided_ids, make_job, make_node, make_profile, make_request, requests
 
-from muri.policies.cycle.bucket import worth_of
-from muri.policies.hybrid.cycle import plan_hybrid
-from muri.policies.hybrid.modes import ways_of
+from muri.policies.cycle.queue import worth_of
+from muri.policies.hybrid.policy import MuriHybrid, plan_hybrid, ways_of
 from muri.policies.hybrid.prediction import Predictor
 from muri.policies.options import PolicyOptions
-from muri.policies.reason import sentences
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.muri_hybrid import MuriHybrid
 from muri.policies.speed.fair import Fair
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import Demand
-from muri.policies.types import HostShare, NodeShare, Running
+from muri.policies.types import HostShare, NodeShare, Running, sentences
 
 SIMULATED = {"larger_than_a_node": "whole-nodes"}
 FULL = {"gpu": (0.0, 0.0, 1.0, 0.0), "cpu": (0.0, 1.0, 0.0, 0.0), "storage": (1.0, 0.0, 0.0, 0.0)}
@@ -106,7 +103,7 @@ def test_a_member_left_out_starts_elsewhere_or_waits(monkeypatch):
         planned = get_policy("muri-jct", {"preemption": False}).plan(request)
         group = dataclasses.replace(planned.groups[0], kept=False)
         forced = dataclasses.replace(planned, groups=(group,))
-        monkeypatch.setattr("muri.policies.hybrid.cycle.plan_queue", lambda *_, forced=forced: forced)
+        monkeypatch.setattr("muri.policies.hybrid.policy.plan_queue", lambda *_, forced=forced: forced)
         plan = plan_hybrid(request, "muri-hybrid", MuriHybrid().key(request), PolicyOptions())
         assert ([solo.job_id for solo in plan.solo], [item.job_id for item in plan.waiting]) == expected
         assert all(item.preempted for item in plan.waiting)

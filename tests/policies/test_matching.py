@@ -4,7 +4,7 @@ from itertools import combinations
 
 import numpy as np
 
-from muri.policies.matching.blossom import (
+from muri.policies.matching.certified import (
     networkx_graph,
     rustworkx_graph,
     solve_networkx,

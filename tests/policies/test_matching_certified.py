@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.matching import certified, match_weights
-from muri.policies.matching.assignment import solve_assignment
-from muri.policies.matching.weights import WeightsError, scaled
+from muri.policies.matching import certified
+from muri.policies.matching.certified import solve_assignment
+from muri.policies.matching.problem import WeightsError, scaled
+from muri.policies.matching.solve import match_weights
 from muri.policies.options import MATCHINGS, OptionsError
 
 EXACT = ("certified", "rustworkx", "networkx")

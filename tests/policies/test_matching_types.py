@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.matching import by_type, match_types, match_weights
-from muri.policies.matching.weights import WeightsError
+from muri.policies.matching import solve
+from muri.policies.matching.problem import WeightsError
+from muri.policies.matching.solve import match_types, match_weights
 
 
 @st.composite
@@ -73,7 +74,7 @@ def test_odd_counts_need_the_integer_program():
 
 def test_a_bound_that_is_not_reached_is_reported(monkeypatch):
     triangle = np.ones((3, 3)) - np.eye(3)
-    monkeypatch.setattr(by_type, "_close", lambda values, jobs, potential, amount: (amount, 1.5 * values.max()))
+    monkeypatch.setattr(solve, "_close", lambda values, jobs, potential, amount: (amount, 1.5 * values.max()))
     assert match_types(triangle, [1, 1, 1]).gap == pytest.approx(1 / 3)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_builders import make_cluster_node, make_node
 
-from muri.policies.cycle.placement import FreeGpus
+from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.types import NodeShare
 
 

@@ -23,8 +23,7 @@ from policy_builders import (
 from muri.policies import priority
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
-from muri.policies.reason import sentences
-from muri.policies.types import NodeShare, Running
+from muri.policies.types import NodeShare, Running, sentences
 
 keys = st.sampled_from((priority.fifo, priority.srsf, priority.two_dimensional_las))
 options = st.builds(

@@ -15,14 +15,11 @@ from policy_builders import KINDS, decided_ids, gpus_by_node, make_job, make_nod
 from muri.errors import UsageError
 from muri.policies.cycle.validation import RequestError
 from muri.policies.options import OptionsError, PolicyOptions
-from muri.policies.reason import sentences
 from muri.policies.registry import UnknownPolicyError, get_policy, policy_names
-from muri.policies.schedulers.fifo import Fifo
-from muri.policies.schedulers.muri import Auto, MuriL, MuriS
-from muri.policies.schedulers.muri_jct import MuriJct
-from muri.policies.schedulers.shortest import Srsf
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
-from muri.policies.types import PlanJob
+from muri.policies.schedulers.exclusive import Fifo, Srsf
+from muri.policies.schedulers.muri import Auto, MuriJct, MuriL, MuriS
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.types import PlanJob, sentences
 
 GROUPING = [name for name in policy_names() if not getattr(get_policy(name), "packs", False)]
 """Policies that put jobs into groups. Those that give out GPUs one by one have tests of their own."""

@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 from policy_builders import all_jobs, cluster_requests, make_cluster_node, make_job, make_profile, make_request
 
 from muri.policies.cycle.validation import check_request
-from muri.policies.pollux.allocate import STARVED, Applicant, allocate, fitness
-from muri.policies.pollux.applicants import weight
-from muri.policies.reason import sentences
-from muri.policies.schedulers.pollux import Pollux
-from muri.policies.types import NodeShare, Running
+from muri.policies.schedulers.pollux import STARVED, Applicant, Pollux, allocate, fitness, weight
+from muri.policies.types import NodeShare, Running, sentences
 
 HOUR_S = 3600.0
 ELASTIC = {"preemptible": True, "restart_s": 30.0}

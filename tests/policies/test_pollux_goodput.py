@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_builders import make_profile, profiles
 
-from muri.policies.pollux.goodput import (
+from muri.policies.traits import (
     FIRST_SYNC_SHARE,
     NOISE_SCALE,
+    BatchModel,
     goodput,
     iteration_model,
     model_of,
@@ -17,7 +18,6 @@ from muri.policies.pollux.goodput import (
     ring_share,
     statistical_efficiency,
 )
-from muri.policies.traits import BatchModel
 
 
 def measured_on(gpu_count, stage_s):

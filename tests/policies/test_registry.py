@@ -13,7 +13,7 @@ from policy_builders import make_job, make_node, make_request
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES, listed
 from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
-from muri.policies.schedulers.muri_jct import MuriJct
+from muri.policies.schedulers.muri import MuriJct
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
 

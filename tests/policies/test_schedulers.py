@@ -9,8 +9,7 @@ from policy_builders import make_job, make_node, make_profile, make_request
 
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.gittins import GittinsIndex
-from muri.policies.schedulers.themis import finish_time_fairness
+from muri.policies.schedulers.exclusive import GittinsIndex, finish_time_fairness
 from muri.policies.types import NodeShare, Running
 
 NOW_S = 1000.0

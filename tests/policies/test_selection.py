@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 from policy_builders import make_job, make_node, make_request, requests
 
 from muri.policies import priority
-from muri.policies.cycle.placement import FreeGpus
-from muri.policies.cycle.queue import line_up
-from muri.policies.cycle.selection import pools, select
+from muri.policies.cycle.free_gpus import FreeGpus
+from muri.policies.cycle.queue import line_up, pools, select
 from muri.policies.options import PolicyOptions
 
 

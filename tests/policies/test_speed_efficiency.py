@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from speed_builders import interleaving_efficiency, rotation_period
 
-from muri.policies.speed.efficiency import period_s
+from muri.policies.speed.lockstep import period_s
 
 stages = st.tuples(*[st.floats(0, 10)] * 4)
 

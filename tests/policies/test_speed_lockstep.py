@@ -9,11 +9,8 @@ from hypothesis import strategies as st
 from speed_builders import every_period, interleaving_efficiency, one_group, shape, shapes
 
 from muri.policies.options import OptionsError
-from muri.policies.speed.efficiency import period_s
-from muri.policies.speed.errors import SpeedModelError
-from muri.policies.speed.figures import CHUNK
-from muri.policies.speed.lockstep import Lockstep, placements
-from muri.policies.speed.model import Shape
+from muri.policies.speed.lockstep import Lockstep, period_s, placements
+from muri.policies.speed.model import CHUNK, Shape, SpeedModelError
 from muri.profiler.records import ProfileError
 
 MODELS = [Lockstep(ordering, gaps) for ordering in ("best", "worst") for gaps in (False, True)]

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from speed_builders import one_group, shape
 
-from muri.policies.speed.errors import InterferenceError, SpeedModelError
 from muri.policies.speed.fair import Fair
-from muri.policies.speed.interference import InterferenceTable, PairSpeed, parse_interference
 from muri.policies.speed.lockstep import Lockstep
-from muri.policies.speed.measured import Measured
+from muri.policies.speed.measured import InterferenceTable, Measured, PairSpeed, parse_interference
+from muri.policies.speed.model import InterferenceError, SpeedModelError
 
 HEADER = "job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction"
 TEXT = [

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from speed_builders import one_group, shape, shapes
 
 from muri.policies.options import OptionsError
-from muri.policies.speed.errors import SpeedModelError
-from muri.policies.speed.figures import CHUNK
+from muri.policies.speed.model import CHUNK, SpeedModelError
 from muri.policies.speed.reference import MULTIPLIERS_NO_BLOSSOM, Reference, pipeline_period
 from muri.profiler.records import ProfileError
 

@@ -13,15 +13,14 @@ from host_builders import HUNGRY, MODEST, job, make_host, next_request, nodes_by
 from policy_builders import make_request
 
 from muri.policies.allocation.demand import saturating_wish
+from muri.policies.allocation.mechanisms import tune
 from muri.policies.allocation.optimal import optimal
-from muri.policies.allocation.tune import tune
+from muri.policies.allocation.synergy import plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
-from muri.policies.reason import sentences
 from muri.policies.registry import get_policy
-from muri.policies.schedulers.synergy_cycle import plan_allocation
 from muri.policies.traits import Demand
-from muri.policies.types import HostShare, NodeShare, Running
+from muri.policies.types import HostShare, NodeShare, Running, sentences
 
 FAIR = (3, 60)
 

@@ -12,11 +12,10 @@ from policy_builders import make_cluster_node, make_job, make_profile, make_requ
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.registry import get_policy
-from muri.policies.speed.interference import InterferenceTable, PairSpeed
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import NodeShare, Running
-from muri.policies.wise_sharing.completion import mean_after
-from muri.policies.wise_sharing.sub_batch import sub_batches
+from muri.policies.wise_sharing.partners import mean_after, sub_batches
 
 BSBF, FFS = get_policy("sjf-bsbf"), get_policy("sjf-ffs")
 SPEEDS = {("a", "a"): (0.7, 0.7), ("a", "b"): (0.9, 0.8), ("a", "c"): (0.6, 0.3), ("b", "b"): (0.45, 0.45),

@@ -6,7 +6,7 @@ from completions import completions
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.policies.wise_sharing.completion import mean_after, mean_now
+from muri.policies.wise_sharing.partners import mean_after, mean_now
 
 seconds = st.floats(1, 1e6)
 slowdowns = st.floats(1, 10)

@@ -3,7 +3,7 @@
 from click.testing import CliRunner
 
 from muri.cli import cli, run_command
-from muri.profiler.cli import profile
+from muri.profiler.commands import profile
 
 
 def use_own_store(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 
-from muri.profiler import store_connection
+from muri.profiler import store_file
 from muri.profiler.errors import (
     CorruptStoreError,
     StoreBusyError,
@@ -118,7 +118,7 @@ def test_a_reader_sees_what_a_writer_has_committed(path):
 
 
 def test_a_lock_held_for_too_long_is_named(path, monkeypatch):
-    monkeypatch.setattr(store_connection, "BUSY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(store_file, "BUSY_TIMEOUT_S", 0.05)
     with ProfileStore(path) as first, ProfileStore(path) as second:
         first._connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreBusyError, match="was locked by another process"):

@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 from profile_builders import make_profile
 
-from muri.profiler import file_system, schema
+from muri.profiler import store_file
 from muri.profiler.errors import CorruptStoreError, JournalChoiceError, StoreError, StoreVersionError
-from muri.profiler.file_system import file_system_of, is_network
 from muri.profiler.records import ProfileDetail
 from muri.profiler.store import OBSERVATIONS_PER_KEY, ProfileStore
-from muri.profiler.store_connection import existing_journal, journal_of
-from muri.profiler.store_file import set_aside, set_aside_stores
+from muri.profiler.store_file import (
+    existing_journal,
+    file_system_of,
+    is_network,
+    journal_of,
+    set_aside,
+    set_aside_stores,
+)
 from muri.profiler.upkeep import Author, Observation
 
 NOW = datetime(2026, 11, 21, 20, 30, tzinfo=UTC)
@@ -77,7 +82,7 @@ def test_a_store_of_format_1_keeps_its_profiles(path):
         store.mark_stale(make_profile().key, "by hand", BOB)
         store.check()
     with ProfileStore(path, read_only=True) as store:
-        assert store._version() == len(schema.MIGRATIONS)
+        assert store._version() == len(store_file.MIGRATIONS)
         assert len(store.history(make_profile().key)) == 3
 
 
@@ -85,8 +90,8 @@ def test_a_migration_that_breaks_off_leaves_the_old_format(path, monkeypatch):
     old = sqlite3.connect(path)
     old.executescript(FORMAT_1)
     old.close()
-    broken = (schema.MIGRATIONS[0], (*schema.MIGRATIONS[1], "CREATE TABLE measurement (x)"))
-    monkeypatch.setattr(schema, "MIGRATIONS", broken)
+    broken = (store_file.MIGRATIONS[0], (*store_file.MIGRATIONS[1], "CREATE TABLE measurement (x)"))
+    monkeypatch.setattr(store_file, "MIGRATIONS", broken)
     with pytest.raises(StoreError, match="already exists"):
         ProfileStore(path)
     monkeypatch.undo()
@@ -206,7 +211,7 @@ Mount = namedtuple("Mount", "mountpoint fstype")
 def on_nfs(tmp_path, monkeypatch):
     """Let the folder look like a mount of NFS; the mount table is the only thing that is not real."""
     mounts = [Mount("/", "ext4"), Mount(str(tmp_path), "nfs4"), Mount(str(tmp_path / "scratch"), "xfs")]
-    monkeypatch.setattr(file_system.psutil, "disk_partitions", lambda **_: mounts)
+    monkeypatch.setattr(store_file.psutil, "disk_partitions", lambda **_: mounts)
     return tmp_path
 
 

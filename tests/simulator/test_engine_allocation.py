@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import traces
 
-from muri.policies.allocation.derived import derived_sensitivity
-from muri.policies.allocation.effect import shape_with, throughput_ratio
+from muri.policies.allocation.demand import derived_sensitivity, shape_with, throughput_ratio
 from muri.policies.registry import get_policy
 from muri.policies.speed.model import shape_of
 from muri.policies.traits import Demand, Sensitivity

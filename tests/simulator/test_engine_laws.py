@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from muri.policies.allocation.names import ALIASES, SYNERGY_NAMES
 from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
-from muri.policies.schedulers.shortest import Srtf
+from muri.policies.schedulers.exclusive import Srtf
 from muri.policies.types import Plan, PlanRequest
 from muri.simulator import checks, engine
 from muri.simulator import run as run_module

@@ -13,8 +13,8 @@ from test_engine_laws import all_settings, traces
 
 from muri.errors import UsageError
 from muri.policies.cycle.validation import check_request
-from muri.policies.horus.slowdown import slowdown
-from muri.policies.speed.interference import PairSpeed
+from muri.policies.horus.cost import slowdown
+from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
@@ -191,7 +191,7 @@ def test_memory_that_is_given_back_in_time_is_no_failure() -> None:
 
 
 def test_an_elastic_job_follows_the_model_that_pollux_plans_with() -> None:
-    from muri.policies.pollux.goodput import iteration_model, relative_goodput
+    from muri.policies.traits import iteration_model, relative_goodput
 
     known = job(1, 0.0, 100.0, (0.0, 0.0, 0.5, 0.5), gpu_count=2)
     for count in (1, 4):

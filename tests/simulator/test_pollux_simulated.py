@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from engine_builders import GPU, by_id, ends, job, run
 
-from muri.policies.pollux.goodput import model_of, relative_goodput
+from muri.policies.traits import model_of, relative_goodput
 from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, TraceJob
 from muri.simulator.run import simulate

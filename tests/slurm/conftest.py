@@ -1,4 +1,4 @@
-"""One sandbox for all tests that need a real Slurm; see docs/sandbox.md."""
+"""Sandboxes that all tests of a real Slurm share, one of each shape per test process; see docs/sandbox.md."""
 
 import os
 import sys
@@ -17,7 +17,8 @@ from sandbox.driver import Driver  # noqa: E402
 from sandbox.progress import Progress  # noqa: E402
 from sandbox.suites import SUITES  # noqa: E402
 
-SHAPE = Shape(extra_partitions=(Partition("small", "n1"),))
+TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
+ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +39,8 @@ def remove_leftovers() -> None:
             lifecycle.down(name, Progress())
 
 
-def start(suite: str, shape: Shape = SHAPE, kind: str = "") -> Iterator[Driver]:
+def start(suite: str, shape: Shape = TWO_GPUS, kind: str = "") -> Iterator[Driver]:
+    """Start a sandbox; take it down when the generator goes on."""
     remove_leftovers()
     name = f"test-{kind or suite}-{os.getpid()}"
     lifecycle.up(name, SUITES[suite], shape, Progress())
@@ -50,19 +52,36 @@ def start(suite: str, shape: Shape = SHAPE, kind: str = "") -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Driver]:
-    """Start a sandbox with the current Slurm, 4 nodes × 2 GPUs, partitions `main` and `small` (n1 only)."""
+    """The current Slurm, 4 nodes × 2 GPUs, partitions `main`, `small` (n1) and `two` (n1 and n2)."""
     yield from start("forky")
 
 
 @pytest.fixture(scope="session")
+def one_gpu_sandbox() -> Iterator[Driver]:
+    """The current Slurm, a node with one GPU to train on (partition `train`) and one for dry runs (`measure`)."""
+    yield from start("forky", ONE_GPU, "one-gpu")
+
+
+@pytest.fixture(scope="session")
 def old_sandbox() -> Iterator[Driver]:
-    """Start a sandbox with Debian bookworm's Slurm 22.05, which no pyslurm supports."""
+    """Debian bookworm's Slurm 22.05, which no pyslurm supports, in the shape of `sandbox`."""
     yield from start("bookworm")
 
 
 @pytest.fixture
 def cluster(sandbox: Driver) -> Iterator[Driver]:
-    """Give the sandbox with an empty queue, before and after."""
-    sandbox.cancel_all()
-    yield sandbox
-    sandbox.cancel_all()
+    """The sandbox with an empty queue, before and after."""
+    yield from emptied(sandbox)
+
+
+@pytest.fixture
+def one_gpu(one_gpu_sandbox: Driver) -> Iterator[Driver]:
+    """The sandbox with one GPU to train on and an empty queue, before and after."""
+    yield from emptied(one_gpu_sandbox)
+
+
+def emptied(driver: Driver) -> Iterator[Driver]:
+    """Cancel all jobs before and after a test."""
+    driver.cancel_all()
+    yield driver
+    driver.cancel_all()

@@ -2,12 +2,13 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
 from muri.profiler.records import STAGES, ProfileKey
-from sandbox.driver import FINAL_STATES, Driver
+from sandbox.driver import Driver
 
 TRAIN_PY = """\
 import os, sys, time
@@ -37,9 +38,9 @@ exit $code
 class MuriCluster:
     """What the end-to-end tests do as administrator and as users."""
 
-    def __init__(self, driver: Driver, state_dir: str) -> None:
+    def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.state_dir = state_dir
+        self.state_dir = f"/var/lib/muri-{time.monotonic_ns()}"
         self.configure()
         for user in ("alice", "bob"):
             driver.write("train.py", TRAIN_PY, user=user)
@@ -47,7 +48,7 @@ class MuriCluster:
 
     def configure(self, **changes: Any) -> None:
         """Write the controller's configuration."""
-        host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 60}
+        host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
         config = {"state_dir": self.state_dir, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
@@ -82,16 +83,25 @@ class MuriCluster:
         """Run one cycle of the controller."""
         return self.driver.run("muri-controller", "--once", user="root", check=check)
 
-    def cycles_until_ended(self, *jobs: int, deadline_s: float = 120.0) -> dict[int, dict[str, str]]:
-        """Run a cycle every half second until all jobs have ended; return their fields."""
-        limit = time.monotonic() + deadline_s
-        while True:
-            fields = {job: self.driver.job(job) for job in jobs}
-            if all(job["JobState"] in FINAL_STATES for job in fields.values()):
-                return fields
-            assert time.monotonic() < limit, {job: (f["JobState"], f.get("Reason")) for job, f in fields.items()}
-            self.cycle()
-            time.sleep(0.5)
+    @contextmanager
+    def controller(self) -> Iterator[None]:
+        """Have a controller at work, two cycles a second; its log is `self.controller_log()`."""
+        command = f"exec muri-controller --interval 0.5 2>>{self.state_dir}.log"
+        process = self.driver.popen("sh", "-c", command, user="root")
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.communicate(timeout=240)
+
+    def controller_log(self) -> str:
+        """What `controller()` has logged so far."""
+        return self.driver.read(f"{self.state_dir}.log")
+
+    def cycles_until_ended(self, *jobs: int) -> dict[int, dict[str, str]]:
+        """Have a controller at work until all jobs have ended; return their fields."""
+        with self.controller():
+            return {job: self.driver.wait_state(job) for job in jobs}
 
     def output(self, job: int, user: str = "alice") -> str:
         """What a job wrote to its standard output file."""
@@ -107,12 +117,11 @@ class MuriCluster:
         text = self.driver.run("squeue", "-h", "-n", "muri-host", "-o", "%i", user="root").stdout
         return [int(word) for word in text.split()]
 
-    def wait_grouped(self, *jobs: int, deadline_s: float = 60.0) -> None:
+    def wait_grouped(self, *jobs: int) -> None:
         """Wait until the jobs run as members and have written their first line."""
         for job in jobs:
-            self.driver.wait_state(job, "RUNNING", deadline_s=deadline_s)
+            self.driver.wait_state(job, "RUNNING")
         self.driver.wait_until(
             lambda: all("started" in self.output(job, self.driver.job(job)["UserId"].split("(")[0]) for job in jobs),
             f"the start of the members {jobs}",
-            deadline_s,
         )

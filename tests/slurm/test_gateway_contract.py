@@ -106,8 +106,8 @@ def test_snapshot_shows_nodes_partitions_and_what_is_in_use(inside: GatewayInsid
         driver.run("scontrol", "update", "NodeName=n4", "State=RESUME", user="root")
     nodes = {node.name: node for node in snapshot.nodes}
     assert list(nodes) == ["n1", "n2", "n3", "n4"]
-    assert nodes["n1"].partitions == ("main", "small")
-    assert nodes["n2"].partitions == ("main",)
+    assert nodes["n1"].partitions == ("main", "small", "two")
+    assert nodes["n2"].partitions == ("main", "two")
     assert (nodes["n1"].gpu_count, nodes["n1"].gpus_allocated, nodes["n1"].cpus_allocated) == (2, 1, 2)
     assert (nodes["n1"].mem_mib, nodes["n1"].mem_allocated_mib) == (64000, 2 * 2000)
     assert (nodes["n2"].gpus_allocated, nodes["n2"].cpu_count, nodes["n2"].gpu_type) == (0, 16, "gpu")
@@ -268,7 +268,9 @@ def test_refusals_carry_slurms_words(inside: GatewayInside) -> None:
 
 def test_unreachable_slurmctld_is_said_to_be_so(inside: GatewayInside) -> None:
     inside.environment = {"SLURM_CONF": "/tmp/elsewhere.conf"}
-    inside.driver.run("sh", "-c", "sed s/^SlurmctldPort=.*/SlurmctldPort=1/ /etc/slurm/slurm.conf > /tmp/elsewhere.conf"
+    # Slurm's commands try again for half of SlurmctldTimeout.
+    elsewhere = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^SlurmctldTimeout=.*/SlurmctldTimeout=4/"
+    inside.driver.run("sh", "-c", f"sed '{elsewhere}' /etc/slurm/slurm.conf > /tmp/elsewhere.conf"
                       "; cp /etc/slurm/slurm.key /tmp/ 2>/dev/null || true", user="root")  # fmt: skip
     with pytest.raises(RefusedError) as caught:
         inside.call(("snapshot",))

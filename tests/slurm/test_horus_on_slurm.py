@@ -1,8 +1,6 @@
 """Horus on a real Slurm: a model that never ran is placed by its graph; who runs out of GPU memory asks for more."""
 
 import json
-import time
-from collections.abc import Iterator
 
 import pytest
 from muri_cluster import MuriCluster
@@ -14,7 +12,7 @@ PARTITION = ["-p", "small", "--gres=gpu:1"]
 MEASURED = """\
 import sys
 from pathlib import Path
-from muri.profiler.prediction.documents import put_features
+from muri.profiler.prediction.features import put_features
 from muri.profiler.prediction.features import GraphFeatures
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
@@ -76,17 +74,15 @@ print("finished", flush=True)
 
 
 @pytest.fixture
-def muri(sandbox: Driver) -> Iterator[MuriCluster]:
-    sandbox.cancel_all()
-    cluster = MuriCluster(sandbox, f"/var/lib/muri-{time.monotonic_ns()}")
-    cluster.configure(policy="horus", partitions=["small"], gpu_mem_gib={"gpu": 24.0})
+def muri(cluster: Driver) -> MuriCluster:
+    site = MuriCluster(cluster)
+    site.configure(policy="horus", partitions=["small"], gpu_mem_gib={"gpu": 24.0})
     for name, text in (("patient", TRAIN_PY), ("hungry", HUNGRY_PY)):
-        sandbox.write(f"{name}.py", text)
-        sandbox.write(f"{name}.sh", f"#!/bin/sh\nmuri run /home/alice/{name}.py\n")
-    sandbox.run("rm", "-f", "/home/alice/enough")
-    cluster.python(MEASURED, f"{cluster.state_dir}/profiles.db")
-    yield cluster
-    sandbox.cancel_all()
+        cluster.write(f"{name}.py", text)
+        cluster.write(f"{name}.sh", f"#!/bin/sh\nmuri run /home/alice/{name}.py\n")
+    cluster.run("rm", "-f", "/home/alice/enough")
+    site.python(MEASURED, f"{site.state_dir}/profiles.db")
+    return site
 
 
 def submit(muri: MuriCluster, model: str, script: str) -> int:
@@ -105,14 +101,14 @@ def explained(muri: MuriCluster, job: int) -> str:
 
 
 def cycles_until(muri: MuriCluster, what: str, *jobs: int) -> None:
-    """Run cycles until the jobs' outputs say so."""
+    """Have a controller at work until the jobs' outputs say so."""
 
     def done() -> bool:
-        muri.cycle()
         return all(muri.driver.job(job)["JobState"] != "PENDING" and what in muri.output(job) for job in jobs)
 
     try:
-        muri.driver.wait_until(done, f"{what!r} of jobs {jobs}", 60.0)
+        with muri.controller():
+            muri.driver.wait_until(done, f"{what!r} of jobs {jobs}")
     except DeadlineError:
         pytest.fail("\n".join(explained(muri, job) for job in jobs))
 

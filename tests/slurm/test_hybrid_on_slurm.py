@@ -1,7 +1,6 @@
 """muri-hybrid on a real Slurm: two jobs whose pair was measured train side by side on one GPU, without turns."""
 
 import json
-import time
 
 import pytest
 from muri_cluster import MuriCluster
@@ -67,7 +66,7 @@ with Journal(Path(sys.argv[1])) as journal:
 @pytest.fixture
 def muri(cluster: Driver) -> MuriCluster:
     """A node with two GPUs, of which somebody else has one."""
-    site = MuriCluster(cluster, f"/var/lib/muri-{time.monotonic_ns()}")
+    site = MuriCluster(cluster)
     site.configure(policy="muri-hybrid", partitions=["small"])
     cluster.write("meet.py", TRAIN_PY)
     cluster.write("meet.sh", TRAIN_SH)
@@ -86,7 +85,7 @@ def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) ->
     muri.cycle()
     (host,) = muri.hosts()
     assert "muri-mode:plain" in muri.driver.job(host)["AdminComment"].split()
-    muri.wait_grouped(*jobs.values(), deadline_s=120)
+    muri.wait_grouped(*jobs.values())
     told = muri.driver.run(
         "squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root"
     ).stdout.split("\n")
@@ -94,7 +93,7 @@ def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) ->
     member = ["alice", "n1", "gres/gpu:0"]
     assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
 
-    muri.driver.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word", 60)
+    muri.driver.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")
     shown = muri.queue()
     assert [(shown[job]["state"], shown[job]["group"]) for job in jobs.values()] == [("shared", host)] * 2
     assert [shown[jobs[name]]["predicted_speed"] for name in "ab"] == pytest.approx([0.8, 0.625])
@@ -103,7 +102,7 @@ def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) ->
 
     muri.driver.write("end", "")
     for job in (*jobs.values(), host):
-        ended = muri.driver.wait_state(job, "COMPLETED", deadline_s=60)
+        ended = muri.driver.wait_state(job, "COMPLETED")
         assert (ended["ExitCode"], ended["Restarts"]) == ("0:0", "0")
     lines = {name: muri.output(job).splitlines() for name, job in jobs.items()}
     assert [lines[name][-1] for name in "ab"] == ["met and finished a", "met and finished b"]

@@ -2,20 +2,16 @@
 
 import os
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, start
+from conftest import ROOT
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
 
-TWO_NODES = Shape(nodes=2, gpus_per_node=2, extra_partitions=(Partition("two", "n[1-2]"), Partition("one", "n1")))
-PARTITIONS = {1: "one", 2: "two"}
+PARTITIONS = {1: "small", 2: "two"}
 
 TRAIN_DDP_SH = """\
 #!/bin/sh
@@ -30,10 +26,10 @@ exit $code
 
 
 class DdpCluster(MuriCluster):
-    """Two nodes with two GPUs each."""
+    """Partitions of one and two nodes with two GPUs each, by the number of nodes."""
 
-    def __init__(self, driver: Driver, state_dir: str) -> None:
-        super().__init__(driver, state_dir)
+    def __init__(self, driver: Driver) -> None:
+        super().__init__(driver)
         self.configure(partitions=list(PARTITIONS.values()))
         driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
         driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
@@ -51,15 +47,15 @@ class DdpCluster(MuriCluster):
     def start_pair(self, nodes: int, epochs: int) -> list[int]:
         """Start a group of two and wait until both train on all their ranks."""
         # Jobs of an earlier test may still be completing; on busy GPUs nothing would be grouped.
-        self.driver.wait_until(lambda: self.node_states() == {"idle"}, "idle nodes", 60.0)
+        self.driver.wait_until(lambda: self.node_states() == {"idle"}, "idle nodes")
         jobs = [self.submit_ddp(model, nodes, epochs, seed) for seed, model in enumerate(("computes", "talks"))]
         self.cycle()
         for job in jobs:
-            self.driver.wait_state(job, "RUNNING", deadline_s=60.0)
+            self.driver.wait_state(job, "RUNNING")
         assert len(self.hosts()) == 1, f"the jobs were not grouped: {self.queue()}"
         ranks = 2 * nodes
         self.driver.wait_until(
-            lambda: all(self.output(job).count("epoch 0 loss") == ranks for job in jobs), "both to train", 120.0
+            lambda: all(self.output(job).count("epoch 0 loss") == ranks for job in jobs), "both to train"
         )
         return jobs
 
@@ -98,17 +94,9 @@ class DdpCluster(MuriCluster):
         return next(line.split("=")[1].strip() for line in config.splitlines() if line.startswith("ClusterName"))
 
 
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Driver]:
-    yield from start("forky", TWO_NODES, "ddp")
-
-
 @pytest.fixture
-def ddp(two_nodes: Driver) -> Iterator[DdpCluster]:
-    two_nodes.cancel_all()
-    cluster = DdpCluster(two_nodes, f"/var/lib/muri-{time.monotonic_ns()}")
-    yield cluster
-    two_nodes.cancel_all()
+def ddp(cluster: Driver) -> DdpCluster:
+    return DdpCluster(cluster)
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -140,7 +128,7 @@ def test_a_killed_rank_costs_no_job(ddp: DdpCluster) -> None:
     runtimes = ddp.runtimes(host)
     assert len(runtimes) == 4
     os.kill(runtimes[-1], signal.SIGKILL)
-    ended = ddp.cycles_until_ended(*jobs, deadline_s=180.0)
+    ended = ddp.cycles_until_ended(*jobs)
     for job in jobs:
         assert ended[job]["JobState"] == "COMPLETED", ddp.output(job)
         assert ended[job]["Restarts"] == "1"

@@ -21,7 +21,7 @@ COMMAND = str(CHECKOUT / "bin/muri-sandbox")
 
 
 def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, check=False, timeout=240)
 
 
 def mounts_of_host() -> str:
@@ -60,7 +60,7 @@ def test_command_ends_with_the_process_that_runs_it(sandbox: Driver) -> None:
     running = ("pgrep", "--full", "^sleep 4711")
     sandbox.wait_until(lambda: sandbox.run(*running, check=False).returncode == 0, "the start of sleep")
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=240)
     sandbox.wait_until(lambda: sandbox.run(*running, check=False).returncode == 1, "the end of sleep")
 
 
@@ -177,7 +177,7 @@ def test_interrupted_up_cleans_up() -> None:
     started = instance.load(name)
     assert started is not None
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
     assert not started.alive
     assert not InstancePaths(name).directory.exists()

@@ -63,7 +63,7 @@ def submit_for_later(cluster: Driver, trace: str) -> "subprocess.Popen[str]":
     """A sweep whose job array is in the queue and stays there."""
     command = ("muri", "simulate", trace, "--policy", "srsf,fifo", *CLUSTER, "--executor", "slurm")
     process = cluster.popen(*command, "--slurm-option", "additional_parameters={begin: now+1hour}")
-    cluster.wait_until(lambda: queued(cluster) != "", "the job array", 60.0)
+    cluster.wait_until(lambda: queued(cluster) != "", "the job array")
     return process
 
 
@@ -74,7 +74,7 @@ def queued(cluster: Driver) -> str:
 def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None:
     process = submit_for_later(cluster, trace)
     cluster.run("pkill", "--signal", "INT", "--full", "muri simulate", user="root")
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert "muri: interrupted" in stderr
     assert "Traceback" not in stderr
     cluster.wait_until(lambda: queued(cluster) == "", "an empty queue")
@@ -83,6 +83,6 @@ def test_interrupt_takes_the_job_array_back(cluster: Driver, trace: str) -> None
 def test_cancelled_task_is_an_error_and_not_a_long_wait(cluster: Driver, trace: str) -> None:
     process = submit_for_later(cluster, trace)
     cluster.cancel_all()
-    _, stderr = process.communicate(timeout=200)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "left the queue without a result" in stderr

@@ -1,17 +1,11 @@
 """SJF-BSBF on a real Slurm: a short job joins a long one on its GPU, and trains as it would alone, in smaller parts."""
 
 import json
-import time
-from collections.abc import Iterator
 
 import pytest
-from conftest import start
 from muri_cluster import MuriCluster
 
-from sandbox.cluster import Partition, Shape
 from sandbox.driver import Driver
-
-ONE_GPU = Shape(nodes=1, gpus_per_node=1, extra_partitions=(Partition("train", "n1"),))
 
 TRAIN_PY = """\
 import os, sys, time
@@ -60,20 +54,14 @@ KNOWN = [("long", 8, 1.0, 0.3, 6.0), ("short", 8, 0.5, 0.9, 8.0), ("short", 4, 0
 """Model, batch size, seconds per iteration, share of them on the GPU, and GiB of GPU memory."""
 
 
-@pytest.fixture(scope="module")
-def one_gpu() -> Iterator[Driver]:
-    yield from start("forky", ONE_GPU, "bsbf")
-
-
 @pytest.fixture
-def muri(one_gpu: Driver) -> Iterator[MuriCluster]:
-    cluster = MuriCluster(one_gpu, f"/var/lib/muri-{time.monotonic_ns()}")
+def muri(one_gpu: Driver) -> MuriCluster:
+    cluster = MuriCluster(one_gpu)
     cluster.configure(policy="sjf-bsbf", gpu_mem_gib={"gpu": 10.0})
     one_gpu.write("share.py", TRAIN_PY)
     one_gpu.write("share.sh", TRAIN_SH)
     cluster.python(STORE, cluster.state_dir, json.dumps(KNOWN))
-    yield cluster
-    one_gpu.cancel_all()
+    return cluster
 
 
 def submit(muri: MuriCluster, mark: str, *arguments: str) -> int:
@@ -91,7 +79,7 @@ def sizes(muri: MuriCluster, job: int) -> list[list[str]]:
 def test_a_short_job_joins_a_long_one_in_smaller_parts_and_trains_as_alone(muri):
     long = submit(muri, "model=long,batch-size=8,duration=2h", "/home/alice/end")
     muri.cycle()
-    muri.driver.wait_until(lambda: len(losses(muri, long)) == 20, "the first job at work", 60)
+    muri.driver.wait_until(lambda: len(losses(muri, long)) == 20, "the first job at work")
     (host,) = muri.hosts()
 
     short = submit(muri, "model=short,batch-size=8,duration=60s,accumulate=8", "/home/alice/end-short")
@@ -99,17 +87,17 @@ def test_a_short_job_joins_a_long_one_in_smaller_parts_and_trains_as_alone(muri)
     shown = muri.queue()
     assert (shown[short]["group"], shown[short]["partners"]) == (host, [long])
     assert "in 4 steps" in " ".join(shown[short]["reasons"])
-    muri.driver.wait_until(lambda: len(losses(muri, short)) == 20, "the second job at work", 60)
+    muri.driver.wait_until(lambda: len(losses(muri, short)) == 20, "the second job at work")
     muri.driver.write("end-short", "")
-    ended = muri.driver.wait_state(short, deadline_s=60)
+    ended = muri.driver.wait_state(short)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0")
     assert muri.driver.job(long)["JobState"] == "RUNNING"
     assert muri.hosts() == [host]
 
     muri.driver.write("end", "")
-    ended = muri.driver.wait_state(long, deadline_s=60)
+    ended = muri.driver.wait_state(long)
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0")
-    muri.driver.wait_state(host, "COMPLETED", deadline_s=30)
+    muri.driver.wait_state(host, "COMPLETED")
 
     first = {job: muri.output(job).splitlines()[0].split() for job in (long, short)}
     assert [first[job][1] for job in (long, short)] == ["1", "4"]

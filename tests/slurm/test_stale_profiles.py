@@ -1,29 +1,16 @@
 """On a real Slurm: live drift is seen and measured again once, and a damaged store costs no job."""
 
 import json
-import time
-from collections.abc import Iterator
 
 import pytest
-from conftest import start
 from muri_cluster import MuriCluster
 
-from sandbox.cluster import Partition, Shape
-from sandbox.driver import Driver
-
-
-@pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Driver]:
-    """A sandbox with one GPU to train on and one for dry runs."""
-    partitions = (Partition("train", "n1"), Partition("measure", "n2"))
-    yield from start("forky", Shape(nodes=2, gpus_per_node=1, extra_partitions=partitions), "stale")
+from sandbox.driver import DeadlineError, Driver
 
 
 @pytest.fixture
-def muri(two_nodes: Driver) -> Iterator[MuriCluster]:
-    two_nodes.cancel_all()
-    yield MuriCluster(two_nodes, f"/var/lib/muri-{time.monotonic_ns()}")
-    two_nodes.cancel_all()
+def muri(one_gpu: Driver) -> MuriCluster:
+    return MuriCluster(one_gpu)
 
 
 def store(muri: MuriCluster, *command: str) -> str:
@@ -48,14 +35,13 @@ def know(muri: MuriCluster, **load_s: float) -> None:
     muri.driver.run("muri", "profile", "import", "-", "--store", path, user="root", stdin=text)
 
 
-def cycles_until(muri: MuriCluster, logged: str, deadline_s: float = 60.0) -> None:
-    """Run cycles until one logs a text; on failure the test shows all that they logged."""
-    limit = time.monotonic() + deadline_s
-    log = ""
-    while logged not in log:
-        assert time.monotonic() < limit, f"no cycle logged {logged!r}, only:\n{log}"
-        log += muri.cycle(check=False).stderr
-        time.sleep(0.1)
+def cycles_until(muri: MuriCluster, logged: str) -> None:
+    """Have a controller at work until it logs a text; on failure the test shows all that it logged."""
+    with muri.controller():
+        try:
+            muri.driver.wait_until(lambda: logged in muri.controller_log(), "the log")
+        except DeadlineError:
+            pytest.fail(f"no cycle logged {logged!r}, only:\n{muri.controller_log()}")
 
 
 def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> None:

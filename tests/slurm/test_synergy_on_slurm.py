@@ -1,7 +1,6 @@
 """On a real Slurm: synergy-tune sets each job's CPUs and memory before it starts, and `muri drain` takes them back."""
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +24,8 @@ APPETITES = """\
 import sys
 from pathlib import Path
 from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.curve import Point
-from muri.profiler.sensitivity.record import KIND, Sensitivity
+from muri.profiler.sensitivity.bisection import Point
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 curves = {
     "hungry": CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3),
@@ -34,7 +33,7 @@ curves = {
 }
 with ProfileStore(Path(sys.argv[1])) as store:
     for name, cpu in curves.items():
-        store.put_document(KIND, Sensitivity(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
+        store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu, process_gib=2.0).to_document())
 """
 
 GIVE = """\
@@ -66,7 +65,7 @@ class Site(MuriCluster):
     """One node with two GPUs and 16 CPUs, planned by synergy-tune."""
 
     def __init__(self, driver: Driver, gateway: str) -> None:
-        super().__init__(driver, f"/var/lib/muri-{time.monotonic_ns()}")
+        super().__init__(driver)
         self.gateway = gateway
         self.configure(policy="synergy-tune", partitions=["small"], gateway=gateway, profiling={"at_once": 0})
         driver.run("mkdir", "-p", self.state_dir, user="root")

@@ -10,8 +10,7 @@ from test_cycle import four_jobs, hosts, one_gpu
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileKey
-from muri.profiler.store import ProfileStore
-from muri.profiler.store_stats import stats_of
+from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.model import JobState

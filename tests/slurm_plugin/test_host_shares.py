@@ -5,9 +5,8 @@ from conftest import FOUR_KINDS
 from fake_slurm import NOW_S, FakeSlurm, Killed, make_job, make_node
 
 from muri.policies.types import Group, HostShare, NodeShare, Plan
-from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.curve import Point
-from muri.profiler.sensitivity.record import KIND, Sensitivity
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.cli_queue import explanation
@@ -35,7 +34,7 @@ def appetites(tmp_path):
     modest = CpuSensitivity((Point(2, 5.0), Point(16, 5.1)), 2, 0, 2)
     with ProfileStore(tmp_path / "profiles.db") as store:
         for name, cpu in (("hungry", hungry), ("modest", modest)):
-            store.put_document(KIND, Sensitivity(name, "2026-01-01T00:00:00Z", cpu).to_document())
+            store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
 
 
 def two_jobs(**changes):

@@ -9,10 +9,9 @@ from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.profiler.sensitivity.bisection import CpuSensitivity
-from muri.profiler.sensitivity.cache_model import Dataset, throughput
-from muri.profiler.sensitivity.curve import Point
-from muri.profiler.sensitivity.record import KIND, Sensitivity
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.memory_axis import Dataset, throughput
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import Document, ProfileStore
 from muri.slurm_plugin.known_traits import KnownTraits, read_traits, sensitivity_of, with_derived
 
@@ -21,7 +20,7 @@ DATASET = Dataset(dataset_gib=100.0, batch_mib=64.0, storage_mib_per_s=256.0)
 
 
 def measured(name="hungry", **changes):
-    return Sensitivity(**{"name": name, "measured_at": "2026-01-01T00:00:00Z", "cpu": CURVE, **changes})
+    return SensitivityProfile(**{"name": name, "measured_at": "2026-01-01T00:00:00Z", "cpu": CURVE, **changes})
 
 
 def key(model, gpus=1):

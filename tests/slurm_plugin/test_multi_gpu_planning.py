@@ -132,5 +132,6 @@ def test_a_step_of_several_ranks(tmp_path):
 
 
 def test_the_port_is_free():
-    with socket.create_server(("127.0.0.1", host_ranks.free_port())):
-        pass
+    port = host_ranks.free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port

@@ -7,7 +7,7 @@ from conftest import FOUR_KINDS
 from fake_slurm import FakeSlurm, make_job
 from test_cycle import four_jobs, hosts, one_gpu
 
-from muri.policies.horus.memory import MAX_RAISES
+from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin import member, tags
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.drain import drain

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.profiler.dryrun.result import DryRunResult
+from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
 from muri.slurm_plugin import tags
 from muri.slurm_plugin.config import ConfigError, load_config

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 from fake_slurm import make_job
 
-from muri.profiler.dryrun.request import Limits
+from muri.profiler.dryrun.messages import Limits
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin import dry_run
 from muri.slurm_plugin.config import Config

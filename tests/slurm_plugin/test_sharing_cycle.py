@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from fake_slurm import FakeSlurm, Killed, make_job, make_node
 
-from muri.policies.reason import Reason
-from muri.policies.types import NodeShare, Plan, PlanRequest, Running, Sharer, Waiting
-from muri.profiler.interference.fits import KIND, LinearFit, computation_name
+from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
+from muri.profiler.interference.models import KIND, LinearFit, computation_name
 from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document

@@ -9,24 +9,6 @@ from muri.slurm_plugin import tags
 WORDS = st.lists(st.text("abc=,{}:\"'é", min_size=1, max_size=8), max_size=5)
 
 
-def test_a_full_request_is_read():
-    request = tags.parse_request("billing=7 muri:model=a/b,batch-size=8,duration=90,checkpoint=1,alone=1 x")
-    assert request == tags.Request("a/b", 8, 90, checkpoint=True, alone=True)
-
-
-def test_a_job_without_a_tag_is_none_of_our_business():
-    assert tags.parse_request("billing=7 nomuri:on") is None
-
-
-@pytest.mark.parametrize("text", ["muri:on", "muri:batch-size=0", "muri:batch-size=-4,duration=x"])
-def test_what_cannot_be_read_counts_as_not_given(text):
-    assert tags.parse_request(text) == tags.Request()
-
-
-def test_a_users_hold_is_seen():
-    assert tags.parse_request("muri:on muri-hold:user").user_hold
-
-
 @given(WORDS, st.text(max_size=30))
 def test_tokens_come_and_go_and_leave_other_words_alone(words, value):
     comment = " ".join(words)

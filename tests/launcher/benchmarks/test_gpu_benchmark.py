@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_jobs_train_on_the_cpu() -> None:
-    interleaving_gpu.smoke()
+    assert interleaving_gpu.smoke() == interleaving_gpu.SMOKE_ITERATIONS * len(interleaving_gpu.JOBS)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")

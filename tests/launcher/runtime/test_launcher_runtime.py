@@ -32,7 +32,6 @@ LOOP = """
         ("import sys; sys.exit(259)", 3, ""),
         ("import os; os._exit(7)", 7, ""),
         ("raise KeyboardInterrupt", 130, "KeyboardInterrupt"),
-        ("import os; os.abort", 0, ""),
     ],
 )
 def test_exit_code_is_the_scripts(launcher: Launcher, ending: str, code: int, error: str) -> None:

@@ -165,11 +165,13 @@ def test_suspects_are_those_whose_work_is_not_known_to_be_done(device: Device, c
     assert device.suspects() == ["2", "3"]
 
 
-def test_cpu_only_process_has_no_device() -> None:
+def test_a_process_without_a_gpu_has_no_device(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", module(cuda))
+    monkeypatch.setattr(cuda, "is_available", lambda: False)
     preparation = gpu_streams.Preparation()
     preparation.expect(["torch"])
     preparation.prepare()
-    assert preparation.ready() is None or preparation.device is not None
+    assert (preparation.ready(), preparation.device) == (None, None)
 
 
 def test_preparation_makes_a_stream_for_each_session_and_its_threads(

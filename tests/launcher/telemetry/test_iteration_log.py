@@ -4,7 +4,7 @@ import time
 
 from muri.launcher.job.stage_clock import FreePace, StageClock
 from muri.launcher.telemetry.script_clock import clock_from_environment, log_iterations, wanted
-from muri.profiler.interference.stamps import ITERATION_LOG_VARIABLE, StampReader
+from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 
 
 def iterate(clock, count):

@@ -1,0 +1,15 @@
+"""Sizes in bytes and their conversions: binary units, as Slurm and CUDA count memory."""
+
+from typing import Final
+
+KIB: Final = 2**10
+"""Bytes of a KiB."""
+
+MIB: Final = 2**20
+"""Bytes of a MiB."""
+
+GIB: Final = 2**30
+"""Bytes of a GiB."""
+
+KIB_PER_MIB: Final = 1024
+MIB_PER_GIB: Final = 1024

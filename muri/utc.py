@@ -1,0 +1,51 @@
+"""Times in UTC: points in time as ISO-8601 texts, and log lines."""
+
+import logging
+import sys
+import time
+from datetime import UTC, datetime
+
+
+def now_text() -> str:
+    """The time now, to the second."""
+    return text_of(time.time())
+
+
+def text_of(unix_s: float, timespec: str = "seconds") -> str:
+    """A time in seconds since the epoch; `timespec` as datetime.isoformat takes it."""
+    return datetime.fromtimestamp(unix_s, UTC).isoformat(timespec=timespec)
+
+
+def moment(text: str) -> datetime | None:
+    """The point in time that a text names, UTC where it names no zone; None when it names none."""
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def age(text: str, now: datetime) -> str:
+    """How long ago a text's time was: "5 min", "3 h", "12 d"; "?" when it names none."""
+    then = moment(text)
+    if then is None:
+        return "?"
+    seconds = max(0.0, (now - then).total_seconds())
+    for unit_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= unit_s:
+            return f"{seconds / unit_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def log_handler(*, with_name: bool = True) -> logging.Handler:
+    """A handler that writes lines with a UTC time to standard error.
+
+    Args:
+        with_name: Whether lines name their logger.
+    """
+    name = " %(name)s:" if with_name else ""
+    formatter = logging.Formatter(f"%(asctime)sZ %(levelname)s{name} %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter)
+    return handler

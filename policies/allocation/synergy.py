@@ -1,0 +1,361 @@
+"""Policies that give out CPUs and memory beside GPUs, Synergy's and dominant resource fairness, and their cycle."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
+from types import MappingProxyType
+from typing import ClassVar, Final, NamedTuple
+
+from muri.policies import priority
+from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed
+from muri.policies.allocation.mechanisms import greedy, proportional, tune
+from muri.policies.allocation.names import MECHANISMS, ORDERS, SynergyName
+from muri.policies.allocation.optimal import optimal
+from muri.policies.allocation.seats import Host, Round, Seat, Seating, Servers, amounts, share_reason
+from muri.policies.cycle import reasons
+from muri.policies.cycle.decisions import Clerk, SlurmsQueue
+from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.cycle.placing import running_unit
+from muri.policies.cycle.planner import collector_paused
+from muri.policies.cycle.queue import Contender, Queue, line_up
+from muri.policies.cycle.reasons import plural
+from muri.policies.cycle.regrouping import Forecasts
+from muri.policies.cycle.validation import check_request
+from muri.policies.options import PolicyOptions
+from muri.policies.priority import PriorityKey, all_jobs
+from muri.policies.schedulers.base import EXCLUSIVE, EXCLUSIVE_TO_THE_END, QueuePolicy
+from muri.policies.schedulers.exclusive import worst_fairness_first
+from muri.policies.speed.registry import speed_model
+from muri.policies.traits import Demand
+from muri.policies.types import FreeNode, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
+
+_ORDERS: Final[Mapping[str, tuple[str, Callable[[PlanRequest], PriorityKey]]]] = {
+    "fifo": ("submit time", lambda _: priority.fifo),
+    "srtf": ("remaining time", lambda _: priority.srtf),
+    "las": ("attained time", lambda _: priority.las),
+    "ftf": ("worst slowdown ρ", worst_fairness_first),
+}
+
+Mechanism = Callable[[Round], Seating]
+"""A way to give out GPUs, CPUs and memory."""
+
+_UNKNOWN: Final = Reason("nothing is known of what CPUs and memory do for it: it gets its GPU-proportional share")
+_PROPORTIONAL: Final = Reason("CPUs and memory follow the GPUs")
+_NOT_ALLOCATED: Final = Reason("its node tells neither CPUs nor memory: they are not given out")
+_MOVED: Final = Reason("moved: the place where it ran goes to more urgent jobs")
+_Totals = tuple[float, float, float]
+
+
+class AllocationPolicy(QueuePolicy):
+    """A policy that gives out CPUs and host memory beside GPUs; nobody shares a GPU.
+
+    A subclass gives `mechanism`, and `wish` where jobs do not ask for what saturates their throughput.
+
+    Attributes:
+        mechanism: Who gets which GPUs, CPUs and memory.
+        wish: What a job asks for.
+    """
+
+    gives_cpus = True
+    mechanism: ClassVar[Mechanism]
+    wish: ClassVar[Wish] = saturating_wish
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        way = type(self)
+        return plan_allocation(request, self.name, self.key(request), self.rules, way.mechanism, way.wish)
+
+
+class _Way(NamedTuple):
+    """A mechanism, what jobs ask for under it, and a sentence on it."""
+
+    mechanism: Mechanism
+    wish: Wish
+    summary: str
+
+
+_WAYS: Final[Mapping[str, _Way]] = {
+    "proportional": _Way(proportional, proportional_wish, "CPUs and memory follow the GPUs."),
+    "greedy": _Way(greedy, saturating_wish, "Each job's whole demand of CPUs and memory, or it waits."),
+    "tune": _Way(tune, saturating_wish, "CPUs and memory by demand; nobody below the GPUs' share."),
+    "opt": _Way(optimal, saturating_wish, "CPUs and memory by an integer program: slow, with a bound."),
+}
+
+
+class SynergyPolicy(AllocationPolicy):
+    """One mechanism with one order; a subclass for each pair is in `POLICIES`.
+
+    Every job has its GPUs to itself. What runs keeps its nodes, CPUs and memory from round to round (lease renewal).
+    FTF serves the worst ρ first, as Themis and the paper do; the key of the paper's public simulator is the reverse.
+
+    Source: Synergy (Mohan et al., OSDI 2022).
+    """
+
+    fixed = EXCLUSIVE
+    ranking_of: ClassVar[Callable[[PlanRequest], PriorityKey]]
+
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """By the order that the name says."""
+        return type(self).ranking_of(request)
+
+
+def _policy(name: SynergyName) -> type[SynergyPolicy]:
+    way, (order, ranking) = _WAYS[name.mechanism], _ORDERS[name.order]
+    members = {
+        "name": str(name),
+        "order": order,
+        "ranking_of": ranking,
+        "mechanism": way.mechanism,
+        "wish": way.wish,
+        "__doc__": way.summary,
+        "__module__": __name__,
+    }
+    return type(f"Synergy{name.mechanism.capitalize()}{name.order.capitalize()}", (SynergyPolicy,), members)
+
+
+POLICIES: Final[Mapping[str, type[SynergyPolicy]]] = MappingProxyType(
+    {str(name): _policy(name) for name in (SynergyName(*pair) for pair in product(MECHANISMS, ORDERS))}
+)
+"""Every policy of Synergy by its name in full."""
+
+
+class Drf(AllocationPolicy):
+    """Dominant resource fairness: the user with the smallest share goes first.
+
+    Source: DRF (Ghodsi et al., NSDI 2011), as a baseline of Synergy (OSDI 2022).
+    """
+
+    name = "drf"
+    order = "dominant share"
+    fixed = EXCLUSIVE_TO_THE_END
+    mechanism = greedy
+
+    def key(self, request: PlanRequest) -> PriorityKey:
+        """By the dominant share of the job's user when its turn comes."""
+        share = fill_order(request)
+
+        def smallest_first(job: PlanJob) -> tuple[float, ...]:
+            return (share[job.job_id],)
+
+        return smallest_first
+
+
+def fill_order(request: PlanRequest) -> Mapping[int, float]:
+    """Dominant share of its user when a job's turn comes, by job id.
+
+    Progressive filling starts the next job of whoever has the smallest dominant share. With demands that only add
+    up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
+    then his others as they were submitted.
+
+    Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
+    """
+    totals, nodes = _totals(request), sorted(request.nodes, key=lambda node: node.name)
+    running = {job.job_id for unit in request.running for job in unit.members}
+    held: dict[str, list[float]] = {}
+    share: dict[int, float] = {}
+    for job in sorted(all_jobs(request), key=lambda job: (job.job_id not in running, job.submit_s, job.job_id)):
+        amounts = held.setdefault(job.user, [0.0, 0.0, 0.0])
+        share[job.job_id] = max(
+            (amount / total for amount, total in zip(amounts, totals, strict=True) if total), default=0.0
+        )
+        for index, amount in enumerate(_demand(job, nodes)):
+            amounts[index] += amount
+    return share
+
+
+def _totals(request: PlanRequest) -> _Totals:
+    nodes = request.nodes
+    return (
+        sum(node.gpu_count or node.free_gpus for node in nodes),
+        sum(node.cpu_count for node in nodes),
+        sum(node.mem_gib for node in nodes),
+    )
+
+
+def _demand(job: PlanJob, nodes: Sequence[FreeNode]) -> _Totals:
+    """What a job asks for on the first node by name that could be its own."""
+    for node in nodes:
+        if node.gpu_count and job.partition in node.partitions:
+            each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))
+            return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
+    return (job.gpu_count, 0.0, 0.0)
+
+
+def plan_allocation(
+    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, mechanism: Mechanism, wish: Wish
+) -> Plan:
+    """Decide on every job of a request; nobody shares GPUs.
+
+    Args:
+        request: Jobs, nodes, what runs, and time.
+        policy: Name to put on the plan.
+        key: Order of priority.
+        options: Whether running jobs compete, and the aging bound.
+        mechanism: Who gets what.
+        wish: What jobs ask for under the mechanism, to explain.
+
+    Raises:
+        RequestError: The request contradicts itself.
+    """
+    check_request(request)
+    with collector_paused():
+        queue = line_up(request, key, options)
+        cycle = _Cycle(request, options, queue, wish)
+        seating = mechanism(cycle.round())
+        return cycle.plan(policy, seating)
+
+
+class _Cycle:
+    def __init__(self, request: PlanRequest, options: PolicyOptions, queue: Queue, wish: Wish) -> None:
+        self._request, self._queue, self._wish = request, queue, wish
+        self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
+        self._servers = Servers(request.nodes, self._free)
+        model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
+        self._clerk = Clerk(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        released = self._clerk.decisions.solo
+        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._contenders: tuple[Contender, ...] = ()
+
+    def round(self) -> Round:
+        """What the mechanism decides from: nothing is held by jobs that may be stopped."""
+        for members in self._queue.fixed:
+            self._clerk.keep_fixed(members)
+        self._contenders = tuple(
+            contender
+            for contender in self._queue.contenders
+            if contender.unit is not None or not self._slurm.takes_larger(contender.job)
+        )
+        for unit in _units(self._contenders):
+            self._free.give_back(unit.gpus)
+            self._servers.give_back_host(self._servers.held(unit))
+        return Round(self._contenders, self._servers, self._request.interval_s)
+
+    def plan(self, policy: str, seating: Seating) -> Plan:
+        """Name single GPUs, and say why."""
+        shares = dict(self._fixed_shares())
+        seats = seating.by_rank()
+        for seat in seats:
+            if seat.stays:
+                self._free.take_exactly(seat.gpus)
+        for seat in seats:
+            gpus = seat.gpus if seat.stays else self._named(seat)
+            self._stays_after_all(seat, gpus)
+            self._servers.take_host(seat.host)
+            self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
+            if not seat.kept or _is_told(seat.contender):
+                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if self._is_given_out(item))
+        self._keep_waiting(seating)
+        decided = self._clerk.decisions
+        return Plan(
+            policy=policy,
+            groups=tuple(decided.groups),
+            solo=tuple(decided.solo),
+            waiting=tuple(decided.waiting),
+            certificate=seating.certificate,
+            host_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
+        )
+
+    def _fixed_shares(self) -> Iterator[tuple[int, tuple[HostShare, ...]]]:
+        for members in self._queue.fixed:
+            unit = members[0].unit
+            assert unit is not None
+            yield from unit.host_shares.items()
+
+    def _is_given_out(self, share: HostShare) -> bool:
+        """A share of nothing is one, too, where the node tells what its GPUs' shares are."""
+        return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
+
+    def _named(self, seat: Seat) -> Shares:
+        return tuple([self._free.take_on(share.node, share.gpu_count) for share in seat.gpus])
+
+    def _stays_after_all(self, seat: Seat, gpus: Shares) -> None:
+        """A job that had to leave may have found just its own GPUs again."""
+        unit = running_unit((seat.contender,))
+        if unit is not None and unit.gpus == gpus:
+            seat.stays, seat.held = True, self._servers.held(unit)
+
+    def _why(self, seat: Seat) -> tuple[Reason, ...]:
+        contender, job, node = seat.contender, seat.contender.job, self._servers.nodes[seat.node]
+        why = []
+        if contender.unit is not None and not seat.stays:
+            why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else _MOVED)
+        elif seat.stays and not seat.kept:
+            why.append(_restarted(seat.held, seat.host))
+        if not any(self._is_given_out(item) for item in seat.host):
+            return (*why, _NOT_ALLOCATED)
+        why.append(share_reason(seat.host))
+        wanted = self._wish(job, node, seat.gpus[0].gpu_count)
+        if self._wish is proportional_wish:
+            why.append(_PROPORTIONAL)
+        elif job.sensitivity is None:
+            why.append(_UNKNOWN)
+        elif exceeds(wanted, seat.share):
+            why.append(_below_demand(wanted, speed(job, wanted, node)))
+        else:
+            why.append(_saturated(speed(job, seat.share, node)))
+        return (*why, *seat.notes)
+
+    def _keep_waiting(self, seating: Seating) -> None:
+        """Give reasons, and to Slurm whatever has waited too long."""
+        why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
+        ahead: Counter[str] = Counter()
+        for contender in self._contenders:
+            job = contender.job
+            if contender.rank in seating.seats or (contender.unit is None and self._slurm.takes_overdue(job)):
+                continue
+            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting, ahead[job.partition]),)
+            if contender.unit is not None:
+                why = (reasons.preempted(job), *why)
+            self._clerk.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            ahead[job.partition] += 1
+
+    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons, ahead: int) -> Reason:
+        """GPUs are missing, or only CPUs or memory beside them."""
+        job = contender.job
+        if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
+            name = self._servers.with_gpus(job, job.gpu_count)[0]
+            wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
+            needed = self._servers.host_of((NodeShare(name, job.gpu_count),), wanted)
+            return _no_host_room(job, ahead, needed)
+        return why_waiting.of(job, ahead)
+
+
+def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
+    return {id(item.unit): item.unit for item in contenders if item.unit is not None}.values()
+
+
+def _is_told(contender: Contender) -> bool:
+    """Whether a running job's share is known, or only taken to be proportional."""
+    return contender.unit is not None and contender.job.job_id in contender.unit.host_shares
+
+
+def _saturated(speed: float) -> Reason:
+    """It gets what it demands."""
+    return Reason("that is all it can use: {:.2f} × its speed with the GPU-proportional share", (speed,))
+
+
+def _below_demand(wanted: Demand, speed: float) -> Reason:
+    """It gets less than it demands."""
+    return Reason(
+        "it could use {:.4g} CPUs and {:.4g} GiB, {:.2f} × as fast, but they are not free or not worth a restart",
+        (wanted.cpus, wanted.mem_gib, speed),
+    )
+
+
+def _restarted(before: Host, after: Host) -> Reason:
+    """Why a running job starts anew on its own GPUs."""
+    old, old_values = amounts(before)
+    new, new_values = amounts(after)
+    return Reason(
+        f"restarts on the GPUs that it has, for its share changes: {old} before, {new} now", (*old_values, *new_values)
+    )
+
+
+def _no_host_room(job: PlanJob, ahead: int, needed: Host) -> Reason:
+    """Why a job waits although GPUs are free."""
+    line = "it is next in line" if not ahead else f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it"
+    template, values = amounts(needed)
+    return Reason(
+        f"{line}; a node of partition {{}} has {{}} free, but not with {template} beside",
+        (job.partition, plural(job.gpu_count, "GPU"), *values),
+    )

@@ -1,0 +1,86 @@
+"""What Horus compares itself with: packing by memory alone, with and without taking it back."""
+
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Final
+
+from muri.policies.cycle.reasons import blanks
+from muri.policies.cycle.validation import check_request
+from muri.policies.horus.cycle import ByMemory, PackingCycle
+from muri.policies.priority import fifo
+from muri.policies.schedulers.base import TO_THE_END, FixedOrder
+from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Waiting
+
+_LEAST_SPEED: Final = 0.5
+"""PAB takes a job off GPUs on which it gets on more slowly than this, relative to its speed alone."""
+
+
+class OpportunisticBinPacking(FixedOrder):
+    """Jobs share GPUs wherever memory allows, blind to how busy they are.
+
+    First come, first served: idle GPUs, else those that memory fills best. Nothing is stopped.
+
+    Source: Horus (Yeung et al., TPDS 2021), its baseline OBP.
+    """
+
+    name = "obp"
+    order = "submit time"
+    fixed = TO_THE_END
+    ranking = fifo
+    packs = True
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Decide on every job; see `muri.policies.types.Policy`."""
+        check_request(request, packs=True)
+        cycle = PackingCycle(request, self.rules, ByMemory())
+        stopped = self.stop(cycle)
+        aged, ready = cycle.sort_out(request.jobs)
+        cycle.seat_aged(aged)
+        for job in ready:
+            cycle.seat(job, idle_only=self.keeps_apart(job))
+        return cycle.result(self.name, stopped)
+
+    def stop(self, cycle: PackingCycle) -> tuple[Waiting, ...]:
+        """Running jobs to put back."""
+        return ()
+
+    def keeps_apart(self, job: PlanJob) -> bool:
+        """Whether a waiting job may share with nobody."""
+        return False
+
+
+class PutBack(OpportunisticBinPacking):
+    """Packs by memory as obp does, and puts back a job that sharing slows down to less than half.
+
+    The latest comer goes first, if it can be stopped, until the others are fast enough. What was stopped once then
+    waits for GPUs of its own, for packing it again would stop it again.
+
+    Source: Horus (Yeung et al., TPDS 2021), its baseline PAB. The speed is not measured here but follows from the
+    utilisations and Horus's fit.
+    """
+
+    name = "pab"
+    fixed = MappingProxyType({"preemption": True})
+
+    def stop(self, cycle: PackingCycle) -> tuple[Waiting, ...]:
+        """Running jobs to put back: the latest comers of GPUs on which somebody is too slow."""
+        stopped = []
+        latest = sorted(cycle.packed.holdings.values(), key=lambda item: (-item.job.submit_s, -item.job.job_id))
+        for holding in latest:
+            speed = cycle.speed(holding)
+            if speed < _LEAST_SPEED and holding.job.preemptible:
+                why = _too_slow(speed, holding.partners)
+                stopped.append(cycle.stop(holding.job.job_id, why))
+        return tuple(stopped)
+
+    def keeps_apart(self, job: PlanJob) -> bool:
+        """It was stopped before if it waits although it has received service."""
+        return job.attained_gpu_s > 0
+
+
+def _too_slow(speed: float, partners: Sequence[PlanJob]) -> Reason:
+    """Why a running job stops."""
+    ids = tuple(other.job_id for other in partners)
+    return Reason(
+        f"stopped: beside {blanks(len(ids))} it gets on at {{:.2f}} of its speed alone, less than half", (*ids, speed)
+    )

@@ -1,0 +1,121 @@
+"""Tetris: the job goes where its demand points in the same direction as what is left."""
+
+from dataclasses import dataclass, field
+
+from muri.policies.allocation.demand import saturating_wish
+from muri.policies.allocation.seats import Round, Seat, Seating, Servers, spread
+from muri.policies.allocation.synergy import AllocationPolicy
+from muri.policies.cycle.queue import Contender
+from muri.policies.priority import fifo
+from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, FixedOrder
+from muri.policies.types import FreeNode, HostShare, NodeShare
+
+
+def tetris(round_: Round) -> Seating:
+    """Seat, one after the other, the job and the node with the greatest dot product of demand and what is free.
+
+    Both are by the node's size, so that GPUs, CPUs and memory count alike; ties go to the more urgent job, then to
+    the first node by name. Demands are fixed: a job that finds no node for its own is passed over. Jobs of several
+    nodes, which no single dot product describes, are seated last, by GPUs.
+
+    Source: Tetris (Grandl et al., SIGCOMM 2014), section 3.2: alignment. Its bonus for short jobs is left out, as
+    durations are not known for certain.
+    """
+    packing = _Packing(round_.servers.copy())
+    for contender in round_.contenders:
+        if contender.job.node_count == 1:
+            packing.offer(contender)
+    while packing.seat_best():
+        pass
+    for contender in round_.contenders:
+        if contender.rank not in packing.seating.seats:
+            packing.seat_spread(contender)
+    return packing.seating
+
+
+@dataclass
+class _Packing:
+    servers: Servers
+    seating: Seating = field(default_factory=Seating)
+    kinds: dict[object, list[Contender]] = field(default_factory=dict)
+    full: set[object] = field(default_factory=set)
+
+    def offer(self, contender: Contender) -> None:
+        """Jobs of one kind are as good as each other: the most urgent is next."""
+        kind = (contender.bucket.partition, contender.bucket.gpu_count, contender.job.sensitivity)
+        self.kinds.setdefault(kind, []).append(contender)
+
+    def seat_best(self) -> bool:
+        """Seat one job; False when nothing fits any more."""
+        best: tuple[float, int, str] | None = None
+        chosen: tuple[object, Seat] | None = None
+        for kind, contenders in list(self.kinds.items()):
+            found = self._best_node(contenders[0])
+            if found is None:
+                del self.kinds[kind]
+                continue
+            score, seat = found
+            ranked = (-score, seat.rank, seat.node)
+            if best is None or ranked < best:
+                best, chosen = ranked, (kind, seat)
+        if chosen is None:
+            return False
+        kind, seat = chosen
+        self._settle(seat)
+        del self.kinds[kind][0]
+        if not self.kinds[kind]:
+            del self.kinds[kind]
+        return True
+
+    def seat_spread(self, contender: Contender) -> None:
+        """Seat a job on several nodes, if its demand fits there."""
+        job, servers = contender.job, self.servers
+        size = (contender.bucket.partition, contender.bucket.gpu_count, contender.bucket.node_count, job.sensitivity)
+        if size in self.full:
+            return
+        gpus = servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)
+        if gpus is not None and len(gpus) > 1:
+            seat = Seat(contender, gpus, spread(servers, job, gpus, saturating_wish))
+            if servers.fits(gpus, seat.host):
+                self._settle(seat)
+                return
+        self.full.add(size)
+
+    def _best_node(self, contender: Contender) -> tuple[float, Seat] | None:
+        job, best = contender.job, None
+        for name in self.servers.with_gpus(job, job.gpu_count):
+            node = self.servers.nodes[name]
+            gpus = (NodeShare(name, job.gpu_count),)
+            host = self.servers.host_of(gpus, saturating_wish(job, node, job.gpu_count))
+            if self.servers.fits(gpus, host):
+                score = self._alignment(node, job.gpu_count, host[0])
+                if best is None or score > best[0]:
+                    best = (score, Seat(contender, gpus, host))
+        return best
+
+    def _alignment(self, node: FreeNode, gpus: int, host: HostShare) -> float:
+        free = self.servers.free(node.name)
+        parts = (
+            (gpus, self.servers.gpus.on_node(node.name), node.gpu_count),
+            (host.cpus, free.cpus, node.cpu_count),
+            (host.mem_gib, free.mem_gib, node.mem_gib),
+        )
+        return sum((wanted / size) * (left / size) for wanted, left, size in parts if size)
+
+    def _settle(self, seat: Seat) -> None:
+        self.servers.gpus.take_exactly(seat.gpus)
+        self.servers.take_host(seat.host)
+        self.seating.seats[seat.rank] = seat
+
+
+class Tetris(AllocationPolicy, FixedOrder):
+    """Packs GPUs, CPUs and memory: the best match of demand and node first.
+
+    Source: Tetris (Grandl et al., SIGCOMM 2014), as a baseline of Synergy (OSDI 2022).
+    """
+
+    name = "tetris"
+    order = "best match, submit time"
+    fixed = EXCLUSIVE_TO_THE_END
+    mechanism = tetris
+    ranking = fifo

@@ -1,0 +1,278 @@
+"""Who shares with whom and how they get on, and whether regrouping what runs already pays for its restarts."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from muri.policies.cycle import reasons
+from muri.policies.cycle.placing import Unit, unit_of
+from muri.policies.cycle.queue import Contender, Members, worth_of
+from muri.policies.grouping.engine import group_buckets
+from muri.policies.grouping.problem import BucketGroups, BucketProblem
+from muri.policies.options import PolicyOptions
+from muri.policies.speed.model import Shape, SpeedModel
+from muri.policies.types import Certificate, Reason
+
+Composition = tuple[int, ...]
+"""The members' shapes as indices, ascending."""
+
+_GAIN: Final = 1e-9
+"""Relative gain below which a regrouping is only a rounding error."""
+
+
+class Forecast(NamedTuple):
+    """How a group gets on; members are sorted by shape, then by rank.
+
+    Attributes:
+        order: Indices of the members by position of the rotation.
+        speed: Speed of each member, 1 = as fast as alone.
+        efficiency: γ of Eq. 4.
+        period_s: T of Eq. 3; 0 where the model has no period.
+    """
+
+    order: tuple[int, ...]
+    speed: tuple[float, ...]
+    efficiency: float
+    period_s: float
+
+
+class Forecasts:
+    """Forecasts by composition.
+
+    Args:
+        model: The speed model.
+        shapes: The distinct shapes that contenders refer to.
+    """
+
+    def __init__(self, model: SpeedModel, shapes: Sequence[Shape]) -> None:
+        self._model = model
+        self._shapes = shapes
+        self._known: dict[Composition, Forecast] = {}
+
+    def prepare(self, groups: Iterable[Members]) -> None:
+        """Ask for all of these groups at once."""
+        by_size: dict[int, set[Composition]] = {}
+        for group in groups:
+            composition = tuple(sorted(shapes_of(group)))
+            if composition not in self._known:
+                by_size.setdefault(len(composition), set()).add(composition)
+        for new in by_size.values():
+            self._ask(sorted(new))
+
+    def of(self, group: Members) -> tuple[Members, Forecast]:
+        """The members sorted as the forecast has them, and the forecast."""
+        shapes = shapes_of(group)
+        composition = tuple(sorted(shapes))
+        if composition not in self._known:
+            self._ask([composition])
+        members = group
+        if composition != shapes:
+            members = tuple(member for _, _, member in sorted(zip(shapes, range(len(group)), group, strict=True)))
+        return members, self._known[composition]
+
+    def _ask(self, compositions: Sequence[Composition]) -> None:
+        answer = self._model.evaluate(self._shapes, np.array(compositions, dtype=np.intp))
+        speeds, gammas = answer.speed.tolist(), answer.efficiency.tolist()
+        periods = np.nan_to_num(answer.period_s, nan=0.0).tolist()
+        for number, composition in enumerate(compositions):
+            order = self._model.order([self._shapes[index] for index in composition])
+            self._known[composition] = Forecast(order, tuple(speeds[number]), gammas[number], periods[number])
+
+
+def shapes_of(group: Members) -> Composition:
+    """Indices of the members' shapes."""
+    return tuple([member.shape for member in group if member.shape is not None])
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One bucket to be grouped.
+
+    Attributes:
+        members: The selected jobs by rank.
+        slots: How many groups there is room for.
+        memory_limit_gib: GPU memory that a group may use.
+    """
+
+    members: Members
+    slots: int
+    memory_limit_gib: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """The units of one bucket, the jobs that no group takes in, and the proof."""
+
+    units: tuple[Unit, ...]
+    left: Members
+    certificate: Certificate
+
+
+class _Way(NamedTuple):
+    """One way of grouping a bucket: its groups, single jobs among them, and the jobs in none."""
+
+    groups: tuple[Members, ...]
+    left: Members
+
+
+class Grouper:
+    """Groups the buckets of one plan.
+
+    Args:
+        options: Objective and group size.
+        model: The speed model.
+        shapes: The distinct shapes that contenders refer to.
+        interval_s: Seconds until the next plan: a regrouping must pay before that.
+    """
+
+    def __init__(self, options: PolicyOptions, model: SpeedModel, shapes: Sequence[Shape], interval_s: float) -> None:
+        self._options = options
+        self._model = model
+        self._shapes = shapes
+        self._interval_s = interval_s
+        self.forecasts = Forecasts(model, shapes)
+
+    def group(self, tasks: Sequence[Task]) -> tuple[Grouping, ...]:
+        """Group every bucket afresh; where that breaks up what runs, weigh it against staying."""
+        answers = self._solve(tasks)
+        fresh = [_way(task.members, answer) for task, answer in zip(tasks, answers, strict=True)]
+        self.forecasts.prepare(group for way in fresh for group in way.groups)
+        settled = [self._settled(task) for task in tasks]
+        torn = [number for number, way in enumerate(fresh) if not _ranks(settled[number]) <= _ranks(way.groups)]
+        stays = dict(zip(torn, self._stays([tasks[n] for n in torn], [settled[n] for n in torn]), strict=True))
+        groupings = []
+        for number, answer in enumerate(answers):
+            proven = answer.certificate.upper_bound
+            if number in stays:
+                groupings.append(self._weigh(fresh[number], stays[number], settled[number], proven))
+            else:
+                groupings.append(self._grouping(fresh[number], proven))
+        return tuple(groupings)
+
+    def _stays(self, tasks: Sequence[Task], settled: Sequence[tuple[Members, ...]]) -> list[_Way]:
+        """What the buckets look like if their running units stay, and only the others are grouped."""
+        parts = [_stay(task, units) for task, units in zip(tasks, settled, strict=True)]
+        open_parts = [rest for _, rest in parts if rest.members and rest.slots]
+        answers = iter(self._solve(open_parts))
+        ways = []
+        for units, rest in parts:
+            others = _way(rest.members, next(answers)) if rest.members and rest.slots else _Way((), rest.members)
+            ways.append(_Way(tuple(sorted((*units, *others.groups))), others.left))
+        self.forecasts.prepare(group for way in ways for group in way.groups)
+        return ways
+
+    def _weigh(self, fresh: _Way, stay: _Way, settled: Sequence[Members], proven: float) -> Grouping:
+        """Regroup only if that gains more until the next plan than its restarts lose.
+
+        Both are in units of the objective times seconds.
+        """
+        value = self._value(stay.groups)
+        gain = (self._value(fresh.groups) - value) * self._interval_s
+        cost = self._restart_cost(settled, fresh) - self._restart_cost(settled, stay)
+        if gain - cost > _GAIN * value * self._interval_s:
+            return self._grouping(fresh, proven, moving=reasons.moving_pays(gain, cost))
+        return self._grouping(stay, proven, staying=reasons.restart_would_not_pay(gain, cost))
+
+    def _grouping(
+        self, way: _Way, proven: float, *, moving: Reason = reasons.REGROUPED, staying: Reason | None = None
+    ) -> Grouping:
+        """Units with their proof, and with the reason why running jobs among them move or stay."""
+        value = self._value(way.groups)
+        certificate = Certificate(value, max(value, proven))
+        units = []
+        for group in way.groups:
+            unit = unit_of(group, self._memory_gib(group))
+            runs = any(member.unit is not None for member in group)
+            notes = [reasons.proven(certificate)] if len(group) > 1 else []
+            notes += [staying] if staying is not None and unit.stays_on else []
+            notes += [moving] if runs and not unit.stays_on else []
+            units.append(replace(unit, notes=tuple(notes)))
+        return Grouping(tuple(units), way.left, certificate)
+
+    def _solve(self, tasks: Sequence[Task]) -> tuple[BucketGroups, ...]:
+        """Ask the grouping engine for all buckets at once."""
+        weigh = self._options.objective == "jct"
+        problems = [
+            BucketProblem(
+                shapes=tuple([self._shapes[member.shape] for member in task.members if member.shape is not None]),
+                worth=tuple([worth_of(member.job) if weigh else 1.0 for member in task.members]),
+                gpu_count=task.members[0].bucket.gpu_count,
+                slots=task.slots,
+                memory_limit_gib=task.memory_limit_gib,
+            )
+            for task in tasks
+        ]
+        return group_buckets(problems, self._options, self._model)
+
+    def _settled(self, task: Task) -> tuple[Members, ...]:
+        """Running units whose members are all selected: they may stay as they are."""
+        present = Counter(id(member.unit) for member in task.members if member.unit is not None)
+        units: dict[int, list[Contender]] = {}
+        for member in task.members:
+            unit = member.unit
+            if unit is not None and present[id(unit)] == len(unit.members) <= self._options.max_group_size:
+                units.setdefault(id(unit), []).append(member)
+        return tuple(sorted(tuple(unit) for unit in units.values()))
+
+    def _value(self, groups: Iterable[Members]) -> float:
+        return sum(sum(self._rates(group)) for group in groups)
+
+    def _rates(self, group: Members) -> tuple[float, ...]:
+        """What each member adds to the objective; of γ every member gets the same share."""
+        members, forecast = self.forecasts.of(group)
+        if self._options.objective == "efficiency":
+            return (forecast.efficiency / len(group),) * len(group)
+        if self._options.objective == "throughput":
+            return forecast.speed
+        return tuple(worth_of(member.job) * speed for member, speed in zip(members, forecast.speed, strict=True))
+
+    def _restart_cost(self, settled: Iterable[Members], way: _Way) -> float:
+        """What restarts lose of the objective, times seconds."""
+        kept = _ranks(way.groups)
+        cost = 0.0
+        for group in settled:
+            if _rank_key(group) not in kept:
+                members, _ = self.forecasts.of(group)
+                rates = self._rates(group)
+                cost += sum(member.job.restart_s * rate for member, rate in zip(members, rates, strict=True))
+        return cost
+
+    def _memory_gib(self, group: Members) -> float:
+        if len(group) == 1:
+            return 0.0
+        return sum(self._shapes[member.shape].gpu_mem_gib for member in group if member.shape is not None)
+
+
+def _way(members: Members, answer: BucketGroups) -> _Way:
+    groups = tuple([tuple([members[index] for index in group]) for group in answer.groups])
+    return _Way(groups, tuple([members[index] for index in answer.left]))
+
+
+def _rank_key(group: Members) -> tuple[int, ...]:
+    return tuple([member.rank for member in group])
+
+
+def _ranks(groups: Iterable[Members]) -> set[tuple[int, ...]]:
+    return {_rank_key(group) for group in groups}
+
+
+def _stay(task: Task, settled: Sequence[Members]) -> tuple[tuple[Members, ...], Task]:
+    """The running units that may stay, and the task of grouping the others beside them.
+
+    The first `slots` jobs must all find a place. A unit with one of them takes no place from them; any other
+    takes one, so it stays only while there are places to spare.
+    """
+    urgent = {member.rank for member in task.members[: task.slots]}
+    covered = [sum(member.rank in urgent for member in unit) for unit in settled]
+    spare = sum(count - 1 for count in covered if count)
+    units = []
+    for unit, count in zip(settled, covered, strict=True):
+        if count or spare > 0:
+            spare -= not count
+            units.append(unit)
+    staying = {member.rank for unit in units for member in unit}
+    others = tuple([member for member in task.members if member.rank not in staying])
+    return tuple(units), Task(others, task.slots - len(units), task.memory_limit_gib)

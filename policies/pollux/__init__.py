@@ -1,1 +1,0 @@
-"""Elastic GPU counts by goodput: Pollux, simplified."""

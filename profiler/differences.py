@@ -1,0 +1,180 @@
+"""Two profiles side by side: ratios, and which differences are more than noise. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, NamedTuple
+
+from muri.profiler.records import STAGES, StageProfile
+from muri.profiler.upkeep import Observation
+from muri.utc import moment
+
+STANDARD_ERRORS: Final = 3.0
+"""A difference of two means counts when it is more than this many of its standard errors (Welch, 1947)."""
+
+LEAST_OBSERVATIONS: Final = 3
+LEAST_ITERATIONS: Final = 50
+LEAST_SHARE: Final = 0.1
+_RIGHT_AGAIN: Final = 0.5
+_PER_WINDOW: Final = 10
+"""Observations of a job that are kept in `after_s` seconds, at most."""
+
+
+class Row(NamedTuple):
+    """One figure of both profiles.
+
+    Attributes:
+        name: A stage, or "iteration".
+        first_s: Seconds per iteration in the first profile.
+        second_s: And in the second.
+        ratio: Second over first, None when the first is 0.
+        differs: Whether the difference is beyond the noise of the iterations; None when that was not measured.
+    """
+
+    name: str
+    first_s: float
+    second_s: float
+    ratio: float | None
+    differs: bool | None
+
+
+def compare(first: StageProfile, second: StageProfile) -> tuple[Row, ...]:
+    """Every stage, and the iteration."""
+    return tuple(
+        Row(name, one, other, other / one if one else None, _differs(one_error, other_error, other - one))
+        for name, (one, one_error), (other, other_error) in zip(
+            (*STAGES, "iteration"), _means(first), _means(second), strict=True
+        )
+    )
+
+
+def _means(profile: StageProfile) -> list[tuple[float, float | None]]:
+    """Each mean with its standard error, None where the variation was not measured."""
+    detail = profile.detail
+    variations = (*(detail.stage_cv or (None,) * len(STAGES)), detail.iteration_cv)
+    return [
+        (value, None if cv is None or not profile.iterations else cv * value / math.sqrt(profile.iterations))
+        for value, cv in zip((*profile.stage_s, profile.iteration_s), variations, strict=True)
+    ]
+
+
+def _differs(one: float | None, other: float | None, difference_s: float) -> bool | None:
+    if one is None or other is None:
+        return None
+    return abs(difference_s) > STANDARD_ERRORS * math.hypot(one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class DriftRule:
+    """When a profile has drifted.
+
+    Attributes:
+        limit: Relative difference that counts, 0.2 = 20 %.
+        after_s: Seconds for which it must have lasted.
+    """
+
+    limit: float = 0.2
+    after_s: float = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """What observations say about a profile.
+
+    Attributes:
+        stage: The stage that differs most.
+        expected_s: Its seconds per iteration in the profile.
+        observed_s: The median of what was observed.
+        difference: How far apart they are, see the rule.
+        iterations: Iterations that the observations cover.
+        drifted: Whether that is above the limit.
+        right: Whether it is below the half of it.
+    """
+
+    stage: str
+    expected_s: float
+    observed_s: float
+    difference: float
+    iterations: int
+    drifted: bool
+    right: bool
+
+    def __str__(self) -> str:
+        """The reason of a mark."""
+        return (
+            f"{self.stage} took {1000 * self.observed_s:.1f} ms per iteration instead of "
+            f"{1000 * self.expected_s:.1f} ms over {self.iterations} iterations"
+        )
+
+
+def find_drift(profile: StageProfile, observations: Sequence[Observation], rule: DriftRule) -> Drift | None:
+    """Compare a profile with what its running jobs do.
+
+    Args:
+        profile: The newest profile of a key.
+        observations: Of the same key.
+        rule: Limits.
+
+    Returns:
+        What they say; None while they are too few or too young.
+    """
+    recent = _recent(profile, observations, rule.after_s)
+    if not recent:
+        return None
+    expected = profile.detail.busy_s or profile.stage_s
+    observed = [median(item.stage_s[index] for item in recent) for index in range(len(STAGES))]
+    least_s = LEAST_SHARE * (sum(expected) or profile.iteration_s)
+    differences = [abs(live - known) / max(known, least_s) for live, known in zip(observed, expected, strict=True)]
+    worst = max(range(len(STAGES)), key=differences.__getitem__)
+    return Drift(
+        STAGES[worst],
+        expected[worst],
+        observed[worst],
+        differences[worst],
+        _iterations(recent),
+        drifted=differences[worst] > rule.limit,
+        right=differences[worst] < rule.limit * _RIGHT_AGAIN,
+    )
+
+
+def is_due(observations: Sequence[Observation], job_id: int, observed_at: str, rule: DriftRule) -> bool:
+    """Whether a job's next observation is worth keeping, so that the kept ones reach back far enough.
+
+    Args:
+        observations: Those of the key.
+        job_id: The job.
+        observed_at: When it would be, UTC, ISO-8601.
+        rule: Limits.
+    """
+    now = moment(observed_at)
+    times = [at for item in observations if item.job_id == job_id and (at := moment(item.observed_at)) is not None]
+    if now is None or not times:
+        return True
+    return (now - max(times)).total_seconds() >= rule.after_s / _PER_WINDOW
+
+
+def _recent(profile: StageProfile, observations: Sequence[Observation], after_s: float) -> list[Observation]:
+    """The observations of the newest `after_s` seconds, of slow models as many more as it takes; empty if too few."""
+    measured = moment(profile.measured_at)
+    timed = [
+        (at, item) for item in observations if len(item.stage_s) == len(STAGES) and (at := moment(item.observed_at))
+    ]
+    since = [(at, item) for at, item in timed if measured is None or at > measured]
+    if not since:
+        return []
+    newest = max(at for at, _ in since)
+    ages_s = [((newest - at).total_seconds(), item) for at, item in since]
+    for edge_s in sorted({age_s for age_s, _ in ages_s if age_s >= after_s}):
+        window = [item for age_s, item in ages_s if age_s <= edge_s]  # the one that closes the window counts too
+        if len(window) >= LEAST_OBSERVATIONS and _iterations(window) >= LEAST_ITERATIONS:
+            return window
+    return []
+
+
+def _iterations(observations: Sequence[Observation]) -> int:
+    """Iterations that the jobs did between their first and last observation."""
+    counts: dict[int, list[int]] = {}
+    for item in observations:
+        counts.setdefault(item.job_id, []).append(item.iterations)
+    return sum(max(found) - min(found) for found in counts.values())

@@ -1,0 +1,188 @@
+"""Models of plain sharing (SJF-BSBF): the ratio ξ of an unmeasured pair, and how times grow with the batch. Pure.
+
+The ratio. Two jobs that share plainly, without taking turns by stage, are a closed network of two customers whose
+stations are the four resources; where both want one, each gets half (processor sharing). Alone, job b is at resource r
+for the share u_b,r of its time. The arrival theorem (mean value analysis: Reiser and Lavenberg 1980; processor sharing
+with any distribution of demands: Baskett et al. 1975) says that this is how often job a meets it there, and each
+meeting makes a's use of r twice as long. So
+
+    ξ_a = ξ_b = 1 + Σ_r u_a,r · u_b,r
+
+which is 2 for two jobs that both need one resource all the time, and 1 where they share none. It cannot be less than
+max_r (u_a,r + u_b,r), the bound of the best possible interleaving, and it never is.
+
+The model takes a resource for used up by one job at a time. It knows nothing of memory bandwidth, caches, and kernels
+too small to fill a GPU; a measured ratio always comes first.
+
+The lines. t_comp = α + β B and t_comm = α' + β' M, with B the batch size per GPU and M the size of what the ranks
+exchange. Both coefficients of a line are ≥ 0: a larger batch is never faster, and nothing takes less than no time.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from muri.profiler.errors import FitError
+from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
+
+_CPU: Final = RESOURCES.index("cpu")
+KIND: Final = "batch-fit"
+"""Kind of the store's documents that hold fits."""
+
+LEAST_POINTS: Final = 2
+
+
+def estimated_ratio(a: StageProfile, b: StageProfile, cores: float | None = None) -> float:
+    """ξ of two jobs side by side, the same for both; 1 ≤ ξ ≤ 5.
+
+    Args:
+        a: Profile of one job.
+        b: Profile of the other.
+        cores: Cores of the device's node, where known: jobs that need no more than these together don't
+            meet at the CPU. Without it, or where a profile does not say how many it uses, the CPU is
+            one resource like the others.
+    """
+    shares = zip(busy_shares(a), busy_shares(b), strict=True)
+    free = _CPU if _enough_cores(a, b, cores) else None
+    return 1 + sum(share_a * share_b for index, (share_a, share_b) in enumerate(shares) if index != free)
+
+
+def busy_shares(profile: StageProfile) -> tuple[float, ...]:
+    """Share of an iteration in which each resource is used, hidden behind another or not."""
+    used_s = profile.detail.busy_s or profile.stage_s
+    return tuple(min(1.0, value / profile.iteration_s) for value in used_s)
+
+
+def _enough_cores(a: StageProfile, b: StageProfile, cores: float | None) -> bool:
+    needs = (a.detail.cpu_cores, b.detail.cpu_cores)
+    return cores is not None and None not in needs and sum(need or 0.0 for need in needs) <= cores
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measurement: a size (batch size, or MiB) and the seconds that it took."""
+
+    size: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """Seconds = `fixed_s` + `per_unit_s` × size.
+
+    Attributes:
+        fixed_s: α, seconds whatever the size.
+        per_unit_s: β, seconds per sample or per MiB.
+        r_squared: Share of the points' variance that the line explains; 1 where they do not vary, may be
+            below 0 where the line is worse than the mean.
+        residual_s: Root mean square distance of the points from the line.
+        points: What the line was fitted to, by size.
+    """
+
+    fixed_s: float
+    per_unit_s: float
+    r_squared: float
+    residual_s: float
+    points: tuple[Point, ...]
+
+    def seconds(self, size: float) -> float:
+        """What the line says for a size."""
+        return self.fixed_s + self.per_unit_s * size
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return asdict(self) | {"points": [asdict(point) for point in self.points]}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "LinearFit":
+        """Read what `to_dict` made.
+
+        Raises:
+            FitError: A figure is missing or no number.
+        """
+        try:
+            points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
+            names = ("fixed_s", "per_unit_s", "r_squared", "residual_s")
+            fixed_s, per_unit_s, r_squared, residual_s = (float(values[name]) for name in names)
+            return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
+        except (KeyError, TypeError, ValueError) as error:
+            raise FitError(f"a stored fit is incomplete: {error!r}") from error
+
+
+def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
+    """Least squares with coefficients ≥ 0 (scipy.optimize.nnls).
+
+    Args:
+        points: At least two of different sizes.
+        what: What the points are, for the error.
+
+    Raises:
+        FitError: There are too few, they all have one size, or one is no possible measurement.
+    """
+    import numpy as np  # -- only fits need it
+    from scipy.optimize import nnls
+
+    kept = _checked(points, what)
+    sizes = np.array([point.size for point in kept])
+    times = np.array([point.seconds for point in kept])
+    scale = float(sizes.max())  # so that both columns are of one magnitude
+    (fixed_s, slope), _ = nnls(np.column_stack([np.ones_like(sizes), sizes / scale]), times)
+    left = times - (fixed_s + slope * sizes / scale)
+    spread = float(((times - times.mean()) ** 2).sum())
+    squares = float((left**2).sum())
+    tiny = 1e-18 * float((times**2).sum())
+    r_squared = 1 - squares / spread if spread > tiny else 1.0
+    return LinearFit(float(fixed_s), float(slope) / scale, r_squared, math.sqrt(squares / len(kept)), kept)
+
+
+def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:
+    """α and β of one model from profiles with different batch sizes.
+
+    t_comp is all of an iteration but what the network owns, so that a script that loads slowly is
+    described as well; for one that the GPU bounds it is the paper's computation time.
+
+    Raises:
+        FitError: The profiles do not determine the line, or are of different models, GPU counts or types.
+    """
+    measured = [item for item in profiles if not item.is_estimate and item.key.batch_size > 0]
+    owners = {(item.key.model, item.key.gpu_count, item.key.gpu_type) for item in measured}
+    if len(owners) > 1:
+        raise FitError("a fit over batch sizes is of one model, one GPU count and one GPU type")
+    points = (Point(item.key.batch_size, max(0.0, item.iteration_s - item.synchronize_s)) for item in measured)
+    return fit_line(points, "measured profiles with a known batch size")
+
+
+def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
+    """α' and β' of one GPU count and type, from models that exchange different amounts.
+
+    Raises:
+        FitError: The profiles do not determine the line, or are of different GPU counts or types.
+    """
+    measured = [item for item in profiles if not item.is_estimate and item.detail.gradient_mib and item.synchronize_s]
+    if len({(item.key.gpu_count, item.key.gpu_type) for item in measured}) > 1:
+        raise FitError("a fit of communication is of one GPU count and one GPU type")
+    points = (Point(item.detail.gradient_mib or 0.0, item.synchronize_s) for item in measured)
+    return fit_line(points, "measured profiles that synchronize and have a known gradient size")
+
+
+def computation_name(key: ProfileKey) -> str:
+    """Name of the document of a model's fit over batch sizes."""
+    return f"{key.model} ({key.gpu_count} × {key.gpu_type})"
+
+
+def communication_name(key: ProfileKey) -> str:
+    """Name of the document of the fit over gradient sizes, of all models on so many GPUs of that type."""
+    return f"communication ({key.gpu_count} × {key.gpu_type})"
+
+
+def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:
+    kept: Sequence[Point] = sorted(points, key=lambda point: (point.size, point.seconds))
+    for point in kept:
+        if not (math.isfinite(point.size) and point.size >= 0 and math.isfinite(point.seconds) and point.seconds >= 0):
+            raise FitError(f"size {point.size}, {point.seconds} s: both must be finite and ≥ 0")
+    sizes = sorted({point.size for point in kept})
+    if len(sizes) < LEAST_POINTS:
+        found = f"all have size {sizes[0]:g}" if sizes else "there are none"
+        raise FitError(f"a line needs {what}, of at least {LEAST_POINTS} different sizes; {found}")
+    return tuple(kept)

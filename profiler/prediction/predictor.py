@@ -1,0 +1,363 @@
+"""Boosted trees from a model's features to its stage shares, utilisation and iteration time (Horus, section 4.2)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muri.profiler.errors import LEAST_FAMILIES, LEAST_PROFILES, LearnerMissingError, TooFewProfilesError
+from muri.profiler.prediction.features import (
+    DEFAULT_OPTIMIZER,
+    FRAMEWORK_GIB,
+    Example,
+    GraphFeatures,
+    KnownFeatures,
+    MemoryEstimate,
+    all_features,
+    estimate_memory,
+    examples,
+)
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.units import MIB
+
+COVERAGE: Final = 0.9
+"""How often the interval should hold the true value."""
+
+FOLDS: Final = 5
+SEED: Final = 6
+Learner = Callable[[], Any]
+Array = NDArray[np.float64]
+PROPAGATE: Final = STAGES.index("propagate")
+NO_GPU = "cpu"
+"""The GPU type under which profiles of nodes without GPU are kept: they need no GPU memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One figure to predict.
+
+    It is learnt as log(1 + unit · value): the root mean square error there is the RMSLE by which Horus judges.
+
+    Attributes:
+        name: Such as "load_share".
+        unit: The unit in which errors are told.
+        per_unit: How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds.
+        of: The measured value.
+    """
+
+    name: str
+    unit: str
+    per_unit: float
+    of: Callable[[Example], float]
+
+    def learnt(self, examples: Sequence[Example]) -> Array:
+        """The measured values on the scale on which they are learnt."""
+        return np.log1p(self.per_unit * np.array([self.of(item) for item in examples], dtype=np.float64))
+
+    def value(self, learnt: Any) -> Any:
+        """Back from that scale."""
+        return np.maximum(np.expm1(learnt), 0.0) / self.per_unit
+
+
+def device_utilisation(example: Example) -> float:
+    """GPU utilisation as telemetry measured it; on a node without GPU the share that propagate owns."""
+    measured = example.profile.detail.gpu_utilisation
+    return _share(example, PROPAGATE) if measured is None else measured
+
+
+def _share(example: Example, stage: int) -> float:
+    """What a stage owns of the iteration; where stages overlap, of their sum."""
+    profile = example.profile
+    return profile.stage_s[stage] / max(profile.iteration_s, sum(profile.stage_s))
+
+
+def _share_target(index: int, stage: str) -> Target:
+    return Target(f"{stage}_share", "%", 100.0, lambda example: _share(example, index))
+
+
+class Estimate(NamedTuple):
+    """A predicted value with its interval, which is meant to hold the truth nine times in ten."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Fitted(NamedTuple):
+    """What was learnt of a target.
+
+    Attributes:
+        target: Which.
+        model: Predicts it on the scale on which it is learnt.
+        below: What the truth may be below the prediction on that scale, as a negative number.
+        above: What it may be above.
+    """
+
+    target: Target
+    model: Any
+    below: float
+    above: float
+
+    def estimate(self, features: GraphFeatures) -> Estimate:
+        """Value and interval in the target's own unit."""
+        learnt = float(self.model.predict(np.array([features.vector()]))[0])
+        ends = (learnt, min(learnt, learnt + self.below), max(learnt, learnt + self.above))
+        return Estimate(*(float(self.target.value(end)) for end in ends))
+
+
+def trees() -> Any:
+    """The learner: many small trees, each on half of the examples and a third of the features.
+
+    Raises:
+        LearnerMissingError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.ensemble import GradientBoostingRegressor  # -- an extra, and slow to load
+    except ImportError as error:
+        raise LearnerMissingError(str(error)) from error
+    return GradientBoostingRegressor(
+        n_estimators=120,
+        learning_rate=0.06,
+        max_depth=3,
+        subsample=0.5,
+        max_features=0.3,
+        min_samples_leaf=3,
+        random_state=SEED,
+    )
+
+
+def vectors(examples: Sequence[Example]) -> Array:
+    """The features of examples, a row each."""
+    return np.array([item.features.vector() for item in examples], dtype=np.float64)
+
+
+@lru_cache(maxsize=8)
+def fit_all(examples: tuple[Example, ...]) -> dict[str, Fitted]:
+    """Learn every target; the same examples give the same result to the bit, and are learnt once in a process."""
+    fitted: dict[str, Fitted] = {}
+    for target in TARGETS:
+        outputs = target.learnt(examples)
+        same = (item for item in fitted.values() if np.array_equal(item.target.learnt(examples), outputs))
+        twin = next(same, None)  # without a GPU, utilisation is the share of propagate
+        fitted[target.name] = twin._replace(target=target) if twin else fit(target, examples)
+    return fitted
+
+
+def fit(target: Target, examples: Sequence[Example]) -> Fitted:
+    """Learn one target; the interval comes from models of families that were held out (cross-conformal)."""
+    inputs, outputs = vectors(examples), target.learnt(examples)
+    if np.ptp(outputs) == 0:  # nothing to learn, such as synchronize on one GPU
+        return Fitted(target, Constant().fit(inputs, outputs), 0.0, 0.0)
+    below, above = margins(outputs - held_out(trees, inputs, outputs, folds(examples)))
+    return Fitted(target, trees().fit(inputs, outputs), below, above)
+
+
+def margins(figures: Array) -> tuple[float, float]:
+    """Between which figures the middle nine of ten lie."""
+    tail = (1 - COVERAGE) / 2
+    below, above = np.quantile(figures, (tail, 1 - tail))
+    return float(below), float(above)
+
+
+def folds(examples: Sequence[Example], count: int = FOLDS) -> Array:
+    """The fold of each example; all of a model family are in the same one."""
+    families = {family: number for number, family in enumerate(sorted({item.family for item in examples}))}
+    return np.array([families[item.family] % count for item in examples], dtype=np.float64)
+
+
+def held_out(make: Learner, inputs: Array, outputs: Array, fold: Array) -> Array:
+    """Predictions of each example by a model that has not seen its fold."""
+    found = np.empty_like(outputs)
+    for one in np.unique(fold):
+        out = fold == one
+        found[out] = make().fit(inputs[~out], outputs[~out]).predict(inputs[out])
+    return found
+
+
+class Constant:
+    """The mean of what it saw, whatever the features."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+
+    def fit(self, inputs: Array, outputs: Array) -> "Constant":
+        """Take the mean."""
+        self._mean = float(outputs.mean())
+        return self
+
+    def predict(self, inputs: Array) -> Array:
+        """The mean for each row."""
+        return np.full(len(inputs), self._mean)
+
+
+UTILISATION: Final = Target("device_utilisation", "%", 100.0, device_utilisation)
+
+
+SHARES: Final = tuple(_share_target(index, stage) for index, stage in enumerate(STAGES))
+
+
+ITERATION: Final = Target("iteration", "ms", 1000.0, lambda example: example.profile.iteration_s)
+
+
+TARGETS: Final = (UTILISATION, *SHARES, ITERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a model will need.
+
+    Attributes:
+        features: What it was predicted from.
+        utilisation: Of the GPU as telemetry measures it; on nodes without GPU the share of propagate.
+        shares: What each stage owns of the iteration, in the order of `STAGES`; the values sum to 1 at most.
+        iteration_s: Seconds of an iteration.
+        memory: Of the device, by formula.
+        allocated_gib: What PyTorch allocates of it, between what the measured profiles needed compared with the
+            formula; None where too few have a GPU's memory.
+        profiles: How many measured profiles it rests on.
+        families: Of how many model families.
+    """
+
+    features: GraphFeatures
+    utilisation: Estimate
+    shares: tuple[Estimate, ...]
+    iteration_s: Estimate
+    memory: MemoryEstimate
+    allocated_gib: Estimate | None
+    profiles: int
+    families: int
+
+    def profile(self, key: ProfileKey) -> StageProfile:
+        """As a stage profile whose source is "predicted"."""
+        load_s, preprocess_s, propagate_s, synchronize_s = (
+            share.value * self.iteration_s.value for share in self.shares
+        )
+        on_gpu = key.gpu_type != NO_GPU
+        return StageProfile(
+            key,
+            load_s,
+            preprocess_s,
+            propagate_s,
+            synchronize_s,
+            self.iteration_s.value,
+            gpu_mem_gib=self.memory.allocated_gib if on_gpu else 0.0,
+            source="predicted",
+            detail=ProfileDetail(
+                gpu_utilisation=self.utilisation.value if on_gpu else None,
+                gradient_mib=self.features.gradient_bytes / MIB,
+            ),
+        )
+
+    def interval_s(self) -> tuple[tuple[float, float], ...]:
+        """Least and most seconds of each stage, with the ends of share and iteration together, and of the iteration."""
+        whole = self.iteration_s
+        stages = ((share.low * whole.low, share.high * whole.high) for share in self.shares)
+        return (*stages, (whole.low, whole.high))
+
+
+def predict(features: GraphFeatures, known: Sequence[Example], optimizer: str = DEFAULT_OPTIMIZER) -> Prediction:
+    """Predict from a model's features.
+
+    Args:
+        features: Of the model with its batch.
+        known: What to learn from, all of one GPU type and count; `check_enough` says whether it suffices.
+        optimizer: One of `memory.OPTIMIZER_STATES`.
+
+    Raises:
+        LearnerMissingError: scikit-learn is not installed.
+        UsageError: The optimizer is not known.
+    """
+    fitted = fit_all(tuple(known))
+    shares = _normalised([fitted[target.name].estimate(features) for target in SHARES])
+    on_gpu = any(item.profile.key.gpu_type != NO_GPU for item in known)
+    memory = estimate_memory(features, optimizer, FRAMEWORK_GIB if on_gpu else 0.0)
+    return Prediction(
+        features=features,
+        utilisation=_at_most_one(fitted[UTILISATION.name].estimate(features)),
+        shares=shares,
+        iteration_s=fitted[ITERATION.name].estimate(features),
+        memory=memory,
+        allocated_gib=_memory_interval(memory, known, optimizer),
+        profiles=len(known),
+        families=_families(known),
+    )
+
+
+def check_enough(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
+    """What can be learnt from for a GPU type and count.
+
+    Raises:
+        TooFewProfilesError: It is too little.
+        FeaturesError: The store holds features that make no sense.
+    """
+    known = examples(store, gpu_type, gpu_count)
+    if not _enough(known):
+        others = sorted({f"{item.key.gpu_count} × {item.key.gpu_type}" for item in all_features(store)})
+        raise TooFewProfilesError(len(known), _families(known), gpu_type, gpu_count, tuple(others))
+    return known
+
+
+def prediction_of(store: ProfileStore, key: ProfileKey) -> Prediction | None:
+    """The prediction for a key, for planning until there is a measured profile.
+
+    Features of the same model with another batch size serve too, scaled. None where no features are known, where
+    the store holds too little to learn from, or where scikit-learn is not installed.
+
+    Raises:
+        StoreError: The store cannot be read.
+        FeaturesError: The store holds features that make no sense.
+    """
+    features = _features_for(all_features(store), key)
+    known = examples(store, key.gpu_type, key.gpu_count)
+    if features is None or not _enough(known):
+        return None
+    try:
+        return predict(features, known)
+    except LearnerMissingError:
+        return None
+
+
+def _features_for(known: Sequence[KnownFeatures], key: ProfileKey) -> GraphFeatures | None:
+    """Those of the key, else of its model with the nearest batch size; a graph is the same on every GPU."""
+    own = [item.features for item in known if item.key == key]
+    if own or key.batch_size == 0:
+        return own[0] if own else None
+    same = [item.features for item in known if item.key.model == key.model]
+    if not same:
+        return None
+    nearest = min(same, key=lambda item: max(item.batch_size / key.batch_size, key.batch_size / item.batch_size))
+    return nearest.scaled(key.batch_size)
+
+
+def _enough(known: Sequence[Example]) -> bool:
+    return len(known) >= LEAST_PROFILES and _families(known) >= LEAST_FAMILIES
+
+
+def _memory_interval(memory: MemoryEstimate, known: Sequence[Example], optimizer: str) -> Estimate | None:
+    """The formula's value, and the range in which nine of ten measured profiles lie compared with it."""
+    measured = [item for item in known if item.profile.gpu_mem_gib > 0]
+    if not _enough(measured):
+        return None
+    formula = [estimate_memory(item.features, optimizer).allocated_gib for item in measured]
+    least, most = margins(np.array([item.profile.gpu_mem_gib for item in measured]) / np.array(formula))
+    value = memory.allocated_gib
+    return Estimate(value, value * min(1.0, least), value * max(1.0, most))
+
+
+def _families(known: Sequence[Example]) -> int:
+    return len({item.family for item in known})
+
+
+def _at_most_one(estimate: Estimate) -> Estimate:
+    return Estimate(*(min(1.0, end) for end in estimate))
+
+
+def _normalised(shares: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    """Shares whose values sum to 1 at most; each is learnt by itself and knows nothing of the others."""
+    capped = [_at_most_one(share) for share in shares]
+    excess = max(1.0, sum(share.value for share in capped))
+    return tuple(Estimate(value := share.value / excess, min(share.low, value), share.high) for share in capped)

@@ -1,0 +1,1 @@
+"""TODO: the duty of this room."""

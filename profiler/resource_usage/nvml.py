@@ -1,0 +1,214 @@
+"""What the visible NVIDIA GPUs do, through NVML; says why where it can't be read."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muri.errors import MuriError
+from muri.profiler.resource_usage.sample import Throttle
+from muri.units import GIB, KIB_PER_MIB
+
+VISIBLE_VARIABLE: Final = "CUDA_VISIBLE_DEVICES"
+PCIE_EVERY_S: Final = 1.0
+"""Least time between two readings of PCIe traffic: NVML counts over 20 ms and makes the caller wait."""
+
+FIRST_PID_NAMESPACE: Final = "pid:[4026531836]"
+"""The namespace that the kernel starts with; NVML names processes by their ids there."""
+
+FOREIGN_PIDS_NOTE: Final = (
+    "GPU memory of the job's processes cannot be told apart: NVML names processes as the node does, and this runs "
+    "in a container with process ids of its own"
+)
+
+
+class GpuUnreadableError(MuriError):
+    """The GPUs cannot be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What the visible GPUs do now; None where it could not be read."""
+
+    utilisation: float | None = None
+    mem_gib: float | None = None
+    device_mem_gib: float | None = None
+    pcie_mib_per_s: float | None = None
+
+
+def check(environment: Mapping[str, str] | None = None, library: Any = None) -> str | None:
+    """Why the visible GPUs cannot be read; None where they can."""
+    try:
+        GpuReader(os.environ if environment is None else environment, library).close()
+    except GpuUnreadableError as error:
+        return str(error)
+    return None
+
+
+class GpuReader:
+    """Reads the GPUs that CUDA shows to a process.
+
+    CUDA numbers GPUs by speed and NVML by PCI bus; on nodes with different GPUs
+    CUDA_DEVICE_ORDER=PCI_BUS_ID makes the numbers agree. Names (GPU-…, MIG-…) are always right.
+
+    Args:
+        environment: The process's, for CUDA_VISIBLE_DEVICES.
+        library: NVML's bindings, `pynvml` unless given.
+
+    Attributes:
+        notes: What a GPU does not support.
+
+    Raises:
+        GpuUnreadableError: There is no driver, no permission, or no visible GPU.
+    """
+
+    def __init__(self, environment: Mapping[str, str], library: Any = None) -> None:
+        self.notes: dict[str, None] = {}
+        self._nvml = library or _bindings()
+        self._pcie_due = Throttle(PCIE_EVERY_S)
+        self._pcie_mib_per_s: float | None = None
+        self._unsupported: set[str] = set()
+        try:
+            self._nvml.nvmlInit()
+        except self._nvml.NVMLError as error:
+            raise GpuUnreadableError(_reason(self._nvml, error)) from error
+        try:
+            self._devices = _visible(self._nvml, environment.get(VISIBLE_VARIABLE))
+        except self._nvml.NVMLError as error:
+            self.close()
+            raise GpuUnreadableError(_reason(self._nvml, error)) from error
+        except GpuUnreadableError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let NVML go."""
+        try:
+            self._nvml.nvmlShutdown()
+        except self._nvml.NVMLError:
+            self.notes["NVML could not be shut down"] = None
+
+    def read(self, pids: frozenset[int]) -> GpuReading:
+        """Read all visible GPUs.
+
+        Args:
+            pids: Whose memory to count.
+        """
+        nvml = self._nvml
+        utilisation = self._each("GPU utilisation", lambda device: nvml.nvmlDeviceGetUtilizationRates(device).gpu)
+        used = self._each("GPU memory", lambda device: nvml.nvmlDeviceGetMemoryInfo(device).used)
+        if self._pcie_due.due():
+            traffic = self._each("PCIe traffic", self._pcie_kib_per_s)
+            self._pcie_mib_per_s = None if traffic is None else sum(traffic) / KIB_PER_MIB
+            self._pcie_due.done()
+        return GpuReading(
+            utilisation=None if utilisation is None else sum(utilisation) / len(utilisation) / 100,
+            mem_gib=self._own_mem_gib(pids),
+            device_mem_gib=None if used is None else sum(used) / GIB,
+            pcie_mib_per_s=self._pcie_mib_per_s,
+        )
+
+    def _own_mem_gib(self, pids: frozenset[int]) -> float | None:
+        found = self._each("memory of each process", self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        if found is None:
+            return None
+        running = [process for processes in found for process in processes]
+        own = [process.usedGpuMemory for process in running if process.pid in pids]
+        if (running and not own and _pid_namespace() != FIRST_PID_NAMESPACE) or None in own:
+            self.notes[FOREIGN_PIDS_NOTE if not own else "the driver does not say how much each process holds"] = None
+            return None
+        return float(sum(own) / GIB)
+
+    def _pcie_kib_per_s(self, device: Any) -> int:
+        nvml = self._nvml
+        counters = (nvml.NVML_PCIE_UTIL_RX_BYTES, nvml.NVML_PCIE_UTIL_TX_BYTES)
+        return sum(int(nvml.nvmlDeviceGetPcieThroughput(device, counter)) for counter in counters)
+
+    def _each(self, what: str, read: Callable[[Any], Any]) -> list[Any] | None:
+        """Read one thing of every device; None from the first time that one of them refuses for good."""
+        if what in self._unsupported:
+            return None
+        try:
+            return [read(device) for device in self._devices]
+        except self._nvml.NVMLError as error:
+            self.notes[f"{what} cannot be read: {_reason(self._nvml, error)}"] = None
+            if getattr(error, "value", None) in _lasting(self._nvml):
+                self._unsupported.add(what)
+            return None
+
+
+def _bindings() -> Any:
+    try:
+        import pynvml  # -- an extra: nodes without GPUs have no use for it
+    except ImportError as error:
+        raise GpuUnreadableError(
+            "GPUs cannot be read: the package nvidia-ml-py is not installed (it comes with the extra `torch`)"
+        ) from error
+    return pynvml
+
+
+def _lasting(nvml: Any) -> tuple[int, ...]:
+    return (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION, nvml.NVML_ERROR_INVALID_ARGUMENT)
+
+
+def _reason(nvml: Any, error: Exception) -> str:
+    """What NVML's error means to someone who runs jobs."""
+    reasons = {
+        nvml.NVML_ERROR_LIBRARY_NOT_FOUND: "no NVIDIA driver on this node (its library libnvidia-ml is missing)",
+        nvml.NVML_ERROR_DRIVER_NOT_LOADED: "no NVIDIA driver is loaded on this node (see `nvidia-smi`)",
+        nvml.NVML_ERROR_NO_PERMISSION: "no permission to read the GPUs; try as root, or ask for access to /dev/nvidia*",
+        nvml.NVML_ERROR_NOT_SUPPORTED: "not supported by this GPU or MIG instance",
+        nvml.NVML_ERROR_INVALID_ARGUMENT: "not supported by this GPU or MIG instance",
+        nvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "the NVIDIA driver and its library differ in version; reboot the node",
+    }
+    return reasons.get(getattr(error, "value", 0), f"NVML says: {error}")
+
+
+def _visible(nvml: Any, listed: str | None) -> tuple[Any, ...]:
+    """Handles of the devices that CUDA shows; like CUDA, it stops at the first name that means none."""
+    every = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if not every:
+        raise GpuUnreadableError("the NVIDIA driver finds no GPU on this node")
+    if listed is None:
+        return tuple(every)
+    found: list[Any] = []
+    for name in (part.strip() for part in listed.split(",")):
+        device = _named(nvml, every, name)
+        if device is None:
+            break
+        found.append(device)
+    if not found:
+        raise GpuUnreadableError(f"{VISIBLE_VARIABLE}={listed!r} shows none of the {len(every)} GPUs of this node")
+    return tuple(found)
+
+
+def _named(nvml: Any, every: list[Any], name: str) -> Any | None:
+    """The device of a number, a UUID or the beginning of one, or a MIG instance."""
+    if name.isdecimal():
+        return every[int(name)] if int(name) < len(every) else None
+    if name.startswith("MIG-"):
+        try:
+            return nvml.nvmlDeviceGetHandleByUUID(name)
+        except nvml.NVMLError:
+            return None
+    if not name.startswith("GPU-"):
+        return None
+    return _only(device for device in every if _text(nvml.nvmlDeviceGetUUID(device)).startswith(name))
+
+
+def _only(devices: Iterable[Any]) -> Any | None:
+    found = list(devices)
+    return found[0] if len(found) == 1 else None
+
+
+def _text(value: str | bytes) -> str:
+    """Older bindings return bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return FIRST_PID_NAMESPACE

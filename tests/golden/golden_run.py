@@ -1,0 +1,137 @@
+"""Put a recorded situation before Muri's own commands and collect what they print and ask of Slurm.
+
+Only this module names parts of the product: three commands, the reader of snapshots, and the two stores that a
+site's controller fills over the days. What changes there moves here and nowhere else.
+"""
+
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from golden_cases import Case
+
+from muri.cli import cli
+from muri.profiler.store import Document, ProfileStore
+from muri.profiler.upkeep import Author
+from muri.slurm_plugin.journal import Journal
+from muri.slurm_plugin.snapshot_file import parse_snapshot
+
+OPEN_GATEWAY = "muri.slurm_plugin.setup.open_gateway"
+"""What opens the way to Slurm for a controller."""
+
+
+class RecordingSlurm:
+    """A Slurm that shows the same queue whatever is asked of it, and writes down what is asked."""
+
+    name = "golden"
+
+    def __init__(self, text: str) -> None:
+        self._snapshot = parse_snapshot(text)
+        self._ids = itertools.count(9001)
+        self.calls: list[dict[str, Any]] = []
+
+    def snapshot(self) -> Any:
+        return self._snapshot
+
+    def submit(self, job: Any) -> int:
+        self.calls.append({"call": "submit", **_given(job)})
+        return next(self._ids)
+
+    def modify(self, job_id: int, change: Any) -> None:
+        self.calls.append({"call": "modify", "job_id": job_id, **_given(change)})
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in {"hold", "release", "requeue_hold", "cancel"}:
+            raise AttributeError(name)
+        return lambda job_id: self.calls.append({"call": name, "job_id": job_id})
+
+    def batch_script(self, job_id: int) -> str:
+        return f"#!/bin/bash\n#SBATCH --gres=gpu:1\nmuri run train.py --job {job_id}\n"
+
+    def job_environment(self, job_id: int) -> dict[str, str]:
+        return {"HOME": "/home/alice", "SLURM_JOB_ID": str(job_id), "SLURM_SUBMIT_DIR": "/home/alice", "A": "b c"}
+
+
+def _given(record: Any) -> dict[str, Any]:
+    """What a record says; fields that are left as they are say nothing."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
+    """Write what a site's files hold; returns their paths by option."""
+    state = folder / "state"
+    state.mkdir()
+    config = {"state_dir": str(state), "node_python": "/opt/muri/bin/python", **case.config}
+    files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
+    files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
+    files["snapshot"].write_text(json.dumps(case.queue))
+    export = folder / "profiles.json"
+    export.write_text(json.dumps({"schema": "muri-profiles", "version": 1, "profiles": case.profiles}))
+    run_command("profile", "import", str(export), "--store", str(files["profiles"]))
+    with ProfileStore(files["profiles"]) as store:
+        for each in case.documents:
+            store.put_document(each["kind"], Document(each["name"], each["measured_at"], each["body"]))
+        for key in (known.key for known in store.list() if known.key.model in case.stale):
+            store.mark_stale(key, "it drifted", Author("tests", "2026-01-01T00:00:00+00:00", "stale"))
+    with Journal(state / "journal.db") as journal:
+        for each in case.intents:
+            journal.begin(each["token"], each["kind"], each["payload"], each["begun_s"])
+            if each["host_job"] is not None:
+                journal.set_host(each["token"], each["host_job"])
+            if each["state"] != "begun":
+                journal.finish(each["token"], each["state"])
+        for name, subject, value in case.facts:
+            journal.set_fact(name, subject, value)
+    return files
+
+
+def run_command(*arguments: str) -> str:
+    """Run `muri ARGUMENTS` and return what it prints on standard output.
+
+    Raises:
+        AssertionError: It failed.
+    """
+    result = CliRunner().invoke(cli, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, f"muri {' '.join(arguments)}: {result.output}"
+    return result.stdout
+
+
+def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return, by file name, what Muri makes of a situation.
+
+    plan.txt and plan.jsonl: `muri plan`. decision.jsonl: `muri-controller --dry-run`. calls.jsonl: what one cycle
+    asks of Slurm, the whole text of the jobs that it submits included. status.json: what it tells users.
+    """
+    files = prepare_site(case, folder)
+    for name in ("MURI_CONFIG", "MURI_STATE_DIR", "MURI_PROFILES"):
+        patch.delenv(name, raising=False)
+    slurm = RecordingSlurm(files["snapshot"].read_text())
+    patch.setattr(OPEN_GATEWAY, lambda kind: slurm)
+    tokens = itertools.count(1)
+    patch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
+    options = [f"--{name}={path}" for name, path in files.items()]
+    config = f"--config={files['config']}"
+    text, lines = run_command("plan", *options), run_command("plan", *options, "--json")
+    decision = run_command("controller", config, "--dry-run")
+    run_command("controller", config, "--once")
+    calls = "".join(json.dumps(call, sort_keys=True, ensure_ascii=False) + "\n" for call in slurm.calls)
+    status = (files["profiles"].parent / "status.json").read_text()
+    return {"plan.txt": text, "plan.jsonl": lines, "decision.jsonl": decision, "calls.jsonl": calls,
+            "status.json": status}  # fmt: skip
+
+
+def inputs_of(case: Case) -> dict[str, str]:
+    """Return, by file name, what a situation consists of, for people to read."""
+    journal = {"intents": case.intents, "facts": [list(fact) for fact in case.facts]}
+    store = {"profiles": case.profiles, "documents": case.documents, "stale": case.stale}
+    return {
+        "snapshot.json": json.dumps(case.queue, indent=1) + "\n",
+        "muri.yaml": yaml.safe_dump(case.config, sort_keys=True),
+        "profiles.json": json.dumps(store, indent=1) + "\n",
+        "journal.json": json.dumps(journal, indent=1, ensure_ascii=False) + "\n",
+    }

@@ -1,0 +1,132 @@
+"""`muri profile predict`, and the shell's completion."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from profile_builders import make_profile
+from profile_commands import use_own_store
+
+from muri.cli import cli, run_command
+from muri.profiler.commands import profile
+from muri.profiler.records import ProfileDetail
+from muri.profiler.store import ProfileStore
+
+NAMED_LIKE_A_PATH = "ann:/home/ann/runs:sbatch train.sh"
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    path = use_own_store(tmp_path, monkeypatch)
+    detail = ProfileDetail(gradient_mib=102.4)
+    with ProfileStore(path) as store:
+        store.put_all(
+            (
+                make_profile("resnet18", synchronize_s=0.0, detail=detail),
+                make_profile("resnet18", gpu_count=2, synchronize_s=0.02, iteration_s=0.5),
+                make_profile("gpt2", batch_size=4, gpu_type="a100", synchronize_s=0.0, detail=detail),
+                make_profile(NAMED_LIKE_A_PATH, batch_size=0),
+            )
+        )
+    return path
+
+
+def predict(*arguments):
+    return CliRunner().invoke(profile, ["predict", *arguments], catch_exceptions=False).output
+
+
+def test_an_estimate_says_what_it_rests_on():
+    output = predict("gpt2", "--gpus", "4")
+    assert "gpt2 (batch 4, 4 × a100): scaled, not measured" in output
+    assert "102.4 MiB of gradients" in output
+    assert "ASSUMED; measure: muri profile bandwidth" in output
+    assert "MEASURED" not in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+
+
+def test_a_measured_profile_stands_beside_its_estimate():
+    output = predict("resnet18", "--gpus", "2")
+    lines = {line.split()[0]: line for line in output.splitlines() if line.strip()}
+    assert lines["synchronize"].split()[-3:] == ["20.0", "-50", "%"]
+    assert lines["load"].split()[-3:] == ["120", "+0", "%"]
+
+
+def test_an_estimate_as_json():
+    document = json.loads(predict("resnet18", "--gpus", "4", "--json"))
+    assert document["estimate"]["source"] == "scaled"
+    assert document["estimate"]["gpu_count"] == 4
+    least, most = document["interval"]["iteration_s"]
+    assert least < document["estimate"]["iteration_s"] < most
+    assert document["measured"] is None
+    assert "the model's own on 2 GPUs" in document["basis"][1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("resnet19",), "did you mean resnet18?"),
+        (("gpt2",), "nothing to estimate gpt2 (batch 4, 1 × a100) from: no profile of it on another number"),
+        (("gpt2", "--batch-size", "8"), "nothing to estimate gpt2 (batch 8, 1 × a100) from"),
+        (("resnet18", "--gpu-type", "x"), "nothing to estimate resnet18 (batch 64, 1 × x) from"),
+        (("gpt2", "--gpus", "0"), "Invalid value for '--gpus'"),
+    ],
+)
+def test_what_cannot_be_estimated_says_why(capsys, arguments, said):
+    assert run_command(cli, ["profile", "predict", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def complete(path, *words):
+    """What bash offers for the last word, by the function that `muri completion bash` defines."""
+    bash = shutil.which("bash")
+    assert bash
+    script = 'eval "$(muri completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); '
+    script += "_muri_completion muri; printf '%s\\n' \"${COMPREPLY[@]}\""
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": search, "MURI_PROFILES": str(path)}
+    done = subprocess.run(
+        [bash, "-c", script, "bash", *words], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_bash_completes_commands_options_and_models(path):
+    assert complete(path, "muri", "prof") == ["profile"]
+    assert "predict" in complete(path, "muri", "profile", "p")
+    assert complete(path, "muri", "profile", "show", "re") == ["resnet18"]
+    assert complete(path, "muri", "profile", "show", "ann") in ([], [""])  # its name has blanks
+    assert complete(path, "muri", "profile", "predict", "gpt2", "--gpu-type", "") == ["a100", "gpu"]
+    assert complete(path, "muri", "profile", "predict", "--gp") == ["--gpus", "--gpu-type"]
+
+
+def test_completion_is_silent_where_there_is_no_store(tmp_path):
+    assert complete(tmp_path / "none.db", "muri", "profile", "show", "re") in ([], [""])
+
+
+def test_completing_a_command_imports_no_command():
+    code = "import sys; from muri.cli import main; main()"
+    environment = {**os.environ, "_MURI_COMPLETE": "bash_complete", "COMP_WORDS": "muri p", "COMP_CWORD": "1"}
+    script = f"import atexit, sys; sys.argv = ['muri']; atexit.register(lambda: print(sorted(sys.modules))); {code}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert "plain,profile" in done.stdout
+    assert "'muri.profiler" not in done.stdout
+    assert "'muri.slurm_plugin" not in done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_its_script(shell):
+    output = CliRunner().invoke(cli, ["completion", shell]).output
+    assert f"_MURI_COMPLETE={shell}_complete" in output
+
+
+def test_an_unknown_shell_lists_the_known(capsys):
+    assert run_command(cli, ["completion", "tcsh"]) == 2
+    assert "'bash', 'zsh', 'fish'" in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""`muri profile pair` and `muri profile fit`: real scripts as real processes."""
+
+import json
+
+import psutil
+import pytest
+from profile_builders import make_profile
+from profile_commands import muri, use_own_store
+
+from muri.profiler.errors import PairFailedError, PairUnstartableError
+from muri.profiler.interference.corun import Budget
+from muri.profiler.store import ProfileStore
+
+# Processor sharing without a processor, so that other load on the machine does not matter: what a script does takes
+# twice as long while the other one has been at work within the last tenth of a second.
+SHARING = """\
+import os, sys, time
+import muri
+own, other = sys.argv[1:3]
+while True:
+    with muri.stage("propagate"):
+        with open(own, "w"):
+            os.utime(own)
+        met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.1
+        time.sleep(0.04 if met else 0.02)
+"""
+SHORT = "import time, muri\nfor _ in range(20):\n    with muri.stage('load'):\n        time.sleep(0.002)\n"
+BROKEN = "raise RuntimeError('no such weights')\n"
+IDLE = "import time\ntime.sleep(60)\n"
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return use_own_store(tmp_path, monkeypatch)
+
+
+def test_two_scripts_that_share_a_resource(tmp_path, capsys):
+    (tmp_path / "job.py").write_text(SHARING)
+    measure = (
+        "pair",
+        "job.py one two",
+        "job.py two one",
+        "--model-a",
+        "first:4",
+        "--model-b",
+        "second",
+        "--seconds",
+        4,
+    )
+    code, out, err = muri(capsys, *measure)
+    assert code == 0, err
+    assert "round 3 of" in err
+    assert "first b4 1×gpu" in out
+    assert max(map(len, out.splitlines())) <= 80
+    code, out, _ = muri(capsys, "pair", "--list", "--json")
+    (found,) = json.loads(out)["pairs"]
+    for side, model in ((found["a"], "first"), (found["b"], "second")):
+        assert side["key"]["model"] == model
+        assert 1.4 < side["ratio"] < 2.3
+        assert side["iterations"] > 10
+        assert side["solo_s"] < side["shared_s"]
+    assert found["rounds"] >= 3
+    assert not [child for child in psutil.Process().children() if "job.py" in " ".join(child.cmdline())]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (SHORT, (), "let it run longer"),
+        (BROKEN, (), "failed with exit code 1 after 0 iterations: RuntimeError: no such weights"),
+        (IDLE, ("--startup", 1), "not steady after 1 s: no iterations; mark them"),
+    ],
+    ids=["ends early", "fails", "never iterates"],
+)
+def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, message):
+    (tmp_path / "job.py").write_text(text)
+    code, out, err = muri(capsys, "pair", "job.py", "job.py", "--no-store", *options)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("job.py",), "a pair is two scripts, not 1"),
+        (("a.py", "job.py"), "there is no script a.py"),
+        (("", "job.py"), "there is nothing to measure"),
+        (("job.py 'x", "job.py"), "is no command line"),
+        (("--list", "--next"), "not both"),
+        (("--list", "job.py", "job.py"), "--list takes no scripts"),
+        (("--expect", "one"), "a pair is two models, not 1"),
+        (("job.py", "job.py", "--model-a", "x:y"), "is not MODEL[:BATCH[:GPUS[:TYPE]]]"),
+        (("job.py", "job.py", "--model-a", "x:1:1:v100", "--model-b", "y:1:1:a100"), "cannot share GPUs"),
+        (("job.py", "job.py", "--seconds", "0"), "0"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_runs(tmp_path, capsys, arguments, message):
+    (tmp_path / "job.py").write_text(IDLE)
+    code, out, err = muri(capsys, "pair", *arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+
+
+def test_before_the_first_pair(capsys):
+    assert "No pairs yet" in muri(capsys, "pair", "--list")[1]
+    assert json.loads(muri(capsys, "pair", "--list", "--json")[1]) == {"pairs": []}
+    assert "No pair is left" in muri(capsys, "pair", "--next")[1]
+    code, _, err = muri(capsys, "pair", "--list", "--store", "elsewhere.db")
+    assert code == 1
+    assert "there is no profile store" in err
+
+
+def test_the_next_pairs_of_known_models(path, capsys):
+    with ProfileStore(path) as store:
+        store.put_all([make_profile("a"), make_profile("b"), make_profile("c", gpu_type="a100")])
+    (found,) = json.loads(muri(capsys, "pair", "--next", "--json")[1])["pairs"]
+    assert (found["a"]["model"], found["b"]["model"], found["confidence"]) == ("a", "b", None)
+    assert "CHANCES" in muri(capsys, "pair", "--next")[1]
+
+
+def test_what_to_expect_of_a_pair_that_was_not_measured(path, capsys):
+    with ProfileStore(path) as store:
+        gpu_bound = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 1.0, "iteration_s": 1.0}
+        store.put_all([make_profile("a", **gpu_bound), make_profile("b", **(gpu_bound | {"iteration_s": 2.0}))])
+    code, out, err = muri(capsys, "pair", "--expect", "a", "b")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "a (batch 64, 1 × gpu): 1.50 times as long (estimated)",
+        "b (batch 64, 1 × gpu): 1.50 times as long (estimated)",
+    ]
+    found = json.loads(muri(capsys, "pair", "--expect", "a:64:1:gpu", "b", "--json")[1])
+    assert (found["source"], found["ratio_a"]) == ("estimated", pytest.approx(1.5))
+    code, _, err = muri(capsys, "pair", "--expect", "a", "unheard")
+    assert code == 2
+    assert "nothing is known of unheard" in err
+
+
+def test_fit_prints_and_stores_the_line(path, capsys):
+    with ProfileStore(path) as store:
+        store.put_all(make_profile(batch_size=n, iteration_s=0.1 + 0.01 * n, synchronize_s=0.0) for n in (16, 32, 64))
+    code, out, err = muri(capsys, "fit", "resnet18")
+    assert (code, err) == (0, "")
+    assert "100 ms + 10 ms per sample; R² 1.000" in out
+    with ProfileStore(path) as store:
+        (document,) = store.documents("batch-fit")
+    assert document.name == "resnet18 (1 × gpu)"
+    assert document.body["per_unit_s"] == pytest.approx(0.01)
+    fits = json.loads(muri(capsys, "fit", "resnet18", "--json")[1])["fits"]
+    assert fits["resnet18 (1 × gpu)"]["fixed_s"] == pytest.approx(0.1)
+
+
+def test_fit_says_what_is_missing(path, capsys):
+    with ProfileStore(path) as store:
+        store.put_all([make_profile(batch_size=16), make_profile("gpt2")])
+    code, _, err = muri(capsys, "fit", "resnet18")
+    assert code == 2
+    assert "at least 2 different sizes; all have size 16" in err
+    assert "muri profile run --batch-size" in err
+    assert muri(capsys, "fit", "resnet81")[0] == 2
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed():
+    assert Budget(30.0).rounds(0.01) == 10
+    assert Budget(30.0).rounds(0.5) == 3
+    with pytest.raises(PairFailedError, match="need at least 109 s"):
+        Budget(30.0).rounds(2.0)
+    with pytest.raises(PairUnstartableError):
+        Budget(0.0)

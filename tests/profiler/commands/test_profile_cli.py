@@ -1,0 +1,194 @@
+"""The commands `muri profile …`, through click and through the error handling of `muri`."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from profile_builders import make_profile
+from profile_commands import invoke, muri, use_own_store
+
+from muri.profiler.exchange import to_json
+from muri.profiler.render import milliseconds
+from muri.profiler.store import ProfileStore
+from muri.utc import age
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    return use_own_store(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def filled(path):
+    profiles = (
+        make_profile("resnet18", batch_size=64),
+        make_profile("resnet18", batch_size=128, gpu_count=2, gpu_type="a100"),
+        make_profile("gpt2", batch_size=0),
+    )
+    with ProfileStore(path) as store:
+        store.put_all(profiles)
+    return path
+
+
+def models(path):
+    with ProfileStore(path, read_only=True) as store:
+        return [item.key.model for item in store.list()]
+
+
+def test_list_before_the_first_measurement():
+    assert "No profiles yet" in invoke("list").output
+    assert json.loads(invoke("list", "--json").output)["profiles"] == []
+
+
+def test_list_fits_80_columns(filled):
+    with ProfileStore(filled) as store:
+        store.put(
+            make_profile("a-very-long-model-name/of-sixty-four-characters.that-goes-on-and-on",
+                         batch_size=1_048_576, gpu_count=128, gpu_type="nvidia_h100_80gb_hbm3_1g.10gb",
+                         load_s=12.3, preprocess_s=99.9, propagate_s=1234.5, synchronize_s=0.05,
+                         iteration_s=1400.0, gpu_mem_gib=79.5)
+        )  # fmt: skip
+    output = invoke("list").output
+    assert max(len(line) for line in output.splitlines()) <= 80
+    for expected in ("resnet18", "gpt2", "2×a100", "120", "50.0", "300", "1.0", "480", "1234500", "1048576"):
+        assert expected in output
+
+
+def test_list_json_can_be_imported(filled, tmp_path):
+    exported = tmp_path / "x.json"
+    exported.write_text(invoke("list", "--json").output)
+    assert invoke("import", exported, "--store", tmp_path / "new.db").output == "3 added, 0 replaced\n"
+    assert models(tmp_path / "new.db") == models(filled)
+
+
+def test_show_draws_the_stages(filled):
+    output = invoke("show", "gpt2").output
+    lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
+    assert lines["propagate"].count("█") == 18  # 300 of 480 ms on a bar of 28
+    assert lines["load"].count("█") == 1 + 7  # one is the key to the bar above
+    assert lines["propagate"].split()[-1] == "300"
+    assert re.search(r"bottleneck: +gpu\n", output)
+    assert max(len(line) for line in output.splitlines()) <= 80
+
+
+def test_show_json_has_the_history(filled):
+    with ProfileStore(filled) as store:
+        store.put(make_profile("gpt2", batch_size=0, load_s=0.5))
+    document = json.loads(invoke("show", "gpt2", "--json").output)
+    assert document["load_s"] == 0.5
+    assert [item["load_s"] for item in document["history"]] == [0.12]
+
+
+def test_show_of_several_lists_the_choices(filled, capsys):
+    code, _, error = muri(capsys, "show", "resnet18")
+    assert code == 2
+    assert "resnet18 --batch-size 64 --gpus 1 --gpu-type gpu" in error
+    assert "resnet18 --batch-size 128 --gpus 2 --gpu-type a100" in error
+    for narrow in (("--batch-size", 128), ("--gpus", 2), ("--gpu-type", "a100")):
+        code, output, _ = muri(capsys, "show", "resnet18", *narrow)
+        assert code == 0
+        assert "batch 128" in output
+
+
+def test_show_of_an_unknown_model_names_the_nearest(filled, capsys):
+    code, _, error = muri(capsys, "show", "resnet81")
+    assert code == 2
+    assert error == "muri: no profile of model 'resnet81'; did you mean resnet18?\n"
+    _, _, error = muri(capsys, "show", "resnet18", "--batch-size", 3)
+    assert "no such profile of 'resnet18'. There are:" in error
+
+
+def test_rm_asks_first(filled):
+    refused = invoke("rm", "gpt2", input="n\n")
+    assert refused.exit_code == 1
+    assert "gpt2" in models(filled)
+    assert invoke("rm", "gpt2", input="y\n").exit_code == 0
+    assert "gpt2" not in models(filled)
+
+
+def test_rm_with_yes_removes_one_or_all_that_match(filled, capsys):
+    code, _, error = muri(capsys, "rm", "resnet18", "--yes")
+    assert code == 2
+    assert "2 profiles are of 'resnet18'" in error
+    assert muri(capsys, "rm", "resnet18", "--gpus", 2, "--yes")[0] == 0
+    assert models(filled) == ["gpt2", "resnet18"]
+    assert muri(capsys, "rm", "resnet18", "--all-matching", "-y")[0] == 0
+    assert models(filled) == ["gpt2"]
+
+
+def test_rm_of_an_unknown_model_names_the_nearest(filled, capsys):
+    code, _, error = muri(capsys, "rm", "gtp2", "--yes")
+    assert code == 2
+    assert "did you mean gpt2?" in error
+    assert len(models(filled)) == 3
+
+
+def test_export_and_import_move_everything(filled, tmp_path):
+    target = tmp_path / "out.json"
+    assert invoke("export", "-o", target).exit_code == 0
+    assert target.read_text() == invoke("export").output
+    assert invoke("import", target).output == "0 added, 3 replaced\n"
+    done = invoke("import", "-", "--json", "--store", tmp_path / "new.db", input=target.read_text())
+    assert json.loads(done.output) == {"added": 3, "replaced": 0}
+    with ProfileStore(tmp_path / "new.db", read_only=True) as store:
+        assert {item.source for item in store.list()} == {"import"}
+
+
+def test_a_bad_import_stores_nothing(path, tmp_path, capsys):
+    bad = tmp_path / "bad.json"
+    bad.write_text(to_json([make_profile("a"), make_profile("b")]).replace("0.3", '"quick"', 1))
+    code, _, error = muri(capsys, "import", bad)
+    assert code == 2
+    assert "bad.json: profiles[0].propagate_s: must be a number, found 'quick'" in error
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("command", [("import", "gone.json"), ("export", "-o", "/gone/x.json")])
+def test_files_that_cannot_be_opened_are_named(filled, capsys, command):
+    code, _, error = muri(capsys, *command)
+    assert code == 2
+    assert "No such file or directory" in error
+
+
+def test_an_import_that_is_no_text(tmp_path, capsys):
+    binary = tmp_path / "x.json"
+    binary.write_bytes(b"\xff\xfe\x00")
+    code, _, error = muri(capsys, "import", binary)
+    assert (code, "not UTF-8 text" in error) == (2, True)
+
+
+@pytest.mark.parametrize("command", [("list", "--store", "gone.db"), ("show", "m"), ("rm", "m", "-y"), ("export",)])
+def test_a_missing_store_is_named(tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    code, _, error = muri(capsys, *command)
+    assert code == 1
+    assert error.startswith("muri: there is no profile store at ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_store_says_what_to_do(path, capsys):
+    path.write_bytes(b"damaged" * 1000)
+    for command in (("list",), ("show", "m"), ("rm", "m", "-y"), ("export",)):
+        code, output, error = muri(capsys, *command)
+        assert (code, output) == (1, "")
+        assert f"muri doctor --store {path} --set-aside" in error
+    assert path.read_bytes() == b"damaged" * 1000
+
+
+@pytest.mark.parametrize("command", ["list", "show", "rm", "export", "import"])
+def test_help_teaches_by_example(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert f"muri profile {command}" in result.output
+    assert max(len(line) for line in result.output.splitlines()) <= 80
+
+
+def test_ages_and_times_are_for_people():
+    now = datetime(2026, 3, 1, 12, tzinfo=UTC)
+    for delta, expected in ((5, "5 s"), (300, "5 min"), (7200, "2 h"), (86_400 * 12, "12 d"), (-5, "0 s")):
+        assert age((now - timedelta(seconds=delta)).isoformat(), now) == expected
+    assert age("2026-03-01T11:00:00", now) == "1 h"  # without a zone: UTC
+    assert age("", now) == "?"
+    assert [milliseconds(value) for value in (0.00004, 0.0123, 0.5)] == ["0.0", "12.3", "500"]

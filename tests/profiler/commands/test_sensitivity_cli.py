@@ -1,0 +1,205 @@
+"""`muri profile sensitivity` with real scripts on real cores, the storage's bandwidth, and what is stored."""
+
+import json
+import os
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from muri.errors import MuriError
+from muri.profiler.commands import profile
+from muri.profiler.errors import CpuLimitError, NoSuchSensitivityError, SensitivityError, StorageError
+from muri.profiler.sensitivity import memory_axis as storage
+from muri.profiler.sensitivity import throughput as cpu_limits
+from muri.profiler.sensitivity.bisection import Measured, bisect
+from muri.profiler.sensitivity.memory_axis import Dataset, MemoryAxis
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile, stored
+from muri.profiler.store import Document, ProfileStore
+
+WAITING_JOB = """
+import sys, time
+import muri
+
+workers = int(sys.argv[1])
+
+def batches():
+    while True:
+        time.sleep(max(0.02, 0.08 / workers))  # what is fetched by so many workers at once
+        yield 1
+
+for _ in muri.batches(batches()):
+    with muri.stage("propagate"):
+        pass
+"""
+
+CORES_JOB = """
+import os, sys, time
+import muri
+
+with open(sys.argv[1], "a") as log:
+    print(len(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"], os.environ["MURI_CPUS"], file=log)
+for _ in muri.batches(range(1000)):
+    with muri.stage("preprocess"):
+        time.sleep(0.005)
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("MURI_PROFILES", str(tmp_path / "profiles.db"))
+
+    def run_it(*arguments):
+        return CliRunner().invoke(profile, ["sensitivity", *map(str, arguments)])
+
+    return run_it
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_a_job_whose_workers_follow_the_count(run, tmp_path):
+    script = write(tmp_path / "waits.py", WAITING_JOB)
+    dataset = ("--dataset-gib", 2, "--storage-mib-per-s", 100, "--batch-mib", 1.5, "--overlap", 1)
+    options = ("--no-pin", "--max-cpus", 8, "--seconds", 0.2, *dataset)
+    result = run(*options, "--", script, "{cpus}")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "waits: 4 measurements, counts only told to the script"
+    enough = next(line for line in lines if line.endswith("enough"))
+    assert int(enough.split()[0]) in (3, 4, 5)
+    assert re.search(r"^demand: [345] CPUs, .*GiB of cache$", lines[-1])
+    assert result.stderr.count("iterations/s") == 4
+    again = json.loads(run("--show", "waits", "--json").stdout)
+    assert again["measurements"] == 4
+    assert again["demand"]["cpus"] == int(enough.split()[0])
+    assert len(again["curve"]) == 8
+    assert again["memory"]["throughput"][7][-1] == pytest.approx(again["curve"][7])
+    assert run("--show", "waits").stdout == result.stdout
+
+
+def test_affinity_and_threads_are_those_of_the_count(run, tmp_path):
+    script, log = write(tmp_path / "cores.py", CORES_JOB), tmp_path / "log"
+    most = min(2, cpu_limits.usable_cpus())
+    result = run("--max-cpus", most, "--seconds", 0.2, "--", script, log)
+    assert result.exit_code == 0, result.output
+    seen = [tuple(map(int, line.split())) for line in log.read_text().splitlines()]
+    assert sorted(set(seen)) == [(cpus,) * 3 for cpus in range(1, most + 1)]
+    assert result.stdout.startswith("cores: ")
+    assert "cores by affinity" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((), "nothing to measure"),
+        (("--max-cpus", 4096, "--", "train.py"), "4096 CPUs were asked for; this process may use 1 to"),
+        (("--batch-mib", 1, "--", "train.py"), "also needs --dataset or --dataset-gib, --dataset or --storage-mib"),
+        (("--dataset-gib", 1, "--", "train.py"), "--batch-mib"),
+        (("--dataset", "/nowhere", "--batch-mib", 1, "--", "train.py"), "there is no dataset /nowhere"),
+        (("--max-cpus", 1, "--", "/nowhere/train.py"), "there is no script /nowhere/train.py"),
+        (("--show", "resnet", "--", "train.py"), "--show measures nothing"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_measured(run, arguments, text):
+    result = run(*arguments)
+    assert isinstance(result.exception, MuriError)
+    assert text in str(result.exception)
+
+
+def test_a_script_that_fails_says_its_last_words(run, tmp_path):
+    script = write(tmp_path / "broken.py", "raise SystemExit('no data')")
+    result = run("--max-cpus", 1, "--", script)
+    assert "no data" in str(result.exception)
+    assert isinstance(result.exception, MuriError)
+
+
+def test_a_script_that_ends_too_soon_is_told_what_to_do(run, tmp_path):
+    short = write(tmp_path / "short.py", "import muri\nfor _ in muri.batches(range(2)): pass\n")
+    assert "2 iterations were seen, up to 16 are needed; let it run longer" in str(
+        run("--max-cpus", 1, short).exception
+    )
+    none = write(tmp_path / "none.py", "print('nothing to do')")
+    text = str(run("--max-cpus", 1, none).exception)
+    assert "mark its iterations with muri.batches(loader)" in text
+    assert text.endswith("its last words: nothing to do")
+
+
+def test_what_is_stored_comes_back_and_what_is_not_is_said(tmp_path):
+    cpu = bisect(lambda cpus: Measured(float(min(cpus, 5)), 0.01), 8)
+    found = SensitivityProfile(
+        "resnet", "2026-03-01T12:00:00Z", cpu, dataset=Dataset(100, 50, 500, 0.5), process_gib=3.0
+    )
+    plain = SensitivityProfile("plain", "2026-03-01T12:00:00Z", cpu)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        with pytest.raises(NoSuchSensitivityError, match="none was measured yet"):
+            stored(store, "resnet")
+        for one in (found, plain):
+            store.put_document(KIND, one.to_document())
+        assert stored(store, "resnet") == found
+        assert stored(store, "plain") == plain
+        with pytest.raises(NoSuchSensitivityError, match="measured are: plain, resnet"):
+            stored(store, "rsnet")
+        store.put_document(KIND, Document("odd", "", {"points": [1]}))
+        with pytest.raises(SensitivityError, match=r"'odd' cannot be read .*; measure it again"):
+            stored(store, "odd")
+    assert found.demand.mem_gib == pytest.approx(3.0 + (found.demand.cache_gib or 0))
+    assert plain.demand.mem_gib is None
+
+
+def test_bandwidth_is_read_past_the_page_cache(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for number in range(3):
+        (folder / f"{number}.bin").write_bytes(os.urandom(1 << 20) + b"odd")
+    files = storage.files_of(folder)
+    assert storage.size_gib(files) == pytest.approx((3 * (1 << 20) + 9) / 2**30)
+    found = storage.measure_bandwidth(files)
+    assert found.read_mib == pytest.approx(3, rel=1e-4)
+    assert found.mib_per_s > 0
+    assert storage.measure_bandwidth(files, limit_mib=1).read_mib < 3
+    axis = MemoryAxis.from_options(folder, None, None, 0.5, None)
+    assert axis is not None
+    dataset = axis.measure()
+    assert dataset.dataset_gib == pytest.approx(3 / 1024, rel=1e-4)
+    assert axis.with_overlap(dataset, 0.25).overlap == 0.25
+    assert axis.with_overlap(dataset, None).overlap == 1.0
+
+
+def test_storage_that_refuses_direct_reading_is_read_without_its_pages(tmp_path, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1 << 20))
+    plain = os.open
+
+    def refuse(name, flags, *more):
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return plain(name, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    found = storage.measure_bandwidth([path])
+    assert not found.direct
+    assert found.read_mib == 1.0
+
+
+def test_datasets_that_cannot_be_read_are_named(tmp_path):
+    with pytest.raises(StorageError, match="there is no dataset"):
+        storage.files_of(tmp_path / "nothing")
+    with pytest.raises(StorageError, match="holds no files"):
+        storage.files_of(tmp_path)
+    (tmp_path / "empty").touch()
+    with pytest.raises(StorageError, match="are empty"):
+        storage.measure_bandwidth([tmp_path / "empty"])
+    with pytest.raises(StorageError, match="cannot read"):
+        storage.measure_bandwidth([tmp_path / "gone"])
+
+
+def test_cores_are_those_this_process_may_use():
+    assert cpu_limits.cores(1) <= os.sched_getaffinity(0)
+    with pytest.raises(CpuLimitError, match="0 CPUs were asked for"):
+        cpu_limits.cores(0)
+    assert cpu_limits.command_for(3, ("train.py", "--workers={cpus}")) == ("train.py", "--workers=3")
+    assert cpu_limits.environment(3, {"OMP_NUM_THREADS": "8", "A": "b"})["OMP_NUM_THREADS"] == "3"

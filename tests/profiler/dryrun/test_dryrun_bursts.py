@@ -1,0 +1,186 @@
+"""Dry runs of loaders that deliver several batches at once and then make the loop wait."""
+
+import random
+import textwrap
+from itertools import islice
+
+import pytest
+
+from muri.profiler.dryrun.course import Course
+from muri.profiler.dryrun.messages import Limits
+from muri.profiler.dryrun.runner import measure_script
+from muri.profiler.dryrun.steadiness import LoaderAhead, moving_means, ordinary, period_means, whole_periods
+
+LOAD, _, PROPAGATE, _ = range(4)
+QUICK_S = 0.003
+FETCH_S = 0.1584
+"""Of each worker; twelve of them deliver a batch every 13.2 ms."""
+
+PERIODS = (2, 4, 8, 12, 16)
+
+
+def bursty(period, noise=0.0, ready=0, seed=1):
+    """Iteration times with so many workers: `ready` batches at once, then a wait of the rest of a fetch each period."""
+    chance = random.Random(seed)
+    wait_s = FETCH_S - (period - 1) * QUICK_S
+    step = -ready
+    while True:
+        length_s = wait_s if step >= 0 and step % period == 0 else QUICK_S
+        yield max(1e-4, length_s * (1 + chance.gauss(0, noise)))
+        step += 1
+
+
+def course_of(lengths_s, *, ahead=None, hidden=False, limits=None):
+    """A dry run of such iterations; `hidden`: workers tell of each fetch when the wait for it ends."""
+    course, now_s = Course(limits or Limits()), 0.0
+    if ahead is not None:
+        course.works_ahead(*ahead)
+    for length_s in lengths_s:
+        start_s, now_s = now_s, now_s + length_s
+        course.hold(PROPAGATE, now_s - QUICK_S / 2, now_s, 1.0, True)
+        if hidden and length_s > 10 * QUICK_S:
+            end_s = now_s - QUICK_S
+            course.hold(LOAD, max(0.0, end_s - FETCH_S), end_s, 1.0, False)
+        if course.iteration(start_s, now_s):
+            break
+    return course
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("period", PERIODS)
+def test_the_mean_is_that_of_whole_periods(period, noise):
+    lengths_s = bursty(period, noise, ready=2 * period)
+    course = course_of(lengths_s, ahead=(2 * period, period))
+    result = course.result()
+    assert result.iteration_s == pytest.approx(FETCH_S / period, rel=0.01 + noise)
+    assert result.detail.warmup_iterations >= 2 * period
+    assert result.iterations % period == 0
+    assert 2 * period <= result.iterations <= course.measured <= 40
+    assert result.detail.confidence > (0.9 if noise == 0 else 0.2)
+
+
+@pytest.mark.parametrize("period", PERIODS)
+def test_fetches_that_are_told_late_leave_whole_periods(period):
+    course = course_of(bursty(period, 0.02), ahead=(2 * period, period), hidden=True)
+    result = course.result()
+    assert result.iteration_s == pytest.approx(FETCH_S / period, rel=0.05)
+    assert result.iterations % period == 0
+    assert sum(result.stage_s) <= result.iteration_s
+    assert result.stage_s[LOAD] > 0.7 * result.iteration_s
+    assert result.iterations >= 2 * period
+    assert "recur" not in result.stopped
+    assert course.measured <= 40
+
+
+def test_twelve_workers_whose_first_batches_are_ready():
+    course = course_of(bursty(12, 0.02, ready=24), ahead=(24, 12), hidden=True)
+    assert course.result().iteration_s == pytest.approx(0.0132, rel=0.05)
+    assert len(course.windows) <= 24 + 40
+
+
+@pytest.mark.parametrize("period", [24, 32, 40, 64])
+def test_periods_that_do_not_fit_are_trusted_less_and_said(period):
+    course = course_of(bursty(period, ready=2 * period), ahead=(2 * period, period))
+    result = course.result()
+    assert f"recur every {period} iterations, and fewer than 2 × {period} count" in result.stopped
+    assert course.measured <= 40
+    assert result.detail.confidence < 0.5
+    if period <= 40:
+        assert result.iterations == period
+        assert result.iteration_s == pytest.approx(FETCH_S / period)
+
+
+def test_more_iterations_make_room_for_longer_periods():
+    course = course_of(bursty(24), ahead=(48, 24), limits=Limits(80))
+    assert course.result().detail.confidence > 0.9
+    assert "recur" not in course.result().stopped
+
+
+def test_slow_iterations_of_bursty_loaders_stop_at_the_seconds():
+    lengths_s = (100 * length_s for length_s in bursty(4))  # 4 s each, 16 s a period
+    course = course_of(lengths_s, ahead=(8, 4))
+    measured = course.windows[-course.measured :]
+    assert measured[-1][1] - measured[0][0] <= 60.0
+    assert course.result().iterations % 4 == 0
+    assert course.result().iteration_s == pytest.approx(100 * FETCH_S / 4)
+
+
+@pytest.mark.parametrize(("period", "count"), [(2, 6), (4, 14), (12, 30)])
+def test_a_script_that_ends_early_counts_without_what_was_ready(period, count):
+    course = course_of(islice(bursty(period, ready=count - period - 1), count), ahead=(2 * period, period))
+    result = course.result()
+    assert result.iterations >= period
+    assert result.iteration_s > 2 * QUICK_S
+    assert result.detail.confidence <= 0.5
+
+
+def test_a_loader_that_prefetches_in_a_thread_only_lengthens_the_warm_up():
+    assert course_of([0.1] * 50, ahead=(5, 1)).result().detail.warmup_iterations == 5
+
+
+def test_a_fixed_number_is_kept_to():
+    course = course_of(bursty(4), ahead=(8, 4), limits=Limits(15, fixed_warmup=3))
+    assert (course.result().iterations, course.result().detail.warmup_iterations) == (15, 3)
+
+
+@pytest.mark.parametrize("period", [8, 12, 16])
+def test_waits_of_a_loader_that_was_not_seen_count_when_they_recur(period):
+    course = course_of(bursty(period, 0.02, ready=6))
+    assert course.measured == 40
+    assert course.result().iteration_s == pytest.approx(FETCH_S / period, rel=0.6)
+    assert course.result().iteration_s > 2 * QUICK_S
+
+
+def test_one_hiccup_is_left_out_after_looking_whether_it_recurs():
+    lengths_s = [0.1] * 60
+    lengths_s[9] = 1.0
+    course = course_of(lengths_s)
+    assert course.measured == 40
+    assert course.result().iteration_s == pytest.approx(0.1)
+    assert course.result().detail.confidence > 0.9
+
+
+def test_what_recurs_is_part_of_the_job():
+    steady = [0.1] * 40
+    assert ordinary([*steady[:-1], 0.5]) == [True] * 39 + [False]
+    assert all(ordinary([*steady[:19], 0.5, *steady[:19], 0.5]))
+    assert ordinary([*steady[:38], 0.15, 0.15]).count(False) == 2
+    assert all(ordinary(steady[:37] + [0.15] * 3))
+
+
+def test_periods():
+    assert moving_means([1, 3, 5, 7], 2) == [2, 4, 6]
+    assert moving_means([1, 3], 1) == [1, 3]
+    assert moving_means([1.0], 2) == []
+    assert period_means([1, 3, 5, 7, 100], 2) == [2, 6]
+    assert whole_periods([1, 2, 3, 4, 5], 2) == [1, 2, 3, 4]
+    assert whole_periods([1], 2) == []
+    assert LoaderAhead(4, 2).widened(LoaderAhead(3, 3)) == LoaderAhead(4, 3)
+    assert list(islice(bursty(2, ready=1), 3)) == [QUICK_S, FETCH_S - QUICK_S, QUICK_S]
+
+
+WORKERS = """
+    import time, torch
+    from torch.utils.data import DataLoader, Dataset
+    torch.set_num_threads(1)
+    def augment(sample):
+        time.sleep(0.06)
+        return sample
+    class Samples(Dataset):
+        def __init__(self): self.transform = augment
+        def __len__(self): return 400
+        def __getitem__(self, index): return self.transform(torch.zeros(4))
+    model = torch.nn.Linear(4, 1)
+    for batch in DataLoader(Samples(), num_workers=4):
+        model(batch).sum().backward()
+"""
+
+
+def test_workers_of_a_real_loader(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(textwrap.dedent(WORKERS))
+    result = measure_script([str(path)], limits=Limits(20, 20.0, time_limit_s=120.0))
+    assert result.detail.warmup_iterations >= 4 * 2
+    assert result.iterations % 4 == 0
+    assert result.iteration_s >= 0.7 * 0.06 / 4  # after a stall of a loaded machine some batches are ready
+    assert result.detail.iteration_cv > 0.5  # waits were measured, and counted

@@ -1,0 +1,156 @@
+"""Dry runs of real scripts, each a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED
+
+from muri.profiler.commands import profile
+from muri.profiler.dryrun.messages import Limits
+from muri.profiler.dryrun.runner import DryRunFailedError, NoScriptError, measure_script
+from muri.profiler.lookup import of_command
+from muri.profiler.store import ProfileStore
+
+PLAIN = Path(__file__).parents[3] / "examples" / "train_plain.py"
+LIMITS = Limits(12, 20.0, time_limit_s=120.0)
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "train.py"
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def test_stages_of_a_script_without_overlap(script):
+    told = []
+    result = measure_script([script(SLEEPS.replace("PREFETCH", "0"))], limits=LIMITS, on_progress=told.append)
+    assert told
+    assert told[0]["iterations"] <= 12 + result.detail.warmup_iterations
+    load_s, _, propagate_s, _ = result.stage_s
+    assert load_s >= 0.02
+    assert 0.01 <= propagate_s < load_s
+    assert result.stage_s[1] == result.stage_s[3] == 0
+    assert sum(result.stage_s) <= result.iteration_s
+    assert result.detail.warmup_iterations >= 2
+    assert 10 <= result.iterations <= 12
+    assert 0 < result.detail.host_mem_gib < 2
+
+
+def test_hidden_reading_owns_only_what_the_loop_waits_for(script):
+    result = measure_script([script(SLEEPS.replace("PREFETCH", "1"))], limits=LIMITS)
+    load_s, _, propagate_s, _ = result.stage_s
+    assert load_s == pytest.approx(result.iteration_s - propagate_s, rel=0.15)
+    assert result.detail.busy_s[0] > 0.9 * 0.02  # but for what goes on between two iterations
+    assert load_s < result.detail.busy_s[0]
+
+
+def test_stages_in_threads_of_the_script_count(script):
+    result = measure_script([script(THREADS)], limits=LIMITS)
+    load_s, _, propagate_s, _ = result.stage_s
+    assert propagate_s >= 0.01
+    assert 0.5 * (result.iteration_s - propagate_s) < load_s < result.iteration_s - propagate_s + 1e-9
+    assert result.detail.busy_s[0] > load_s
+
+
+def test_workers_and_gradients_of_a_script_that_marks_nothing():
+    command = [str(PLAIN), "--workers", "2", "--epochs", "9", "--samples", "3200", "--read-ms", "0.5"]
+    result = measure_script(command, limits=LIMITS)
+    # Two workers side by side; after a stall of a loaded machine some batches are ready and were read before.
+    assert result.detail.busy_s[0] >= 0.5 * 32 * 0.0005 / 2
+    assert result.stage_s[2] > 0
+    parameters = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
+    assert result.detail.gradient_mib == pytest.approx(parameters * 4 / 1024**2)
+
+
+def test_operators_outside_of_stages_are_found_by_the_profiler(script):
+    result = measure_script([script(UNMARKED)], limits=LIMITS)
+    assert result.stage_s[1] > 0.25 * result.iteration_s  # about 0.75 of it on a quiet machine; nothing by the marks
+    assert sum(result.stage_s) <= result.iteration_s * (1 + 1e-9)
+
+
+def test_the_cores_are_those_that_were_given(script):
+    text = """
+        import os, time, muri
+        assert os.sched_getaffinity(0) == {CPU}, os.sched_getaffinity(0)
+        for batch in muri.batches(range(99)):
+            with muri.stage("propagate"): time.sleep(0.001)
+    """
+    cpu = max(os.sched_getaffinity(0))
+    path = script(text.replace("CPU", str(cpu)))
+    assert measure_script([path], cpus=frozenset({cpu}), limits=LIMITS).iterations >= 10
+
+
+def test_a_script_that_fails_tells_its_last_words(script):
+    with pytest.raises(DryRunFailedError, match=r"(?s)exit code 1.*no such dataset: cats"):
+        measure_script([script(FAILS)], limits=LIMITS)
+
+
+def test_a_script_that_never_iterates_and_one_that_hangs(script):
+    with pytest.raises(DryRunFailedError, match=r"(?s)no stages marked.*last words: hello"):
+        measure_script([script("print('hello')")], limits=LIMITS)
+    with pytest.raises(DryRunFailedError, match=r"no result within 1 s"):
+        measure_script([script("import time; time.sleep(600)")], limits=Limits(time_limit_s=1.0))
+
+
+@pytest.mark.parametrize("command", [[], ["-m"], ["/nowhere/train.py"]])
+def test_a_script_that_is_not_there(command):
+    with pytest.raises(NoScriptError):
+        measure_script(command)
+
+
+def test_the_command_stores_the_profile_under_a_fingerprint(script, tmp_path):
+    path, store_path = script(SLEEPS.replace("PREFETCH", "0")), tmp_path / "p.db"
+    done = CliRunner().invoke(profile, ["run", "--json", "--iterations", "10", "--store", str(store_path), "--", path])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["model"] == of_command([path])
+    assert told["stored"]
+    assert told["stopped"]
+    with ProfileStore(store_path, read_only=True) as store:
+        (stored,) = store.list()
+    assert (stored.load_s, stored.source) == (told["load_s"], "dry-run")
+    assert stored.detail.confidence == told["detail"]["confidence"]
+
+
+def test_an_interrupt_ends_the_script_and_stores_nothing(script, tmp_path):
+    pid_file, store_path = tmp_path / "pid", tmp_path / "p.db"
+    path = script(f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)")
+    code = "from muri.cli import main; main()"
+    command = [sys.executable, "-c", code, "profile", "run", "--store", str(store_path), "--", path]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline_s = time.monotonic() + 60
+        while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert "nothing was stored" in process.communicate(timeout=240)[1]
+    assert process.returncode == 130
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
+    with ProfileStore(store_path, read_only=True) as store:
+        assert store.list() == ()
+
+
+def test_fingerprints_tell_content_and_arguments_apart(script, tmp_path, monkeypatch):
+    path = script("pass")
+    names = {of_command([path]), of_command([path, "a", "b"]), of_command([path, "ab"])}
+    assert of_command([path]) in names
+    names.add(of_command([script("pass  # changed")]))
+    assert len(names) == 4
+    assert all(name.startswith("train.py@") and len(name) == len("train.py@") + 8 for name in names)
+    monkeypatch.chdir(tmp_path)
+    before = of_command(["-m", "train"])
+    script("pass  # changed again")
+    assert of_command(["-m", "train"]) != before
+    assert of_command(["-m", "elsewhere"]).startswith("elsewhere@")

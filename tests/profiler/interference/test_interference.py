@@ -1,0 +1,209 @@
+"""Fits, ratios, estimates and the choice of the next pair: pure parts of interference."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builders import make_profile
+
+from muri.profiler.dryrun.messages import StampReader
+from muri.profiler.errors import FitError, InterferenceError
+from muri.profiler.interference.models import (
+    LinearFit,
+    Point,
+    busy_shares,
+    estimated_ratio,
+    fit_communication,
+    fit_computation,
+    fit_line,
+)
+from muri.profiler.interference.ratios import Interference, Side, expected, find, known_pairs, next_pairs, put
+from muri.profiler.records import ProfileDetail, ProfileKey
+from muri.profiler.store import ProfileStore
+
+A, B, C = (ProfileKey(name, 8, 1, "gpu") for name in "abc")
+OTHER_GPU = ProfileKey("a", 8, 1, "a100")
+positive = st.floats(1e-4, 10)
+
+
+def side(key, ratio=1.5, confidence=0.9):
+    return Side(key, solo_s=0.1, shared_s=0.1 * ratio, ratio=ratio, spread=0.02, confidence=confidence, iterations=40)
+
+
+def pair(a, b, ratio_a=1.5, ratio_b=1.2, confidence=0.9):
+    return Interference(side(a, ratio_a, confidence), side(b, ratio_b), 5, 20.0, "2026-03-01T12:00:00+00:00")
+
+
+def profile(shares, **changes):
+    """A profile whose iteration takes 1 s and uses the resources for these shares of it."""
+    return replace(
+        make_profile(load_s=0.1, preprocess_s=0.1, propagate_s=0.1, synchronize_s=0.1, iteration_s=1.0),
+        detail=ProfileDetail(busy_s=tuple(shares), **changes),
+    )
+
+
+def best_interleaving(a, b):
+    """ξ when the two take turns as well as can be: max(1, max_r (u_a,r + u_b,r))."""
+    return max(1.0, *(one + two for one, two in zip(busy_shares(a), busy_shares(b), strict=True)))
+
+
+shares = st.lists(st.floats(0, 1), min_size=4, max_size=4)
+
+
+@given(positive, positive, st.lists(st.integers(1, 4096), min_size=2, max_size=6, unique=True))
+def test_a_line_is_found_again(fixed_s, per_unit_s, sizes):
+    fit = fit_line(Point(size, fixed_s + per_unit_s * size) for size in sizes)
+    for size in sizes:
+        assert fit.seconds(size) == pytest.approx(fixed_s + per_unit_s * size, rel=1e-6)
+    assert fit.r_squared == pytest.approx(1, abs=1e-6)
+    assert LinearFit.from_dict(fit.to_dict()) == fit
+
+
+several_points = st.lists(st.builds(Point, st.integers(1, 100), positive), min_size=2, unique_by=lambda it: it.size)
+
+
+@given(several_points)
+def test_coefficients_are_never_negative_and_no_other_line_is_nearer(points):
+    fit = fit_line(points)
+    assert fit.fixed_s >= 0
+    assert fit.per_unit_s >= 0
+    off = sum((fit.seconds(point.size) - point.seconds) ** 2 for point in points)
+    for fixed_s, slope in ((1.01, 1.0), (0.99, 1.0), (1.0, 1.01), (1.0, 0.99)):
+        other = sum((fit.fixed_s * fixed_s + fit.per_unit_s * slope * p.size - p.seconds) ** 2 for p in points)
+        assert other >= off * (1 - 1e-9) - 1e-12
+
+
+def test_a_falling_line_becomes_flat_and_says_how_badly_it_fits():
+    fit = fit_line([Point(1, 2.0), Point(2, 1.0)])
+    assert (fit.fixed_s, fit.per_unit_s) == (pytest.approx(1.5), 0)
+    assert fit.r_squared == pytest.approx(0, abs=1e-9)
+    assert fit.residual_s == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("points", "text"),
+    [
+        ([], "there are none"),
+        ([Point(8, 1.0)], "all have size 8"),
+        ([Point(8, 1.0), Point(8, 1.1)], "all have size 8"),
+        ([Point(1, 1.0), Point(2, float("nan"))], "both must be finite"),
+        ([Point(-1, 1.0), Point(2, 1.0)], "≥ 0"),
+    ],
+)
+def test_points_that_determine_no_line_are_refused(points, text):
+    with pytest.raises(FitError, match=text):
+        fit_line(points)
+
+
+def test_computation_is_all_of_an_iteration_but_the_network_and_leaves_estimates_out():
+    profiles = [
+        make_profile(batch_size=size, propagate_s=0.0, synchronize_s=0.5, iteration_s=0.6 + 0.01 * size)
+        for size in (16, 32, 64)
+    ]
+    wrong = replace(make_profile(batch_size=128, iteration_s=99.0), source="scaled")
+    unknown = make_profile(batch_size=0, iteration_s=99.0)
+    fit = fit_computation([*profiles, wrong, unknown])
+    assert (fit.fixed_s, fit.per_unit_s) == (pytest.approx(0.1), pytest.approx(0.01))
+    with pytest.raises(FitError, match="one model"):
+        fit_computation([*profiles, make_profile("gpt2", batch_size=8)])
+
+
+def test_communication_is_fitted_over_gradient_sizes_of_several_models():
+    profiles = [
+        replace(
+            make_profile(name, gpu_count=2, synchronize_s=0.01 + 0.002 * mib), detail=ProfileDetail(gradient_mib=mib)
+        )
+        for name, mib in (("a", 10.0), ("b", 100.0), ("c", 400.0))
+    ]
+    fit = fit_communication(profiles)
+    assert (fit.fixed_s, fit.per_unit_s) == (pytest.approx(0.01), pytest.approx(0.002))
+    with pytest.raises(FitError, match="there are none"):
+        fit_communication([make_profile()])
+    with pytest.raises(FitError, match="one GPU count"):
+        fit_communication([*profiles, replace(profiles[0], key=A)])
+
+
+@given(shares, shares)
+def test_the_estimate_is_symmetric_and_no_better_than_the_best_interleaving(first, second):
+    a, b = profile(first), profile(second)
+    assert estimated_ratio(a, b) == pytest.approx(estimated_ratio(b, a))
+    assert best_interleaving(a, b) - 1e-9 <= max(estimated_ratio(a, b), 1.0)
+    assert 1 <= estimated_ratio(a, b) <= 5
+
+
+def test_the_estimate_of_plain_cases():
+    gpu, storage, half = profile((0, 0, 1, 0)), profile((1, 0, 0, 0)), profile((0.5, 0, 0.5, 0))
+    assert estimated_ratio(gpu, gpu) == 2
+    assert estimated_ratio(gpu, storage) == 1
+    assert estimated_ratio(half, half) == 1.5
+    assert best_interleaving(half, half) == 1
+    assert busy_shares(make_profile(load_s=0.24))[0] == 0.5  # without detail: what each stage owns
+
+
+def test_jobs_that_need_fewer_cores_than_there_are_do_not_meet_at_the_cpu():
+    a = profile((0, 1, 0, 0), cpu_cores=1.0)
+    assert estimated_ratio(a, a) == 2
+    assert estimated_ratio(a, a, cores=2) == 1
+    assert estimated_ratio(a, a, cores=1) == 2
+    assert estimated_ratio(a, profile((0, 1, 0, 0)), cores=64) == 2  # not known how many the other needs
+
+
+def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        put(store, pair(B, A, 1.5, 1.2))
+        known = known_pairs(store)
+        assert known == (pair(B, A, 1.5, 1.2),)
+        assert find(known, B, A).a.ratio == 1.5
+        assert find(known, A, B).a.ratio == 1.2
+        assert find(known, A, C) is None
+        put(store, pair(A, B, 1.9, 1.1))
+        assert [item.a.ratio for item in known_pairs(store)] == [1.9]  # the same pair, newer
+
+
+def test_what_to_expect_is_measured_else_estimated_else_unknown(tmp_path):
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        profiles = [replace(profile((0, 0, share, 0)), key=key) for key, share in ((A, 1.0), (B, 0.5))]
+        store.put_all(profiles)
+        estimate = expected(store, A, B)
+        assert (estimate.ratio_a, estimate.ratio_b, estimate.source) == (1.5, 1.5, "estimated")
+        assert expected(store, A, C) is None
+        put(store, pair(A, B, 1.7, 1.3))
+        found = expected(store, B, A)
+        assert (found.ratio_a, found.ratio_b, found.source, found.confidence) == (1.3, 1.7, "measured", 0.9)
+
+
+@pytest.mark.parametrize(
+    "change", [{"ratio": 0.9}, {"ratio": float("nan")}, {"solo_s": 0.0}, {"confidence": 1.5}, {"shared_s": -1.0}]
+)
+def test_impossible_figures_are_refused(change):
+    with pytest.raises(InterferenceError):
+        replace(side(A), **change)
+
+
+@pytest.mark.parametrize("body", [{}, {"a": {}, "b": {}}, {"a": 3}])
+def test_a_stored_pair_that_cannot_be_read_is_named(body):
+    with pytest.raises(InterferenceError, match="incomplete"):
+        Interference.from_dict(body)
+
+
+def test_the_next_pair_is_unknown_and_frequent():
+    queue = [A, A, A, B, C, C, OTHER_GPU]
+    chances = {(item.a, item.b): item.chances for item in next_pairs([], queue)}
+    assert chances == {(A, C): 6, (A, A): 3, (A, B): 3, (B, C): 2, (C, C): 1}
+    assert (next_pairs([], queue)[0].a, next_pairs([], queue)[0].b) == (A, C)
+    known = [pair(A, C, confidence=0.95), pair(A, B, confidence=0.3)]
+    found = [(item.a, item.b) for item in next_pairs(known, queue)]
+    assert found == [(A, A), (B, C), (C, C), (A, B)]  # sure ones are done, uncertain ones come last
+    assert len(next_pairs([], queue, most=2)) == 2
+
+
+def test_stamps_are_read_as_they_are_written(tmp_path):
+    path = tmp_path / "iterations"
+    reader = StampReader(path)
+    assert reader.read() == []
+    path.write_text("1.5\n2.")
+    assert reader.read() == [1.5]
+    path.write_text("1.5\n2.5\n3.5\n")
+    assert reader.read() == [1.5, 2.5, 3.5]
+    assert reader.between(2.0, 3.0) == [2.5]

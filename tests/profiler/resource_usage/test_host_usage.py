@@ -1,0 +1,197 @@
+"""Telemetry of real processes: CPU, memory, disk, and a thread that is in nobody's way."""
+
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from muri.profiler.resource_usage import host, sampler
+from muri.profiler.resource_usage.host import HostReader, rate
+from muri.profiler.resource_usage.sample import Sample, Usage
+from muri.profiler.resource_usage.sampler import FORKED_NOTE, Sampler, SamplerError
+
+BURN = "import time\nend = time.process_time() + {s}\nwhile time.process_time() < end: pass\n"
+
+
+def start(code):
+    return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def cpu_s(usage):
+    return sum(sample.cpu_cores * sample.over_s for sample in usage.samples)
+
+
+def until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_cpu_of_children_counts_also_when_they_have_ended():
+    child = BURN.format(s=0.3)
+    code = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {child!r}])\nprint(1, flush=True)\ninput()"
+    with start(code) as process:
+        with Sampler(process.pid, interval_s=0.05) as running:
+            process.stdout.readline()  # the child has ended by now
+        usage = running.stop()
+        process.communicate(b"\n")
+    assert 0.28 <= cpu_s(usage) <= 0.9  # starting two interpreters takes some too
+    assert usage.peak.host_mem_gib > 0.003
+    assert 0 < usage.sampler_cpu_s < 0.5
+
+
+def test_a_child_whose_parent_ended_is_still_followed():
+    child = "import sys; sys.stdin.readline()\n" + BURN.format(s=0.2) + "print(2, flush=True); sys.stdin.readline()"
+    code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\nprint(1, flush=True)\ninput()"
+    with start(code) as process:
+        process.stdout.readline()
+        reader = HostReader(process.pid)
+        before = reader.read()
+        assert len(reader.pids) == 2
+        process.send_signal(9)
+        process.wait()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        after = reader.read()
+        process.stdin.close()
+    assert after.cpu_s - before.cpu_s >= 0.1  # its own 0.2 s, less what the parent had used
+
+
+def test_memory_that_processes_share_counts_once():
+    code = (
+        "import os, time\ndata = bytearray(os.urandom(1 << 20)) * 200\n"
+        "for _ in range(3):\n    if os.fork() == 0:\n        time.sleep(60)\n        os._exit(0)\n"
+        "print(1, flush=True)\ninput()"
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        reader = HostReader(process.pid)
+        found = reader.read()
+        children = [item for item in psutil.Process(process.pid).children() if item.kill() is None]
+        process.communicate(b"\n")
+    assert len(children) == 3
+    assert 0.18 < found.mem_gib < 0.3  # four times that is resident
+
+
+def test_disk_bytes_of_the_process_are_counted(tmp_path):
+    code = (
+        f"import os\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nprint(1, flush=True)\ninput()\n"
+        "file.write(bytes(8 << 20)); file.flush(); os.fsync(file.fileno())\nprint(2, flush=True)\ninput()"
+    )
+    with start(code) as process:
+        process.stdout.readline()
+        reader = HostReader(process.pid)
+        before = reader.read()
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        after = reader.read()
+        process.stdin.close()
+    if after.disk_mib == before.disk_mib:
+        pytest.skip("the temporary directory is in memory: nothing is written to a disk")
+    assert after.disk_mib - before.disk_mib == pytest.approx(8, abs=1)
+
+
+def test_without_permission_disk_and_memory_fall_back_and_say_so(monkeypatch):
+    def refuse(self):
+        raise psutil.AccessDenied(self.pid)
+
+    monkeypatch.setattr(psutil.Process, "io_counters", refuse)
+    monkeypatch.setattr(psutil.Process, "memory_full_info", refuse)
+    with start("input()") as child:
+        reader = HostReader(os.getpid())
+        assert reader.read().disk_mib is None  # the first reading finds out
+        assert reader.read().mem_gib > 0.01
+        child.communicate(b"\n")
+    assert host.RSS_NOTE in reader.notes
+    assert {host.NODE_DISK_NOTE, host.NO_DISK_NOTE} & set(reader.notes)
+
+
+def test_network_counts_loopback_apart_and_says_whose_it_is():
+    reader = HostReader(os.getpid())
+    found = reader.read()
+    counters = psutil.net_io_counters(pernic=True, nowrap=False)
+    assert found.loopback_mib <= counters["lo"].bytes_sent / host.MIB
+    assert host.NETWORK_NOTE in reader.notes
+
+
+def test_an_ended_process_gives_a_note_and_no_error():
+    process = start("pass")
+    process.communicate()
+    usage = Sampler(process.pid)
+    usage.start()
+    found = usage.stop()
+    assert f"process {process.pid} has ended" in found.notes
+    assert cpu_s(found) == 0
+    assert usage.stop() == found
+
+
+def test_the_thread_keeps_no_process_alive_and_stops_nobody_from_forking():
+    code = (
+        "import os, sys\nfrom muri.profiler.resource_usage.sampler import Sampler\n"
+        "running = Sampler(os.getpid(), 0.01)\nrunning.start()\npid = os.fork()\n"
+        "notes = running.stop().notes if pid == 0 else ()\n"
+        "pid == 0 and os._exit(7 if len(notes) == 1 else 1)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
+    assert "forked" in FORKED_NOTE
+
+
+def test_costly_samples_are_taken_less_often(monkeypatch):
+    def slow_read(self):
+        end = time.thread_time() + 0.02
+        while time.thread_time() < end:
+            pass
+        return host.HostReading(0.0, 0.1, 0.0, 0.0, 0.0)
+
+    monkeypatch.setattr(HostReader, "read", slow_read)
+    running = Sampler(os.getpid(), interval_s=0.01)
+    running.start()
+    time.sleep(0.5)
+    usage = running.stop()
+    assert len(usage.samples) <= 3  # one, and the last: 20 ms of CPU time pay for 5 s
+
+
+def test_a_failing_reader_ends_sampling_with_a_note(monkeypatch):
+    def fail(self):
+        raise ValueError("nonsense in /proc")
+
+    monkeypatch.setattr(HostReader, "read", fail)
+    running = Sampler(os.getpid())
+    running.start()
+    until(lambda: not running._thread.is_alive())
+    assert "sampling ended early: ValueError: nonsense in /proc" in running.stop().notes
+
+
+def test_an_interval_that_is_too_short_is_refused():
+    with pytest.raises(SamplerError, match=r"the least is 0\.01 s"):
+        Sampler(1, interval_s=0.001)
+    assert sampler.CPU_SHARE < 0.01
+
+
+def test_means_weigh_by_time_and_leave_out_what_was_not_read():
+    samples = (
+        Sample(at_s=1.0, over_s=1.0, cpu_cores=1.0, gpu_utilisation=None),
+        Sample(at_s=4.0, over_s=3.0, cpu_cores=2.0, gpu_utilisation=0.5),
+    )
+    usage = Usage(samples, ("a note",))
+    assert usage.mean.cpu_cores == pytest.approx(1.75)
+    assert usage.mean.gpu_utilisation == 0.5
+    assert usage.mean.disk_mib_per_s is None
+    assert usage.peak.cpu_cores == 2.0
+    assert usage.since(1.0).mean.cpu_cores == 2.0
+    assert Usage().mean.to_dict() == {}
+
+
+def test_a_rate_is_never_negative_and_unknown_where_a_reading_is():
+    assert rate(1.0, 3.0, 2.0) == 1.0
+    assert rate(3.0, 1.0, 2.0) == 0.0
+    assert rate(None, 1.0, 2.0) is None
+    assert rate(1.0, 2.0, 0.0) is None

@@ -1,0 +1,188 @@
+"""Estimates of profiles from other GPU counts."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from profile_builders import make_profile
+
+from muri.profiler import estimates
+from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
+from muri.profiler.estimates import best_known, estimated, scale
+from muri.profiler.prediction.predictor import Estimate, Prediction
+from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.store import Document, ProfileStore
+
+A100 = Bandwidth("gpu", nodes=1, ranks_per_node=4, mib_per_s=1000.0, latency_s=1e-3)
+
+
+def key(gpu_count, **changes):
+    return ProfileKey(**({"model": "resnet18", "batch_size": 64, "gpu_count": gpu_count, "gpu_type": "gpu"} | changes))
+
+
+def one_gpu(gradient_mib=None, **changes):
+    return make_profile(**({"synchronize_s": 0.0, "detail": ProfileDetail(gradient_mib=gradient_mib)} | changes))
+
+
+def test_a_ring_sends_each_byte_twice_but_for_one_nth():
+    assert ring_s(1.0, 0.0, 2) == 1.0
+    assert ring_s(1.0, 0.0, 4) == 1.5
+    assert ring_s(0.0, 0.01, 4) == pytest.approx(0.06)
+    assert ring_s(1.0, 0.01, 1) == 0.0
+
+
+def test_one_gpu_and_a_measured_bandwidth_give_four():
+    base = one_gpu(100.0)
+    found = scale([base], key(4), [A100])
+    assert found.profile.synchronize_s == pytest.approx(1.5 * 0.1 + 6e-3)
+    assert found.profile.iteration_s == pytest.approx(0.48 + found.profile.synchronize_s)
+    assert found.profile.stage_s[:3] == base.stage_s[:3]
+    assert (found.profile.source, found.profile.iterations) == ("scaled", 0)
+    assert found.profile.is_estimate
+    assert found.basis[0] == "load, preprocess and propagate as measured on 1 × gpu"
+    assert "1000 MiB/s as measured on gpu/4x1" in found.basis[1]
+    assert "ASSUMED" not in " ".join(found.basis)
+
+
+def test_assumptions_are_named():
+    found = scale([one_gpu(gpu_mem_gib=4.0)], key(2))
+    assert "1024.0 MiB of gradients (ASSUMED" in found.basis[1]
+    assert "10240 MiB/s (ASSUMED; measure: muri profile bandwidth)" in found.basis[1]
+    assert found.profile.synchronize_s == pytest.approx(0.1, rel=1e-3)
+
+
+def test_the_models_own_all_reduce_counts_more_than_a_bandwidth():
+    profiles = [one_gpu(100.0), make_profile(gpu_count=2, synchronize_s=0.042, iteration_s=0.52)]
+    found = scale(profiles, key(8), [A100])
+    assert found.basis[0] == "load, preprocess and propagate as measured on 2 × gpu"
+    assert found.profile.synchronize_s == pytest.approx(1.75 * 0.040 + 14e-3)
+    assert found.profile.iteration_s == pytest.approx(0.52 + found.profile.synchronize_s - 0.042)
+    assert "the model's own on 2 GPUs" in found.basis[1]
+
+
+def test_what_was_hidden_stays_hidden():
+    busy = ProfileDetail(busy_s=(0.12, 0.05, 0.3, 0.10))
+    base = make_profile(gpu_count=2, synchronize_s=0.04, iteration_s=0.51, detail=busy)
+    found = scale([base], key(4), [Bandwidth("gpu", 1, 4, 1000.0, 0.0)])
+    assert found.profile.synchronize_s == pytest.approx(1.5 * 0.10 - 0.06)
+
+
+def test_what_the_network_does_on_one_gpu_too_is_no_all_reduce():
+    """A parameter server, or samples from another node."""
+    alone = one_gpu(100.0, synchronize_s=0.05, iteration_s=0.52)
+    assert scale([alone], key(4), [A100]).profile.synchronize_s == pytest.approx(0.05 + 0.156)
+    both = [alone, make_profile(gpu_count=2, synchronize_s=0.092, iteration_s=0.56)]
+    assert scale(both, key(4), [A100]).profile.synchronize_s == pytest.approx(0.05 + 1.5 * 0.04 + 6e-3)
+    assert scale(both[1:], key(1), [A100]).profile.synchronize_s == 0.0
+
+
+def test_down_to_one_gpu_nothing_is_sent():
+    found = scale([make_profile(gpu_count=4, synchronize_s=0.1, iteration_s=0.57)], key(1))
+    assert found.profile.synchronize_s == 0.0
+    assert found.profile.iteration_s == pytest.approx(0.47)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"batch_size": 32}, {"gpu_type": "a100"}, {"model": "vgg16"}, {"gpu_count": 4}, {"source": "predicted"}]
+)
+def test_only_measured_profiles_of_the_same_model_serve(changes):
+    assert scale([one_gpu(100.0, **changes)], key(4)) is None
+
+
+counts = st.integers(1, 4096)
+
+
+@given(counts, counts, st.floats(0, 1e6), st.floats(1e-3, 1e6), st.floats(0, 10), st.floats(0, 10), st.floats(1e-3, 10))
+def test_an_estimate_is_always_a_valid_profile(count, wanted, gradient_mib, mib_per_s, latency_s, sync_s, iteration_s):
+    base = one_gpu(gradient_mib, gpu_count=count, synchronize_s=sync_s, iteration_s=iteration_s)
+    found = scale([base], key(wanted), [Bandwidth("gpu", 1, 2, mib_per_s, latency_s)])
+    assert (found is None) == (count == wanted)
+    if found:
+        assert found.profile.iteration_s >= max(found.profile.stage_s[:3])
+
+
+def test_the_bandwidth_of_the_nearest_number_of_ranks_serves():
+    eight, two, other = Bandwidth("gpu", 2, 4, 10.0, 0.0), Bandwidth("gpu", 1, 2, 99.0, 0.0), Bandwidth("x", 1, 3, 5, 0)
+    assert nearest_bandwidth([two, eight, other], "gpu", 3) is two
+    assert nearest_bandwidth([two, eight, other], "gpu", 4) is eight  # as near as two; the one across nodes is slower
+    assert nearest_bandwidth([two, eight, other], "gpu", 64) is eight
+    assert nearest_bandwidth([two], "a100", 2) is None
+
+
+def test_bandwidths_are_kept_in_the_store(tmp_path):
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_document(BANDWIDTH_KIND, A100.to_document())
+        assert bandwidths(store) == (A100,)
+        store.put_document(BANDWIDTH_KIND, Document("x/2x1", "", {"gpu_type": "x", "nodes": 1}))
+        with pytest.raises(ProfileError, match=r"bandwidth x/2x1 in the store: .*ranks_per_node"):
+            bandwidths(store)
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [((0, 1, 1.0, 0.0), "at least one rank"), ((1, 1, 0.0, 0.0), "0.0 MiB/s"), ((1, 1, 1.0, -1.0), "latency of -1.0")],
+)
+def test_impossible_bandwidths_are_refused(figures, said):
+    with pytest.raises(ProfileError, match=said):
+        Bandwidth("gpu", *figures)
+
+
+def test_a_measured_profile_counts_more_than_an_estimate(tmp_path):
+    with ProfileStore(tmp_path / "p.db") as store:
+        assert best_known(store, key(1)) is None
+        store.put(one_gpu(100.0))
+        assert best_known(store, key(1)).source == "dry-run"
+        assert best_known(store, key(4)).source == "scaled"
+        measured = make_profile(gpu_count=4)
+        store.put(measured)
+        assert best_known(store, key(4)) == measured
+        assert estimated(store, key(4)).profile.source == "scaled"
+
+
+def test_an_estimate_has_an_interval_for_each_stage_and_the_iteration():
+    found = scale([one_gpu(100.0)], key(4), [A100])
+    values = (*found.profile.stage_s, found.profile.iteration_s)
+    assert len(found.interval_s) == 5
+    assert all(0 <= least <= value <= most for (least, most), value in zip(found.interval_s, values, strict=True))
+    surer = scale([one_gpu(100.0), make_profile(gpu_count=2)], key(4), [A100])
+    assert surer.interval_s[4][1] - surer.interval_s[4][0] < found.interval_s[4][1] - found.interval_s[4][0]
+
+
+def test_network_use_of_one_gpu_is_no_hidden_all_reduce():
+    base = one_gpu(100.0, detail=ProfileDetail(gradient_mib=100.0, busy_s=(0.12, 0.05, 0.3, 10.0)))
+    assert scale([base], key(4), [A100]).profile.synchronize_s == pytest.approx(0.156)
+
+
+class Predicted:
+    """The part of a prediction that counts here."""
+
+    iteration_s = Estimate(1.0, 0.5, 2.0)
+    shares = (Estimate(0.1, 0.0, 0.2), Estimate(0.2, 0.1, 0.3), Estimate(0.6, 0.5, 0.7), Estimate(0.0, 0.0, 0.0))
+    profiles, families = 60, 10
+    interval_s = Prediction.interval_s
+
+    def profile(self, wanted):
+        return make_profile(wanted.model, source="predicted", gpu_count=wanted.gpu_count)
+
+
+def test_a_prediction_serves_where_nothing_was_measured(tmp_path, monkeypatch):
+    """What a prediction is made of, tests/profiler/test_prediction*.py say."""
+    monkeypatch.setattr("muri.profiler.prediction.predictor.prediction_of", lambda *_: Predicted())
+    keys = [key(4, model=model) for model in ("gpt2", "resnet18", "vgg16")]
+    monkeypatch.setattr(estimates, "keys_with_features", lambda _: frozenset(keys[:1]))
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_all((one_gpu(100.0), make_profile("vgg16", gpu_count=4)))
+        found = estimates.estimates_of(store, keys)
+    assert {item.model: profile.source for item, profile in found.items()} == {
+        "gpt2": "predicted",
+        "resnet18": "scaled",
+    }
+    assert "predicted from the model's graph" in estimates.why_estimated(found[keys[0]])
+    assert estimates.why_estimated(one_gpu()) == ""
+
+
+def test_a_prediction_comes_with_its_interval(tmp_path, monkeypatch):
+    monkeypatch.setattr("muri.profiler.prediction.predictor.prediction_of", lambda *_: Predicted())
+    with ProfileStore(tmp_path / "p.db") as store:
+        found = estimated(store, key(1))
+    assert found.interval_s == ((0.0, 0.4), (0.05, 0.6), (0.25, 1.4), (0.0, 0.0), (0.5, 2.0))
+    assert "60 measured profiles of 10 families" in found.basis[1]

@@ -1,0 +1,181 @@
+"""Lists, bars and comparisons of profiles."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from click.testing import CliRunner
+from profile_builders import make_profile
+from profile_commands import use_own_store
+
+from muri.cli import cli, run_command
+from muri.profiler.commands import profile
+from muri.profiler.differences import compare
+from muri.profiler.records import ProfileDetail
+from muri.profiler.render import facts, stacked
+from muri.profiler.store import ProfileStore
+from muri.profiler.upkeep import Author
+
+NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
+DETAIL = ProfileDetail(
+    stage_p95_s=(0.14, 0.06, 0.31, 0.002), stage_cv=(0.1, 0.1, 0.01, 0.3), busy_s=(0.24, 0.05, 0.3, 0.05),
+    iteration_p95_s=0.5, iteration_cv=0.02, host_mem_gib=2.1, cpu_cores=2.3, gpu_utilisation=0.63, gradient_mib=44.6,
+    confidence=0.93, warmup_iterations=10,
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def path(tmp_path, monkeypatch):
+    path = use_own_store(tmp_path, monkeypatch)
+    slow = make_profile("vgg16", gpu_count=2, iteration_s=0.9, load_s=0.6, gpu_mem_gib=8.0)
+    with ProfileStore(path) as store:
+        store.put_all(
+            (
+                make_profile("resnet18", detail=DETAIL),
+                make_profile("resnet50", gpu_type="a100", gpu_mem_gib=5.0, measured_at="2026-05-01T12:00:00Z"),
+                slow,
+                make_profile("gpt2", source="predicted", iteration_s=0.5),
+            )
+        )
+        store.mark_stale(slow.key, "load takes twice as long", Author("ann", "2026-03-02T12:00:00Z", "stale"))
+    return path
+
+
+def output_of(*arguments):
+    found = CliRunner().invoke(profile, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert max(len(line) for line in found.output.splitlines()) <= 80
+    return found.output
+
+
+def listed(*arguments):
+    document = json.loads(CliRunner().invoke(profile, ["list", "--json", *arguments], catch_exceptions=False).output)
+    return [item["model"] for item in document["profiles"]]
+
+
+@pytest.mark.parametrize(
+    ("sort", "first", "last"),
+    [
+        ("model", "gpt2", "vgg16"),
+        ("age", "resnet50", None),
+        ("iteration", "vgg16", None),
+        ("bottleneck", None, "vgg16"),  # storage, after three whose bottleneck is the GPU
+        ("gpu-mem", "vgg16", None),
+        ("host-mem", "resnet18", None),
+        ("gpus", "vgg16", None),
+        ("confidence", None, "resnet18"),
+    ],
+)
+def test_orders(sort, first, last):
+    found = listed("--sort", sort)
+    assert first in (None, found[0])
+    assert last in (None, found[-1])
+    assert sorted(found) == ["gpt2", "resnet18", "resnet50", "vgg16"]
+    assert listed("--sort", sort, "--reverse") != found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "models"),
+    [
+        (("--model", "resnet*"), ["resnet18", "resnet50"]),
+        (("--model", "vgg16"), ["vgg16"]),
+        (("--gpu-type", "a100"), ["resnet50"]),
+        (("--gpus", "2"), ["vgg16"]),
+        (("--batch-size", "32"), []),
+        (("--source", "predicted"), ["gpt2"]),
+        (("--bottleneck", "storage"), ["vgg16"]),
+        (("--stale",), ["vgg16"]),
+        (("--stale", "--gpus", "1"), []),
+    ],
+)
+def test_filters(arguments, models):
+    assert listed(*arguments) == models
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--sort", "size"), "'model', 'age', 'iteration'"),
+        (("--source", "guess"), "'dry-run', 'run', 'import', 'edit', 'scaled', 'predicted'"),
+        (("--bottleneck", "disk"), "'storage', 'cpu', 'gpu', 'network'"),
+        (("--gpu-type", "h100"), "no profile of GPU type 'h100'; there are: a100, gpu"),
+        (("--model", "resnet19"), "did you mean resnet18"),
+    ],
+)
+def test_errors_list_what_is_valid(capsys, arguments, said):
+    assert run_command(cli, ["profile", "list", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_list_marks_estimates_and_stale_profiles():
+    output = output_of("list")
+    assert "gpt2~" in output
+    assert "vgg16!" in output
+    assert "~ estimated, not measured" in output
+    assert "! stale: to be measured again" in output
+    assert "~" not in output_of("list", "--model", "resnet*")
+    assert output_of("list", "--batch-size", "32") == "None of the 4 profiles matches.\n"
+
+
+def test_show_has_all_that_was_measured():
+    output = output_of("show", "resnet18")
+    lines = {line.split()[1]: line for line in output.splitlines() if len(line.split()) > 1}
+    assert lines["load"].count("░") == 7  # 120 of 480 ms hidden, on a bar of 28
+    assert lines["load"].split()[-4:] == ["120", "240", "140", "0.10"]
+    assert lines["propagate"].split()[-3:] == ["300", "310", "0.01"]  # never hidden
+    for expected in ("2.1 GiB", "63%", "2.3 cores", "44.6 MiB", "0.93", "20 iterations after 10 of warm-up"):
+        assert expected in output
+
+
+def test_show_says_what_is_stale_and_what_is_estimated():
+    assert "STALE since 2026-03-02T12:00:00Z: load takes twice as long (ann)" in output_of("show", "vgg16")
+    assert "(estimated, not measured)" in output_of("show", "gpt2")
+    assert json.loads(CliRunner().invoke(profile, ["show", "vgg16", "--json"]).output)["stale"]["since"]
+
+
+def test_show_has_the_history(path):
+    with ProfileStore(path) as store:
+        store.put(make_profile("resnet18", iteration_s=0.6))
+    assert "dry-run       480 ms  -20 %" in output_of("show", "resnet18")
+
+
+def test_the_bar_of_an_iteration_is_shared_by_who_owns_it():
+    bar = stacked(make_profile(load_s=0.25, preprocess_s=0.0, propagate_s=0.5, synchronize_s=0.0, iteration_s=1.0))
+    assert bar.plain == "  " + "█" * 19 + "▒" * 38 + "·" * 19
+    full = stacked(make_profile(load_s=1.0, preprocess_s=1.0, propagate_s=1.0, synchronize_s=1.0, iteration_s=1.0))
+    assert full.plain == "  " + "█" * 19 + "▓" * 19 + "▒" * 19 + "░" * 19
+
+
+def test_what_was_not_measured_is_left_out():
+    assert set(facts(make_profile(), NOW)) == {"bottleneck", "peak GPU memory", "source", "measured"}
+
+
+def test_a_difference_counts_beyond_three_standard_errors():
+    one = make_profile(detail=DETAIL, iterations=25)
+    other = make_profile(detail=DETAIL, iterations=25, load_s=0.13, propagate_s=0.31)
+    rows = {row.name: row for row in compare(one, other)}
+    assert rows["load"].differs is False  # 10 ms: standard errors 2.4 and 2.6, together 3.5
+    assert rows["propagate"].differs is True  # 10 ms: standard errors 0.6 and 0.6
+    assert rows["propagate"].ratio == pytest.approx(0.31 / 0.3)
+    assert {row.differs for row in compare(one, make_profile())} == {None}
+
+
+def test_compare_shows_both_sides():
+    output = output_of("compare", "resnet18:64", "vgg16")
+    lines = {line.split()[0]: line for line in output.splitlines()}
+    assert lines["load"].split()[1:4] == ["120", "600", "5.00"]
+    assert "noise not measured" in lines["load"]
+    assert lines["bottleneck"].split()[1:] == ["gpu", "storage"]
+    document = json.loads(CliRunner().invoke(profile, ["compare", "resnet18", "vgg16", "--json"]).output)
+    assert document["rows"][0] == {"name": "load", "first_s": 0.12, "second_s": 0.6, "ratio": 5.0, "differs": None}
+
+
+def test_compare_names_what_is_missing(capsys):
+    assert run_command(cli, ["profile", "compare", "resnet18", "vgg19"]) == 2
+    assert "did you mean vgg16" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["compare", "predict"])
+def test_help_teaches_by_example(command):
+    output = output_of(command, "--help")
+    assert f"muri profile {command}" in output
+    assert "Examples:" in output

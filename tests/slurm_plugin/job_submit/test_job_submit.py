@@ -1,0 +1,261 @@
+"""The job_submit module, run by each Lua that Slurm is linked with."""
+
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from option_sources import JOB_SUBMIT_SOURCE
+
+NO_VAL = 0xFFFFFFFE
+ALICE = 1001
+FULL_MARK = "model=resnet18,batch-size=64,duration=3600,checkpoint=1,alone=1,accumulate=8"
+
+
+class Slurm:
+    """The part of slurmctld that job_submit.lua talks to."""
+
+    def __init__(self, lua: Any) -> None:
+        self.lua = lua
+        self.logged: list[str] = []
+        self.told: list[str] = []
+        self._log = lua.eval("function(sink) return function(...) sink(string.format(...)) end end")
+        lua.globals().slurm = lua.table_from(
+            {
+                "SUCCESS": 0,
+                "ERROR": -1,
+                "NO_VAL": NO_VAL,
+                "log_info": self._log(self.logged.append),
+                "log_user": self._log(self.told.append),
+            }
+        )
+
+    def load(self, folder: Path) -> None:
+        """Load job_submit.lua by its absolute path, as slurmctld does."""
+        load = self.lua.eval("function(path) return assert(loadfile(path))() end")
+        assert load(str(folder / "job_submit.lua")) == 0
+
+    def job(self, mark: str | None = "on", **fields: Any) -> Any:
+        job: dict[str, Any] = {"script": "#!/bin/sh\n", "tres_per_node": "gres:gpu:1", "priority": NO_VAL}
+        job["het_job_offset"] = NO_VAL
+        if mark is not None:
+            job["spank_job_env"] = self.lua.table_from({0: f"MURI_JOB={mark}"})
+        job.update(fields)
+        return self.lua.table_from({name: value for name, value in job.items() if value is not None})
+
+    def submit(self, job: Any) -> int:
+        return self.lua.globals().slurm_job_submit(job, self.lua.table(), ALICE)
+
+
+@pytest.fixture(params=["lua51", "lua53", "lua54"])
+def slurm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Slurm]:
+    monkeypatch.chdir(tmp_path)
+    runtime = importlib.import_module(f"lupa.{request.param}").LuaRuntime(unpack_returned_tuples=True)
+    world = Slurm(runtime)
+    world.load(JOB_SUBMIT_SOURCE)
+    yield world
+    assert list(tmp_path.iterdir()) == []
+
+
+def muri(slurm: Slurm) -> Any:
+    return slurm.lua.eval('package.loaded["muri"]')
+
+
+def test_a_marked_gpu_batch_job_is_tagged_and_held(slurm: Slurm) -> None:
+    entries = {0: "_SLURM_SPANK_OPTION_muri_muri=x", 1: f"MURI_JOB={FULL_MARK}"}
+    job = slurm.job(spank_job_env=slurm.lua.table_from(entries))
+    assert slurm.submit(job) == 0
+    assert job.admin_comment == f"muri:{FULL_MARK}"
+    assert job.priority == 0
+    assert slurm.told == ["muri: held until Muri starts it; `muri queue` shows how it stands"]
+    assert slurm.logged == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "muri:on"),
+        ("", "muri:on"),
+        ("project=x  ticket:7", "project=x ticket:7 muri:on"),
+        ("a muri:model=old,alone=1 b", "a b muri:on"),
+        ('muri-state:{"group":1} muri-hold:user note', "note muri:on"),
+        ("murino:1 muriel", "murino:1 muriel muri:on"),
+    ],
+)
+def test_other_text_is_kept_and_forged_tokens_are_replaced(slurm: Slurm, before: str | None, after: str) -> None:
+    job = slurm.job(admin_comment=before)
+    slurm.submit(job)
+    assert job.admin_comment == f"{after} muri-script:{muri(slurm).fingerprint(job.script)}"
+
+
+def test_a_job_its_user_holds_is_remembered(slurm: Slurm) -> None:
+    job = slurm.job(priority=0)
+    slurm.submit(job)
+    assert job.admin_comment == f"muri:on muri-script:{muri(slurm).fingerprint(job.script)} muri-hold:user"
+    assert slurm.told == ["muri: held by --hold; once released it starts as an ordinary job"]
+    assert job.priority == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tres_per_job", "gres:gpu:2"),
+        ("tres_per_job", "gres/gpu:2"),
+        ("tres_per_node", "gpu"),
+        ("tres_per_node", "gpu:a100:2"),
+        ("tres_per_node", "gres/gpu=1"),
+        ("tres_per_node", "gres:craynetwork:1,gres:gpu:1"),
+        ("tres_per_socket", "gres:gpu:1"),
+        ("tres_per_task", "cpu:4,gres/gpu:1"),
+        ("tres_per_task", "gres:gpu:v100:1"),
+        ("gres", "gpu:1"),
+    ],
+)
+def test_every_way_to_ask_for_gpus_counts(slurm: Slurm, field: str, value: str) -> None:
+    job = slurm.job(**{"tres_per_node": None, field: value})
+    slurm.submit(job)
+    assert job.priority == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tres_per_node": None}, "asks for no GPU"),
+        ({"tres_per_node": "gres:gpu:0"}, "asks for no GPU"),
+        ({"tres_per_node": "gres/gpu_memory:4"}, "asks for no GPU"),
+        ({"tres_per_node": "license:gpu:1"}, "asks for no GPU"),
+        ({"script": None}, "interactive jobs"),
+        ({"script": ""}, "interactive jobs"),
+        ({"cron_job": True}, "scrontab"),
+        ({"het_job_offset": 0}, "heterogeneous"),
+        ({"het_job_offset": 1}, "heterogeneous"),
+        ({"mark": "model=x evil:token"}, "malformed"),
+    ],
+)
+def test_a_marked_job_that_is_not_for_muri_stays_ordinary(slurm: Slurm, fields: dict[str, Any], why: str) -> None:
+    job = slurm.job(**{"admin_comment": "kept", **fields})
+    assert slurm.submit(job) == 0
+    assert (job.admin_comment, job.priority) == ("kept", NO_VAL)
+    assert len(slurm.told) == 1
+    assert slurm.told[0].startswith("muri: submitted as an ordinary job: ")
+    assert why in slurm.told[0]
+
+
+@pytest.mark.parametrize("environment", [None, {}, {0: "OTHER=1"}, {0: "SPANK_MURI_JOB=on"}])
+def test_a_job_without_the_mark_is_left_alone(slurm: Slurm, environment: dict[int, str] | None) -> None:
+    table = None if environment is None else slurm.lua.table_from(environment)
+    job = slurm.job(None, spank_job_env=table, admin_comment="muri:on as typed by root")
+    assert slurm.submit(job) == 0
+    assert (job.admin_comment, job.priority) == ("muri:on as typed by root", NO_VAL)
+    assert (slurm.told, slurm.logged) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("mark", "valid"),
+    [
+        ("on", True),
+        (FULL_MARK, True),
+        ("model=a,alone=1", True),
+        ("duration=1", True),
+        ("", False),
+        ("off", False),
+        ("alone=1,model=a", False),
+        ("model=a,model=a", False),
+        ("alone=0", False),
+        ("duration=0", False),
+        ("duration=1h", False),
+        ("batch-size=01", False),
+        ("model=a,", False),
+        (",model=a", False),
+        ("model=a,,alone=1", False),
+        ("model=", False),
+        ("model=-a", False),
+        ("model=" + "x" * 65, False),
+        ("model=a b", False),
+        ("model=a\nmuri-state:{}", False),
+        ("gpus=1", False),
+        ("on,alone=1", False),
+    ],
+)
+def test_canonical_text(slurm: Slurm, mark: str, valid: bool) -> None:
+    assert muri(slurm).is_canonical(mark) is valid
+
+
+def test_a_fingerprint_tells_scripts_apart_and_only_them(slurm: Slurm) -> None:
+    fingerprint = muri(slurm).fingerprint
+    script = "#!/bin/sh\nmuri run train.py\n"
+    scripts = [script, script + " ", script.replace("train", "trani"), "", "#", script * 5000, "é" * 100]
+    found = [fingerprint(text) for text in scripts]
+    assert found == [fingerprint(text) for text in scripts]
+    assert len(set(found)) == len(scripts)
+    assert all(re.fullmatch("[0-9a-f]{16}", each) for each in found)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(comment=st.text(max_size=60), mark=st.text(max_size=60))
+def test_a_hostile_client_adds_one_token_at_most(slurm: Slurm, comment: str, mark: str) -> None:
+    job = slurm.job(mark, admin_comment=comment)
+    assert slurm.submit(job) == 0
+    if job.priority == 0:
+        own = [word for word in job.admin_comment.split() if word.startswith("muri:")]
+        assert own == [f"muri:{mark}"]
+        assert len(mark.split()) == 1
+    else:
+        assert job.admin_comment == comment
+
+
+def test_a_failure_inside_goes_to_the_log_and_the_job_goes_on(slurm: Slurm) -> None:
+    refuse = slurm.lua.eval(
+        """function(job) return setmetatable({}, {
+             __index = job,
+             __newindex = function(_, name) error("cannot set " .. name .. " 100%") end}) end"""
+    )
+    job = refuse(slurm.job())
+    assert slurm.submit(job) == 0
+    assert job.priority == NO_VAL
+    assert "cannot set admin_comment 100%" in slurm.logged[0]
+    assert f"uid {ALICE}" in slurm.logged[0]
+
+
+def test_a_job_that_cannot_be_tagged_is_not_held(slurm: Slurm) -> None:
+    picky = slurm.lua.eval(
+        """function(job) return setmetatable({}, {
+             __index = job,
+             __newindex = function(_, name, value)
+               if name == "admin_comment" then error("no") end
+               job[name] = value
+             end}) end"""
+    )
+    job = slurm.job()
+    assert slurm.submit(picky(job)) == 0
+    assert job.priority == NO_VAL
+
+
+@pytest.mark.parametrize("nonsense", ["nil", "42", "{}", "{spank_job_env = 3}", "{spank_job_env = {[0] = {}}}"])
+def test_nonsense_never_raises(slurm: Slurm, nonsense: str) -> None:
+    assert slurm.submit(slurm.lua.eval(nonsense)) == 0
+
+
+def test_modifying_a_job_changes_nothing(slurm: Slurm) -> None:
+    modify: Callable[..., int] = slurm.lua.globals().slurm_job_modify
+    change = slurm.job(admin_comment="muri:on", priority=7)
+    assert modify(change, slurm.job(), slurm.lua.table(), ALICE) == 0
+    assert (change.admin_comment, change.priority) == ("muri:on", 7)
+
+
+@pytest.mark.parametrize("lua", ["lua51", "lua54"])
+@pytest.mark.parametrize("broken", [None, "this is not Lua", 'error("broken")'])
+def test_without_a_working_module_jobs_are_submitted(tmp_path: Path, lua: str, broken: str | None) -> None:
+    (tmp_path / "job_submit.lua").write_bytes((JOB_SUBMIT_SOURCE / "job_submit.lua").read_bytes())
+    if broken is not None:
+        (tmp_path / "muri.lua").write_text(broken)
+    world = Slurm(importlib.import_module(f"lupa.{lua}").LuaRuntime())
+    world.load(tmp_path)
+    job = world.job()
+    assert world.submit(job) == 0
+    assert job.priority == NO_VAL
+    assert "cannot load muri.lua" in world.logged[0]

@@ -1,0 +1,224 @@
+"""One table of keys for C, Lua, Python and the documentation page: they agree, and a difference is found."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from lupa.lua51 import LuaRuntime
+from option_sources import JOB_SUBMIT_SOURCE, REPOSITORY, SPANK_SOURCE, Outcome
+
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+
+Options = Callable[..., Outcome]
+IsCanonical = Callable[[str], bool]
+
+TABLE = REPOSITORY / "slurm_plugin" / "submit_option.yaml"
+KEYS: list[dict[str, Any]] = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+GENERATOR = "scripts/generate_option_grammar.py"
+GENERATED = [
+    ("slurm_plugin/spank/keys.h", "MURI_NAME_MAX = 64", "MURI_NAME_MAX = 65"),
+    ("slurm_plugin/spank/keys.c", ".max = 1024", ".max = 1025"),
+    ("slurm_plugin/job_submit/muri.lua", "max = 1024 }", "max = 1025 }"),
+    ("slurm_plugin/records/submit_option.py", "accumulate: int = 1", "accumulate: int = 2"),
+    ("slurm_plugin/records/submit_option.py", '("accumulate", _number(1, 1024))', '("accumulate", _number(1, 1025))'),
+    ("docs/sbatch-option.md", "from 1 to 1024", "from 1 to 1025"),
+    ("docs/sbatch-option.md", "    muri:   model=NAME ", "    muri:   model=WORD "),
+]
+
+
+def lua_module(folder: Path) -> Any:
+    return LuaRuntime().execute((folder / "muri.lua").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def is_canonical() -> IsCanonical:
+    return lua_module(JOB_SUBMIT_SOURCE).is_canonical
+
+
+def attribute(key: dict[str, Any]) -> str:
+    return key["name"].replace("-", "_") + ("_s" if key["type"] == "time" else "")
+
+
+def valid_values(key: dict[str, Any]) -> st.SearchStrategy[str | int]:
+    """Values as the tag holds them."""
+    if key["type"] == "name":
+        return st.from_regex(rf"[A-Za-z0-9][A-Za-z0-9._+/-]{{0,{key['longest'] - 1}}}", fullmatch=True)
+    if key["type"] == "flag":
+        return st.just(1)
+    least, most = key.get("min", 1), key.get("max", key.get("max_s"))
+    return st.integers(least, most) | st.sampled_from([least, most])
+
+
+def doubtful_values(key: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Values of which many are just beyond what the key allows."""
+    if key["type"] == "name":
+        longest = key["longest"]
+        return st.integers(longest - 1, longest + 1).map("x".__mul__) | st.text("aZ0._+/-=: é", max_size=4)
+    least, most = key.get("min", 1), key.get("max", key.get("max_s", 1))
+    numbers = st.sampled_from([least - 1, least, most, most + 1, 10 * most, 10**18, 10**40]).map(str)
+    return numbers | st.text("0123456789-+.ehxy", max_size=4) | st.sampled_from(["1", "yes", "no", "on", "٣"])
+
+
+VALID_REQUESTS = st.fixed_dictionaries({}, optional={key["name"]: valid_values(key) for key in KEYS})
+DOUBTFUL_ITEMS = st.one_of(
+    [
+        *(doubtful_values(key).map(f"{key['name']}={{}}".format) for key in KEYS),
+        *(valid_values(key).map(f"{key['name']}={{}}".format) for key in KEYS),
+        st.sampled_from(["", "on", "=", *(key["name"] for key in KEYS)]),
+        st.text("abelmnotu-=1", max_size=8),
+    ]
+)
+
+
+def as_typed(tag: str) -> str:
+    """A tag's text as a user may type it: a plain number would be minutes, not seconds."""
+    times = "|".join(key["name"] for key in KEYS if key["type"] == "time")
+    return re.sub(rf"(?:^|(?<=,))((?:{times})=\d+)(?=,|$)", r"\1s", tag)
+
+
+@given(request=VALID_REQUESTS, data=st.data())
+def test_a_valid_request_is_the_same_in_all_languages(
+    options: Options, is_canonical: IsCanonical, request: dict[str, str | int], data: st.DataObject
+) -> None:
+    tag = ",".join(f"{key['name']}={request[key['name']]}" for key in KEYS if key["name"] in request) or "on"
+    items = data.draw(st.permutations(tag.split(",")))
+    assert options(f"cli:--muri={as_typed(','.join(items))}") == Outcome(tag, "")
+    assert is_canonical(tag)
+    given_fields = {attribute(key): request[key["name"]] for key in KEYS if key["name"] in request}
+    assert parse_request(f"muri:{tag}") == SubmitRequest(**given_fields)
+
+
+@given(items=st.lists(DOUBTFUL_ITEMS, min_size=1, max_size=4))
+def test_lua_lets_pass_exactly_what_c_can_write(options: Options, is_canonical: IsCanonical, items: list[str]) -> None:
+    text = ",".join(items)
+    assert is_canonical(text) == (options(f"cli:--muri={as_typed(text)}").mark == text)
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key["name"])
+@given(data=st.data())
+def test_python_takes_from_a_tag_exactly_what_lua_lets_pass(
+    is_canonical: IsCanonical, key: dict[str, Any], data: st.DataObject
+) -> None:
+    value = data.draw(doubtful_values(key).map(lambda text: re.sub(r"\s", "", text)))
+    item = f"{key['name']}={value}"
+    expected = SubmitRequest()
+    if is_canonical(item):
+        expected = SubmitRequest(**{attribute(key): value if key["type"] == "name" else int(value)})
+    assert parse_request(f"muri:{item}") == expected
+
+
+@pytest.mark.parametrize("key", [key for key in KEYS if "example" in key], ids=lambda key: key["name"])
+def test_the_examples_of_the_table_are_valid(options: Options, key: dict[str, Any]) -> None:
+    assert options(f"cli:--muri={key['name']}={key['example']}").error == ""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The table, the generator and its outputs, to be edited."""
+    for name in {GENERATOR, str(TABLE.relative_to(REPOSITORY)), *(name for name, _, _ in GENERATED)}:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / name, tmp_path / name)
+    return tmp_path
+
+
+def generate(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, checkout / GENERATOR, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_everything_follows_the_table(checkout: Path) -> None:
+    done = generate(checkout, "--check")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("name", "generated", "edited"), GENERATED)
+def test_an_edit_of_an_output_is_shown_and_can_be_undone(
+    checkout: Path, name: str, generated: str, edited: str
+) -> None:
+    before = (checkout / name).read_text(encoding="utf-8")
+    assert generated in before
+    (checkout / name).write_text(before.replace(generated, edited), encoding="utf-8")
+    done = generate(checkout, "--check")
+    assert done.returncode == 1
+    assert name in done.stdout
+    assert edited in done.stdout
+    assert f"run `.venv/bin/python {GENERATOR}`" in done.stderr
+    assert generate(checkout).returncode == 0
+    assert (checkout / name).read_text(encoding="utf-8") == before
+
+
+def test_a_missing_marker_is_named(checkout: Path) -> None:
+    name = "slurm_plugin/spank/keys.c"
+    text = (checkout / name).read_text(encoding="utf-8")
+    (checkout / name).write_text(text.replace("generated from", "taken from"), encoding="utf-8")
+    done = generate(checkout, "--check")
+    assert done.returncode == 1
+    assert f"{name}: no line has the marker" in done.stderr
+
+
+@pytest.mark.parametrize("entry", ["{name: x, type: flag}", "{name: x, type: flag, help: y, max: 3}"])
+def test_a_malformed_entry_is_refused(checkout: Path, entry: str) -> None:
+    (checkout / TABLE.relative_to(REPOSITORY)).write_text(f"- {entry}\n", encoding="utf-8")
+    done = generate(checkout)
+    assert done.returncode == 1
+    assert "submit_option.yaml" in done.stderr
+
+
+NEW_KEY = """
+- name: max-partners
+  type: count
+  min: 1
+  max: 7
+  form: N
+  example: 2
+  default: 3
+  help: share the GPUs with at most N jobs
+"""
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location("edited_submit_option", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[spec.name]
+    return module
+
+
+def test_a_new_key_needs_one_entry(checkout: Path) -> None:
+    table = checkout / TABLE.relative_to(REPOSITORY)
+    table.write_text(table.read_text(encoding="utf-8") + NEW_KEY, encoding="utf-8")
+    assert generate(checkout).returncode == 0
+    for source in [*SPANK_SOURCE.glob("*.[ch]"), SPANK_SOURCE / "Makefile"]:
+        target = checkout / source.relative_to(REPOSITORY)
+        if not target.exists():
+            shutil.copy(source, target)
+    make = ["make", "-s", "-C", checkout / "slurm_plugin" / "spank", "BUILD=build", "muri_options"]
+    subprocess.run(make, check=True)
+    program = checkout / "slurm_plugin" / "spank" / "build" / "muri_options"
+
+    def parse(text: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([program, f"cli:--muri={text}"], capture_output=True, text=True, check=False)
+
+    tag = parse("max-partners=2,alone").stdout.strip()
+    assert tag == "alone=1,max-partners=2"
+    assert "not a whole number from 1 to 7" in parse("max-partners=8").stderr
+    assert lua_module(checkout / "slurm_plugin" / "job_submit").is_canonical(tag)
+    python = load(checkout / "slurm_plugin" / "records" / "submit_option.py")
+    assert python.parse_request(f"muri:{tag}").max_partners == 2
+    assert python.parse_request("muri:on").max_partners == 3
+    assert "| `max-partners=N` |" in (checkout / "docs" / "sbatch-option.md").read_text(encoding="utf-8")
