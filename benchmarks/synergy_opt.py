@@ -18,7 +18,7 @@ from muri.policies.allocation.synergy import plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
-from muri.simulator.traces.sensitivities import synergy_figures
+from muri.simulator.traces.models import synergy_figures
 
 RESULT = Path(__file__).parent / "results" / "synergy_opt.json"
 

@@ -23,9 +23,13 @@ COMMANDS = {
     "preempt": LazyCommand("muri.slurm_plugin.cli_preempt:preempt", "Stop a running job that has a checkpoint."),
     "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
-    "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
+    "trace": LazyCommand(
+        "muri.simulator.cli.trace_command:trace", "Import, generate, show and check traces to simulate."
+    ),
     "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
-    "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
+    "simulate": LazyCommand(
+        "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
+    ),
     "doctor": LazyCommand("muri.slurm_plugin.cli_doctor:doctor", "Examine what Muri needs; say what to do."),
     "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
     "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),

@@ -1,7 +1,9 @@
 """What a simulation takes and gives: plain frozen records."""
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from time import perf_counter
+from typing import Any, Literal
 
 from muri.errors import UsageError
 from muri.policies.speed.measured import PairSpeed
@@ -265,3 +267,50 @@ class SimulationResult:
     unfinished: tuple[TraceJob, ...] = ()
     decision_s: tuple[float, ...] = field(default=(), compare=False)
     wall_s: float = field(default=0.0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A simulation that is asked for; every model takes one and gives a `SimulationResult`.
+
+    Attributes:
+        trace: The jobs.
+        policy: Name of the policy.
+        cluster: Where they run.
+        settings: How to simulate.
+        options: Policy options by name that the user chose.
+        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
+        with_spans: Whether the result tells who shared GPUs with whom and when.
+        begin_s: When it began, by `time.perf_counter`.
+    """
+
+    trace: Trace
+    policy: str
+    cluster: Cluster
+    settings: Settings
+    options: Mapping[str, Any] = field(default_factory=dict)
+    progress: Callable[[float], None] | None = None
+    with_spans: bool = False
+    begin_s: float = field(default_factory=perf_counter)
+
+    def result(
+        self,
+        records: tuple[JobRecord, ...],
+        samples: tuple[Sample, ...],
+        spans: Iterable[GroupSpan],
+        decision_s: Iterable[float],
+        unfinished: tuple[TraceJob, ...] = (),
+    ) -> SimulationResult:
+        """What it found out; for the arguments see `SimulationResult`."""
+        return SimulationResult(
+            policy=self.policy,
+            trace=self.trace.name,
+            settings=self.settings,
+            cluster=self.cluster,
+            records=records,
+            samples=samples,
+            spans=tuple(spans),
+            unfinished=unfinished,
+            decision_s=tuple(decision_s),
+            wall_s=perf_counter() - self.begin_s,
+        )

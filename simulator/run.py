@@ -1,29 +1,25 @@
 """Simulate a trace under a policy."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from muri.policies.allocation.names import parse_name
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
-from muri.simulator import checks
-from muri.simulator.crowding import crowding_of
-from muri.simulator.engine import Engine
-from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.nodes import Nodes
-from muri.simulator.pace import Pace, Speeds, pace_of
-from muri.simulator.packed_nodes import PackedNodes
-from muri.simulator.packed_world import PackedWorld
-from muri.simulator.pairs import Pairs
-from muri.simulator.published import simulate_published
-from muri.simulator.refusals import check_cluster, check_noise, check_sizes
-from muri.simulator.sensitivity import sensitivities_of
-from muri.simulator.waiting import WaitingJobs, view_of
-from muri.simulator.world import World
+from muri.simulator.engine.checks import check_cluster, check_noise, check_records, check_sizes
+from muri.simulator.engine.jobs import WaitingJobs, view_of
+from muri.simulator.engine.loop import Engine
+from muri.simulator.engine.nodes import Nodes
+from muri.simulator.engine.pace import Pace, Pairs, Speeds, pace_of, sensitivities_of
+from muri.simulator.engine.packing import PackedNodes, PackedWorld, crowding_of
+from muri.simulator.engine.world import World
+from muri.simulator.model import Cluster, Settings, Simulation, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
+from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
 
 
 def simulate(
@@ -47,7 +43,7 @@ def simulate(
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.published.PUBLISHED_POLICIES`
+        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.run.PUBLISHED_POLICIES`
             under the reference model.
         cluster: Where they run.
         settings: How to simulate.
@@ -61,50 +57,29 @@ def simulate(
         muri.policies.registry.UnknownPolicyError: Lists the policies there are.
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
-    model = simulate_published if settings.model == "reference" else _simulate_cluster
-    return model(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
+    task = Simulation(trace, policy_name, cluster, settings, options or {}, progress, with_spans)
+    if settings.model != "reference":
+        return _simulate_cluster(task)
+    check_published(policy_name, task.options)
+    return simulate_reference(task) if parse_name(policy_name) is None else simulate_synergy(task)
 
 
-def _simulate_cluster(
-    trace: Trace,
-    policy_name: str,
-    cluster: Cluster,
-    settings: Settings,
-    options: Mapping[str, Any] | None,
-    progress: Callable[[float], None] | None,
-    *,
-    with_spans: bool,
-) -> SimulationResult:
+def _simulate_cluster(task: Simulation) -> SimulationResult:
     """The default model: Slurm's cluster with intervals, restarts and placement."""
-    _check_settings(settings, cluster)
-    _check_trace(trace, cluster)
-    begin_s = time.perf_counter()
-    policy = get_policy(policy_name, {"max_wait_s": math.inf, "certify": False, **(options or {})})
-    world, engine = _prepare(trace.jobs, policy, cluster, settings, progress)
-    world.spans = [] if with_spans else None
-    engine.run(trace.jobs)
+    jobs = task.trace.jobs
+    _check_settings(task.settings, task.cluster)
+    _check_trace(task.trace, task.cluster)
+    policy = get_policy(task.policy, {"max_wait_s": math.inf, "certify": False, **task.options})
+    world, engine = _prepare(task, policy)
+    world.spans = [] if task.with_spans else None
+    engine.run(jobs)
     records = tuple(sorted(world.records, key=lambda record: record.job.job_id))
-    checks.check_records(trace.jobs, records)
-    return SimulationResult(
-        policy=policy_name,
-        trace=trace.name,
-        settings=settings,
-        cluster=cluster,
-        records=records,
-        samples=world.meter.samples(),
-        spans=tuple(world.spans or ()),
-        decision_s=tuple(engine.decision_s),
-        wall_s=time.perf_counter() - begin_s,
-    )
+    check_records(jobs, records)
+    return task.result(records, world.meter.samples(), world.spans or (), engine.decision_s)
 
 
-def _prepare(
-    jobs: Sequence[TraceJob],
-    policy: Policy,
-    cluster: Cluster,
-    settings: Settings,
-    progress: Callable[[float], None] | None,
-) -> tuple[World, Engine]:
+def _prepare(task: Simulation, policy: Policy) -> tuple[World, Engine]:
+    settings, jobs = task.settings, task.trace.jobs
     rules = policy.rules if isinstance(policy, QueuePolicy) else PolicyOptions()
     if rules.speed_model == "measured" and not settings.interference:
         raise SimulationError(
@@ -115,14 +90,14 @@ def _prepare(
     table = pairs.table if packs or _reads_pairs(policy) or settings.interference else None
     # Made here too, so that a model that lacks its table is refused before anything runs.
     model = speed_model(rules.speed_model, ordering=rules.ordering, table=table)
-    world = _world(jobs, policy, cluster, settings, pace_of(policy, model), pairs)
+    world = _world(jobs, policy, task.cluster, settings, pace_of(policy, model), pairs)
     engine = Engine(
         world,
         policy,
         shares=rules.max_group_size > 1 or packs,
         stops_jobs=rules.preemption and settings.checkpoints,
         interference=table,
-        progress=progress,
+        progress=task.progress,
     )
     return world, engine
 
@@ -183,3 +158,39 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
             f"job {job.job_id} needs {needs_gib} GiB of GPU memory, but each GPU has "
             f"{cluster.gpu_mem_gib} GiB; simulate larger GPUs, or leave the job out"
         )
+
+
+PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
+"""Those of Muri's public simulator, then those of Synergy's."""
+
+
+def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse unknown policies and options before the first simulation starts.
+
+    Args:
+        model: "default" or "reference", which knows other policies.
+        options: Options by policy.
+
+    Raises:
+        UsageError: Lists the valid names.
+    """
+    for name, chosen in options.items():
+        if model == "default":
+            get_policy(name, chosen)
+        else:
+            check_published(name, chosen)
+
+
+def check_published(policy: str, options: Mapping[str, Any]) -> None:
+    """Refuse a policy or option that the reference model doesn't know.
+
+    Raises:
+        SimulationError: Lists the valid ones.
+    """
+    if parse_name(policy) is not None:
+        check_synergy(policy, options)
+    elif policy in REFERENCE_POLICIES:
+        check_reference(policy, options)
+    else:
+        valid = ", ".join(PUBLISHED_POLICIES)
+        raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")

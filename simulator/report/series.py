@@ -1,4 +1,4 @@
-"""The curves of the plots, thinned so that a page stays small whatever the trace's length."""
+"""The curves of the plots, thinned so that a page stays small whatever the trace's length, and their colours."""
 
 import heapq
 from collections.abc import Sequence
@@ -13,6 +13,14 @@ MAX_POINTS: Final = 1500
 
 MAX_SPANS: Final = 3000
 """Bars of a timeline; the largest are drawn."""
+
+COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
+"""Okabe and Ito's palette, told apart by colour-blind readers; its yellow and black would be lost on light or dark."""
+
+GROUP_COLOURS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
+"""Of groups of one, two, three and four jobs."""
+
+_SECONDS: Final = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3_600.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,3 +169,16 @@ def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
         x.append(samples[-1].start_s + samples[-1].length_s)
         y.append(y[-1])
     return Curve(tuple(x), tuple(y))
+
+
+def colour(index: int) -> str:
+    """The colour of the index-th policy."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds of the unit that suits an axis up to `longest_s`, and its name."""
+    for at_least_s, size_s, name in _SECONDS:
+        if longest_s >= at_least_s:
+            return size_s, name
+    return 1.0, "seconds"

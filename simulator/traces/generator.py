@@ -13,8 +13,8 @@ from typing import Generic, Protocol, TypeVar
 from muri.policies.traits import BatchModel
 from muri.profiler.records import RESOURCES, StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces.problems import TraceError, one_of
-from muri.simulator.traces.profiles import profiles_bound_by
+from muri.simulator.traces.models import profiles_bound_by
+from muri.simulator.traces.rows import TraceError, one_of
 
 Item = TypeVar("Item")
 

@@ -7,27 +7,14 @@ from typing import NamedTuple, TypeVar
 
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces import helios, muri_paper, pai, philly, sacct, schema, synergy
-from muri.simulator.traces.assignment import Assignment, assignment_of
-from muri.simulator.traces.formats import Format, Reading
-from muri.simulator.traces.logs import to_trace_jobs
-from muri.simulator.traces.problems import BadRows, RowError, TraceError, one_of
-from muri.simulator.traces.source import Source, open_source
+from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
+from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
+from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source
+from muri.simulator.traces.schema import MURI, MURI_PAPER, SYNERGY
 
 Job = TypeVar("Job")
 
-FORMATS = {
-    item.name: item
-    for item in (
-        schema.FORMAT,
-        muri_paper.FORMAT,
-        synergy.FORMAT,
-        philly.FORMAT,
-        helios.FORMAT,
-        pai.FORMAT,
-        sacct.FORMAT,
-    )
-}
+FORMATS = {item.name: item for item in (MURI, MURI_PAPER, SYNERGY, PHILLY, HELIOS, PAI, SACCT)}
 """All formats by name."""
 
 
@@ -92,9 +79,9 @@ def _file_of(path: Path) -> Path:
     """The file to look at first: a folder is PAI's tables."""
     if not path.is_dir():
         return path
-    if not (path / pai.TASK_FILE).exists():
-        raise TraceError(f"{path} is a folder without {pai.TASK_FILE}; give a file, or a folder with PAI's tables")
-    return path / pai.TASK_FILE
+    if not (path / TASK_FILE).exists():
+        raise TraceError(f"{path} is a folder without {TASK_FILE}; give a file, or a folder with PAI's tables")
+    return path / TASK_FILE
 
 
 def _jobs(chosen: Format, reading: Reading, assignment: Assignment) -> list[TraceJob]:

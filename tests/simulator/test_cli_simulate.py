@@ -15,7 +15,7 @@ import pytest
 from sweep_builders import TWO_BY_FOUR, trace_file
 
 from muri.cli import COMMANDS, run_command
-from muri.simulator.cli import simulate
+from muri.simulator.cli.simulate_command import simulate
 
 MURI = Path(sys.executable).with_name("muri")
 
@@ -49,7 +49,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: object) -> str:
 
 
 def test_root_command_knows_it() -> None:
-    assert COMMANDS["simulate"].target == "muri.simulator.cli:simulate"
+    assert COMMANDS["simulate"].target == "muri.simulator.cli.simulate_command:simulate"
 
 
 def test_json_of_one_trace(trace: Path) -> None:

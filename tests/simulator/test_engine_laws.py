@@ -17,11 +17,11 @@ from muri.policies.priority import PriorityKey
 from muri.policies.registry import get_policy, policy_names
 from muri.policies.schedulers.exclusive import Srtf
 from muri.policies.types import Plan, PlanRequest
-from muri.simulator import checks, engine
 from muri.simulator import run as run_module
+from muri.simulator.engine import checks
+from muri.simulator.engine import loop as engine
+from muri.simulator.engine.jobs import View, WaitingJobs, planned_profiles, view_of
 from muri.simulator.model import Cluster, JobRecord, Outage, Settings, SimulationError, SimulationResult, TraceJob
-from muri.simulator.noise import planned_profiles
-from muri.simulator.waiting import View, WaitingJobs, view_of
 
 POLICIES = [name for name in policy_names() if name not in SYNERGY_NAMES or name in ALIASES.values()]
 """Of Synergy's, one order of each mechanism."""

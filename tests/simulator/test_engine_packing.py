@@ -18,13 +18,12 @@ from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
 from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
-from muri.simulator.metrics import metrics_of
+from muri.simulator.cli.request import read_interference
+from muri.simulator.engine.pace import Pairs
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.pairs import Pairs
-from muri.simulator.request import read_interference
-from muri.simulator.summary import TraceSummary, summarise
-from muri.simulator.sweep import Outcome, Run
-from muri.simulator.table import table_of
+from muri.simulator.sweep.metrics import metrics_of
+from muri.simulator.sweep.runs import Outcome, Run
+from muri.simulator.sweep.summary import TraceSummary, summarise, table_of
 
 Seats = dict[int, tuple[int, ...]]
 Planner = Callable[[PlanRequest], Iterable[Sharer]]

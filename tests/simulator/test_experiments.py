@@ -10,20 +10,22 @@ from sweep_builders import small_trace, trace_file
 
 from muri.cli import run_command
 from muri.profiler.records import RESOURCES
-from muri.simulator.cli import simulate
-from muri.simulator.comparison import compare
-from muri.simulator.experiment import (
+from muri.simulator.cli.simulate_command import simulate
+from muri.simulator.experiments.experiment import (
     ExperimentError,
     experiment_names,
+    find_traces,
     load_experiment,
     parse_experiment,
     published_runs,
+    runs_of_experiment,
+    submitted_at_zero,
+    with_bottlenecks,
 )
+from muri.simulator.experiments.page import compare, html_page, markdown_page
 from muri.simulator.model import Trace
-from muri.simulator.report.experiment_page import html_page, markdown_page
-from muri.simulator.summary import summarise
-from muri.simulator.sweep import run_one
-from muri.simulator.variants import find_traces, runs_of_experiment, submitted_at_zero, with_bottlenecks
+from muri.simulator.sweep.runs import run_one
+from muri.simulator.sweep.summary import summarise
 
 SMALL = """
 figure: Figure 0

@@ -6,8 +6,8 @@ import pytest
 from engine_builders import CPU, GPU, job, run
 
 from muri.profiler.records import RESOURCES
-from muri.simulator.metrics import metrics_of, percentile_99
 from muri.simulator.model import Cluster, JobRecord, Settings, SimulationError, SimulationResult
+from muri.simulator.sweep.metrics import metrics_of, percentile_99
 
 ONE_GPU = Cluster(1, 1)
 

@@ -6,9 +6,9 @@ import pytest
 from engine_builders import GPU, by_id, ends, job, run
 
 from muri.policies.traits import model_of, relative_goodput
-from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, TraceJob
 from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.read import read_trace
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"

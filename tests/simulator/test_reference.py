@@ -9,7 +9,8 @@ import pytest
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.reference.run import REFERENCE_POLICIES, simulate_reference
+from muri.simulator.reference.run import REFERENCE_POLICIES
+from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -57,7 +58,7 @@ def figures(result: SimulationResult) -> dict[str, float]:
 @pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias", "antman", "muri-l-no-blossom"])
 def test_published_to_the_digit(trace: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")  # the small traces below check every step
-    ours = figures(simulate_reference(public_trace(trace), policy, CLUSTER, REFERENCE))
+    ours = figures(simulate(public_trace(trace), policy, CLUSTER, REFERENCE))
     assert ours == pytest.approx(published()[trace, policy], rel=EXACT)
 
 
@@ -68,7 +69,7 @@ def test_published_where_ties_in_the_matching_decide(
     trace: str, policy: str, within: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
-    ours = figures(simulate_reference(public_trace(trace), policy, CLUSTER, REFERENCE))
+    ours = figures(simulate(public_trace(trace), policy, CLUSTER, REFERENCE))
     theirs = published()[trace, policy]
     for name in ("avg_jct_s", "makespan_s"):
         assert ours[name] == pytest.approx(theirs[name], rel=within), name
@@ -82,7 +83,7 @@ def test_muri_jct_is_a_tenth_below_the_published_muri(
 ) -> None:
     monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
     settings = replace(REFERENCE, durations_known=known)
-    ours = figures(simulate_reference(public_trace(trace), "muri-jct", CLUSTER, settings))
+    ours = figures(simulate(public_trace(trace), "muri-jct", CLUSTER, settings))
     theirs = published()[trace, beside]
     assert ours["avg_jct_s"] < 0.9 * theirs["avg_jct_s"]
     assert ours["makespan_s"] < 1.02 * theirs["makespan_s"]
@@ -118,7 +119,7 @@ def busy_trace(count: int = 60) -> Trace:
 def test_work_is_conserved(policy: str) -> None:
     """Every step is checked as well (conftest.py): GPUs held, group sizes, nobody before arrival or after the end."""
     trace = busy_trace()
-    result = simulate_reference(trace, policy, Cluster(2, 8), REFERENCE, with_spans=True)
+    result = simulate(trace, policy, Cluster(2, 8), REFERENCE, with_spans=True)
     assert [record.job.job_id for record in result.records] == [job.job_id for job in trace.jobs]
     held = sum(sample.length_s * sample.gpus_held for sample in result.samples)
     spanned = sum((span.end_s - span.start_s) * span.gpu_count for span in result.spans)
@@ -142,7 +143,7 @@ def test_every_event_costs_its_overhead_but_the_last() -> None:
     """One ResNet of 1,000 iterations, disturbed once: 4 s are lost at the arrival of a job that nobody waits for."""
     alone_s = 1_000 * 0.779 * 1.015
     trace = Trace("two", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 100.0, 1, 2_000, "resnet18")))
-    ends = [record.end_s for record in simulate_reference(trace, "srtf", Cluster(1, 8), REFERENCE).records]
+    ends = [record.end_s for record in simulate(trace, "srtf", Cluster(1, 8), REFERENCE).records]
     assert ends[0] == pytest.approx(alone_s + 4.0)
     assert ends[1] == pytest.approx(100.0 + 2 * alone_s + 4.0)
 
@@ -150,7 +151,7 @@ def test_every_event_costs_its_overhead_but_the_last() -> None:
 def test_two_jobs_share_a_gpu_at_the_simulators_period() -> None:
     """ResNet18 and GPT-2: max(0.711, 0.41) + max(0.0006, 0.11) = 0.821 s half a turn apart, × 1.33 / 1.015."""
     trace = Trace("pair", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 0.0, 1, 1_000, "gpt2")))
-    result = simulate_reference(trace, "muri-s", Cluster(1, 1), REFERENCE)
+    result = simulate(trace, "muri-s", Cluster(1, 1), REFERENCE)
     period_s = 0.821 * 1.33 / 1.015
     assert [record.end_s for record in result.records] == pytest.approx([1_000 * period_s] * 2)
     assert [record.shared_s for record in result.records] == [record.run_s for record in result.records]
@@ -158,49 +159,49 @@ def test_two_jobs_share_a_gpu_at_the_simulators_period() -> None:
 
 def test_nobody_shares_when_all_fit() -> None:
     trace = Trace("pair", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 0.0, 1, 1_000, "gpt2")))
-    result = simulate_reference(trace, "muri-s", Cluster(1, 2), REFERENCE)
+    result = simulate(trace, "muri-s", Cluster(1, 2), REFERENCE)
     assert [record.shared_s for record in result.records] == [0.0, 0.0]
 
 
 def test_muri_jct_runs_somebody_however_fast_events_come() -> None:
     """Every second a job arrives, so that nobody makes progress for two minutes; A2C pays 38 s for each event."""
     trace = Trace("burst", tuple(job(index, float(index), 1, 100, "a2c") for index in range(120)))
-    result = simulate_reference(trace, "muri-jct", Cluster(1, 2), REFERENCE)
+    result = simulate(trace, "muri-jct", Cluster(1, 2), REFERENCE)
     assert all(record.end_s > 120.0 for record in result.records)
 
 
 def test_muri_jct_splits_groups_while_gpus_are_left_over() -> None:
     """Three jobs on two GPUs: one alone at full speed and a pair, never three together beside an idle GPU."""
     trace = Trace("three", tuple(job(index, 0.0, 1, 1_000 + index, "dqn") for index in range(3)))
-    result = simulate_reference(trace, "muri-jct", Cluster(1, 2), REFERENCE, with_spans=True)
+    result = simulate(trace, "muri-jct", Cluster(1, 2), REFERENCE, with_spans=True)
     assert sorted(len(span.members) for span in result.spans if span.start_s == 0.0) == [1, 2]
 
 
 def test_noise_changes_plans_but_not_speeds() -> None:
     noisy = replace(REFERENCE, profile_noise=0.8, seed=3)
-    exact, wrong = (simulate_reference(busy_trace(), "muri-s", Cluster(2, 8), s) for s in (REFERENCE, noisy))
+    exact, wrong = (simulate(busy_trace(), "muri-s", Cluster(2, 8), s) for s in (REFERENCE, noisy))
     assert exact.records != wrong.records
     alone = Trace("alone", (job(0, 0.0, 1, 1_000, "resnet18"),))
-    assert simulate_reference(alone, "muri-s", CLUSTER, noisy).records[0].end_s == pytest.approx(1_000 * 0.779 * 1.015)
+    assert simulate(alone, "muri-s", CLUSTER, noisy).records[0].end_s == pytest.approx(1_000 * 0.779 * 1.015)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_group_size_is_a_limit(size: int) -> None:
     options = {"max_group_size": size}
-    result = simulate_reference(busy_trace(), "muri-l", Cluster(2, 8), REFERENCE, options, with_spans=True)
+    result = simulate(busy_trace(), "muri-l", Cluster(2, 8), REFERENCE, options, with_spans=True)
     assert max(len(span.members) for span in result.spans) == size
 
 
 def test_progress_rises_to_one() -> None:
     seen: list[float] = []
-    simulate_reference(busy_trace(120), "srtf", Cluster(2, 8), REFERENCE, progress=seen.append)
+    simulate(busy_trace(120), "srtf", Cluster(2, 8), REFERENCE, progress=seen.append)
     assert len(seen) > 1
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 
 
 def test_same_arguments_same_result() -> None:
-    one, other = (simulate_reference(busy_trace(), "muri-s", Cluster(2, 8), REFERENCE) for _ in range(2))
+    one, other = (simulate(busy_trace(), "muri-s", Cluster(2, 8), REFERENCE) for _ in range(2))
     assert one == other
 
 
@@ -217,9 +218,9 @@ def test_same_arguments_same_result() -> None:
 )
 def test_bad_input_is_explained(policy: str, settings: Settings, options: dict[str, object], says: str) -> None:
     with pytest.raises(SimulationError, match=says):
-        simulate_reference(busy_trace(4), policy, CLUSTER, settings, options)
+        simulate(busy_trace(4), policy, CLUSTER, settings, options)
 
 
 def test_a_job_larger_than_the_cluster_is_refused() -> None:
     with pytest.raises(SimulationError, match="job 7 needs 16 GPUs, but the cluster has 8"):
-        simulate_reference(busy_trace(8), "srtf", Cluster(1, 8), REFERENCE)
+        simulate(busy_trace(8), "srtf", Cluster(1, 8), REFERENCE)

@@ -16,10 +16,10 @@ from sweep_builders import CLUSTER, runs, small_trace, summary
 from muri.simulator.model import Cluster, GroupSpan, SimulationResult
 from muri.simulator.report import series
 from muri.simulator.report.html import Cell, page, table
-from muri.simulator.report.style import time_unit
+from muri.simulator.report.series import time_unit
 from muri.simulator.report.write import ReportError, safe_name, write_report
-from muri.simulator.summary import TraceSummary, summarise
-from muri.simulator.sweep import sweep
+from muri.simulator.sweep.runs import sweep
+from muri.simulator.sweep.summary import TraceSummary, summarise
 
 
 @pytest.fixture(scope="module")

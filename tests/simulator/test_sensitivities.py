@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from muri.policies.traits import Demand
-from muri.simulator.traces.profiles import synergy_models
-from muri.simulator.traces.sensitivities import synergy_figures, synergy_sensitivity
+from muri.simulator.traces.models import synergy_figures, synergy_models, synergy_sensitivity
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "reference" / "synergy_sensitivity.json"
 FAIR_SHARE = (3.0, 62.5)

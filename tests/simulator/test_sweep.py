@@ -9,9 +9,9 @@ from sweep_builders import CLUSTER, runs, small_trace
 
 from muri.errors import MuriError
 from muri.simulator.model import Cluster, SimulationError
-from muri.simulator.slurm_sweep import sweep_on_slurm
-from muri.simulator.summary import document_of, summarise
-from muri.simulator.sweep import Outcome, SweepError, sweep
+from muri.simulator.sweep.on_slurm import sweep_on_slurm
+from muri.simulator.sweep.runs import Outcome, SweepError, sweep
+from muri.simulator.sweep.summary import document_of, summarise
 
 WALL_CLOCK = {"wall_s", "decision_mean_s", "decision_p99_s"}
 

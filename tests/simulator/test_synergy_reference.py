@@ -12,16 +12,20 @@ from click.testing import CliRunner
 
 from muri.policies.allocation.names import SYNERGY_NAMES, SynergyName, parse_name
 from muri.profiler.records import StageProfile
-from muri.simulator.cli import simulate as simulate_command
-from muri.simulator.metrics import metrics_of
+from muri.simulator.cli.simulate_command import simulate as simulate_command
 from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.synergy_reference.jobs import JobTable, Share, job_table
-from muri.simulator.synergy_reference.ledger import Ledger
+from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.synergy_reference.mechanisms import MECHANISMS, Round
-from muri.simulator.synergy_reference.orders import KEYS, URGENT_AFTER_S, in_order
-from muri.simulator.synergy_reference.rounds import run_rounds
-from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, simulate_synergy
-from muri.simulator.traces.profiles import synergy_models
+from muri.simulator.synergy_reference.run import (
+    KEYS,
+    SYNERGY_REFERENCE_POLICIES,
+    URGENT_AFTER_S,
+    in_order,
+    run_rounds,
+)
+from muri.simulator.synergy_reference.state import JobTable, Ledger, Share, job_table
+from muri.simulator.traces.models import synergy_models
 from muri.simulator.traces.read import read_trace
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -61,7 +65,7 @@ def speeds_of(mechanism: str, models: Sequence[str], cluster: Cluster = ONE) -> 
 
 
 def simulated(trace: Trace, policy: str, cluster: Cluster = ONE, settings: Settings = REFERENCE) -> SimulationResult:
-    return simulate_synergy(trace, policy, cluster, settings)
+    return simulate(trace, policy, cluster, settings)
 
 
 # Demands
@@ -340,7 +344,7 @@ def test_the_figures_of_the_first_jobs_are_the_same_when_it_stops_behind_them(po
 
 
 def test_stays_are_told_when_asked_for() -> None:
-    result = simulate_synergy(busy_trace(), "synergy-tune-srtf", TWO, REFERENCE, with_spans=True)
+    result = simulate(busy_trace(), "synergy-tune-srtf", TWO, REFERENCE, with_spans=True)
     stays: dict[int, float] = {}
     for span in result.spans:
         stays[span.members[0]] = stays.get(span.members[0], 0.0) + span.end_s - span.start_s

@@ -13,8 +13,8 @@ from muri.cli import cli, run_command
 from muri.profiler.exchange import to_json
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.traces.generator import Recipe, generate
+from muri.simulator.traces.log_formats import SACCT_COMMAND
 from muri.simulator.traces.read import FORMATS, read_trace
-from muri.simulator.traces.sacct import COMMAND
 from muri.simulator.traces.schema import write_trace
 
 MURI = "from muri.cli import main; main()"
@@ -172,7 +172,7 @@ def test_imports_help_shows_all_formats_and_the_sacct_command() -> None:
     shown = CliRunner().invoke(cli, ["trace", "import", "--from", "sacct", "--help"]).output
     assert all(name in shown for name in FORMATS)
     unfolded = " ".join(shown.replace("\\\n", " ").split())
-    assert " ".join(COMMAND.replace("\\\n", " ").split()) in unfolded
+    assert " ".join(SACCT_COMMAND.replace("\\\n", " ").split()) in unfolded
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -186,7 +186,7 @@ def test_every_help_page_teaches_with_examples(name: str) -> None:
 
 def test_the_group_loads_nothing_before_it_works() -> None:
     program = (
-        "import sys; from muri.simulator.cli_trace import trace; "
+        "import sys; from muri.simulator.cli.trace_command import trace; "
         "print([m for m in ('yaml', 'rich', 'numpy', 'scipy', 'muri.simulator.traces.read') if m in sys.modules])"
     )
     finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

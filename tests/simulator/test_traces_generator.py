@@ -12,13 +12,11 @@ import pytest
 from muri.cli import cli, run_command
 from muri.profiler.records import RESOURCES
 from muri.simulator.traces.generator import PHILLY_MULTI_GPU, PHILLY_SINGLE_GPU, Durations, Recipe, generate
+from muri.simulator.traces.models import models_of_pairs, profiles_bound_by, synergy_sensitivity
 from muri.simulator.traces.overview import overview_of
-from muri.simulator.traces.pair_models import models_of_pairs
-from muri.simulator.traces.problems import TraceError
-from muri.simulator.traces.profiles import profiles_bound_by
 from muri.simulator.traces.read import read_trace
+from muri.simulator.traces.rows import TraceError
 from muri.simulator.traces.schema import write_trace
-from muri.simulator.traces.sensitivities import synergy_sensitivity
 
 MURI = "from muri.cli import main; main()"
 REPOSITORY = Path(__file__).parents[2]

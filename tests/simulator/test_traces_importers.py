@@ -8,13 +8,11 @@ import pytest
 
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import TraceJob
-from muri.simulator.traces.assignment import assignment_of
-from muri.simulator.traces.json_stream import elements
-from muri.simulator.traces.problems import TraceError
-from muri.simulator.traces.profiles import measured_models
+from muri.simulator.traces.formats import assignment_of
+from muri.simulator.traces.log_formats import SACCT_COLUMNS, SACCT_COMMAND, elements
+from muri.simulator.traces.models import measured_models
 from muri.simulator.traces.read import read_trace, read_with_notes
-from muri.simulator.traces.sacct import COLUMNS as SACCT_COLUMNS
-from muri.simulator.traces.sacct import COMMAND
+from muri.simulator.traces.rows import TraceError
 
 HELIOS_HEADER = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
 
@@ -305,7 +303,7 @@ def test_sacct_names_the_column_at_fault(tmp_path: Path, row: str, said: str) ->
 
 
 def test_the_sacct_command_asks_for_the_columns_that_are_read() -> None:
-    assert ",".join(SACCT_COLUMNS) in COMMAND
+    assert ",".join(SACCT_COLUMNS) in SACCT_COMMAND
 
 
 def test_synergy_takes_stages_from_its_models(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces.muri_paper import FORMAT as PAPER
-from muri.simulator.traces.problems import TraceError
-from muri.simulator.traces.profiles import load_share, split_exactly
+from muri.simulator.traces.models import load_share, split_exactly
 from muri.simulator.traces.read import FORMATS, read_trace
+from muri.simulator.traces.rows import TraceError
+from muri.simulator.traces.schema import MURI_PAPER as PAPER
 from muri.simulator.traces.schema import OPTIONAL, REQUIRED, write_trace
 
 SHARED_TRACES = Path(__file__).parents[3] / "shared" / "traces"

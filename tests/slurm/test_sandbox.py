@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 
 from sandbox import daemons, instance, lifecycle, namespace
-from sandbox.cluster import Shape
+from sandbox.cluster import SUITES, Shape
 from sandbox.driver import Driver
-from sandbox.errors import StartError
-from sandbox.paths import CHECKOUT, InstancePaths
-from sandbox.progress import Progress
-from sandbox.suites import SUITES
+from sandbox.support import CHECKOUT, InstancePaths, Progress, StartError
 
 COMMAND = str(CHECKOUT / "bin/muri-sandbox")
 

@@ -313,7 +313,7 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher, tmp_path
                 (tmp_path / f"{number}.{rank}.err").open("wb") as err,
             ):
                 command = [sys.executable, *runner, str(script)]
-                ranks.append(launcher._spawn(command, environment | {"RANK": str(rank)}, stdout=out, stderr=err))
+                ranks.append(launcher.spawn(command, environment | {"RANK": str(rank)}, stdout=out, stderr=err))
         assert [ends(process) for process in ranks] == [0] * RANKS, (tmp_path / f"{number}.0.err").read_text()
         results.append((tmp_path / f"{number}.0.out").read_text())
     assert len(results[0].splitlines()) == 7

@@ -1,11 +1,10 @@
 """The benchmark with real jobs: its arithmetic, and one job of each kind that really trains."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, until
+from launcher_harness import Launcher, ends, until
 
 ROOT = Path(__file__).parents[3]
 BENCHMARKS = ROOT / "benchmarks"
@@ -54,19 +53,17 @@ def test_job_trains_until_it_is_told_to_stop(launcher: Launcher, job: str) -> No
     (launcher.folder / "samples.bin").write_bytes(bytes(range(256)) * 4 * 4096)
     log, stop = launcher.folder / "log", launcher.folder / "stop"
     command = [sys.executable, str(BENCHMARKS / "real_jobs" / f"{job}.py"), "--log", str(log), "--stop", str(stop)]
-    with (launcher.folder / "out").open("w") as out:
-        # One thread: on a machine that is busy, several that spin while they wait take minutes.
-        variables = launcher.environment | {"OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen([*command, "--data", str(launcher.folder)], env=variables, stdout=out, stderr=out)
-    try:
-        until(
-            lambda: process.poll() is not None or (log.exists() and len(log.read_text().splitlines()) >= 3),
-            "three iterations",
-        )
-        stop.touch()
-        assert process.wait(timeout=240) == 0, (launcher.folder / "out").read_text()
-    finally:
-        process.kill()
+    # One thread: on a machine that is busy, several that spin while they wait take minutes.
+    variables = launcher.environment | {"OMP_NUM_THREADS": "1"}
+    out = launcher.folder / "out"
+    options = {"stdout": out.open("ab"), "stderr": out.open("ab"), "cwd": launcher.folder, "warm": True}
+    process = launcher.spawn([*command, "--data", str(launcher.folder)], variables, **options)
+    until(
+        lambda: process.poll() is not None or (log.exists() and len(log.read_text().splitlines()) >= 3),
+        "three iterations",
+    )
+    stop.touch()
+    assert ends(process) == 0, out.read_text()
     ends_s = [float(line) for line in log.read_text().splitlines()]
     assert len(ends_s) >= 3
     assert ends_s == sorted(ends_s)

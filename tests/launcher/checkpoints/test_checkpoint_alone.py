@@ -1,22 +1,21 @@
 """A script that runs alone is saved at an iteration boundary and goes on as if nothing had happened."""
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
 from launcher_harness import Launcher, ends, until
+from ranks_harness import free_port
 
 STOPPED = 128 + signal.SIGTERM
 
 
 @pytest.fixture
-def uninterrupted(launcher: Launcher) -> list[str]:
-    """The loss curve of the same script without a stop."""
-    return curve_of(launcher, "whole", 0)
+def launcher(launcher: Launcher) -> Launcher:
+    launcher.warm = True
+    return launcher
 
 
 def run(launcher: Launcher, name: str, stop_at: int, **variables: str) -> int:
@@ -32,10 +31,10 @@ def curve_of(launcher: Launcher, name: str, *stops: int, **variables: str) -> li
     return lines(launcher.folder / f"{name}.curve")
 
 
-def test_stops_in_mid_epoch_and_at_its_end_leave_the_loss_curve_as_it_is(launcher, uninterrupted):
+def test_stops_in_mid_epoch_and_at_its_end_leave_the_loss_curve_as_it_is(launcher, uninterrupted_curve):
     # Ten iterations make an epoch: stops in the middle, at the end of one, and twice in the same one.
-    assert curve_of(launcher, "stopped", 4, 10, 27, 0) == uninterrupted
-    assert len(uninterrupted) == 31
+    assert curve_of(launcher, "stopped", 4, 10, 27, 0) == uninterrupted_curve
+    assert len(uninterrupted_curve) == 31
     assert "resumed at iteration 27" in launcher.err(None)
 
 
@@ -44,7 +43,7 @@ def test_a_shuffling_generator_of_the_scripts_own_goes_on_too(launcher):
     assert curve_of(launcher, "stopped", 13, 0, OWN_GENERATOR="1") == whole
 
 
-def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted):
+def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted_curve):
     """With a checkpoint after every iteration, a killed script loses one iteration at most."""
     text = TRAIN.replace("muri.checkpoint(save, load)", "muri.checkpoint(save, load, every_iterations=1)")
     script, path = launcher.script(text), launcher.folder / "killed.curve"
@@ -55,8 +54,8 @@ def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted):
         process.kill()
         process.wait()
     assert ends(launcher.member(None, script, path, 0, **place)) == 0
-    assert list(dict.fromkeys(lines(path))) == uninterrupted  # a repeated iteration repeats its loss
-    assert len(lines(path)) <= len(uninterrupted) + 3
+    assert list(dict.fromkeys(lines(path))) == uninterrupted_curve  # a repeated iteration repeats its loss
+    assert len(lines(path)) <= len(uninterrupted_curve) + 3
 
 
 def test_own_handler_is_called_as_well(launcher):
@@ -165,21 +164,17 @@ def test_ranks_stop_and_resume_at_the_same_iteration(launcher, tmp_path):
     script = launcher.script(TWO_RANKS)
 
     def both() -> list[tuple[int, str, str]]:
-        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(20000 + os.getpid() % 10000), "WORLD_SIZE": "2"}
+        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
         place = {"MURI_CHECKPOINT_DIR": str(tmp_path / "c")}
+        variables = launcher.environment | port | place
+        files = [(launcher.path(f"rank-{rank}", "out"), launcher.path(f"rank-{rank}", "err")) for rank in (0, 1)]
         processes = [
-            subprocess.Popen(
-                [sys.executable, str(script)],
-                env=launcher.environment | port | place | {"RANK": str(rank)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in (0, 1)
-        ]
-        launcher.processes += processes
-        outputs = [process.communicate(timeout=240) for process in processes]
-        return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+            launcher.spawn([sys.executable, str(script)], variables | {"RANK": str(rank)}, cwd=launcher.folder,
+                           stdout=out.open("wb"), stderr=err.open("wb"), warm=True)
+            for rank, (out, err) in enumerate(files)
+        ]  # fmt: skip
+        codes = [ends(process) for process in processes]
+        return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, files, strict=True)]
 
     first = both()
     assert [code for code, _, _ in first] == [STOPPED, STOPPED], first

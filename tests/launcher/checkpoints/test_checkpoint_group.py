@@ -60,16 +60,8 @@ JOINER = """
 """
 
 
-@pytest.fixture
-def solo_curve(launcher: Launcher) -> list[str]:
-    path = launcher.folder / "solo.curve"
-    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "solo.checkpoints")}
-    assert ends(launcher.member(None, launcher.script(TRAIN), path, 0, **place)) == 0
-    return lines(path)
-
-
 @pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_curve, isolation):
+def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninterrupted_curve, isolation):
     launcher.runtime("101", "102", options=("--isolation", isolation))
     partner = launcher.member("102", launcher.script(STEPS, "steps.py"), 700)
     until(lambda: "started" in launcher.out("102"), "the partner")
@@ -86,7 +78,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, solo_c
     assert 4 <= stopped_at < 30
     assert f"saved at iteration {stopped_at}" in launcher.err("101")
     assert ends(launcher.member("101", script, path, 0, **variables)) == 0
-    assert lines(path) == solo_curve
+    assert lines(path) == uninterrupted_curve
     assert f"started at {stopped_at}" in launcher.out("101")
     assert partner.poll() is None or "finished" in launcher.out("102")
     assert ends(partner) == 0
@@ -123,7 +115,7 @@ def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state,
     variables |= {"SLURM_JOB_ID": "101", "MURI_JOB": f"model=m,{mark}", "MURI_REQUEUE_WAIT_S": "0.1"}
     streams = {"stdout": launcher.path("101", "out").open("ab"), "stderr": launcher.path("101", "err").open("ab")}
     command = [sys.executable, str(stopper), state, str(script), str(path), "0"]
-    member = launcher._spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
+    member = launcher.spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
     until(lambda: len(lines(path)) >= 3, "the first iterations")
     member.send_signal(signal.SIGUSR1)
     assert ends(member) == STOPPED
@@ -131,7 +123,7 @@ def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state,
     assert ("requeued 101 after run 2" in launcher.out("101")) == wanted, launcher.err("101")
 
 
-def test_a_killed_process_leaves_a_checkpoint_behind(launcher, solo_curve):
+def test_a_killed_process_leaves_a_checkpoint_behind(launcher, uninterrupted_curve):
     """Slurm kills what does not end in time; in a group the script can be saved after that."""
     launcher.runtime("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
@@ -141,10 +133,10 @@ def test_a_killed_process_leaves_a_checkpoint_behind(launcher, solo_curve):
     member.kill()
     until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the end of the script")
     assert ends(launcher.member("101", script, path, 0, **variables)) == 0
-    assert lines(path) == solo_curve
+    assert lines(path) == uninterrupted_curve
 
 
-def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, solo_curve):
+def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninterrupted_curve):
     runtime = launcher.runtime("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
     variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": "0.02"}
@@ -154,7 +146,7 @@ def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, solo_cu
     assert ends(member) != 0
     assert ends(runtime) == 0
     assert ends(launcher.member(None, script, path, 0, **variables)) == 0
-    assert lines(path) == solo_curve
+    assert lines(path) == uninterrupted_curve
 
 
 def joinable_runtime(launcher: Launcher, *members: str):
@@ -162,7 +154,7 @@ def joinable_runtime(launcher: Launcher, *members: str):
     wrapper = launcher.script(RUNTIME, "runtime_of_900.py")
     command = [sys.executable, str(wrapper), "--members", ",".join(members), "--preload", ""]
     command += ["--status-file", str(launcher.status_path), "--discipline", "fair"]
-    process = launcher._spawn(
+    process = launcher.spawn(
         command,
         launcher.environment | {"SLURM_JOB_ID": "900"},
         stderr=(launcher.folder / "runtime.log").open("wb"),
@@ -186,7 +178,7 @@ def joiner(launcher: Launcher, job_id: str, *arguments: object):
     variables = {"SLURM_JOB_ID": job_id, "MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "5"}
     streams = {"stdout": launcher.path(job_id, "out").open("ab"), "stderr": launcher.path(job_id, "err").open("ab")}
     command = [sys.executable, str(script), *map(str, arguments)]
-    return launcher._spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
+    return launcher.spawn(command, launcher.environment | variables, cwd=launcher.folder, **streams)
 
 
 def test_a_job_that_the_controller_declared_joins_a_group_at_work(launcher):

@@ -1,12 +1,24 @@
 """Groups of several ranks: real runtimes, real gloo, two DDP members that share them."""
 
 import signal
+from collections.abc import Iterator
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends, launcher_in, until
 from ranks_harness import RankedLauncher
 
 pytest.importorskip("torch", reason="DDP needs torch")
+
+ITERATIONS = 100
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLauncher]:
+    """The runtimes of two ranks with PyTorch loaded, for all tests that leave them running."""
+    with launcher_in(tmp_path_factory.mktemp("two-ranks")) as launcher:
+        ranked = RankedLauncher(launcher, 2)
+        ranked.start(*map(str, range(101, 107)), options=("--preload", "torch"))
+        yield ranked
 
 
 @pytest.mark.timeout(1200)
@@ -15,38 +27,36 @@ def test_two_ddp_members_train_as_alone(launcher: Launcher, style: str, world_si
     ranked = RankedLauncher(launcher, world_size)
     # The group of four as its host starts it; in the other one both members import PyTorch themselves at the same time.
     ranked.start("101", "102", options=("--preload", "torch") if world_size == 4 else ())
-    members = {job: ranked.member(job, seed, 200, -1, style) for job, seed in (("101", 1), ("102", 2))}
+    members = {job: ranked.member(job, seed, ITERATIONS, -1, style) for job, seed in (("101", 1), ("102", 2))}
     for job, processes in members.items():
         assert ranked.exit_codes(processes) == [0] * world_size, [ranked.out(job, r, "err") for r in range(world_size)]
     for seed, job in ((1, "101"), (2, "102")):
-        alone = ranked.member(f"90{seed}", seed, 200, -1, style, alone=True)
+        alone = ranked.member(f"90{seed}", seed, ITERATIONS, -1, style, alone=True)
         assert ranked.exit_codes(alone) == [0] * world_size
         expected = ranked.out(f"90{seed}", 0)
-        assert "199 " in expected
+        assert f"{ITERATIONS - 1} " in expected
         assert [ranked.out(job, rank) for rank in range(world_size)] == [expected] * world_size
     ranked.end()
     assert [ends(runtime) for runtime in ranked.runtimes] == [0] * world_size
 
 
-@pytest.mark.parametrize("fails", [0, 1])
-def test_a_rank_that_fails_ends_its_member_only(launcher: Launcher, fails: int) -> None:
-    ranked = RankedLauncher(launcher, 2)
-    ranked.start("101", "102")
-    failing, going_on = ranked.member("101", 1, 40, fails, "explicit"), ranked.member("102", 2, 60, -1, "explicit")
+@pytest.mark.parametrize(("fails", "job", "other"), [(0, "101", "102"), (1, "103", "104")])
+def test_a_rank_that_fails_ends_its_member_only(two_ranks: RankedLauncher, fails: int, job: str, other: str) -> None:
+    ranked = two_ranks
+    failing, going_on = ranked.member(job, 1, 40, fails, "explicit"), ranked.member(other, 2, 60, -1, "explicit")
     codes = [ends(process) for process in failing]
     assert codes[fails] == 1
-    assert "this rank fails" in ranked.out("101", fails, "err")
+    assert "this rank fails" in ranked.out(job, fails, "err")
     assert codes[1 - fails] != 0
-    assert ranked.out("101", 1 - fails, "err"), "the other rank must say why it ended"
+    assert ranked.out(job, 1 - fails, "err"), "the other rank must say why it ended"
     assert [ends(process) for process in going_on] == [0, 0]
-    assert "59 " in ranked.out("102", 0)
+    assert "59 " in ranked.out(other, 0)
 
 
-def test_a_cancelled_member_ends_on_all_ranks(launcher: Launcher) -> None:
-    ranked = RankedLauncher(launcher, 2)
-    ranked.start("101", "102")
-    cancelled, going_on = ranked.member("101", 1, 100000, -1, "explicit"), ranked.member("102", 2, 100, -1, "explicit")
-    until(lambda: all("9 " in ranked.out("101", rank) for rank in range(2)), "the first iterations")
+def test_a_cancelled_member_ends_on_all_ranks(two_ranks: RankedLauncher) -> None:
+    ranked = two_ranks
+    cancelled, going_on = ranked.member("105", 1, 100000, -1, "explicit"), ranked.member("106", 2, 60, -1, "explicit")
+    until(lambda: all("9 " in ranked.out("105", rank) for rank in range(2)), "the first iterations")
     for process in cancelled:
         process.send_signal(signal.SIGTERM)
     assert [ends(process) for process in cancelled] == [128 + signal.SIGTERM] * 2
