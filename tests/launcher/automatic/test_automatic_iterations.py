@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from muri.launcher.automatic import wanted
-from muri.launcher.automatic.watch import LOAD, PREPROCESS, Iterations
+from muri.launcher.automatic.watch import LOAD, PREPROCESS, Iterations, stages_wanted
 from muri.launcher.job.stage_clock import StageClock
 
 
@@ -155,4 +154,4 @@ def test_reading_keeps_its_kind_between_the_thresholds() -> None:
     ("environment", "expected"), [({}, True), ({"MURI_AUTOMATIC": "1"}, True), ({"MURI_AUTOMATIC": "0"}, False)]
 )
 def test_environment_turns_hooks_off(environment: dict[str, str], expected: bool) -> None:
-    assert wanted(environment) is expected
+    assert stages_wanted(environment) is expected

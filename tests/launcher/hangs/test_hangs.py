@@ -11,7 +11,7 @@ from launcher_harness import Launcher, ends, until
 from ranks_harness import RankedLauncher
 
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import Look, Patience
+from muri.launcher.hangs.evidence import Look, IdleTimer
 from muri.launcher.ranks.coordination import Stillness
 
 TIMEOUT_S = "1"
@@ -195,7 +195,7 @@ class Steps:
 def watched(looks: list[tuple[float, Look]]) -> list[float]:
     """What an interval of 5 s makes of looks, each some seconds after the one before."""
     clock = Steps()
-    patience = Patience(5.0, clock)
+    patience = IdleTimer(5.0, clock)
     found = []
     for step_s, look in looks:
         clock.now_s += step_s
