@@ -5,7 +5,7 @@ from typing import Final, Protocol, cast
 
 from muri.errors import MuriError
 
-IMPLEMENTATION: Final = "muri.slurm_plugin.member:SlurmMembership"
+IMPLEMENTATION: Final = "muri.slurm_plugin.node.membership:SlurmMembership"
 
 
 class MembershipError(MuriError):

@@ -11,7 +11,7 @@ from launcher_harness import Launcher, ends, until
 from ranks_harness import RankedLauncher
 
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import Look, IdleTimer
+from muri.launcher.hangs.evidence import IdleTimer, Look
 from muri.launcher.ranks.coordination import Stillness
 
 TIMEOUT_S = "1"
