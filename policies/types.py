@@ -357,12 +357,55 @@ class Plan:
     host_shares: HostShares = field(default_factory=dict)
 
 
+ProfileUse = Literal["none", "sharing", "all"]
+"""Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
+
+
 class Policy(Protocol):
-    """One way of deciding who runs when and with whom."""
+    """One way of deciding who runs when and with whom, and what the controller and the simulator must know of it.
+
+    Every member is read as it stands: nothing has a default. A policy that inherits `QueuePolicy` (in
+    `muri.policies.schedulers.base`) gets values for all members but `name`.
+    """
 
     @property
     def name(self) -> str:
         """The name by which the configuration and the commands select the policy."""
+        ...
+
+    @property
+    def profile_use(self) -> ProfileUse:
+        """Whose stage profiles change its plans: only models of these jobs are worth a dry run on Slurm."""
+        ...
+
+    @property
+    def supports_packing(self) -> bool:
+        """Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups (`Plan.groups`)."""
+        ...
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a job may get another number of GPUs than it asked for."""
+        ...
+
+    @property
+    def plain_groups(self) -> bool:
+        """Whether members of its groups may run without turns, so that it needs `PlanRequest.interference`."""
+        ...
+
+    @property
+    def allocates_cpus(self) -> bool:
+        """Whether its plans give out CPUs and host memory, too (`Plan.host_shares`), by what profiles say of jobs."""
+        ...
+
+    @property
+    def simulated_only(self) -> bool:
+        """Whether only `muri simulate` can carry out its plans; the controller refuses such a policy."""
+        ...
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it exists to compare others with, and no cluster gains by choosing it."""
         ...
 
     def plan(self, request: PlanRequest) -> Plan:

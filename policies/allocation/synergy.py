@@ -56,7 +56,7 @@ class AllocationPolicy(QueuePolicy):
         wish: What a job asks for.
     """
 
-    gives_cpus = True
+    allocates_cpus = True
     mechanism: ClassVar[Mechanism]
     wish: ClassVar[Wish] = saturating_wish
 

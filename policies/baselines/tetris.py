@@ -119,3 +119,4 @@ class Tetris(AllocationPolicy, FixedOrder):
     fixed = EXCLUSIVE_TO_THE_END
     mechanism = tetris
     ranking = fifo
+    is_baseline = True

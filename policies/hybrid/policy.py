@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from muri.policies.allocation.demand import fair_share
 from muri.policies.allocation.seats import Servers
@@ -39,8 +39,8 @@ class MuriHybrid(MuriJct):
 
     name = "muri-hybrid"
     order = "as muri-jct"
-    plain_groups: ClassVar[bool] = True
-    gives_cpus: ClassVar[bool] = True
+    plain_groups = True
+    allocates_cpus = True
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""

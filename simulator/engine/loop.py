@@ -281,8 +281,8 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
         yield _Start(group.members, seat(group.members, group.gpus, group.mode))
     if (plan.groups or any(solo.gpus for solo in plan.solo)) if world.packs else plan.sharers:
         raise SimulationError(
-            f"policy {plan.policy} has packs = {world.packs} but plans otherwise: jobs that share GPUs one by one are "
-            "sharers, those of other policies are in groups or alone"
+            f"policy {plan.policy} has supports_packing = {world.packs} but plans otherwise: jobs that share GPUs "
+            "one by one are sharers, those of other policies are in groups or alone"
         )
     for sharer in plan.sharers:
         yield _Start((sharer.job_id,), _seat_of(sharer, plan, world))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from engine_builders import CPU, GPU, by_id, ends, job, profile, run
+from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import traces
@@ -27,7 +27,7 @@ Shares = Callable[[PlanRequest, Plan], Mapping[int, tuple[HostShare, ...]]]
 
 
 @dataclass
-class Allocating:
+class Allocating(GroupingPolicy):
     """Another policy's plans with shares on top."""
 
     shares: Shares
