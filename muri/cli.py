@@ -13,7 +13,7 @@ from muri.errors import MuriError
 from muri.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
+    "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
     "queue": LazyCommand("muri.slurm_plugin.cli.look:queue", "Show each Muri job: state, partners, speed."),
     "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
     "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),

@@ -62,7 +62,7 @@ def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> lis
     trace = ["--trace", str(status.with_suffix(".trace.json"))] if options["trace"] else []
     return [
         "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
-        sys.executable, "-m", "muri.launcher.runtime",
+        sys.executable, "-m", "muri.launcher.runtime.main",
         "--members", options["members"],
         "--run-dir", str(run_dir),
         "--discipline", options["discipline"],
