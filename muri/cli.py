@@ -13,27 +13,27 @@ from muri.errors import MuriError
 from muri.lazy import LazyCommand, LazyGroup
 
 COMMANDS = {
-    "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
-    "queue": LazyCommand("muri.slurm_plugin.cli_queue:queue", "Show each Muri job: state, partners, speed."),
+    "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
+    "queue": LazyCommand("muri.slurm_plugin.cli.look:queue", "Show each Muri job: state, partners, speed."),
     "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
     "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),
-    "explain": LazyCommand("muri.slurm_plugin.cli_queue:explain", "Say why a job waits or whom it runs with."),
-    "plan": LazyCommand("muri.slurm_plugin.cli_queue:plan", "Print the plan for a snapshot without acting on it."),
-    "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
-    "preempt": LazyCommand("muri.slurm_plugin.cli_preempt:preempt", "Stop a running job that has a checkpoint."),
-    "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
+    "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits or whom it runs with."),
+    "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Print the plan for a snapshot without acting on it."),
+    "snapshot": LazyCommand("muri.slurm_plugin.cli.look:snapshot", "Print queue and nodes as JSON, for replay."),
+    "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),
+    "drain": LazyCommand("muri.slurm_plugin.cli.admin:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
     "trace": LazyCommand(
         "muri.simulator.cli.trace_command:trace", "Import, generate, show and check traces to simulate."
     ),
-    "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
+    "policies": LazyCommand("muri.slurm_plugin.cli.look:policies", "List the policies and what each one does."),
     "simulate": LazyCommand(
         "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
     ),
-    "doctor": LazyCommand("muri.slurm_plugin.cli_doctor:doctor", "Examine what Muri needs; say what to do."),
-    "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
+    "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
+    "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Show or check the configuration file."),
     "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),
-    "controller": LazyCommand("muri.slurm_plugin.cli:controller", "Run the controller (as muri-controller)."),
+    "controller": LazyCommand("muri.slurm_plugin.cli.admin:controller", "Run the controller (as muri-controller)."),
 }
 
 

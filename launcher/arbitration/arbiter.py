@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
-from muri.launcher.clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 Clock = Callable[[], float]
 
@@ -289,3 +289,43 @@ class FairArbiter(Arbiter):
                     waiter.wake(granted=False)
             self._waiting[resource] = [waiter for waiter in waiting if waiter.member != member]
             self.waiting_hint[resource] = bool(self._waiting[resource])
+
+
+class PlainArbiter(Arbiter):
+    """Grants every resource at once, to several members too: nobody waits and nobody holds anything.
+
+    For members that were measured to get on well so (SJF-BSBF shares GPUs in this way).
+
+    Args:
+        now: Clock in seconds.
+    """
+
+    discipline = "plain"
+    takes_turns = False
+
+    def __init__(self, now: Clock = time.perf_counter) -> None:
+        super().__init__(now)
+        self._members: set[str] = set()
+
+    def join(self, member: str, solo_iteration_s: float | None = None) -> None:
+        """Let the member in."""
+        with self._mutex:
+            self._members.add(member)
+
+    def leave(self, member: str) -> None:
+        """Grant it nothing any more."""
+        with self._mutex:
+            self._members.discard(member)
+
+    def acquire(self, member: str, resource: int) -> float:
+        """Go on at once, whoever else is at the resource."""
+        with self._mutex:
+            if member not in self._members:
+                raise WaitInterruptedError(member)
+        return 0.0
+
+    def release(self, member: str, resource: int) -> None:
+        """Nobody waits for it."""
+
+    def interrupt(self, member: str) -> None:
+        """It does not wait."""

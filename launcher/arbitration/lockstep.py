@@ -7,7 +7,7 @@ from typing import Final
 
 from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError, give_way
-from muri.launcher.clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
 """How long the others wait for a member that runs outside of any stage; then they go on without it."""

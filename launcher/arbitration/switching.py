@@ -13,14 +13,18 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import Arbiter, Clock, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import Arbiter, Clock, FairArbiter, PlainArbiter, WaitInterruptedError
 from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
 from muri.launcher.arbitration.fairness import smooth
-from muri.launcher.clock import STAGE_COUNT, IterationRecord
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 logger = logging.getLogger("muri.launcher")
 
 HISTORY_LENGTH: Final = 20
+
+
+DISCIPLINES: Final = ("auto", "fair", "lockstep", "plain")
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,3 +300,33 @@ class SwitchingArbiter(Arbiter):
             self._inner.interrupt(member)
         for resource, holder in enumerate(self._holder):
             self._inner.waiting_hint[resource] = holder is not None
+
+
+def make_arbiter(
+    discipline: str,
+    members: list[str],
+    ordering: list[str | None],
+    predicted_speed: Mapping[str, float] | None = None,
+) -> Arbiter:
+    """The arbiter of a discipline.
+
+    Args:
+        discipline: "auto", "fair", "lockstep" or "plain". A group of more than four has no rotation: auto is fair
+            there. Auto is never plain: that is for members whose pairs were measured.
+        members: The members' ids.
+        ordering: Members in the planned ordering, None for a place that stays empty; used by
+            lockstep only, `members` when empty.
+        predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
+
+    Raises:
+        UsageError: Lockstep was asked for more than four members.
+    """
+    places = ordering or list(members)
+    if discipline == "lockstep":
+        return LockstepArbiter(places)
+    if discipline == "plain":
+        return PlainArbiter()
+    if discipline == "fair" or len(places) > STAGE_COUNT:
+        return FairArbiter()
+    choice = DisciplineChoice(("fair", "lockstep"), dict(predicted_speed or {}))
+    return SwitchingArbiter({"fair": FairArbiter, "lockstep": lambda: LockstepArbiter(places)}, choice)

@@ -33,7 +33,7 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
-from muri.launcher.clock import IterationRecord
+from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.records import STAGES
 
 NETWORK: Final = STAGES.index("synchronize")

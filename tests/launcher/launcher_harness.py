@@ -61,7 +61,7 @@ class Launcher:
 
     def runtime(self, *members: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         """Start a runtime and wait until it takes members."""
-        command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+        command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", ",".join(members), "--preload", ""]
         command += ["--status-file", str(self.status_path), *options]
         process = self.spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
         until(lambda: process.poll() is not None or self._serves(process.pid), "the runtime")

@@ -89,7 +89,15 @@ class RankedLauncher:
         """Start all runtimes and wait until they take members."""
         port = free_port()
         for rank in range(self.world_size):
-            command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+            command = [
+                sys.executable,
+                "-m",
+                "muri.launcher.runtime.main",
+                "--members",
+                ",".join(members),
+                "--preload",
+                "",
+            ]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
             command += ["--order-port", str(port), "--status-file", str(self.path("status.json")), *options]
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}

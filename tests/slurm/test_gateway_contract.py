@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from gateway_inside import GatewayInside, RefusedError
 
-from muri.slurm_plugin.model import JobChange, JobState, NewJob
+from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
 from sandbox.driver import Driver
 
 ALICE = 1001

@@ -8,7 +8,7 @@ import pytest
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin import tags
+from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.driver import Driver
 
 TRAIN_SH = """\

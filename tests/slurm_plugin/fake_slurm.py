@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from muri.slurm_plugin import tags
-from muri.slurm_plugin.gateway import GatewayError, NoSuchJobError
-from muri.slurm_plugin.model import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.roles import Role, role_of
 
 NOW_S = 1_000_000.0
 
@@ -186,3 +188,31 @@ class FakeSlurm:
         if not job.dependency.startswith("after:"):
             return not job.dependency
         return self.jobs[int(job.dependency.removeprefix("after:"))].state is not JobState.PENDING
+
+
+def four_jobs(**changes: Any) -> list[Job]:
+    """Jobs 1 to 4, each of another kind."""
+    return [make_job(i, admin_comment=f"muri:model=m{i},batch-size=8,duration=100", **changes) for i in (1, 2, 3, 4)]
+
+
+def one_gpu() -> list[Node]:
+    """One node with one GPU."""
+    return [make_node("n1", gpu_count=1)]
+
+
+def hosts(slurm: FakeSlurm) -> list[Job]:
+    """The groups' placeholder jobs."""
+    return [job for job in slurm.jobs.values() if role_of(job) is Role.HOST]
+
+
+def profile(model: str, stages: tuple[float, float, float, float]) -> StageProfile:
+    """A profile of a one-GPU model."""
+    return StageProfile(ProfileKey(model, 8, 1, "gpu"), *stages, iteration_s=sum(stages), iterations=20)
+
+
+FOUR_KINDS = (
+    profile("m1", (0.7, 0.1, 0.1, 0.1)),
+    profile("m2", (0.1, 0.7, 0.1, 0.1)),
+    profile("m3", (0.1, 0.1, 0.7, 0.1)),
+    profile("m4", (0.1, 0.1, 0.1, 0.7)),
+)
