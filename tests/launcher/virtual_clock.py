@@ -25,6 +25,7 @@ class VirtualClock(Clock):
         self._now_s = 0.0
         self._timers: list[tuple[float, int, _Wait]] = []
         self._numbers = itertools.count()
+        self._under_way: set[threading.Thread] = set()
 
     def __call__(self) -> float:
         """Seconds since the clock was made."""
@@ -46,13 +47,19 @@ class VirtualClock(Clock):
                 work(*arguments)
             finally:
                 with self.state:
+                    self._under_way.discard(threading.current_thread())
                     self.pause()
 
+        thread = threading.Thread(target=run, daemon=True)
         with self.state:
             self.running += 1
-        thread = threading.Thread(target=run, daemon=True)
+            self._under_way.add(thread)
         thread.start()
         return thread
+
+    def is_under_way(self, thread: threading.Thread) -> bool:
+        """Whether a thread has work left; `Thread.is_alive` says so a little longer."""
+        return thread in self._under_way
 
     def sleep(self, seconds: float) -> None:
         """Let time go on."""
@@ -67,18 +74,13 @@ class VirtualClock(Clock):
 
     def finish(self, *threads: threading.Thread) -> None:
         """Let time go on until the threads have ended; fail if they wait for what never comes."""
-        while True:
-            self.settle()
-            if not any(thread.is_alive() for thread in threads):
-                return
+        self.settle()
+        while self._under_way & set(threads):
             with self.state:
                 due_s = self._first_due_s()
-            if due_s is None:
-                for thread in threads:  # one that has just left its last wait may still be on its way out
-                    thread.join(0.01)
-                assert not any(thread.is_alive() for thread in threads), "they wait for each other"
-                return
+            assert due_s is not None, "they wait for each other"
             self.sleep(due_s - self._now_s)
+            self.settle()
 
     def wait(self, wait: "_Wait", timeout_s: float) -> None:
         """Note, with `state` held, that the calling thread begins to wait."""
@@ -124,7 +126,7 @@ class VirtualLock:
         self.waits: list[_Wait] = []
         self._held = False
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002 (as in threading)
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take it; a timeout of -1 is none."""
         with self.clock.state:
             if not self._held:

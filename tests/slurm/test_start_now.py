@@ -13,7 +13,7 @@ from conftest import ONE_GPU, emptied, start
 from gateway_inside import GatewayInside
 from muri_cluster import MuriCluster
 
-from muri.slurm_plugin.model import JobChange
+from muri.slurm_plugin.records.cluster import JobChange
 from sandbox.cluster import SLURM_CRED_EXPIRE_S
 from sandbox.driver import Driver
 
@@ -73,7 +73,6 @@ def test_a_gateway_lets_a_job_start_at_once(driver: Driver, kind: str) -> None:
     inside.call(("requeue_hold", job))
     driver.wait_state(job, "PENDING")
     inside.modify(job, JobChange(start_now=True))
-    assert inside.job(job).begin_s == 0
     inside.call(("release", job))
     driver.wait_state(job, "RUNNING")
     assert waited_s(driver, job, before) < SLURM_CRED_EXPIRE_S
