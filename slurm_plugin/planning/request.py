@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.schedulers.base import ProfileUse
-from muri.policies.types import FreeNode, PlanJob, PlanRequest
+from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
