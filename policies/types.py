@@ -129,7 +129,7 @@ class FreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class HostShare:
+class CpuMemShare:
     """CPUs and host memory of one node that a job holds, beside GPUs.
 
     Attributes:
@@ -143,7 +143,7 @@ class HostShare:
     mem_gib: float
 
 
-HostShares = Mapping[int, tuple[HostShare, ...]]
+CpuMemShares = Mapping[int, tuple[CpuMemShare, ...]]
 """What jobs hold of each of their nodes, by job id."""
 
 
@@ -169,14 +169,14 @@ class Running:
     Attributes:
         members: The jobs, in the ordering in which they interleave.
         gpus: What they hold. These GPUs are not among the nodes' free ones.
-        host_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
+        cpu_mem_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
         accumulate_steps: Steps in which each iteration's batch is computed.
         mode: How members share, as in `Group.mode`.
     """
 
     members: tuple[PlanJob, ...]
     gpus: tuple[NodeShare, ...]
-    host_shares: HostShares = field(default_factory=dict)
+    cpu_mem_shares: CpuMemShares = field(default_factory=dict)
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
 
@@ -345,7 +345,7 @@ class Plan:
         waiting: Jobs to keep held or to stop, most urgent first.
         certificate: How far the grouping can be from the optimum.
         sharers: Jobs to start or keep on GPUs of their own choice; of a policy that packs, and of no other.
-        host_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
+        cpu_mem_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
     """
 
     policy: str
@@ -354,7 +354,7 @@ class Plan:
     waiting: tuple[Waiting, ...] = field(default=())
     certificate: Certificate = Certificate()
     sharers: tuple[Sharer, ...] = ()
-    host_shares: HostShares = field(default_factory=dict)
+    cpu_mem_shares: CpuMemShares = field(default_factory=dict)
 
 
 ProfileUse = Literal["none", "sharing", "all"]
@@ -395,7 +395,7 @@ class Policy(Protocol):
 
     @property
     def allocates_cpus(self) -> bool:
-        """Whether its plans give out CPUs and host memory, too (`Plan.host_shares`), by what profiles say of jobs."""
+        """Whether its plans give out CPUs and host memory (`Plan.cpu_mem_shares`), by what profiles say of jobs."""
         ...
 
     @property

@@ -16,7 +16,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.horus.cost import slowdown
 from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
-from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
+from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
 from muri.simulator.cli.request import read_interference
 from muri.simulator.engine.pace import Pairs
@@ -236,7 +236,7 @@ def test_packing_and_grouping_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(run_module, "get_policy", lambda *_, policy=policy: policy)
         with pytest.raises(SimulationError, match="plans otherwise"):
             run([job(1, 0.0, 10.0), job(2, 0.0, 10.0)], "packing", TWO_GPUS)
-    shares = Plan("packing", sharers=(on(1, 0),), host_shares={1: (HostShare("n0", 1.0, 1.0),)})
+    shares = Plan("packing", sharers=(on(1, 0),), cpu_mem_shares={1: (CpuMemShare("n0", 1.0, 1.0),)})
     policy = Packing(lambda _: [])
     monkeypatch.setattr(policy, "plan", lambda _: shares)
     monkeypatch.setattr(run_module, "get_policy", lambda *_: policy)
