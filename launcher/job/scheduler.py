@@ -1,6 +1,5 @@
 """What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
 
-from importlib.metadata import entry_points
 from typing import Final, Protocol, cast
 
 from muri.errors import MuriError
@@ -126,6 +125,8 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     Raises:
         MembershipError: There are several, or the one cannot be used.
     """
+    from importlib.metadata import entry_points  # costs `muri run` tens of milliseconds, and most jobs need none
+
     found = tuple(entry_points(group=group))
     if not found:
         return NoMembership()

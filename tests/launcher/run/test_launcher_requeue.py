@@ -1,5 +1,6 @@
 """A member whose runtime fails it is requeued: it neither ends as if done, nor runs twice, nor without its GPUs."""
 
+import importlib.metadata
 import json
 import signal
 from importlib.metadata import EntryPoint
@@ -9,7 +10,6 @@ from launcher_harness import Launcher, ends, until
 from requeue_client import SLEEPER, member
 
 from muri.errors import MuriError
-from muri.launcher.job import scheduler
 from muri.launcher.job.scheduler import MembershipError, NoMembership, load_membership
 from muri.launcher.run import command
 from muri.launcher.run.client import RuntimeLostError
@@ -138,6 +138,6 @@ def test_a_broken_scheduler_is_told_and_not_taken_for_none(
     values: list[str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     points = [EntryPoint(name, value, "muri.schedulers") for name, value in zip(("one", "two"), values, strict=False)]
-    monkeypatch.setattr(scheduler, "entry_points", lambda group: points)
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
     with pytest.raises(MembershipError, match=message):
         load_membership()
