@@ -237,7 +237,8 @@ def policies(as_json: bool) -> None:
     """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
 
     Choose one with `policy:` in the configuration. The first is the default. Running jobs are only ever stopped if they
-    can go on from a checkpoint. Some policies exist for comparisons in `muri simulate` only. Other distributions add
+    can go on from a checkpoint. Some policies exist for comparisons in `muri simulate` only; baselines
+    are there to compare others with, and no cluster gains by choosing one. Other distributions add
     policies by the entry point group "muri.policies".
     Exits with 1 when one of those cannot be used.
 
@@ -270,7 +271,7 @@ def _print_policies(infos: Iterable[PolicyInfo]) -> None:
     for info in _one_order_of_each(infos):
         summary = "cannot be used, see below" if info.problem else info.summary
         origin = "" if info.source == "built-in" else f" ({info.source})"
-        only = " (simulated only)" if info.simulated_only else ""
+        only = " (simulated only)" if info.simulated_only else " (baseline, for comparison)" if info.is_baseline else ""
         table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
     Console(highlight=False, markup=False).print(table)
     others = ", ".join(f"-{order}" for order in ORDERS[1:])

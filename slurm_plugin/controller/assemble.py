@@ -61,7 +61,7 @@ def policy_of(config: Config) -> Policy:
         **{option: value for option, value in choices.items() if value != "default"},
     }
     policy = get_policy(config.policy, options)
-    if getattr(policy, "simulated_only", False):
+    if policy.simulated_only:
         valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
         raise ConfigError(
             f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "

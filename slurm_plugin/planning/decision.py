@@ -48,9 +48,9 @@ def decide(
     """Make a cycle's decision. Pure: the snapshot's own time is the clock."""
     view = view_of(snapshot, config.partitions)
     repairs = reconcile(view, intents, config, snapshot.taken_s)
-    preparation = prepare(view, know, config, snapshot.taken_s, getattr(policy, "profile_use", "all"))
+    preparation = prepare(view, know, config, snapshot.taken_s, policy.profile_use)
     know = preparation.know
-    if getattr(policy, "packs", False):
+    if policy.supports_packing:
         shared, preparation = ask_to_share(policy, preparation, view, know, config)
         plan, starts, stops = shared.plan, shared.actions, stop_actions((), preparation.request, view)
     else:

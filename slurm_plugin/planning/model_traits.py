@@ -260,7 +260,7 @@ def with_measured_pairs(request: PlanRequest, policy: Policy, measured: Sequence
         policy: Who will be asked.
         measured: What the profile store has of pairs.
     """
-    if not getattr(policy, "plain_groups", False):
+    if not policy.plain_groups:
         return request
     everybody = chain(request.jobs, *(unit.members for unit in request.running))
     keys = {job.profile.key for job in everybody if job.profile is not None and job.gpu_count == 1}

@@ -282,7 +282,7 @@ def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, R
             known = replace(job, groupable=not why, alone_reason=why)
             state = hosted.get(job.job_id)
             steps = 1 if state is None else state.accumulate_steps
-            yield number, replace(unit, members=(known,), host_shares={}, accumulate_steps=steps)
+            yield number, replace(unit, members=(known,), cpu_mem_shares={}, accumulate_steps=steps)
 
 
 def _numbered(

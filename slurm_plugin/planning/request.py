@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.schedulers.base import ProfileUse
-from muri.policies.types import FreeNode, PlanJob, PlanRequest
+from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
@@ -91,7 +90,8 @@ def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) 
 def _not_ready(job: Job, now_s: float) -> str:
     if job.dependency:
         return f"it waits for its dependency {job.dependency}"
-    if job.begin_s > now_s:
+    # After a first run it is no --begin but Slurm's delay after a requeue, which repairs lift.
+    if job.begin_s > now_s and not job.restart_count:
         return "its --begin time has not come"
     if tags.parse_given(job.admin_comment) is not None:
         return "it is about to get its own CPUs and memory back"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from ClusterShell.NodeSet import NodeSet
 
 from muri.policies.types import (
+    CpuMemShare,
+    CpuMemShares,
     Group,
-    HostShare,
-    HostShares,
     NodeShare,
     Plan,
     PlanJob,
@@ -92,14 +92,14 @@ def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterato
             yield Running((_plan_job(asked, view, know, config, now_s),), _shares(job), {job.job_id: _host_shares(job)})
 
 
-def _host_shares(job: Job, part: float = 1.0) -> tuple[HostShare, ...]:
+def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     """A part of the CPUs and memory that a job holds on each of its nodes."""
     names = sorted(NodeSet(job.nodes)) if job.nodes else []
     mem_gib = part * job.mem_per_node_mib / 1024
-    return tuple(HostShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
+    return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
 
 
-def _group_hosts(group: RunningGroup) -> HostShares:
+def _group_hosts(group: RunningGroup) -> CpuMemShares:
     """What a group's host holds, the same part of it for each member."""
     shares = _host_shares(group.host, 1 / len(group.members))
     return {member.job_id: shares for member in group.members}

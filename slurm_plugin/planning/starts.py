@@ -7,7 +7,7 @@ from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
 
-from muri.policies.types import Group, HostShare, Plan, Solo, sentences
+from muri.policies.types import CpuMemShare, Group, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation, Config
@@ -36,7 +36,7 @@ def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple
 def _release_solo(solo: Solo, plan: Plan, view: View, know: Knowledge, config: Config) -> ReleaseSolo:
     job = view.jobs[solo.job_id]
     measured = know.traits.is_measured(profile_key(job, view.snapshot.nodes))
-    planned = plan.host_shares.get(solo.job_id, ())
+    planned = plan.cpu_mem_shares.get(solo.job_id, ())
     names = {share.node for share in planned}
     threads = max((node.threads_per_core for node in view.snapshot.nodes if node.name in names), default=1)
     share = share_of(job, planned, config.allocation, measured=measured, threads_per_core=threads)
@@ -53,7 +53,7 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
-    shares = [plan.host_shares.get(job.job_id, ()) for job in jobs]
+    shares = [plan.cpu_mem_shares.get(job.job_id, ()) for job in jobs]
     # A plan counts on one member at a time at the CPUs.
     least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
     cpus = max(least_cpus, group_cpus(shares, config.allocation))
@@ -159,7 +159,7 @@ def as_asked(job: Job) -> Job:
 
 
 def share_of(
-    job: Job, planned: Sequence[HostShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
+    job: Job, planned: Sequence[CpuMemShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
 ) -> GivenShare | None:
     """Return what a job is given when it starts, None where its own request stays as it is.
 
@@ -210,14 +210,14 @@ def _mem_mib(job: Job, mem_gib: float, allocation: Allocation) -> int:
     return max(job.mem_per_node_mib, math.floor(mem_gib * _MIB_PER_GIB + _SLACK))
 
 
-def group_cpus(shares: Sequence[Sequence[HostShare]], allocation: Allocation) -> int:
+def group_cpus(shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
     """Return the CPUs on each node that a plan gives a group's members together, 0 where it does not say."""
     if allocation.cpus == "off" or not all(shares):
         return 0
     return math.floor(sum(min(share.cpus for share in planned) for planned in shares) + _SLACK)
 
 
-def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[HostShare]], allocation: Allocation) -> int:
+def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
     """Return the memory on each node for a group: what its members asked for, or the plan's if that is more."""
     asked_mib = sum(job.mem_per_node_mib for job in jobs)
     if allocation.memory == "off" or not asked_mib or not all(shares):

@@ -3,7 +3,7 @@
 import pytest
 from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_job, make_node
 
-from muri.policies.types import Group, HostShare, NodeShare, Plan
+from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import ProfileStore
@@ -23,7 +23,7 @@ GIB = 1024
 
 
 def share(cpus, mem_gib=0.0, node="n1"):
-    return HostShare(node, cpus, mem_gib)
+    return CpuMemShare(node, cpus, mem_gib)
 
 
 @pytest.fixture
@@ -290,7 +290,7 @@ def test_the_host_of_a_group_gets_the_shares_of_its_members(cpus, host_cpus):
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    (start,) = actions_of(Plan("p", (group,), host_shares=shares), view, know, Config())
+    (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), view, know, Config())
     # A CPU for each member's own processes stays outside the host; the node has 16.
     assert start.cpu_count == host_cpus
     assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
@@ -314,7 +314,7 @@ def test_a_running_job_keeps_what_it_has(make_controller):
         controller.cycle()
         slurm.tick()
         (unit, _) = controller.decide().preparation.request.running
-        assert unit.host_shares == {1: (HostShare("n1", 9.0, 0.0),)}
+        assert unit.cpu_mem_shares == {1: (CpuMemShare("n1", 9.0, 0.0),)}
         assert unit.members[0].job_id == 1
         slurm.calls.clear()
         controller.cycle()

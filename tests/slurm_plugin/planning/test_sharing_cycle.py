@@ -177,7 +177,8 @@ def test_of_two_that_want_the_same_group_one_joins(make_controller):
 class Scripted:
     """A policy that gives a prepared answer."""
 
-    name, packs = "scripted", True
+    name, profile_use, supports_packing = "scripted", "sharing", True
+    elastic = plain_groups = allocates_cpus = simulated_only = is_baseline = False
 
     def __init__(self, *sharers: Sharer) -> None:
         self._sharers = sharers
