@@ -3,18 +3,16 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from muri.errors import UsageError
 from muri.launcher.hangs.evidence import IdleTimer, Look
 from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
 
 logger = logging.getLogger("muri.launcher")
 
-KEY_VARIABLE: Final = "MURI_GROUP_KEY"
 CONNECT_TIMEOUT_S: Final = 60.0
 
 
@@ -204,35 +202,6 @@ class Ranks:
                 return
             self._ending = True
         self._on_lost(cause)
-
-
-def parse_place(
-    rank: int | None, world_size: int | None, host: str | None, port: int | None, environment: Mapping[str, str]
-) -> Place | None:
-    """Where this runtime stands in its group; None for the only one of a group on one GPU.
-
-    Args:
-        rank: --rank, or None for $SLURM_PROCID.
-        world_size: --world-size, or None for 1.
-        host: --order-host, or None for the node that srun was called on.
-        port: --order-port.
-        environment: Holds the group's key, and Slurm's variables.
-
-    Raises:
-        UsageError: Something is missing or out of range.
-    """
-    if world_size in (None, 1):
-        return None
-    rank = int(environment.get("SLURM_PROCID", "-1")) if rank is None else rank
-    if world_size is None or world_size < 1 or not 0 <= rank < world_size:
-        raise UsageError(f"--rank {rank} must be 0 to {(world_size or 1) - 1}, the ranks of --world-size {world_size}")
-    host = host or environment.get("SLURM_LAUNCH_NODE_IPADDR")
-    if not host or port is None:
-        raise UsageError("--world-size above 1 needs --order-port, and --order-host where srun does not tell the node")
-    key = environment.get(KEY_VARIABLE, "")
-    if len(key) < 32:
-        raise UsageError(f"--world-size above 1 needs a secret of at least 32 characters in ${KEY_VARIABLE}")
-    return Place(rank, world_size, host, port, key.encode())
 
 
 Run = tuple[str, str]

@@ -181,7 +181,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
     deadline_s = time.monotonic() + timeout_s
     run_dir = protocol.default_run_dir(environment)
     expected: bool | None = None
-    host: str | None = None
+    pilot: str | None = None
     while True:
         connection = find_runtime(environment, job_id)
         if connection is not None:
@@ -191,8 +191,8 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         if expected is False:
             return None
         if expected:
-            host = host or _host_of(membership, job_id)
-            connection = open_runtime(protocol.host_socket(run_dir, host)) if host else None
+            pilot = pilot or _pilot_of(membership, job_id)
+            connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) if pilot else None
             if connection is not None:
                 return connection
         if time.monotonic() >= deadline_s:
@@ -200,9 +200,9 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         time.sleep(_POLL_S)
 
 
-def _host_of(membership: Membership, job_id: str) -> str | None:
+def _pilot_of(membership: Membership, job_id: str) -> str | None:
     try:
-        return membership.host_of(job_id)
+        return membership.pilot_of(job_id)
     except MuriError:
         return None  # asked again at the next look
 

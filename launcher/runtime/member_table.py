@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from muri.atomic_json import write_json
+from muri.files import atomic_json
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
@@ -208,7 +208,7 @@ class MemberTable:
 
     def write_status(self, path: Path) -> None:
         """Write the status file so that a reader sees all of it or none."""
-        write_json(path, self.status())
+        atomic_json(path, self.status())
 
 
 def speed_of(

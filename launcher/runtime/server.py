@@ -128,8 +128,8 @@ class Server:
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
         self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
-        if self._admission.host_job is not None:
-            self._names.append(protocol.host_socket(run_dir, self._admission.host_job))
+        if self._admission.pilot_job is not None:
+            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job))
         self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
