@@ -76,7 +76,7 @@ def throughput(request: PlanRequest, plan: Plan) -> float:
     """All jobs' throughput, each relative to the proportional share of 3 CPUs and 62.5 GiB."""
     total = 0.0
     for job in request.jobs:
-        (share,), sensitivity = plan.host_shares[job.job_id], job.sensitivity
+        (share,), sensitivity = plan.cpu_mem_shares[job.job_id], job.sensitivity
         assert sensitivity is not None
         total += sensitivity.throughput_at(share.cpus, share.mem_gib) / sensitivity.throughput_at(
             CPUS / GPUS, MEM_GIB / GPUS

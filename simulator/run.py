@@ -89,8 +89,8 @@ def _prepare(task: Simulation, policy: Policy) -> tuple[World, Engine]:
             f"policy {policy.name} has the speed model 'measured', which needs measured pairs: give a table with "
             "--interference, or take speed_model=lockstep or speed_model=fair"
         )
-    packs, pairs = getattr(policy, "packs", False), Pairs(settings.interference, jobs)
-    table = pairs.table if packs or _reads_pairs(policy) or settings.interference else None
+    packs, pairs = policy.supports_packing, Pairs(settings.interference, jobs)
+    table = pairs.table if packs or policy.plain_groups or settings.interference else None
     # Also made here, so that a model without its table is refused before the simulation starts.
     model = speed_model(rules.speed_model, ordering=rules.ordering, table=table)
     world = _world(jobs, policy, task.cluster, settings, pace_of(policy, model), pairs)
@@ -105,21 +105,16 @@ def _prepare(task: Simulation, policy: Policy) -> tuple[World, Engine]:
     return world, engine
 
 
-def _reads_pairs(policy: Policy) -> bool:
-    """Whether its groups may run side by side without turns."""
-    return bool(getattr(policy, "plain_groups", False))
-
-
 def _world(
     jobs: Sequence[TraceJob], policy: Policy, cluster: Cluster, settings: Settings, pace: Pace, pairs: Pairs
 ) -> World:
-    packs = getattr(policy, "packs", False)
+    packs = policy.supports_packing
     nodes = PackedNodes(cluster) if packs else Nodes(cluster)
     sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
     speeds = Speeds(pace, jobs, sensitivities, nodes.hosts.fair, pairs)
     waiting = WaitingJobs(view_of(policy))
     if isinstance(nodes, PackedNodes):
-        crowding, elastic = crowding_of(settings, pairs), getattr(policy, "elastic", False)
+        crowding, elastic = crowding_of(settings, pairs), policy.elastic
         return PackedWorld(jobs, nodes, settings, speeds, waiting, crowding=crowding, elastic=elastic)
     return World(jobs, nodes, settings, speeds, waiting)
 

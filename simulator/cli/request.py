@@ -161,7 +161,7 @@ def _check_model(request: Request) -> None:
     name = "--interference" if request.interference_file is not None else "--slowdown"
     if request.model == "reference" and (request.interference_file is not None or request.slowdown != "pairs"):
         raise UsageError(f"{name} is for --model default; the reference model has no jobs that share without turns")
-    if request.slowdown != "pairs" and not any(getattr(get_policy(name), "packs", False) for name in request.policies):
+    if request.slowdown != "pairs" and not any(get_policy(name).supports_packing for name in request.policies):
         raise UsageError(
             f"--slowdown is for policies whose jobs share GPUs one by one, like horus or sjf-bsbf; "
             f"--policy names none of them: {_listed(request.policies)}"

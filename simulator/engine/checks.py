@@ -143,7 +143,7 @@ def _check_hosts(world: World) -> None:
     hosts, cluster = world.nodes.hosts, world.cluster
     held: dict[str, list[float]] = {}
     for unit in world.units.values():
-        gpus, shares = unit.seat.gpus, unit.seat.host_shares
+        gpus, shares = unit.seat.gpus, unit.seat.cpu_mem_shares
         own = hosts.held(gpus, shares) if shares else {}
         for share in gpus:
             amounts = own.get(share.node) or [each * share.gpu_count for each in hosts.fair]

@@ -15,7 +15,7 @@ from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.schedulers.muri import Auto
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import HostShares, NodeShare, PlanJob, PlanRequest, Policy, Running
+from muri.policies.types import CpuMemShares, NodeShare, PlanJob, PlanRequest, Policy, Running
 from muri.profiler.records import StageProfile
 from muri.simulator.model import JobRecord, TraceJob
 
@@ -140,7 +140,7 @@ class LiveJob:
         return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s, self.out_of_memory)
 
 
-PROPORTIONAL: Final[HostShares] = MappingProxyType({})
+PROPORTIONAL: Final[CpuMemShares] = MappingProxyType({})
 """The host shares of a unit whose share of CPUs and memory is that of the GPUs."""
 
 
@@ -149,13 +149,13 @@ class Seat(NamedTuple):
 
     Attributes:
         gpus: GPUs.
-        host_shares: CPUs and memory by member; empty: the GPU-proportional share.
+        cpu_mem_shares: CPUs and memory by member; empty: the GPU-proportional share.
         accumulate_steps: Steps in which each iteration's batch is computed.
         mode: How members share, as in `muri.policies.types.Group`.
     """
 
     gpus: tuple[NodeShare, ...]
-    host_shares: HostShares = PROPORTIONAL
+    cpu_mem_shares: CpuMemShares = PROPORTIONAL
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
 
@@ -199,7 +199,7 @@ class Unit:
             live.as_planned(now_s, durations_known=durations_known, checkpoints=checkpoints) for live in self.members
         ]
         seat = self.seat
-        return Running(tuple(seen), seat.gpus, seat.host_shares, seat.accumulate_steps, seat.mode)
+        return Running(tuple(seen), seat.gpus, seat.cpu_mem_shares, seat.accumulate_steps, seat.mode)
 
 
 def planned_profiles(jobs: Sequence[TraceJob], noise: float, seed: int) -> dict[int, StageProfile]:

@@ -274,15 +274,15 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
     def seat(
         members: tuple[int, ...], gpus: tuple[NodeShare, ...], mode: Literal["interleave", "plain"] = "interleave"
     ) -> Seat:
-        return Seat(gpus, hosts.wanted(members, gpus, plan.host_shares), mode=mode)
+        return Seat(gpus, hosts.wanted(members, gpus, plan.cpu_mem_shares), mode=mode)
 
     hosts = world.nodes.hosts
     for group in plan.groups:
         yield _Start(group.members, seat(group.members, group.gpus, group.mode))
     if (plan.groups or any(solo.gpus for solo in plan.solo)) if world.packs else plan.sharers:
         raise SimulationError(
-            f"policy {plan.policy} has packs = {world.packs} but plans otherwise: jobs that share GPUs one by one are "
-            "sharers, those of other policies are in groups or alone"
+            f"policy {plan.policy} has supports_packing = {world.packs} but plans otherwise: jobs that share GPUs "
+            "one by one are sharers, those of other policies are in groups or alone"
         )
     for sharer in plan.sharers:
         yield _Start((sharer.job_id,), _seat_of(sharer, plan, world))
@@ -303,7 +303,7 @@ def _seat_of(sharer: Sharer, plan: Plan, world: World) -> Seat:
             f"policy {plan.policy} gives {count} GPUs to job {sharer.job_id}, which asked for {job.job.gpu_count}; "
             "only an elastic policy may give another number, and no fewer than 1"
         )
-    if plan.host_shares:
+    if plan.cpu_mem_shares:
         raise SimulationError(
             f"policy {plan.policy} gives out CPUs and memory, but jobs that share GPUs one by one can't have shares of "
             "their own: how they slow each other down is measured or estimated with all of both"
@@ -321,7 +321,7 @@ def _stays(job_id: int, before: Mapping[int, Seat], seat: Seat) -> bool:
         had is not None
         and had.gpus == seat.gpus
         and had.accumulate_steps == seat.accumulate_steps
-        and had.host_shares.get(job_id) == seat.host_shares.get(job_id)
+        and had.cpu_mem_shares.get(job_id) == seat.cpu_mem_shares.get(job_id)
     )
 
 

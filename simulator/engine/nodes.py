@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from muri.policies.traits import Demand
-from muri.policies.types import FreeNode, HostShare, HostShares, NodeShare
+from muri.policies.types import CpuMemShare, CpuMemShares, FreeNode, NodeShare
 from muri.simulator.engine.jobs import PARTITION, PROPORTIONAL
 from muri.simulator.model import Cluster, SimulationError
 
@@ -137,7 +137,7 @@ class Hosts:
         """CPUs and GiB that units hold of nodes beyond their proportional shares, negative if less, by node."""
         return self._beyond
 
-    def wanted(self, members: Sequence[int], gpus: Sequence[NodeShare], shares: HostShares) -> HostShares:
+    def wanted(self, members: Sequence[int], gpus: Sequence[NodeShare], shares: CpuMemShares) -> CpuMemShares:
         """What a plan gives the members of a unit; empty where that is the proportional share.
 
         Raises:
@@ -155,7 +155,7 @@ class Hosts:
             _check_shares(job_id, of_job, gpus)
         return PROPORTIONAL if len(found) == 1 and self._is_fair(gpus, found) else found
 
-    def held(self, gpus: Sequence[NodeShare], shares: HostShares) -> dict[str, Demand]:
+    def held(self, gpus: Sequence[NodeShare], shares: CpuMemShares) -> dict[str, Demand]:
         """CPUs and memory that a unit with shares of its own holds, by node."""
         total = {share.node: [0.0, 0.0] for share in gpus}
         for of_job in shares.values():
@@ -168,7 +168,7 @@ class Hosts:
             for node, amounts in total.items()
         }
 
-    def per_gpu(self, gpus: Sequence[NodeShare], shares: HostShares) -> Demand | None:
+    def per_gpu(self, gpus: Sequence[NodeShare], shares: CpuMemShares) -> Demand | None:
         """CPUs and memory of each GPU of a unit, on the node with the least; None: the proportional share."""
         if not shares:
             return None
@@ -176,7 +176,7 @@ class Hosts:
         cpus = min(held[share.node].cpus / share.gpu_count for share in gpus)
         return Demand(cpus, min(held[share.node].mem_gib / share.gpu_count for share in gpus))
 
-    def change(self, gpus: Sequence[NodeShare], shares: HostShares, sign: int) -> None:
+    def change(self, gpus: Sequence[NodeShare], shares: CpuMemShares, sign: int) -> None:
         """A unit with shares of its own starts to hold them (1) or gives them back (−1)."""
         if not shares:
             return
@@ -207,7 +207,7 @@ class Hosts:
                 return name
         return ""
 
-    def _is_fair(self, gpus: Sequence[NodeShare], shares: HostShares) -> bool:
+    def _is_fair(self, gpus: Sequence[NodeShare], shares: CpuMemShares) -> bool:
         held = self.held(gpus, shares)
         return all(
             math.isclose(amount, each * share.gpu_count, rel_tol=_ROUNDING) or amount == each == math.inf
@@ -228,7 +228,7 @@ def _left(fair: float, free_gpus: int, beyond: float) -> float:
     return 0.0 if fair == math.inf else fair * free_gpus - beyond
 
 
-def _check_shares(job_id: int, shares: tuple[HostShare, ...], gpus: Sequence[NodeShare]) -> None:
+def _check_shares(job_id: int, shares: tuple[CpuMemShare, ...], gpus: Sequence[NodeShare]) -> None:
     nodes, wanted = [share.node for share in shares], [share.node for share in gpus]
     if sorted(nodes) != sorted(wanted):
         raise SimulationError(

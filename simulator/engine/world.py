@@ -299,24 +299,24 @@ class World:
     def _free(self, unit: Unit) -> None:
         del self.units[unit.number]
         self.nodes.release(unit.seat.gpus)
-        self.nodes.hosts.change(unit.seat.gpus, unit.seat.host_shares, -1)
+        self.nodes.hosts.change(unit.seat.gpus, unit.seat.cpu_mem_shares, -1)
         self.meter.gpus_held -= unit.gpu_count
 
     def _give(self, unit: Unit) -> None:
         """Give CPUs and memory, where a plan said how many."""
         seat = unit.seat
-        if seat.host_shares:
+        if seat.cpu_mem_shares:
             self.allocates = True
-            self.nodes.hosts.change(seat.gpus, seat.host_shares, 1)
-            unit.given = self.nodes.hosts.per_gpu(seat.gpus, seat.host_shares)
+            self.nodes.hosts.change(seat.gpus, seat.cpu_mem_shares, 1)
+            unit.given = self.nodes.hosts.per_gpu(seat.gpus, seat.cpu_mem_shares)
 
     def _take_from(self, unit: Unit, live: LiveJob) -> None:
         """Take CPUs and memory from a member that has left."""
         seat = unit.seat
-        if seat.host_shares:
-            self.nodes.hosts.change(seat.gpus, seat.host_shares, -1)
-            left = {job_id: share for job_id, share in seat.host_shares.items() if job_id != live.job.job_id}
-            unit.seat = seat._replace(host_shares=left)
+        if seat.cpu_mem_shares:
+            self.nodes.hosts.change(seat.gpus, seat.cpu_mem_shares, -1)
+            left = {job_id: share for job_id, share in seat.cpu_mem_shares.items() if job_id != live.job.job_id}
+            unit.seat = seat._replace(cpu_mem_shares=left)
             self._give(unit)
 
     def _set_pace(self, unit: Unit) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import pytest
-from engine_builders import CPU, GPU, by_id, ends, job, profile, run
+from engine_builders import CPU, GPU, GroupingPolicy, by_id, ends, job, profile, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import traces
@@ -14,7 +14,7 @@ from muri.policies.allocation.demand import derived_sensitivity, shape_with, thr
 from muri.policies.registry import get_policy
 from muri.policies.speed.model import shape_of
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import HostShare, Plan, PlanRequest
+from muri.policies.types import CpuMemShare, Plan, PlanRequest
 from muri.simulator import run as run_module
 from muri.simulator.model import Cluster, SimulationError, TraceJob
 
@@ -23,11 +23,11 @@ NODE = Cluster(1, 2, cpus_per_node=8, mem_gib_per_node=100)
 FAIR = Demand(4.0, 50.0)
 MEMORY_HUNGRY = Sensitivity((1.0, 4.0), (25.0, 50.0, 75.0), ((0.5, 1.0, 1.0), (0.5, 1.0, 2.0)), Demand(1.0, 75.0))
 
-Shares = Callable[[PlanRequest, Plan], Mapping[int, tuple[HostShare, ...]]]
+Shares = Callable[[PlanRequest, Plan], Mapping[int, tuple[CpuMemShare, ...]]]
 
 
 @dataclass
-class Allocating:
+class Allocating(GroupingPolicy):
     """Another policy's plans with shares on top."""
 
     shares: Shares
@@ -37,7 +37,7 @@ class Allocating:
     def plan(self, request: PlanRequest) -> Plan:
         """Decide as the inner policy does, then give out CPUs and memory."""
         plan = get_policy(self.inner, {"max_wait_s": float("inf")}).plan(request)
-        return Plan(self.name, plan.groups, plan.solo, plan.waiting, host_shares=self.shares(request, plan))
+        return Plan(self.name, plan.groups, plan.solo, plan.waiting, cpu_mem_shares=self.shares(request, plan))
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def allocate(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 def fixed(**by_job: tuple[float, float]) -> Shares:
     """Shares of node n0 by j1, j2, …, while these run."""
 
-    def shares(_: PlanRequest, plan: Plan) -> Mapping[int, tuple[HostShare, ...]]:
+    def shares(_: PlanRequest, plan: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         started = {member for group in plan.groups for member in group.members} | {solo.job_id for solo in plan.solo}
         wanted = {int(name[1:]): share for name, share in by_job.items()}
-        return {job_id: (HostShare("n0", *share),) for job_id, share in wanted.items() if job_id in started}
+        return {job_id: (CpuMemShare("n0", *share),) for job_id, share in wanted.items() if job_id in started}
 
     return shares
 
@@ -97,8 +97,8 @@ def test_without_limits_shares_have_no_effect(allocate: Callable[..., None]) -> 
 
 
 def test_another_share_costs_a_restart_and_the_same_one_none(allocate: Callable[..., None]) -> None:
-    def shares(request: PlanRequest, _: Plan) -> Mapping[int, tuple[HostShare, ...]]:
-        return {1: (HostShare("n0", 8.0 if request.now_s >= 100 else 2.0, 50.0),)}
+    def shares(request: PlanRequest, _: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
+        return {1: (CpuMemShare("n0", 8.0 if request.now_s >= 100 else 2.0, 50.0),)}
 
     allocate(shares)
     jobs = [job(1, 0.0, 300.0, HALF_CPU), job(2, 50.0, 1.0, GPU), job(3, 100.0, 1.0, GPU)]
@@ -125,7 +125,7 @@ def test_a_group_s_cpu_stage_has_all_of_its_members_shares(allocate: Callable[..
         (fixed(j1=(6.0, 50.0), j2=(6.0, 50.0)), "gives out more CPUs of node n0 than it has"),
         (fixed(j1=(4.0, 60.0)), "gives out more memory of node n0 than it has"),
         (fixed(j1=(-1.0, 50.0)), "job 1 -1.0 CPUs"),
-        (lambda _, __: {1: (HostShare("n7", 1.0, 1.0),)}, "GPUs of n0 but CPUs and memory of n7"),
+        (lambda _, __: {1: (CpuMemShare("n7", 1.0, 1.0),)}, "GPUs of n0 but CPUs and memory of n7"),
     ],
 )
 def test_what_a_node_doesn_t_have_cannot_be_given_out(
@@ -139,7 +139,7 @@ def test_what_a_node_doesn_t_have_cannot_be_given_out(
 def test_policies_see_sensitivities_shares_and_what_is_free(allocate: Callable[..., None]) -> None:
     seen: list[PlanRequest] = []
 
-    def shares(request: PlanRequest, plan: Plan) -> Mapping[int, tuple[HostShare, ...]]:
+    def shares(request: PlanRequest, plan: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         seen.append(request)
         return fixed(j1=(6.0, 20.0), j2=(2.0, 50.0))(request, plan)
 
@@ -148,7 +148,7 @@ def test_policies_see_sensitivities_shares_and_what_is_free(allocate: Callable[.
     (node,) = seen[1].nodes
     assert (node.cpu_count, node.mem_gib, node.free_cpus, node.free_mem_gib) == (8, 100, 2.0, 80.0)
     (unit,) = seen[1].running
-    assert unit.host_shares == {1: (HostShare("n0", 6.0, 20.0),)}
+    assert unit.cpu_mem_shares == {1: (CpuMemShare("n0", 6.0, 20.0),)}
     waiting = seen[1].jobs[0]
     assert waiting.sensitivity is not None
     assert waiting.sensitivity.demand == (5.0, 50.0)
@@ -188,12 +188,12 @@ def test_whatever_is_given_out_nothing_is_lost_or_over_committed(jobs: list[Trac
     chance = random.Random(seed)
     cluster = Cluster(2, 2, cpus_per_node=12, mem_gib_per_node=64)
 
-    def shares(_: PlanRequest, plan: Plan) -> Mapping[int, tuple[HostShare, ...]]:
+    def shares(_: PlanRequest, plan: Plan) -> Mapping[int, tuple[CpuMemShare, ...]]:
         units = [(group.members, group.gpus) for group in plan.groups]
         units += [((solo.job_id,), solo.gpus) for solo in plan.solo]
         return {
             member: tuple(
-                HostShare(share.node, portion * 6 * share.gpu_count, portion * 32 * share.gpu_count) for share in gpus
+                CpuMemShare(share.node, portion * 6 * share.gpu_count, portion * 32 * share.gpu_count) for share in gpus
             )
             for members, gpus in units
             if chance.random() < 0.6

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from engine_builders import CPU, GPU, by_id, job, profile, run
+from engine_builders import CPU, GPU, GroupingPolicy, by_id, job, profile, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +86,7 @@ def test_nothing_is_lost_run_twice_or_over_committed(policy: str, jobs: list[Tra
     assert simulated(jobs, policy, how) == result
     length_s = max(record.end_s for record in result.records)
     assert sum(sample.length_s for sample in result.samples) == pytest.approx(length_s)
-    elastic = getattr(get_policy(policy), "elastic", False)  # more GPUs than asked for make a job faster
+    elastic = get_policy(policy).elastic  # more GPUs than asked for make a job faster
     for record in result.records:
         assert elastic or record.run_s >= record.job.service_s * (1 - 1e-9)
         assert record.shared_s <= record.run_s <= record.jct_s * (1 + 1e-9) + 1e-9
@@ -217,7 +217,7 @@ def test_a_policy_that_stops_jobs_before_they_have_restarted_does_not_hang_the_s
         run(jobs, "round-robin", Cluster(1, 1), interval_s=10.0, restart_s=60.0)
 
 
-class _Greedy:
+class _Greedy(GroupingPolicy):
     """A policy that breaks whatever it is told to."""
 
     name = "greedy"

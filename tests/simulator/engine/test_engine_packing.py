@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from engine_builders import CPU, GPU, STORAGE, by_id, ends, job, run
+from engine_builders import CPU, GPU, STORAGE, GroupingPolicy, by_id, ends, job, run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_engine_laws import all_settings, traces
@@ -16,7 +16,7 @@ from muri.policies.cycle.validation import check_request
 from muri.policies.horus.cost import slowdown
 from muri.policies.speed.measured import PairSpeed
 from muri.policies.traits import BatchModel
-from muri.policies.types import Group, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
+from muri.policies.types import CpuMemShare, Group, NodeShare, Plan, PlanJob, PlanRequest, Sharer, Waiting
 from muri.simulator import run as run_module
 from muri.simulator.cli.request import read_interference
 from muri.simulator.engine.pace import Pairs
@@ -38,18 +38,18 @@ def on(job_id: int, *gpu_ids: int, node: str = "n0", steps: int = 1) -> Sharer:
 
 
 @dataclass
-class Packing:
+class Packing(GroupingPolicy):
     """Whoever is in the request and has a seat gets it; the others wait."""
 
     planner: Planner
     elastic: bool = False
     name: str = "packing"
-    packs: bool = True
+    supports_packing: bool = True
     seen: list[PlanRequest] = field(default_factory=list)
 
     def plan(self, request: PlanRequest) -> Plan:
         """Put jobs where the test says, having checked what it was asked."""
-        check_request(request, packs=True, elastic=self.elastic)
+        check_request(request, packed=True, elastic=self.elastic)
         self.seen.append(request)
         there = [member for unit in request.running for member in unit.members] + list(request.jobs)
         seats = {sharer.job_id: sharer for sharer in self.planner(request)}
@@ -230,13 +230,13 @@ def test_a_plan_that_cannot_be_is_refused(sharers: list[Sharer], message: str) -
 
 def test_packing_and_grouping_are_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
     for packs in (True, False):
-        policy = Packing(lambda _: [on(1, 0)], packs=packs)
+        policy = Packing(lambda _: [on(1, 0)], supports_packing=packs)
         wrong = Plan("packing", groups=(Group((1, 2), (NodeShare("n0", 1),), 1, 0.0, 1.0, {}),)) if packs else None
         monkeypatch.setattr(policy, "plan", lambda _, wrong=wrong: wrong or Plan("packing", sharers=(on(1, 0),)))
         monkeypatch.setattr(run_module, "get_policy", lambda *_, policy=policy: policy)
         with pytest.raises(SimulationError, match="plans otherwise"):
             run([job(1, 0.0, 10.0), job(2, 0.0, 10.0)], "packing", TWO_GPUS)
-    shares = Plan("packing", sharers=(on(1, 0),), host_shares={1: (HostShare("n0", 1.0, 1.0),)})
+    shares = Plan("packing", sharers=(on(1, 0),), cpu_mem_shares={1: (CpuMemShare("n0", 1.0, 1.0),)})
     policy = Packing(lambda _: [])
     monkeypatch.setattr(policy, "plan", lambda _: shares)
     monkeypatch.setattr(run_module, "get_policy", lambda *_: policy)
@@ -258,7 +258,7 @@ def test_members_of_a_plain_group_run_side_by_side_and_a_group_that_takes_turns_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     @dataclass
-    class Grouping:
+    class Grouping(GroupingPolicy):
         mode: str
         name: str = "grouping"
         plain_groups: bool = True
