@@ -35,9 +35,9 @@ from bars import Bar, keep, tell, verdict
 
 from muri.errors import MuriError
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace, TraceJob
 from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 
 RESULT: Final = Path(__file__).parents[1] / "benchmarks" / "results" / "horus.json"
 CLUSTER: Final = Cluster(128, 8, gpu_mem_gib=11.0)

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+from switch_cost import measure_switches_s
 
-from muri.launcher import cores
 from muri.launcher.arbitration.arbiter import FairArbiter
-from muri.launcher.clock import IterationRecord, StageClock
-from muri.launcher.processes.switch_cost import measure_switches_s
-from muri.launcher.runtime import SWITCH_INTERVAL_S
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.runtime.main import SWITCH_INTERVAL_S
+from muri.launcher.sessions.setup import take_short_turns
 
 HOLD_S = 0.0005
 STAGE = 2
@@ -107,7 +107,7 @@ def yield_points_s(count: int) -> list[float]:
 
 def measure(count: int = 3000) -> dict[str, dict[str, float]]:
     """All of them, in microseconds; the CPU's slices are as short as the runtime asks for."""
-    cores.take_short_turns()
+    take_short_turns()
     return {
         "stage nobody else wants": _quantiles(uncontended_s(count)),
         "yield point nobody waits at": _quantiles(yield_points_s(count)),

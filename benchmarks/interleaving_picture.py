@@ -11,8 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.runtime_process import MURI_RUN, socket_folder, start_runtime
-from muri.launcher.telemetry.timeline import Captions, busiest_moment_s, draw
-from muri.launcher.telemetry.trace_reader import read_slices
+from muri.launcher.telemetry.timeline import Captions, busiest_moment_s, draw, read_slices
 
 CHECKOUT = Path(__file__).parents[1]
 NAMES = {"101": "storage", "102": "network", "103": "cpu", "104": "gpu"}

@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 from runtime_process import BenchmarkError, socket_folder, start_runtime
 
-from muri.launcher import protocol, rendezvous
-from muri.launcher.protocol import AttachRequest
+from muri.launcher.wire import protocol
+from muri.launcher.wire.protocol import AttachRequest
 from muri.units import MIB
 
 MEMBERS = ("101", "102", "103", "104")
@@ -115,7 +115,7 @@ def _attach(folder: Path, member: str, number: int) -> int:
         prefix=sys.prefix,
         python=sys.version,
     )
-    connection = rendezvous.connect(rendezvous.member_socket(socket_folder(folder), member))
+    connection = protocol.connect(protocol.member_socket(socket_folder(folder), member))
     if connection is None:
         raise BenchmarkError("the runtime is gone")
     with connection, (folder / "out").open("ab") as out, Path(os.devnull).open("rb") as null:

@@ -14,8 +14,7 @@ from statistics import mean, median
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
-from muri.launcher.telemetry.timeline import shares_of
-from muri.launcher.telemetry.trace_reader import read_slices
+from muri.launcher.telemetry.timeline import read_slices, shares_of
 from muri.profiler.records import STAGES
 
 WARM_ITERATIONS = 5

@@ -17,7 +17,7 @@ from torch import Tensor
 from zoo_data import Records, loader, preprocess
 from zoo_models import Entry, zoo
 
-from muri.launcher.clock import IterationRecord, StageClock
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
 from muri.profiler.prediction.features import put_features
 from muri.profiler.prediction.graph import features_of
 from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile

@@ -35,7 +35,7 @@ def start_runtime(
         BenchmarkError: It did not start in time.
     """
     status, output = folder / "status.json", folder / "runtime.out"
-    command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members)]
+    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", ",".join(members)]
     command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]
     with output.open("wb") as out:
         runtime = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

@@ -17,7 +17,7 @@ from typing import Any
 from published_results import compare_with_published
 
 from muri.simulator.model import Cluster, Settings, SimulationResult, Trace
-from muri.simulator.reference.run import simulate_reference
+from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
 
 FIGURES = ("avg_jct_s", "makespan_s", "p99_jct_s")
@@ -35,7 +35,7 @@ def figures_of(result: SimulationResult) -> dict[str, float]:
 def compare(trace: Trace, policy: str, settings: Settings, published: dict[str, str]) -> dict[str, Any]:
     """One simulation beside one published row."""
     start_s, start_cpu_s = time.perf_counter(), time.process_time()
-    result = simulate_reference(trace, policy, Cluster(8, 8), settings)
+    result = simulate(trace, policy, Cluster(8, 8), settings)
     wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - start_cpu_s
     ours = figures_of(result)
     return {

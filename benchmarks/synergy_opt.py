@@ -18,7 +18,7 @@ from muri.policies.allocation.synergy import plan_allocation
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
 from muri.policies.types import FreeNode, Plan, PlanJob, PlanRequest
-from muri.simulator.traces.sensitivities import synergy_figures
+from muri.simulator.traces.models import synergy_figures
 
 RESULT = Path(__file__).parent / "results" / "synergy_opt.json"
 
@@ -76,7 +76,7 @@ def throughput(request: PlanRequest, plan: Plan) -> float:
     """All jobs' throughput, each relative to the proportional share of 3 CPUs and 62.5 GiB."""
     total = 0.0
     for job in request.jobs:
-        (share,), sensitivity = plan.host_shares[job.job_id], job.sensitivity
+        (share,), sensitivity = plan.cpu_mem_shares[job.job_id], job.sensitivity
         assert sensitivity is not None
         total += sensitivity.throughput_at(share.cpus, share.mem_gib) / sensitivity.throughput_at(
             CPUS / GPUS, MEM_GIB / GPUS

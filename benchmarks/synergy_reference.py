@@ -26,7 +26,7 @@ import numpy as np
 from published_results import compare_with_published
 
 from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.synergy_reference.run import simulate_synergy
+from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
 
 FIRST, LAST = 4_000, 5_000
@@ -51,7 +51,7 @@ def children_cpu_s() -> float:
 
 def figures_of(trace: Trace, policy: str) -> dict[str, float]:
     """The figures that are published, of the jobs of the steady state."""
-    result = simulate_synergy(trace, policy, CLUSTER, Settings(model="reference", until=LAST))
+    result = simulate(trace, policy, CLUSTER, Settings(model="reference", until=LAST))
     records = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
     jct_h = np.array([record.jct_s for record in records[FIRST:LAST]]) / HOUR_S
     return dict(zip(FIGURES, map(float, (jct_h.mean(), np.median(jct_h), np.percentile(jct_h, 99))), strict=True))

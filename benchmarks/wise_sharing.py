@@ -11,7 +11,7 @@ these are made up to be like them, as far as they are known. What is assumed:
 - Durations alone are log-normal with a median of half an hour, σ = 1, at most 6 hours: a mean of about 0.8 hours, for
   the published SJF-BSBF ends jobs after 1.01 hours on average.
 - GPU counts 1, 2, 4, 8 and 16 with shares of 50, 15, 20, 10 and 5 %.
-- Every job trains one of the table's 26 configurations; memory and batches as in `simulator/traces/pair_models.py`.
+- Every job trains one of the table's 26 configurations; memory and batches as in `simulator/traces/models.py`.
 - A start after the first one costs 30 s, the simulator's default.
 
 The load was first assumed to be 1 and 2 ("-first-guess"). There jobs hardly queue: policies here fill gaps behind a job
@@ -32,11 +32,11 @@ from bars import Bar, keep, tell, verdict
 from muri.errors import MuriError
 from muri.policies.registry import policy_names
 from muri.policies.speed.measured import PairSpeed, parse_interference
-from muri.simulator.metrics import metrics_of
 from muri.simulator.model import Cluster, Settings, Trace
 from muri.simulator.run import simulate
+from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.generator import Durations, Recipe, generate
-from muri.simulator.traces.pair_models import models_of_pairs
+from muri.simulator.traces.models import models_of_pairs
 
 ROOT: Final = Path(__file__).parents[1]
 PAIRS: Final = ROOT.parent / "shared" / "reference" / "gavel_pairs_v100.csv"

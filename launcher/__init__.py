@@ -1,1 +1,1 @@
-"""What runs on the node: the shared-process runtime, the stage API, the arbiter, `muri run`."""
+"""What runs on the node: the tops `api`, `run` and `runtime`, which do not import each other, and what they share."""

@@ -19,14 +19,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from muri.launcher.accumulation.accumulate import accumulate as accumulate
+    from muri.launcher.api.accumulate import accumulate as accumulate
+    from muri.launcher.api.dataset_cache import cache as cache
+    from muri.launcher.api.stages import batches as batches
+    from muri.launcher.api.stages import stage as stage
+    from muri.launcher.api.stages import yield_point as yield_point
     from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
     from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
     from muri.launcher.checkpoints.checkpoint import should_stop as should_stop
-    from muri.launcher.dataset_cache import cache as cache
-    from muri.launcher.stages import batches as batches
-    from muri.launcher.stages import stage as stage
-    from muri.launcher.stages import yield_point as yield_point
 
 __version__ = "0.2.0"
 __all__ = [
@@ -43,13 +43,13 @@ __all__ = [
 
 _LAZY = {
     "Resumed": "muri.launcher.checkpoints.checkpoint",
-    "accumulate": "muri.launcher.accumulation.accumulate",
-    "batches": "muri.launcher.stages",
-    "cache": "muri.launcher.dataset_cache",
+    "accumulate": "muri.launcher.api.accumulate",
+    "batches": "muri.launcher.api.stages",
+    "cache": "muri.launcher.api.dataset_cache",
     "checkpoint": "muri.launcher.checkpoints.checkpoint",
     "should_stop": "muri.launcher.checkpoints.checkpoint",
-    "stage": "muri.launcher.stages",
-    "yield_point": "muri.launcher.stages",
+    "stage": "muri.launcher.api.stages",
+    "yield_point": "muri.launcher.api.stages",
 }
 
 

@@ -2,34 +2,36 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
 from muri import __version__
-from muri.errors import MuriError
-from muri.lazy import LazyCommand, LazyGroup
+from muri.commands import LazyCommand, LazyGroup, run_command
 
 COMMANDS = {
-    "run": LazyCommand("muri.launcher.cli:run", "Run a training script; inside a group, interleave it."),
-    "queue": LazyCommand("muri.slurm_plugin.cli_queue:queue", "Show each Muri job: state, partners, speed."),
+    "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
+    "queue": LazyCommand("muri.slurm_plugin.cli.look:queue", "Show each Muri job: state, partners, speed."),
     "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
     "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),
-    "explain": LazyCommand("muri.slurm_plugin.cli_queue:explain", "Say why a job waits or whom it runs with."),
-    "plan": LazyCommand("muri.slurm_plugin.cli_queue:plan", "Print the plan for a snapshot without acting on it."),
-    "snapshot": LazyCommand("muri.slurm_plugin.cli_queue:snapshot", "Print queue and nodes as JSON, for replay."),
-    "preempt": LazyCommand("muri.slurm_plugin.cli_preempt:preempt", "Stop a running job that has a checkpoint."),
-    "drain": LazyCommand("muri.slurm_plugin.cli:drain", "Release every held job with its original request."),
+    "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits or whom it runs with."),
+    "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Print the plan for a snapshot without acting on it."),
+    "snapshot": LazyCommand("muri.slurm_plugin.cli.look:snapshot", "Print queue and nodes as JSON, for replay."),
+    "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),
+    "drain": LazyCommand("muri.slurm_plugin.cli.admin:drain", "Release every held job with its original request."),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
-    "trace": LazyCommand("muri.simulator.cli_trace:trace", "Import, generate, show and check traces to simulate."),
-    "policies": LazyCommand("muri.slurm_plugin.cli_policies:policies", "List the policies and what each one does."),
-    "simulate": LazyCommand("muri.simulator.cli:simulate", "Say what policies would do to a trace's jobs."),
-    "doctor": LazyCommand("muri.slurm_plugin.cli_doctor:doctor", "Examine what Muri needs; say what to do."),
-    "config": LazyCommand("muri.slurm_plugin.cli:config", "Show or check the configuration file."),
+    "trace": LazyCommand(
+        "muri.simulator.cli.trace_command:trace", "Import, generate, show and check traces to simulate."
+    ),
+    "policies": LazyCommand("muri.slurm_plugin.cli.look:policies", "List the policies and what each one does."),
+    "simulate": LazyCommand(
+        "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
+    ),
+    "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
+    "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Show or check the configuration file."),
     "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),
-    "controller": LazyCommand("muri.slurm_plugin.cli:controller", "Run the controller (as muri-controller)."),
+    "controller": LazyCommand("muri.slurm_plugin.cli.admin:controller", "Run the controller (as muri-controller)."),
 }
 
 
@@ -63,30 +65,6 @@ def site_state_dir() -> str | None:
 @click.version_option(__version__, prog_name="muri")
 def cli() -> None:
     """Interleave training jobs that wait for different resources on the same GPUs."""
-
-
-def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:
-    """Run a click command and turn Muri's own errors into one message and an exit code.
-
-    Args:
-        command: The command to run.
-        arguments: Its arguments; the process's own when None.
-
-    Returns:
-        The exit code: 0, that of the error, or the one that the command chose.
-    """
-    try:
-        result = command.main(args=arguments, standalone_mode=False)
-    except MuriError as error:
-        click.echo(f"muri: {error}", err=True)
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        click.echo("muri: interrupted", err=True)
-        return 130
-    return result if isinstance(result, int) else 0
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from inspect import getdoc
@@ -49,6 +49,10 @@ command that needs one policy does not load the solvers of the others. The defau
 GROUP: Final = "muri.policies"
 
 
+_MEMBERS: Final = (*(name for name, member in vars(Policy).items() if isinstance(member, property)), "plan")
+"""What a policy must have: the members of the protocol."""
+
+
 class UnknownPolicyError(UsageError):
     """No policy has the name."""
 
@@ -70,6 +74,7 @@ class PolicyInfo:
         source: "built-in", or the distribution that it comes from.
         problem: Why it cannot be used; empty when it can.
         simulated_only: Whether only `muri simulate` has it.
+        is_baseline: Whether it exists to compare others with.
     """
 
     name: str
@@ -80,6 +85,7 @@ class PolicyInfo:
     source: str = "built-in"
     problem: str = ""
     simulated_only: bool = False
+    is_baseline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +129,12 @@ class SitePolicy:
             policy = factory(options)
         except Exception as error:  # as above; Muri's own errors are among them, and keep their text
             raise self._error(f"{type(error).__name__}: {error}") from error
-        if not (callable(getattr(policy, "plan", None)) and isinstance(getattr(policy, "name", None), str)):
-            raise self._error("what it makes has no name and no plan(request)")
+        missing = [name for name in _MEMBERS if not hasattr(policy, name)]
+        if missing:
+            raise self._error(
+                f"what it makes has no {', '.join(missing)}; a class that inherits "
+                "muri.policies.schedulers.base.QueuePolicy has all but the name"
+            )
         return policy
 
     def _error(self, problem: str) -> SitePolicyError:
@@ -177,7 +187,7 @@ def get_policy(name: str, options: PolicyOptions | Mapping[str, Any] | None = No
 
 def describe_policies() -> tuple[PolicyInfo, ...]:
     """All policies in the order of `policy_names`; a broken one tells its problem."""
-    own = [_describe(name, _built_in(name), "built-in") for name in _BUILT_IN]
+    own = [_describe(name, _built_in(name), get_policy(name), "built-in") for name in _BUILT_IN]
     return (*own, *(_describe_offer(offer) for offer in find_site_policies(_BUILT_IN).by_name.values()))
 
 
@@ -203,21 +213,26 @@ def find_site_policies(taken: Collection[str]) -> SitePolicies:
 
 def _describe_offer(offer: SitePolicy) -> PolicyInfo:
     try:
-        return _describe(offer.name, offer.load(), offer.distribution)
+        factory = offer.load()
+        policy = offer.make(_options_for(offer.name, factory, None))
     except SitePolicyError as error:
         return PolicyInfo(offer.name, source=offer.distribution, problem=str(error))
+    return _describe(offer.name, factory, policy, offer.distribution)
 
 
-def _describe(name: str, factory: PolicyFactory, source: str) -> PolicyInfo:
-    summary = (getdoc(factory) or "").partition("\n")[0]
-    simulated_only = getattr(factory, "simulated_only", False)
-    told = PolicyInfo(
-        name, getattr(factory, "order", ""), summary=summary, source=source, simulated_only=simulated_only
-    )
+def _describe(name: str, factory: PolicyFactory, policy: Policy, source: str) -> PolicyInfo:
+    # A policy's class tells its order and its fixed options; a function that makes policies may have neither.
     fixed = getattr(factory, "fixed", None)
-    if fixed is None:
-        return told
-    return replace(told, shares=fixed.get("max_group_size", 2) > 1, preempts=fixed.get("preemption", True))
+    return PolicyInfo(
+        name,
+        order=getattr(factory, "order", ""),
+        shares=None if fixed is None else fixed.get("max_group_size", 2) > 1,
+        preempts=None if fixed is None else fixed.get("preemption", True),
+        summary=(getdoc(factory) or "").partition("\n")[0],
+        source=source,
+        simulated_only=policy.simulated_only,
+        is_baseline=policy.is_baseline,
+    )
 
 
 def _built_in(name: str) -> PolicyFactory:

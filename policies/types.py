@@ -129,7 +129,7 @@ class FreeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class HostShare:
+class CpuMemShare:
     """CPUs and host memory of one node that a job holds, beside GPUs.
 
     Attributes:
@@ -143,7 +143,7 @@ class HostShare:
     mem_gib: float
 
 
-HostShares = Mapping[int, tuple[HostShare, ...]]
+CpuMemShares = Mapping[int, tuple[CpuMemShare, ...]]
 """What jobs hold of each of their nodes, by job id."""
 
 
@@ -169,14 +169,14 @@ class Running:
     Attributes:
         members: The jobs, in the ordering in which they interleave.
         gpus: What they hold. These GPUs are not among the nodes' free ones.
-        host_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
+        cpu_mem_shares: CPUs and memory that members hold; a job that isn't in it has its GPU-proportional share.
         accumulate_steps: Steps in which each iteration's batch is computed.
         mode: How members share, as in `Group.mode`.
     """
 
     members: tuple[PlanJob, ...]
     gpus: tuple[NodeShare, ...]
-    host_shares: HostShares = field(default_factory=dict)
+    cpu_mem_shares: CpuMemShares = field(default_factory=dict)
     accumulate_steps: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
 
@@ -345,7 +345,7 @@ class Plan:
         waiting: Jobs to keep held or to stop, most urgent first.
         certificate: How far the grouping can be from the optimum.
         sharers: Jobs to start or keep on GPUs of their own choice; of a policy that packs, and of no other.
-        host_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
+        cpu_mem_shares: CPUs and host memory by job id; a job that isn't in it keeps its GPU-proportional share.
     """
 
     policy: str
@@ -354,15 +354,58 @@ class Plan:
     waiting: tuple[Waiting, ...] = field(default=())
     certificate: Certificate = Certificate()
     sharers: tuple[Sharer, ...] = ()
-    host_shares: HostShares = field(default_factory=dict)
+    cpu_mem_shares: CpuMemShares = field(default_factory=dict)
+
+
+ProfileUse = Literal["none", "sharing", "all"]
+"""Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
 
 
 class Policy(Protocol):
-    """One way of deciding who runs when and with whom."""
+    """One way of deciding who runs when and with whom, and what the controller and the simulator must know of it.
+
+    Every member is read as it stands: nothing has a default. A policy that inherits `QueuePolicy` (in
+    `muri.policies.schedulers.base`) gets values for all members but `name`.
+    """
 
     @property
     def name(self) -> str:
         """The name by which the configuration and the commands select the policy."""
+        ...
+
+    @property
+    def profile_use(self) -> ProfileUse:
+        """Whose stage profiles change its plans: only models of these jobs are worth a dry run on Slurm."""
+        ...
+
+    @property
+    def supports_packing(self) -> bool:
+        """Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups (`Plan.groups`)."""
+        ...
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a job may get another number of GPUs than it asked for."""
+        ...
+
+    @property
+    def plain_groups(self) -> bool:
+        """Whether members of its groups may run without turns, so that it needs `PlanRequest.interference`."""
+        ...
+
+    @property
+    def allocates_cpus(self) -> bool:
+        """Whether its plans give out CPUs and host memory (`Plan.cpu_mem_shares`), by what profiles say of jobs."""
+        ...
+
+    @property
+    def simulated_only(self) -> bool:
+        """Whether only `muri simulate` can carry out its plans; the controller refuses such a policy."""
+        ...
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether it exists to compare others with, and no cluster gains by choosing it."""
         ...
 
     def plan(self, request: PlanRequest) -> Plan:

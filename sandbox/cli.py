@@ -8,12 +8,10 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sandbox import cluster, daemons, host, instance, lifecycle, paths
-from sandbox.cluster import Shape
-from sandbox.errors import SandboxError, UsageError
-from sandbox.progress import Progress
-from sandbox.rootfs import USERS
-from sandbox.suites import SUITES, suite_named
+from sandbox import cluster, daemons, host, instance, lifecycle
+from sandbox.builds import USERS
+from sandbox.cluster import SUITES, Shape, suite_named
+from sandbox.support import InstancePaths, Progress, SandboxError, UsageError
 
 _EPILOG = """examples:
   muri-sandbox up                                   start a cluster (minutes the first time, then seconds)
@@ -167,7 +165,7 @@ def main() -> int:
     options = _parser().parse_args()
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        paths.InstancePaths(options.name)
+        InstancePaths(options.name)
         host.require_root()
         code: int = options.handler(options)
     except SandboxError as err:

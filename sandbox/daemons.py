@@ -1,34 +1,92 @@
-"""Start Slurm's daemons in a sandbox and wait until every node is idle."""
+"""Slurm's daemons in a sandbox, started and waited for until every node is idle, and Muri's plugins for them."""
 
+import shutil
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import instance as instances
-from sandbox.errors import StartError
+from sandbox.cluster import Suite
 from sandbox.instance import Instance
-from sandbox.progress import Progress
-from sandbox.readiness import SINFO_FORMAT, NodeState, parse_nodes, waiting_for
-from sandbox.suites import Suite
+from sandbox.support import CHECKOUT, JOB_SUBMIT_TARGET, SPANK_TARGET, Progress, StartError
+
+SPANK_SOURCE = CHECKOUT / "slurm_plugin/spank"
+JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
+
+#: `sinfo`'s columns that `parse_nodes` reads: name, state, reason.
+SINFO_FORMAT = "%N|%T|%E"
+
+#: A restarted controller finds jobs running, hence not only "idle".
+USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
 
 #: A slurmd that ends this often while it starts will not do better the next time.
 _MOST_STARTS = 3
+
 #: How often a wait looks for slurmds that have ended.
 _REVIVE_EVERY_S = 2.0
 _MOST_LOGS = 4
 
 
-def _require(instance: Instance, *command: str, nodes: Iterable[str] = ()) -> None:
-    done = instances.run(instance, *command)
-    if done.returncode != 0:
-        said = (done.stderr + done.stdout).strip()
-        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance, nodes)}")
+def install_spank(instance: Instance, progress: Progress) -> bool:
+    """Compile the SPANK plugin against the sandbox's Slurm; without it jobs are ordinary jobs."""
+    if not (SPANK_SOURCE / "Makefile").exists():
+        progress.step("this checkout has no SPANK plugin: sbatch has no --muri here")
+        return False
+    scratch = "/tmp/muri-spank"  # the sandbox's own /tmp
+    instances.run(instance, "cp", "-r", str(SPANK_SOURCE), scratch)
+    instances.run(instance, "mkdir", "-p", str(SPANK_TARGET.parent))
+    done = instances.run(
+        instance, "make", "--directory", scratch, "--always-make",
+        "SLURM_INCLUDE=/usr/include", f"OUT={SPANK_TARGET}",
+    )  # fmt: skip
+    instances.run(instance, "rm", "-rf", scratch)
+    if done.returncode != 0 or instances.run(instance, "test", "-f", str(SPANK_TARGET)).returncode != 0:
+        progress.step(f"the SPANK plugin did not compile, so sbatch has no --muri here:\n{done.stderr.strip()}")
+        return False
+    return True
 
 
-def _last_log_lines(instance: Instance, nodes: Iterable[str]) -> str:
-    logs = [f"/var/log/slurmd-{node}.log" for node in nodes]
-    tail = instances.run(instance, "tail", "--verbose", "-n", "8", "/var/log/slurmctld.log", *logs[:_MOST_LOGS])
-    return (tail.stdout + tail.stderr).strip()
+def install_job_submit(instance: Instance, progress: Progress) -> bool:
+    """Copy the job_submit files; the sandbox's own job_submit.lua loads them."""
+    if not (JOB_SUBMIT_SOURCE / "job_submit.lua").exists():
+        progress.step("this checkout has no job_submit.lua: jobs are not tagged or held at submit here")
+        return False
+    target = Path(f"/proc/{instance.pid}/root{JOB_SUBMIT_TARGET}")
+    target.mkdir(parents=True, exist_ok=True)
+    for source in JOB_SUBMIT_SOURCE.glob("*.lua"):
+        shutil.copy(source, target / source.name)
+    return True
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """A node as the controller sees it. A state that ends in `*` marks a node that does not answer (yet)."""
+
+    name: str
+    state: str
+    reason: str = "none"
+
+    @property
+    def usable(self) -> bool:
+        """Whether jobs can start on it."""
+        return self.state in USABLE
+
+    def __str__(self) -> str:
+        """Return what a person needs to know of it."""
+        return f"{self.name} is {self.state}" + ("" if self.reason == "none" else f" ({self.reason})")
+
+
+def parse_nodes(text: str) -> dict[str, NodeState]:
+    """Read what `sinfo --noheader --Node --format=%N|%T|%E` prints, by the nodes' names."""
+    lines = (line.split("|", 2) for line in text.splitlines() if line.count("|") >= 2)
+    return {name: NodeState(name, state, reason.strip()) for name, state, reason in lines}
+
+
+def waiting_for(names: Iterable[str], nodes: dict[str, NodeState]) -> list[NodeState]:
+    """Return those of the named nodes that are not usable; one that the controller leaves out is unknown."""
+    states = (nodes.get(name, NodeState(name, "unknown")) for name in names)
+    return [node for node in states if not node.usable]
 
 
 def start(instance: Instance, suite: Suite, progress: Progress) -> None:
@@ -63,27 +121,6 @@ def ensure_slurmd(instance: Instance, node: str, progress: Progress) -> None:
     )
 
 
-def _slurmd_runs(instance: Instance, node: str) -> bool:
-    return instances.run(instance, "pgrep", "--exact", "--full", f"(.*/)?slurmd -N {node}").returncode == 0
-
-
-def _start_slurmd(instance: Instance, node: str, deadline_s: float = 60.0) -> bool:
-    """Start a slurmd and wait for its pid file, written once its sockets are bound; returns whether it lives."""
-    pid_file = Path(f"/proc/{instance.pid}/root/run/slurmd-{node}.pid")
-    pid_file.unlink(missing_ok=True)
-    _require(instance, "slurmd", "-N", node, nodes=[node])
-    limit = time.monotonic() + deadline_s
-    while not pid_file.exists():
-        if not _slurmd_runs(instance, node):
-            return False
-        if time.monotonic() > limit:
-            raise StartError(
-                f"the slurmd of {node} was not ready within {deadline_s:.0f} s:\n{_last_log_lines(instance, [node])}"
-            )
-        time.sleep(0.01)
-    return True
-
-
 def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 180.0) -> None:
     """Wait for the controller to answer and all nodes to have registered; a slurmd that has ended is started again.
 
@@ -107,11 +144,6 @@ def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 
         time.sleep(0.1)
 
 
-def _not_idle(instance: Instance, missing: Sequence[NodeState], seen: str, deadline_s: float) -> StartError:
-    logs = _last_log_lines(instance, [node.name for node in missing])
-    return StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{logs}")
-
-
 def stop_controller(instance: Instance, deadline_s: float = 30.0) -> None:
     """End slurmctld, which writes its state first."""
     instances.run(instance, "pkill", "-x", "slurmctld")
@@ -126,3 +158,42 @@ def start_controller(instance: Instance, progress: Progress) -> None:
     """Start slurmctld with the state it left."""
     _require(instance, "slurmctld")
     wait_until_idle(instance, progress)
+
+
+def _require(instance: Instance, *command: str, nodes: Iterable[str] = ()) -> None:
+    done = instances.run(instance, *command)
+    if done.returncode != 0:
+        said = (done.stderr + done.stdout).strip()
+        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance, nodes)}")
+
+
+def _last_log_lines(instance: Instance, nodes: Iterable[str]) -> str:
+    logs = [f"/var/log/slurmd-{node}.log" for node in nodes]
+    tail = instances.run(instance, "tail", "--verbose", "-n", "8", "/var/log/slurmctld.log", *logs[:_MOST_LOGS])
+    return (tail.stdout + tail.stderr).strip()
+
+
+def _slurmd_runs(instance: Instance, node: str) -> bool:
+    return instances.run(instance, "pgrep", "--exact", "--full", f"(.*/)?slurmd -N {node}").returncode == 0
+
+
+def _start_slurmd(instance: Instance, node: str, deadline_s: float = 60.0) -> bool:
+    """Start a slurmd and wait for its pid file, written once its sockets are bound; returns whether it lives."""
+    pid_file = Path(f"/proc/{instance.pid}/root/run/slurmd-{node}.pid")
+    pid_file.unlink(missing_ok=True)
+    _require(instance, "slurmd", "-N", node, nodes=[node])
+    limit = time.monotonic() + deadline_s
+    while not pid_file.exists():
+        if not _slurmd_runs(instance, node):
+            return False
+        if time.monotonic() > limit:
+            raise StartError(
+                f"the slurmd of {node} was not ready within {deadline_s:.0f} s:\n{_last_log_lines(instance, [node])}"
+            )
+        time.sleep(0.01)
+    return True
+
+
+def _not_idle(instance: Instance, missing: Sequence[NodeState], seen: str, deadline_s: float) -> StartError:
+    logs = _last_log_lines(instance, [node.name for node in missing])
+    return StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{logs}")

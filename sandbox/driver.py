@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from sandbox import daemons
 from sandbox import instance as instances
-from sandbox.errors import SandboxError
 from sandbox.instance import Instance
-from sandbox.progress import Progress
+from sandbox.support import Progress, SandboxError
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:-]*)=(.*?)(?=\s[A-Za-z][\w/:-]*=|$)")
 

@@ -8,9 +8,8 @@ import sysconfig
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sandbox.errors import SandboxError
-from sandbox.paths import CHECKOUT, cache_dir
-from sandbox.plan import Bind
+from sandbox.init import Bind
+from sandbox.support import CHECKOUT, SandboxError, cache_dir
 
 _CERTIFICATE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")

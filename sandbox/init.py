@@ -1,4 +1,4 @@
-"""The first process of a sandbox: makes its root from a plan, then reaps orphans until it is killed.
+"""The plan of a sandbox's root, and its first process, which makes that root and then reaps orphans until it is killed.
 
 It runs in fresh namespaces (`unshare --mount --pid …`), so every mount made here vanishes with it.
 """
@@ -11,16 +11,73 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox.plan import Bind, Plan, TextFile
-
 SECOND_ADDRESS = "10.255.0.1"
-
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
                  "stderr": "/proc/self/fd/2", "ptmx": "pts/ptmx"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bind:
+    """A file or directory of the host shown inside; a source that does not exist is left out."""
+
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file written inside."""
+
+    path: str
+    text: str
+    mode: int = 0o644
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything the first process of a sandbox has to make.
+
+    Attributes:
+        lower: The cached root file system, never written to.
+        mountpoint: Where the root is put together, on the host's path names.
+        command: Run inside instead of staying as the reaper of orphans, with `environment`.
+        report_fd: File descriptor that receives the host's process id once the root stands.
+    """
+
+    lower: str
+    mountpoint: str
+    binds: tuple[Bind, ...] = ()
+    files: tuple[TextFile, ...] = ()
+    directories: tuple[str, ...] = ()
+    device_files: tuple[str, ...] = ()
+    hostname: str = ""
+    private_network: bool = False
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    working_directory: str = "/"
+    report_fd: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a form that JSON can carry."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> "Plan":
+        """Rebuild a plan from `to_dict`."""
+        values = dict(document)
+        values["binds"] = tuple(Bind(**item) for item in document["binds"])
+        values["files"] = tuple(TextFile(**item) for item in document["files"])
+        for name in ("directories", "device_files", "command"):
+            values[name] = tuple(document[name])
+        return cls(**values)
 
 
 def _mount(*arguments: str | Path) -> None:
@@ -147,7 +204,7 @@ def apply(plan: Plan) -> None:
     pivot(root)
 
 
-def reap_for_ever() -> None:
+def reap_forever() -> None:
     """Collect orphans; SIGTERM ends this process and with it the whole namespace."""
     watched = {signal.SIGCHLD, signal.SIGTERM}
     signal.pthread_sigmask(signal.SIG_BLOCK, watched)
@@ -172,7 +229,7 @@ def main(arguments: list[str]) -> int:
     if plan.report_fd is not None:
         os.write(plan.report_fd, f"{host_pid}\n".encode())
         os.close(plan.report_fd)
-    reap_for_ever()
+    reap_forever()
     return 0
 
 

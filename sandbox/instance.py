@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sandbox import host, namespace, paths
-from sandbox.errors import NotRunningError
-from sandbox.paths import CHECKOUT, InstancePaths
+from sandbox import host, namespace
+from sandbox.support import CHECKOUT, PYSLURM_TARGET, InstancePaths, NotRunningError, instances_dir, node_names
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Instance:
     @property
     def node_names(self) -> tuple[str, ...]:
         """Return n1, n2, and so on."""
-        return paths.node_names(self.nodes)
+        return node_names(self.nodes)
 
     def save(self) -> None:
         """Record this instance."""
@@ -83,7 +82,7 @@ def require(name: str) -> Instance:
 
 def names() -> list[str]:
     """Return the names of all recorded instances."""
-    return sorted(path.parent.name for path in paths.instances_dir().glob("*/instance.json"))
+    return sorted(path.parent.name for path in instances_dir().glob("*/instance.json"))
 
 
 def environment_for(user: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -96,7 +95,7 @@ def environment_for(user: str, extra: Mapping[str, str] | None = None) -> dict[s
     }  # fmt: skip
     return {
         "LANG": "C.UTF-8", **inherited, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
-        "PATH": f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(paths.PYSLURM_TARGET),
+        "PATH": f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(PYSLURM_TARGET),
         **(extra or {}),
     }  # fmt: skip
 

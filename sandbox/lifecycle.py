@@ -5,17 +5,12 @@ import shutil
 import time
 from dataclasses import replace
 
-from sandbox import cluster, daemons, host, namespace, paths, plugins
-from sandbox.cluster import Shape
-from sandbox.errors import StartError
+from sandbox import cluster, daemons, host, namespace
+from sandbox.builds import Build, Pyslurm, ensure_pyslurm, ensure_rootfs
+from sandbox.cluster import Shape, Suite
+from sandbox.init import Bind, Plan, TextFile
 from sandbox.instance import Instance, load
-from sandbox.locks import locked_directory
-from sandbox.paths import InstancePaths
-from sandbox.plan import Bind, Plan, TextFile
-from sandbox.progress import Progress
-from sandbox.pyslurm_build import Pyslurm, ensure_pyslurm
-from sandbox.rootfs import Build, ensure_rootfs
-from sandbox.suites import Suite
+from sandbox.support import PYSLURM_TARGET, InstancePaths, Progress, StartError, locked_directory
 
 _SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
 
@@ -27,7 +22,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
     key_file = "/etc/slurm/slurm.key" if suite.auth == "slurm" else "/etc/munge/munge.key"
     binds = [*host.python_binds(), *host.project_binds()]
     if pyslurm.directory:
-        binds.append(Bind(str(pyslurm.directory), str(paths.PYSLURM_TARGET)))
+        binds.append(Bind(str(pyslurm.directory), str(PYSLURM_TARGET)))
     return Plan(
         lower=str(built.root),
         mountpoint=str(InstancePaths(name).mountpoint),
@@ -88,8 +83,8 @@ def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm
         progress.step(pyslurm.reason)
     instance = replace(
         instance,
-        spank=plugins.install_spank(instance, progress),
-        job_submit=plugins.install_job_submit(instance, progress),
+        spank=daemons.install_spank(instance, progress),
+        job_submit=daemons.install_job_submit(instance, progress),
     )
     daemons.start(instance, suite, progress)
     instance = replace(instance, phase="up")

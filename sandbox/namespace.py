@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from sandbox import host
-from sandbox.errors import StartError
-from sandbox.paths import CHECKOUT
-from sandbox.plan import Plan
+from sandbox.init import Plan
+from sandbox.support import CHECKOUT, StartError
 
 _UNSHARE = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork")
 

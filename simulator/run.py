@@ -1,29 +1,28 @@
 """Simulate a trace under a policy."""
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from muri.policies.allocation.names import parse_name
 from muri.policies.options import PolicyOptions
 from muri.policies.registry import get_policy
 from muri.policies.schedulers.base import QueuePolicy
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Policy
-from muri.simulator import checks
-from muri.simulator.crowding import crowding_of
-from muri.simulator.engine import Engine
-from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
-from muri.simulator.nodes import Nodes
-from muri.simulator.pace import Pace, Speeds, pace_of
-from muri.simulator.packed_nodes import PackedNodes
-from muri.simulator.packed_world import PackedWorld
-from muri.simulator.pairs import Pairs
-from muri.simulator.published import simulate_published
-from muri.simulator.refusals import check_cluster, check_noise, check_sizes
-from muri.simulator.sensitivity import sensitivities_of
-from muri.simulator.waiting import WaitingJobs, view_of
-from muri.simulator.world import World
+from muri.simulator.engine.checks import check_cluster, check_noise, check_records, check_sizes
+from muri.simulator.engine.jobs import WaitingJobs, view_of
+from muri.simulator.engine.loop import Engine
+from muri.simulator.engine.nodes import Nodes
+from muri.simulator.engine.pace import Pace, Pairs, Speeds, pace_of, sensitivities_of
+from muri.simulator.engine.packing import PackedNodes, PackedWorld, crowding_of
+from muri.simulator.engine.world import World
+from muri.simulator.model import Cluster, Settings, Simulation, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
+from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
+
+PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
+"""Policies of the reference model: those of Muri's public simulator, then those of Synergy's."""
 
 
 def simulate(
@@ -38,110 +37,84 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a trace until its last job ends.
 
-    The same arguments give the same result, byte for byte, save for the two wall-clock fields.
+    The same arguments give the same result, byte for byte, except for the two wall-clock fields.
 
     Under the default model a job's first start costs nothing beyond its service time; a later start, a move and a
-    regrouping cost its restart time, during which it holds GPUs and doesn't get on. A dry run holds no GPUs of the
-    cluster. GPU memory limits groups. CPUs and host memory are held in proportion to GPUs, unless a plan says
-    otherwise: then they make jobs faster or slower.
+    regrouping cost its restart time, during which it holds GPUs without progress. A dry run holds no GPUs of the
+    cluster. GPU memory limits groups. CPUs and host memory are held in proportion to GPUs. A plan
+    may give out other shares; then they make jobs faster or slower.
 
     Args:
         trace: The jobs.
-        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.published.PUBLISHED_POLICIES`
+        policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.run.PUBLISHED_POLICIES`
             under the reference model.
-        cluster: Where they run.
+        cluster: The nodes.
         settings: How to simulate.
-        options: Policy options by name that the user chose. Unlike on a cluster, `max_wait_s` is infinite unless
-            it is among them, and nothing is proven of each plan's groups.
-        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result tells who shared GPUs with whom and when.
+        options: Policy options by name. Unlike on a cluster, `max_wait_s` is infinite unless it is given, and plans
+            carry no certificate of optimality.
+        progress: Called from time to time with the share of the jobs that have ended, 0 to 1.
+        with_spans: Whether the result lists which jobs shared GPUs, and when.
 
     Raises:
         SimulationError: The trace cannot run on the cluster, or a setting is wrong.
         muri.policies.registry.UnknownPolicyError: Lists the policies there are.
         muri.policies.options.OptionsError: An option is unknown, wrong, or contradicts the policy.
     """
-    model = simulate_published if settings.model == "reference" else _simulate_cluster
-    return model(trace, policy_name, cluster, settings, options, progress, with_spans=with_spans)
+    task = Simulation(trace, policy_name, cluster, settings, options or {}, progress, with_spans)
+    if settings.model != "reference":
+        return _simulate_cluster(task)
+    check_published(policy_name, task.options)
+    return simulate_reference(task) if parse_name(policy_name) is None else simulate_synergy(task)
 
 
-def _simulate_cluster(
-    trace: Trace,
-    policy_name: str,
-    cluster: Cluster,
-    settings: Settings,
-    options: Mapping[str, Any] | None,
-    progress: Callable[[float], None] | None,
-    *,
-    with_spans: bool,
-) -> SimulationResult:
+def _simulate_cluster(task: Simulation) -> SimulationResult:
     """The default model: Slurm's cluster with intervals, restarts and placement."""
-    _check_settings(settings, cluster)
-    _check_trace(trace, cluster)
-    begin_s = time.perf_counter()
-    policy = get_policy(policy_name, {"max_wait_s": math.inf, "certify": False, **(options or {})})
-    world, engine = _prepare(trace.jobs, policy, cluster, settings, progress)
-    world.spans = [] if with_spans else None
-    engine.run(trace.jobs)
+    jobs = task.trace.jobs
+    _check_settings(task.settings, task.cluster)
+    _check_trace(task.trace, task.cluster)
+    policy = get_policy(task.policy, {"max_wait_s": math.inf, "certify": False, **task.options})
+    world, engine = _prepare(task, policy)
+    world.spans = [] if task.with_spans else None
+    engine.run(jobs)
     records = tuple(sorted(world.records, key=lambda record: record.job.job_id))
-    checks.check_records(trace.jobs, records)
-    return SimulationResult(
-        policy=policy_name,
-        trace=trace.name,
-        settings=settings,
-        cluster=cluster,
-        records=records,
-        samples=world.meter.samples(),
-        spans=tuple(world.spans or ()),
-        decision_s=tuple(engine.decision_s),
-        wall_s=time.perf_counter() - begin_s,
-    )
+    check_records(jobs, records)
+    return task.result(records, world.meter.samples(), world.spans or (), engine.decision_s)
 
 
-def _prepare(
-    jobs: Sequence[TraceJob],
-    policy: Policy,
-    cluster: Cluster,
-    settings: Settings,
-    progress: Callable[[float], None] | None,
-) -> tuple[World, Engine]:
+def _prepare(task: Simulation, policy: Policy) -> tuple[World, Engine]:
+    settings, jobs = task.settings, task.trace.jobs
     rules = policy.rules if isinstance(policy, QueuePolicy) else PolicyOptions()
     if rules.speed_model == "measured" and not settings.interference:
         raise SimulationError(
             f"policy {policy.name} has the speed model 'measured', which needs measured pairs: give a table with "
             "--interference, or take speed_model=lockstep or speed_model=fair"
         )
-    packs, pairs = getattr(policy, "packs", False), Pairs(settings.interference, jobs)
-    table = pairs.table if packs or _reads_pairs(policy) or settings.interference else None
-    # Made here too, so that a model that lacks its table is refused before anything runs.
+    packs, pairs = policy.supports_packing, Pairs(settings.interference, jobs)
+    table = pairs.table if packs or policy.plain_groups or settings.interference else None
+    # Also made here, so that a model without its table is refused before the simulation starts.
     model = speed_model(rules.speed_model, ordering=rules.ordering, table=table)
-    world = _world(jobs, policy, cluster, settings, pace_of(policy, model), pairs)
+    world = _world(jobs, policy, task.cluster, settings, pace_of(policy, model), pairs)
     engine = Engine(
         world,
         policy,
         shares=rules.max_group_size > 1 or packs,
         stops_jobs=rules.preemption and settings.checkpoints,
         interference=table,
-        progress=progress,
+        progress=task.progress,
     )
     return world, engine
-
-
-def _reads_pairs(policy: Policy) -> bool:
-    """Whether it puts jobs side by side without turns, and says so."""
-    return bool(getattr(policy, "plain_groups", False))
 
 
 def _world(
     jobs: Sequence[TraceJob], policy: Policy, cluster: Cluster, settings: Settings, pace: Pace, pairs: Pairs
 ) -> World:
-    packs = getattr(policy, "packs", False)
+    packs = policy.supports_packing
     nodes = PackedNodes(cluster) if packs else Nodes(cluster)
     sensitivities = sensitivities_of(jobs, cluster, nodes.hosts.fair)
     speeds = Speeds(pace, jobs, sensitivities, nodes.hosts.fair, pairs)
     waiting = WaitingJobs(view_of(policy))
     if isinstance(nodes, PackedNodes):
-        crowding, elastic = crowding_of(settings, pairs), getattr(policy, "elastic", False)
+        crowding, elastic = crowding_of(settings, pairs), policy.elastic
         return PackedWorld(jobs, nodes, settings, speeds, waiting, crowding=crowding, elastic=elastic)
     return World(jobs, nodes, settings, speeds, waiting)
 
@@ -183,3 +156,35 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
             f"job {job.job_id} needs {needs_gib} GiB of GPU memory, but each GPU has "
             f"{cluster.gpu_mem_gib} GiB; simulate larger GPUs, or leave the job out"
         )
+
+
+def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse unknown policies and options before the first simulation starts.
+
+    Args:
+        model: "default" or "reference", which has policies of its own.
+        options: Options by policy.
+
+    Raises:
+        UsageError: Lists the valid names.
+    """
+    for name, chosen in options.items():
+        if model == "default":
+            get_policy(name, chosen)
+        else:
+            check_published(name, chosen)
+
+
+def check_published(policy: str, options: Mapping[str, Any]) -> None:
+    """Refuse a policy or option that the reference model does not know.
+
+    Raises:
+        SimulationError: Lists the valid ones.
+    """
+    if parse_name(policy) is not None:
+        check_synergy(policy, options)
+    elif policy in REFERENCE_POLICIES:
+        check_reference(policy, options)
+    else:
+        valid = ", ".join(PUBLISHED_POLICIES)
+        raise SimulationError(f"the reference model has no policy {policy!r}; valid are: {valid}")

@@ -1,1 +1,1 @@
-"""All that speaks Slurm: SPANK plugin, job_submit snippet, gateway, controller, journal."""
+"""All that speaks Slurm: SPANK plugin, job_submit snippet, gateway, planning, controller, commands."""

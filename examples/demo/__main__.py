@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from muri.launcher.telemetry import timeline, trace_reader
-from sandbox.errors import SandboxError
+from muri.launcher.telemetry import timeline
+from sandbox.support import SandboxError
 
 from .cluster import CHECKOUT, STATE_DIR, Cluster, DemoError, controller, demo_cluster
 from .report import Comparison, print_table
@@ -57,7 +57,7 @@ def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
     traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace.json").split()
     trace = path.with_name("trace.json")
     trace.write_text(cluster.run("cat", traces[0]))
-    slices = trace_reader.read_slices(trace)
+    slices = timeline.read_slices(trace)
     title = "Four jobs on one GPU: each holds a resource while the others hold the other three"
     start_s = timeline.busiest_moment_s(slices, timeline.DEFAULT_SPAN_S)
     timeline.draw(slices, start_s, timeline.DEFAULT_SPAN_S, path, timeline.Captions(title, names))

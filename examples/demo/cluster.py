@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox import lifecycle
-from sandbox.cluster import Partition, Shape
+from sandbox.cluster import SUITES, Partition, Shape
 from sandbox.driver import Driver
-from sandbox.progress import Progress
-from sandbox.suites import SUITES
+from sandbox.support import Progress
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 STATE_DIR = "/var/lib/muri"

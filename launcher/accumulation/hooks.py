@@ -19,8 +19,7 @@ from torch.optim import lr_scheduler, swa_utils
 from torch.optim.optimizer import Optimizer
 from torch.utils.data import dataloader
 
-from muri.launcher.accumulation.loop import SplitLoop
-from muri.launcher.accumulation.state import local
+from muri.launcher.accumulation.loop import SplitLoop, local
 
 FETCH_AHEAD: Final = ("accelerate.data_loader", "lightning.pytorch.loops", "pytorch_lightning.loops")
 """Modules whose loops fetch a batch ahead of the one they train on, and have accumulation of their own."""

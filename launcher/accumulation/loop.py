@@ -1,24 +1,105 @@
 """A training loop whose loader hands out micro-batches without the script's knowing: where it is, and what may pass.
 
-A batch is split when a loader is asked for it. Until its last part was handed out, optimizer steps and all that
-belongs to them wait. What shows that the loop cannot be split so ends the splitting: the batch's parts so far are
-undone, and it is handed out once more, whole.
+A batch is split when a loader is asked for it. Optimizer steps, and all that belongs to them, wait until its last part
+was handed out. A sign that the loop cannot be split ends the splitting: the parts so far are undone, and the batch is
+handed out once more, whole. `local` tells each thread its loop; nothing here imports PyTorch before the script does.
 """
 
+import os
 import sys
+import threading
 import weakref
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
 
-from muri.launcher.accumulation.batch import SplitBatch
-from muri.launcher.accumulation.gradients import Gradients, Shares
-from muri.launcher.accumulation.losses import UnknownLossError
-from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of, varied
+from muri.launcher.accumulation.losses import Shares, UnknownLossError
+from muri.launcher.accumulation.splitting import SplitBatch, UnsplittableError, cut, sample_count, sizes_of, varied
+from muri.launcher.job.environment import hooked_steps
+from muri.launcher.job.session import current_session
+
+_MOST_NODES: Final = 100_000
+
 
 _LEAST_SAMPLES = 2
 """Of a part: layers that normalize over samples refuse a single one."""
 
 _ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
+
+
+class Gradients:
+    """Follows the parameters of one loop: whose gradients they are, and whether they are still there.
+
+    Attributes:
+        batch_norm: Whether the graph normalizes over the samples of a micro-batch.
+    """
+
+    def __init__(self) -> None:
+        self._parameters: list[weakref.ref[Any]] = []
+        self._mark: tuple[weakref.ref[Any], int, int] | None = None
+        self.batch_norm = False
+
+    def look_at(self, loss: Any) -> None:
+        """Learn the parameters from the loss's graph; costs a walk through it the first time only."""
+        if self._parameters:
+            return
+        for node in _nodes(loss.grad_fn):
+            if hasattr(node, "variable"):
+                self._parameters.append(weakref.ref(node.variable))
+            elif "BatchNorm" in node.name():
+                self.batch_norm |= bool(getattr(node, "_saved_training", True))
+
+    def mark(self) -> None:
+        """Remember what was accumulated so far."""
+        for parameter in self._alive():
+            if parameter.grad is not None:
+                self._mark = (weakref.ref(parameter), id(parameter.grad), parameter.grad._version)
+                return
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nobody has cleared or changed what was accumulated since the last `mark`."""
+        if self._mark is None:
+            return True
+        reference, identity, version = self._mark
+        parameter = reference()
+        if parameter is None or parameter.grad is None:
+            return False
+        return id(parameter.grad) == identity and parameter.grad._version == version
+
+    def scale(self, factor: float) -> None:
+        """Multiply all of them."""
+        for parameter in self._alive():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
+    def clear(self) -> None:
+        """Undo what was accumulated; a script that looks at its gradients still finds some."""
+        self._mark = None
+        for parameter in self._alive():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.detach().zero_()
+
+    def forget_mark(self) -> None:
+        """A new batch begins."""
+        self._mark = None
+
+    def _alive(self) -> Iterator[Any]:
+        for reference in self._parameters:
+            parameter = reference()
+            if parameter is not None:
+                yield parameter
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    seen, stack = {root}, [root]
+    while stack and len(seen) < _MOST_NODES:
+        node = stack.pop()
+        yield node
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)
 
 
 class SplitLoop:
@@ -260,3 +341,80 @@ def _full_like(loss: Any, value: float) -> Any:
     import torch  # (there is a loss, so it is there)
 
     return torch.full_like(loss, value)
+
+
+class LocalState(threading.local):
+    """Whether the calling thread's batches are split, and where it is in one.
+
+    A session of a shared runtime trains in a thread of its own, so this is the script's as well.
+    """
+
+    def __init__(self) -> None:
+        self._loop: SplitLoop | None = None
+        self._explicit = False
+        self._looked = False
+        self._partial = False
+
+    @property
+    def loop(self) -> SplitLoop | None:
+        """What splits this thread's loaders; None: nothing does, as in all threads that a script starts itself."""
+        if not self._looked:
+            self._looked = True
+            steps = hooked_steps(os.environ) if _is_first_thread() and not self._explicit else 1
+            if steps > 1:
+                self._loop = SplitLoop(steps)
+        return self._loop
+
+    @property
+    def amid_batch(self) -> bool:
+        """Whether a loader has more parts of the current batch to give: what belongs to whole batches waits."""
+        return self._loop is not None and self._loop.amid_batch
+
+    @property
+    def exchange_waits(self) -> bool:
+        """Whether more parts of the current batch are to come, whoever splits it: ranks exchange with the last."""
+        return self._partial or self.amid_batch
+
+    def refuse(self, reason: str) -> None:
+        """Let loaders give whole batches, for a reason that the user is told, if they were to be split."""
+        if self.loop is not None:
+            self.loop.refuse(reason)
+
+    def become_explicit(self) -> None:
+        """The script splits its batches itself: loaders give whole ones from now on."""
+        if self._loop is not None:
+            self._loop.end()
+        self._explicit, self._looked, self._loop = True, True, None
+
+    @contextmanager
+    def partial(self, amid_batch: bool) -> Iterator[None]:
+        """A micro-batch that the script itself asked for is being worked on.
+
+        Args:
+            amid_batch: Whether it is not the last one of its batch.
+        """
+        self._partial = amid_batch
+        try:
+            yield
+        finally:
+            self._partial = False
+
+    @contextmanager
+    def looping(self, loop: SplitLoop) -> Iterator[None]:
+        """Within the context, let `loop` split what loaders give."""
+        before = self._loop, self._looked
+        self._loop, self._looked = loop, True
+        try:
+            yield
+        finally:
+            loop.end()
+            self._loop, self._looked = before
+
+
+def _is_first_thread() -> bool:
+    """Whether the calling thread is the one that the script begins in."""
+    session, thread = current_session(), threading.current_thread()
+    return thread is threading.main_thread() if session is None else thread not in session.threads
+
+
+local = LocalState()

@@ -1,7 +1,7 @@
 """Reads from autograd's graph whether a loss is a mean over the samples of its batch, a sum, or neither.
 
 The gradient of a mean over B samples is the sum of its micro-batches' mean gradients, each times its part of B; that
-of a sum is their plain sum. What is neither surely one nor the other cannot be split without being asked.
+of a sum is their plain sum. A loss that is not surely one or the other cannot be split without being asked.
 """
 
 from collections.abc import Callable
@@ -185,3 +185,36 @@ def scale_between(first: Reduction, now: Reduction, samples: float) -> float:
     if not all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios):
         raise UnknownLossError("its terms are divided by numbers that differ from part to part")
     return ratios[0] if ratios else 1.0
+
+
+class Shares:
+    """The factor of each micro-batch's loss.
+
+    Means are taken over samples, or over weights of samples (classes' weights, ignored targets), whose sum is only
+    known when all parts are: until then it is estimated from the first part, and corrected before the last.
+    """
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+        self._first: Reduction | None = None
+        self._first_samples = 0
+        self._estimated = 0.0
+        self._seen = 0.0
+
+    def next_share(self, loss: Any, part_samples: int, *, last: bool) -> tuple[float, float]:
+        """Factors of a part's loss, and of the gradients that earlier parts left.
+
+        Raises:
+            UnknownLossError: The loss cannot be split.
+        """
+        reduction = reduction_of(loss, part_samples)
+        if self._first is None:
+            self._first, self._estimated, self._first_samples = reduction, self._samples / part_samples, part_samples
+        ratio = scale_between(self._first, reduction, part_samples / self._first_samples)
+        if reduction.kind != MEAN:
+            return (1.0 if reduction.kind == "sum" else part_samples / self._samples), 1.0
+        self._seen += ratio
+        if not last:
+            return ratio / self._estimated, 1.0
+        correction = self._estimated / self._seen
+        return ratio / self._seen, 1.0 if abs(correction - 1.0) < 1e-9 else correction

@@ -1,23 +1,46 @@
-"""Stages of scripts that mark none: hooks in PyTorch, put there when the script imports it.
+"""Hooks in PyTorch for scripts that call nothing of Muri, put in place when the script imports it.
 
-`watch` says which clock a thread's hooks feed and tells iterations apart, `fetching` and `workers` see
-the DataLoader, `compute` forward, backward and optimizer steps, `collectives` and `data_parallel` the
-network. Nothing here imports torch before the script does. See docs/automatic-stages.md.
+`watch` says which clock a thread's hooks feed and tells iterations apart, `data_loading` sees the DataLoader and its
+workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP. Nothing here imports torch
+before the script does. See docs/automatic-stages.md and, for split batches, docs/sub-batches.md.
 """
 
-from muri.launcher.automatic.imports import after_import
-from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE, guarded_installation, wanted
+import threading
+from types import ModuleType
+from typing import Final
 
-__all__ = ["AUTOMATIC_VARIABLE", "install", "wanted"]
+from muri.launcher.job.import_hooks import after_import
+
+_splitting_lock: Final = threading.Lock()
+_splitting_installed: Final = threading.Event()
 
 
-def install() -> None:
-    """Put the hooks into PyTorch as soon as it is imported; call once in a process."""
-    after_import("torch", _install_hooks)
+def install_stage_hooks() -> None:
+    """Mark the stages of scripts from PyTorch's import on; call once in a process."""
+    after_import("torch", _install_stage_hooks)
 
 
-def _install_hooks() -> None:
-    from muri.launcher.automatic import collectives, compute, data_parallel, fetching, workers
+def install_splitting_hooks() -> None:
+    """Split batches from PyTorch's import on; call after `install_stage_hooks`. A second call changes nothing."""
+    with _splitting_lock:
+        if not _splitting_installed.is_set():
+            _splitting_installed.set()
+            after_import("torch", _install_splitting_hooks)
 
-    for module in (compute, workers, fetching, collectives, data_parallel):
-        guarded_installation(module.__name__.rpartition(".")[2], module.install)
+
+def _install_stage_hooks(_torch: ModuleType) -> None:
+    from muri.launcher.automatic import compute, data_loading, network
+    from muri.launcher.automatic.watch import guarded_installation
+
+    guarded_installation("compute", compute.install)
+    guarded_installation("workers", data_loading.install_workers)
+    guarded_installation("fetching", data_loading.install_fetching)
+    guarded_installation("collectives", network.install_collectives)
+    guarded_installation("data_parallel", network.install_data_parallel)
+
+
+def _install_splitting_hooks(_torch: ModuleType) -> None:
+    from muri.launcher.accumulation import hooks
+    from muri.launcher.automatic.watch import guarded_installation
+
+    guarded_installation("sub-batches", hooks.install)

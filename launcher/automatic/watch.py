@@ -9,8 +9,8 @@ from time import perf_counter
 from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.launcher.clock import PROPAGATE, StageClock
-from muri.launcher.stages import current_clock
+from muri.launcher.job.stage_clock import PROPAGATE, StageClock
+from muri.launcher.telemetry.script_clock import current_clock
 from muri.profiler.records import STAGES
 
 LOAD: Final = STAGES.index("load")
@@ -28,7 +28,11 @@ _BY_STEP: Final = -1
 _NOBODY: Final = 0
 
 
-def wanted(environment: Mapping[str, str]) -> bool:
+_WATCH: Final = "automatic_watch"
+"""The clock keeps its watch, so that both go with the script."""
+
+
+def stages_wanted(environment: Mapping[str, str]) -> bool:
     """Whether hooks may be installed: not with MURI_AUTOMATIC=0."""
     return environment.get(AUTOMATIC_VARIABLE, "1") != "0"
 
@@ -121,7 +125,7 @@ class Watch:
         self.backward_thread: int | None = None
         self.after_backward = ExitStack()
         self.memory: dict[Any, Any] = {}
-        self.wanted = wanted(os.environ)
+        self.wanted = stages_wanted(os.environ)
 
     def is_trainer(self, *, trains: bool) -> bool:
         """Whether the calling thread is the one that trains; training makes it that."""
@@ -148,9 +152,6 @@ class ThreadState(threading.local):
 
 
 thread: Final = ThreadState()
-_WATCH: Final = "automatic_watch"
-"""The clock keeps its watch, so that both go with the script."""
-
 _watches_lock: Final = threading.Lock()
 _off: set[str] = set()
 _in_child: list[bool] = []

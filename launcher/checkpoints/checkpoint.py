@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher.checkpoints import registry as checkpoint_registry
-from muri.launcher.checkpoints import stopping
+from muri.launcher.checkpoints import registry, stopping
 from muri.launcher.checkpoints.loader_position import LoaderPosition
 from muri.launcher.checkpoints.ranks import Agreement, agreement
 from muri.launcher.checkpoints.store import CheckpointError, CheckpointStore, Stored, default_place
-from muri.launcher.clock import StageClock
-from muri.launcher.stages import current_clock
+from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.telemetry.script_clock import current_clock
 
 RETRY_S: Final = 10.0
 """After a checkpoint that failed, the next one is tried that much later."""
+
 
 PathFunction = Callable[[Path], object]
 
@@ -79,7 +79,7 @@ class Functions:
                 raise UsageError(f"muri.checkpoint: {name}={value!r} must be a number > 0, or None for never")
 
 
-class Checkpointer:
+class BoundaryCheckpointer:
     """Saves one script's state at iteration boundaries.
 
     Attributes:
@@ -234,18 +234,18 @@ def checkpoint(
         UsageError: An argument is wrong, or it was called before.
     """
     functions = Functions(save, load, every_s, every_iterations)
-    if checkpoint_registry.current() is not None:
+    if registry.current() is not None:
         raise UsageError("muri.checkpoint was called before in this script; call it once, with all of its state")
     ranks = agreement()
     store = CheckpointStore(default_place(os.environ, Path.cwd(), ranks.rank, ranks.world_size))
     clock = current_clock()
-    checkpointer = Checkpointer(functions, store, clock, ranks)
+    checkpointer = BoundaryCheckpointer(functions, store, clock, ranks)
     try:
         resumed = checkpointer.resume()
     except BaseException:
         checkpointer.close()
         raise
-    checkpoint_registry.register(checkpointer)
+    registry.register(checkpointer)
     clock.at_boundary.append(checkpointer.at_boundary)
     stopping.watch(checkpointer)
     return resumed
@@ -258,7 +258,7 @@ def should_stop() -> bool:
     loop when it is true. In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
     this is always false, as it is before `muri.checkpoint`.
     """
-    checkpointer = checkpoint_registry.current()
+    checkpointer = registry.current()
     if checkpointer is None or not checkpointer.own_boundary():
         return False
     stopping.requeue_if_wanted()

@@ -1,15 +1,18 @@
 """Where the training loop stands in its loader, and how a resumed script gets back there.
 
-The first `muri.batches` loop after `muri.checkpoint` is the training loop; each of its runs is an epoch.
+The first `muri.batches` loop after `muri.checkpoint` is the training loop; each of its runs is an epoch. The states of
+all random generators that a training script draws from belong to the position, as plain JSON values.
 """
 
+import base64
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from muri.launcher.checkpoints import registry as checkpoint_registry
-from muri.launcher.checkpoints import rng_state
-
 Batch = TypeVar("Batch")
+
+
 Site = tuple[str, int]
 """File and line of a `muri.batches(…)`: tells the training loop from others."""
 
@@ -39,14 +42,14 @@ class LoaderPosition:
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, the generators' states now included."""
-        rng = rng_state.capture(self._generators)
+        rng = capture_generators(self._generators)
         return {"epoch": self.epoch, "batch": self.batch, "epoch_start": self._start, "rng": rng}
 
     def resume_at(self, facts: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's facts at the next run of the training loop."""
         self.epoch, self.batch = int(facts["epoch"]), int(facts["batch"])
         self._resume = facts
-        rng_state.restore(facts["rng"])
+        restore_generators(facts["rng"])
 
     def begin(self, loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
         """Iterate over a loader; in the training loop that goes on, from its next batch.
@@ -62,14 +65,14 @@ class LoaderPosition:
             self._others.append(site)
             return self._until_its_end(iter(loader), site)
         self._others.clear()
-        self._generators = rng_state.generators_of(loader)
+        self._generators = generators_of(loader)
         facts, self._resume = self._resume, None
         if facts is not None and facts["epoch_start"] is not None:
             return self._go_on(loader, facts, skipped)
         if self._begun:
             self.epoch += 1
         self._begun, self.batch = True, 0
-        self._start = rng_state.capture(self._generators)
+        self._start = capture_generators(self._generators)
         return iter(loader)
 
     def batch_done(self) -> None:
@@ -83,12 +86,12 @@ class LoaderPosition:
 
     def _go_on(self, loader: Iterable[Batch], facts: Mapping[str, Any], skipped: Callable[[], None]) -> Iterator[Batch]:
         self._begun, self._start = True, facts["epoch_start"]
-        rng_state.restore(facts["epoch_start"], self._generators)
+        restore_generators(facts["epoch_start"], self._generators)
         source = iter(loader)
         for _ in range(self.batch):
             next(source, None)
             skipped()
-        rng_state.restore(facts["rng"], self._generators)
+        restore_generators(facts["rng"], self._generators)
         return source
 
     def _until_its_end(self, source: Iterator[Batch], site: Site) -> Iterator[Batch]:
@@ -97,7 +100,66 @@ class LoaderPosition:
             self._others.pop()
 
 
-def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
-    """What `muri.batches` iterates over: the loader, or the rest of it in a script that resumes."""
-    checkpointer = checkpoint_registry.current()
-    return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)
+def capture_generators(generators: Iterable[Any] = ()) -> dict[str, Any]:
+    """The states now: Python's, NumPy's and PyTorch's global generators and the given `torch.Generator` objects.
+
+    Only libraries that the script has imported are looked at.
+    """
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {"python": [version, list(words), gauss]}
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    if numpy is not None:
+        kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)]
+    if torch is not None:
+        state["torch"] = _text(torch.get_rng_state())
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            state["cuda"] = [_text(each) for each in torch.cuda.get_rng_state_all()]
+    state["generators"] = [_text(generator.get_state()) for generator in generators]
+    return state
+
+
+def restore_generators(state: Mapping[str, Any], generators: Iterable[Any] = ()) -> None:
+    """Put the states back that `capture_generators` returned.
+
+    Args:
+        state: What `capture_generators` returned.
+        generators: The same generators, in the same order.
+    """
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    if "numpy" in state:
+        import numpy as np  # (only for scripts that had it)
+
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if "torch" in state:
+        import torch  # (only for scripts that had it)
+
+        torch.set_rng_state(_tensor(state["torch"]))
+        if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
+            torch.cuda.set_rng_state_all([_tensor(each) for each in state["cuda"]])
+    for generator, text in zip(generators, state["generators"], strict=False):
+        generator.set_state(_tensor(text))
+
+
+def generators_of(loader: object) -> list[Any]:
+    """The `torch.Generator` objects that a `DataLoader` shuffles with, each once."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return []
+    sampler = getattr(loader, "sampler", None)
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = [getattr(holder, "generator", None) for holder in (loader, sampler, inner)]
+    unique = {id(each): each for each in found if isinstance(each, torch.Generator)}
+    return list(unique.values())
+
+
+def _text(tensor: Any) -> str:
+    return base64.b64encode(tensor.cpu().numpy().tobytes()).decode("ascii")
+
+
+def _tensor(text: str) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,12 +1,38 @@
 """Which checkpointer belongs to the script that is calling."""
 
 import os
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol, TypeVar
 
-from muri.launcher.context import PerSession, SessionState, current_session
+from muri.launcher.checkpoints.loader_position import LoaderPosition, Site
+from muri.launcher.job.session import PerSession, SessionState, current_session
 
-if TYPE_CHECKING:
-    from muri.launcher.checkpoints.checkpoint import Checkpointer
+Batch = TypeVar("Batch")
+
+
+class Checkpointer(Protocol):
+    """What the launcher asks of a script's checkpointer (`checkpoint.BoundaryCheckpointer`).
+
+    Attributes:
+        position: Where the training loop stands in its loader.
+        stopped_at: Iteration of the checkpoint after which the script was ended, None while it was not.
+    """
+
+    position: LoaderPosition
+    stopped_at: int | None
+
+    @property
+    def is_first_rank(self) -> bool:
+        """Whether this process speaks for all ranks of the job."""
+
+    def ask_stop(self) -> None:
+        """Save and end the script at its next iteration boundary. Safe in a signal handler."""
+
+    def own_boundary(self) -> bool:
+        """A loop that marks no stages ends an iteration; returns whether the script stops now, its state being safe."""
+
+    def close(self) -> None:
+        """The script has ended: keep nothing of it."""
 
 
 class _Place:
@@ -20,19 +46,25 @@ _process: Final = _Place()
 _per_session: Final = PerSession(_Place)
 
 
-def current() -> "Checkpointer | None":
+def current() -> Checkpointer | None:
     """The calling script's checkpointer, None before it called `muri.checkpoint`."""
     return _place().checkpointer
 
 
-def of(session: SessionState) -> "Checkpointer | None":
+def of(session: SessionState) -> Checkpointer | None:
     """A session's checkpointer, None before its script called `muri.checkpoint`."""
     return _per_session.of(session).checkpointer
 
 
-def register(checkpointer: "Checkpointer | None") -> None:
+def register(checkpointer: Checkpointer) -> None:
     """Make it the calling script's."""
     _place().checkpointer = checkpointer
+
+
+def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
+    """What `muri.batches` iterates over: the loader, or the rest of it in a script that resumes."""
+    checkpointer = current()
+    return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)
 
 
 def _place() -> _Place:

@@ -7,17 +7,15 @@ import sys
 import threading
 from collections.abc import Mapping
 from types import FrameType
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from muri.errors import MuriError
-from muri.launcher import gloo_exit
-from muri.launcher.checkpoints import registry as checkpoint_registry
-from muri.launcher.context import SessionState, current_session
-from muri.launcher.durations import wait_for_end
-from muri.launcher.membership import load_membership
-
-if TYPE_CHECKING:
-    from muri.launcher.checkpoints.checkpoint import Checkpointer
+from muri.launcher.checkpoints import registry
+from muri.launcher.checkpoints.registry import Checkpointer
+from muri.launcher.job.environment import wait_for_end
+from muri.launcher.job.scheduler import load_membership
+from muri.launcher.job.script import wait_for_gloo_at_exit
+from muri.launcher.job.session import SessionState, current_session
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 """Slurm's own SIGTERM, and what users choose for `--signal`."""
@@ -32,14 +30,14 @@ class ScriptStoppedError(SystemExit):
     """Ends a script whose state was saved; its `finally` blocks run."""
 
 
-def watch(checkpointer: "Checkpointer") -> None:
+def watch(checkpointer: Checkpointer) -> None:
     """From now on the stop signals ask for a checkpoint; the controller is told that the job has one.
 
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
     """
     environment = dict(os.environ)
     if current_session() is None:
-        gloo_exit.wait_at_exit()
+        wait_for_gloo_at_exit()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 _chain(number, checkpointer)
@@ -53,7 +51,7 @@ def notify(session: SessionState, signum: int) -> bool:
     Returns:
         Whether that is all there is to do: the script has a checkpoint and no handler of its own.
     """
-    checkpointer = checkpoint_registry.of(session)
+    checkpointer = registry.of(session)
     if checkpointer is None or signum not in STOP_SIGNALS:
         return False
     checkpointer.ask_stop()
@@ -111,7 +109,7 @@ def run_of(environment: Mapping[str, str]) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _chain(number: int, checkpointer: "Checkpointer") -> None:
+def _chain(number: int, checkpointer: Checkpointer) -> None:
     before = signal.getsignal(number)
     if before == signal.SIG_IGN:
         return

@@ -12,21 +12,31 @@ nobody's way may do so. In a group of several ranks a still member may wait for 
 """
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Protocol
 
 from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import Arbiter
-from muri.launcher.hangs.evidence import Look, look_at, threads_of
-from muri.launcher.hangs.family import Roots, family_of
-from muri.launcher.hangs.patience import TIMEOUT_VARIABLE, Patience, interval_of, timeout_of
-from muri.launcher.member_session import MemberSession
+from muri.launcher.hangs.evidence import (
+    IdleTimer,
+    Look,
+    children_of,
+    has_in_environment,
+    interval_of,
+    look_at,
+    threads_of,
+    trees,
+)
+from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
+from muri.launcher.job.session import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")
 
-HINT: Final = f"{TIMEOUT_VARIABLE} sets the time, 0: never"
+HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +79,8 @@ class Peers(Protocol):
 class _Watched:
     """What is remembered of a session between looks."""
 
-    still: Patience
-    stopped: Patience
+    still: IdleTimer
+    stopped: IdleTimer
     timeout_s: float = field(default=0.0)
 
 
@@ -128,11 +138,11 @@ class HangWatch:
     def _begin(self, session: MemberSession) -> _Watched:
         timeout_s = self._timeout_s
         try:
-            timeout_s = timeout_of(session.environment(), timeout_s)
+            timeout_s = hang_timeout_s(session.environment(), timeout_s)
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = interval_of(timeout_s)
-        return _Watched(Patience(interval_s), Patience(interval_s), timeout_s)
+        return _Watched(IdleTimer(interval_s), IdleTimer(interval_s), timeout_s)
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         watched, own = self._watched[session], roots[session]
@@ -156,3 +166,37 @@ def still_cause(scope: str) -> str:
         f"the script holds a resource for which other jobs wait, and nothing of it has worked {scope}: it hangs and is "
         f"ended ({HINT})"
     )
+
+
+def own_threads(numbers: Iterable[int]) -> list[Path]:
+    """Threads of this process."""
+    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
+
+
+def family_of(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
+    """All threads that work for a member, those of its subprocesses included.
+
+    A worker that was forked by a thread which has ended belongs to nobody any more: it counts for every member.
+
+    Args:
+        member: Its job id, which its subprocesses have in their environment.
+        roots: Where to begin.
+        others: The roots of the other members.
+    """
+    if roots.supervisor:
+        return list(trees([roots.supervisor]))
+    own = own_threads(roots.threads)
+    theirs = {child for other in others for child in children_of(own_threads(other.threads))}
+    mine = set(children_of(own))
+    for child in set(children_of(threads_of(os.getpid()))) - theirs - mine:
+        if has_in_environment(child, "SLURM_JOB_ID", member) or _is_fork(child):
+            mine.add(child)
+    return [*own, *trees(mine)]
+
+
+def _is_fork(pid: int) -> bool:
+    """Whether a process is a fork of this one that runs no other program."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() == Path("/proc/self/cmdline").read_bytes()
+    except OSError:
+        return False

@@ -6,14 +6,19 @@ over the watchdog's standard output, to the runtime, which is continued for endi
 """
 
 import ctypes
+import logging
 import os
 import signal
+import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.hangs.evidence import look_at, threads_of
-from muri.launcher.hangs.patience import Patience, interval_of
+from muri.launcher.hangs.evidence import IdleTimer, interval_of, look_at, threads_of
+
+logger = logging.getLogger("muri.launcher")
 
 END_GRACE_S: Final = 30.0
 """How long the runtime may take to end its scripts, once it was continued."""
@@ -29,7 +34,7 @@ def main(runtime: int, timeout_s: float) -> None:
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     interval_s = interval_of(timeout_s)
-    patience = Patience(interval_s)
+    patience = IdleTimer(interval_s)
     while os.getppid() == runtime:
         look = look_at(threads_of(runtime))
         still_s = patience.still_s(look, look.stopped)
@@ -53,3 +58,40 @@ def _end(runtime: int, cause: str) -> None:
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), float(sys.argv[2]))
+
+
+class Guard:
+    """Has this process watched from outside; without a watchdog it goes on unwatched.
+
+    Args:
+        timeout_s: How long this process may be stopped.
+        on_hang: Called with the cause, once this process was continued in order to end.
+    """
+
+    def __init__(self, timeout_s: float, on_hang: Callable[[str], None]) -> None:
+        self._timeout_s = timeout_s
+        self._on_hang = on_hang
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start the watchdog; it ends with the calling thread, which should be the main one."""
+        if not self._timeout_s:
+            return
+        command = [sys.executable, "-P", "-m", "muri.launcher.hangs.watchdog", str(os.getpid()), str(self._timeout_s)]
+        try:
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        except OSError as error:
+            logger.warning("nobody watches whether this process hangs: %s", error)
+            return
+        threading.Thread(target=self._listen, args=(self._process,), name="watchdog", daemon=True).start()
+
+    def close(self) -> None:
+        """End the watchdog."""
+        if self._process is not None:
+            self._process.kill()
+
+    def _listen(self, process: "subprocess.Popen[str]") -> None:
+        assert process.stdout is not None
+        cause = process.stdout.readline().strip()
+        if cause:
+            self._on_hang(cause)

@@ -4,66 +4,58 @@ Every patch asks `current_session()` and does what it always did in the runtime'
 Nothing here knows of sockets or resources. docs/isolation.md says what is isolated, how, and what stays shared.
 """
 
-from collections.abc import Callable
-from typing import Final
-
-from muri.launcher.context import SessionState
 from muri.launcher.isolation import (
-    autograd_threads,
-    c_output,
-    environment,
-    exits,
-    file_numbers,
-    import_hooks,
-    import_turns,
     interpreter,
-    local_modules,
-    log_configuration,
-    log_handlers,
-    numpy_random,
+    local_imports,
+    logs_and_warnings,
     process_group,
-    process_settings,
-    python_random,
-    signals,
-    streams,
-    subprocesses,
-    threads,
-    torch_dtype,
-    torch_flags,
-    torch_random,
-    torch_threads,
-    warning_filters,
+    random_generators,
+    signals_and_exits,
+    standard_files,
+    threads_and_processes,
+    torch_settings,
 )
-from muri.launcher.isolation.exits import SessionExit
-from muri.launcher.isolation.threads import begin
-from muri.launcher.isolation.torch_flags import on_propagate
+from muri.launcher.isolation.local_imports import LocalModules
+from muri.launcher.job.session import SessionState
 
-__all__ = ["SessionExit", "begin", "forget_modules", "install", "on_propagate"]
-
-_forget: Final[list[Callable[[SessionState], None]]] = []
-
-
-def forget_modules(session: SessionState) -> None:
-    """Drop what a session that ended still has: process groups, modules from its own directories, and the rest."""
-    for function in _forget:
-        function(session)
-    session.belongings.clear()
+_installed: list[LocalModules] = []
 
 
 def install() -> None:
     """Patch this process; call once, from its main thread, before any session starts."""
-    for module in (import_hooks, streams, interpreter, environment, threads, signals, subprocesses):
-        module.install()
-    libraries = (python_random, numpy_random, torch_random, torch_dtype, torch_threads, torch_flags, autograd_threads)
-    for library in (*libraries, process_group):
-        library.install()
-    file_numbers.install()
-    threads.at_session_start(c_output.install().begin)
-    modules = local_modules.install()
-    import_turns.install(modules)
-    exits.install(modules)
-    log_configuration.install(modules)
-    log_handlers.install()
-    warning_filters.install()
-    process_settings.install()
-    _forget.extend((process_group.close, torch_dtype.forget, torch_flags.forget, modules.forget))
+    standard_files.install_streams()
+    interpreter.install_interpreter()
+    interpreter.install_environment()
+    threads_and_processes.install_threads()
+    signals_and_exits.install_signals()
+    threads_and_processes.install_subprocesses()
+    # Libraries, each once a script imports it.
+    random_generators.install_python_random()
+    random_generators.install_numpy_random()
+    random_generators.install_torch_random()
+    torch_settings.install_default_dtype()
+    torch_settings.install_torch_threads()
+    torch_settings.install_torch_flags()
+    threads_and_processes.install_autograd_threads()
+    process_group.install_process_groups()
+    standard_files.install_file_numbers()
+    threads_and_processes.at_session_start(standard_files.install_c_output().begin)
+    # What follows has to tell a script's own modules from installed ones.
+    modules = local_imports.install_local_modules()
+    local_imports.install_import_turns(modules)
+    signals_and_exits.install_exits(modules)
+    logs_and_warnings.install_log_configuration(modules)
+    logs_and_warnings.install_log_handlers()
+    logs_and_warnings.install_warnings()
+    interpreter.install_settings()
+    _installed.append(modules)
+
+
+def forget(session: SessionState) -> None:
+    """Drop what a session that ended still has: process groups, modules from its own directories, and the rest."""
+    process_group.close_process_groups(session)
+    torch_settings.forget_default_dtype(session)
+    torch_settings.forget_torch_flags(session)
+    for modules in _installed:
+        modules.forget(session)
+    session.belongings.clear()

@@ -1,11 +1,17 @@
 """What belongs to a script's interpreter: sys.argv, sys.path and the module `__main__`."""
 
+import gc
+import os
+import socket
 import sys
+import tempfile
+import threading
+from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
-from muri.launcher.context import current_session
-from muri.launcher.isolation.module_properties import add_properties
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.session import PerSession, add_properties, current_session, session_value
 
 
 class MainProxy(ModuleType):
@@ -52,9 +58,197 @@ def _list_property(name: str) -> property:
     return property(get, put)
 
 
-def install() -> None:
+def install_interpreter() -> None:
     """Give each session its arguments, its search path and its `__main__`."""
     add_properties(sys, {"argv": _list_property("argv"), "path": _list_property("path")})
     main = MainProxy("__main__")
     ModuleType.__getattribute__(main, "__dict__").update(sys.modules["__main__"].__dict__)
     sys.modules["__main__"] = main
+
+
+class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
+    """`os.environ` whose content is the session's; the process's C environment is never touched."""
+
+    @property
+    def _data(self) -> Any:
+        session = current_session()
+        return self.__dict__["_data"] if session is None else session.environment
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Set a variable of the session."""
+        if current_session() is None:
+            super().__setitem__(key, value)
+        else:
+            self._data[self.encodekey(key)] = self.encodevalue(value)
+
+    def __delitem__(self, key: Any) -> None:
+        """Remove a variable of the session."""
+        if current_session() is None:
+            super().__delitem__(key)
+            return
+        try:
+            del self._data[self.encodekey(key)]
+        except KeyError:
+            raise KeyError(key) from None
+
+
+def install_environment() -> None:
+    """Make `os.environ` and `os.environb` look into the session."""
+    for environment in (os.environ, os.environb):
+        environment.__class__ = SessionEnviron
+
+
+_values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
+
+
+def _install_hooks() -> None:
+    """The interpreter calls what stands in the module's dictionary: that calls the session's hook."""
+    for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
+        _install_hook(module, name)
+
+
+def _install_hook(module: ModuleType, name: str) -> None:
+    key, plain = f"{module.__name__}.{name}", getattr(module, name)
+    values = _values
+
+    def own(*args: Any) -> Any:
+        session = current_session()
+        hook = None if session is None else values.of(session).get(key)
+        return (plain if hook is None else hook)(*args)
+
+    def get(_module: ModuleType) -> Any:
+        session = current_session()
+        return plain if session is None else values.of(session).get(key, plain)
+
+    def put(changed: ModuleType, value: Any) -> None:
+        session = current_session()
+        if session is None:
+            changed.__dict__[name] = value
+        else:
+            values.of(session)[key] = value
+
+    module.__dict__[name] = own
+    add_properties(module, {name: property(get, put)})
+
+
+def own_excepthook() -> Callable[..., Any] | None:
+    """What the session has set as `sys.excepthook`, None if nothing."""
+    session = current_session()
+    return None if session is None else _values.of(session).get("sys.excepthook")
+
+
+def _install_temporary_directory() -> None:
+    """Each member has its own $TMPDIR; Python looks for it once."""
+    plain = tempfile._gettempdir  # type: ignore[attr-defined]
+    directories: PerSession[dict[str, Any]] = PerSession(lambda: {"tempdir": None})
+
+    def gettempdir() -> Any:
+        session = current_session()
+        if session is None:
+            return plain()
+        own = directories.of(session)
+        if own["tempdir"] is None:
+            own["tempdir"] = tempfile._get_default_tempdir()  # type: ignore[attr-defined]
+        return own["tempdir"]
+
+    tempfile._gettempdir = gettempdir  # type: ignore[attr-defined]
+    add_properties(tempfile, {"tempdir": session_value("tempdir", directories)})
+
+
+def _install_socket_timeout() -> None:
+    plain_get, plain_set, make = socket.getdefaulttimeout, socket.setdefaulttimeout, socket.socket.__init__
+
+    def getdefaulttimeout() -> Any:
+        session = current_session()
+        return plain_get() if session is None else _values.of(session).get("socket.timeout")
+
+    def setdefaulttimeout(timeout: Any, /) -> None:
+        session = current_session()
+        if session is None:
+            plain_set(timeout)
+        elif timeout is not None and timeout < 0:
+            raise ValueError("Timeout value out of range")
+        else:
+            _values.of(session)["socket.timeout"] = timeout
+
+    def session_make(own: Any, *args: Any, **kwargs: Any) -> None:
+        make(own, *args, **kwargs)
+        session = current_session()
+        timeout = None if session is None else _values.of(session).get("socket.timeout")
+        if timeout is not None:
+            own.settimeout(timeout)
+
+    socket.getdefaulttimeout, socket.setdefaulttimeout = getdefaulttimeout, setdefaulttimeout
+    socket.socket.__init__ = session_make  # type: ignore[method-assign, assignment]
+
+
+def _install_collector() -> None:
+    """A member that turns the collector off must not let the others' memory grow."""
+    plain = {name: getattr(gc, name) for name in ("enable", "disable", "isenabled", "freeze", "set_threshold")}
+
+    def only_outside(name: str, value: bool | None) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            session = current_session()
+            if session is None:
+                return plain[name](*args)
+            if value is not None:
+                _values.of(session)["gc.enabled"] = value
+            return None
+
+        return call
+
+    def isenabled() -> bool:
+        session = current_session()
+        return bool(plain["isenabled"]() if session is None else _values.of(session).get("gc.enabled", True))
+
+    gc.enable, gc.disable, gc.isenabled = only_outside("enable", True), only_outside("disable", False), isenabled
+    gc.freeze, gc.set_threshold = only_outside("freeze", None), only_outside("set_threshold", None)
+
+
+def _install_recursion_limit() -> None:
+    plain_get, plain_set = sys.getrecursionlimit, sys.setrecursionlimit
+
+    def setrecursionlimit(limit: int, /) -> None:
+        session = current_session()
+        if session is None or limit <= 0:
+            plain_set(limit)
+            return
+        plain_set(max(limit, plain_get()))  # it holds for all threads: never less than another member asked for
+        _values.of(session)["recursion"] = limit
+
+    def getrecursionlimit() -> int:
+        session = current_session()
+        return int(plain_get() if session is None else _values.of(session).get("recursion", plain_get()))
+
+    sys.setrecursionlimit, sys.getrecursionlimit = setrecursionlimit, getrecursionlimit
+
+
+def _patch_start_method(context: ModuleType) -> None:
+    """`multiprocessing.set_start_method` may be called once, by each member."""
+    default = context._default_context
+    kept: PerSession[dict[str, Any]] = PerSession(dict)
+
+    def get(own: Any) -> Any:
+        session = current_session()
+        if session is None or own is not default:
+            return own.__dict__.get("_actual_context")
+        return kept.of(session).get("context")
+
+    def put(own: Any, value: Any) -> None:
+        session = current_session()
+        if session is None or own is not default:
+            own.__dict__["_actual_context"] = value
+        else:
+            kept.of(session)["context"] = value
+
+    type(default)._actual_context = property(get, put)
+
+
+def install_settings() -> None:
+    """Patch the modules that hold these settings."""
+    _install_hooks()
+    _install_temporary_directory()
+    _install_socket_timeout()
+    _install_collector()
+    _install_recursion_limit()
+    after_import("multiprocessing.context", _patch_start_method)

@@ -9,8 +9,8 @@ import logging
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
-from muri.launcher.context import PerSession, SessionState, current_session
-from muri.launcher.isolation.import_hooks import after_import
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.session import PerSession, SessionState, current_session
 
 logger = logging.getLogger("muri.launcher")
 
@@ -133,7 +133,7 @@ def _is_group(value: Any) -> bool:
     return type(value).__name__.startswith("ProcessGroup")
 
 
-def close(session: SessionState) -> None:
+def close_process_groups(session: SessionState) -> None:
     """Tear down the groups that a script left, as the end of a process would, so that its peers do not wait."""
     world = session.belongings.pop(_worlds, None)
     if world is None or world.default_pg is None:
@@ -153,7 +153,7 @@ def _unregister(name: str) -> None:
     _unregister_process_group(name)  # type: ignore[arg-type, unused-ignore] # a NewType of str in the stubs
 
 
-def install() -> None:
+def install_process_groups() -> None:
     """Patch `torch.distributed` once it is imported."""
     after_import("torch.distributed.distributed_c10d", _patch)
     for name in _WITH_DEFAULT_GROUP:

@@ -24,14 +24,15 @@ from muri.errors import MuriError
 
 logger = logging.getLogger("muri.launcher")
 
-Message = dict[str, list[str | int]]
-
 LARGEST_MESSAGE_BYTES: Final = 4096
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 RETRY_S: Final = 0.1
 _MOST_HANDSHAKES: Final = 16
 _CHALLENGE_BYTES: Final = 32
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+Message = dict[str, list[str | int]]
 
 
 class RankLinkError(MuriError):

@@ -32,8 +32,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
-from muri.launcher.clock import IterationRecord
+from muri.launcher.arbitration.arbiter import MACHINE_CLOCK, Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.records import STAGES
 
 NETWORK: Final = STAGES.index("synchronize")
@@ -93,7 +93,7 @@ class Leader:
                 raise WaitInterruptedError(member)
             if self._complete(member):
                 return
-            waiter = Waiter(member, NETWORK)
+            waiter = Waiter(member, NETWORK, MACHINE_CLOCK)
             self._waiting.setdefault(member, []).append(waiter)
         waiter.sleep()
         if waiter.interrupted:

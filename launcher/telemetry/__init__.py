@@ -1,1 +1,1 @@
-"""What people and the controller see of a running group: rates, traces, `muri top`, `muri timeline`."""
+"""What is measured of a script and shown of a group: its clock, dry runs, traces, `muri top`, `muri timeline`."""

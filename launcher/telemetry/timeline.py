@@ -1,7 +1,7 @@
 """The command `muri timeline`: a trace as a picture of who held which resource when, and as shares."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from muri.errors import UsageError
-from muri.launcher.telemetry.trace_reader import Slice, read_slices
 from muri.profiler.records import RESOURCES, STAGES
 
 if TYPE_CHECKING:
@@ -34,6 +33,30 @@ The trace comes from `muri run --trace out.json`, or from the runtime of a
 group (host.trace in muri.yaml). The same file opens in
 https://ui.perfetto.dev and chrome://tracing.
 """
+
+
+_WAIT: Final = "wait for "
+
+
+class TraceFileError(UsageError):
+    """The file is no trace of stages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A stretch of a member's time.
+
+    Attributes:
+        member: Job id, or "solo".
+        what: The stage, or "wait".
+        start_s: Start, in seconds since the epoch.
+        end_s: End.
+    """
+
+    member: str
+    what: str
+    start_s: float
+    end_s: float
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
@@ -178,3 +201,65 @@ def _print_shares(shares: dict[str, dict[str, float]]) -> None:
         other = max(0.0, 1 - sum(parts.values()))
         table.add_row(member, *(f"{share:.0%}" for share in (*parts.values(), other)))
     Console(highlight=False).print(table)
+
+
+def read_slices(path: Path) -> list[Slice]:
+    """All stretches of a trace, in the order of the file.
+
+    Raises:
+        TraceFileError: The file cannot be read, or holds no stage.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceFileError(f"cannot read the trace {path}: {error}") from error
+    try:
+        slices = list(_from_lines(text) if path.suffix == ".jsonl" else _from_events(load_events(text)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise TraceFileError(
+            f"{path} is no trace of stages: {error}. Write one with: muri run --trace {path.name}"
+        ) from error
+    if not slices:
+        raise TraceFileError(f"the trace {path} holds no stage; does the script mark any?")
+    return slices
+
+
+def load_events(text: str) -> list[dict[str, Any]]:
+    """Chrome trace events of a JSON array whose end may be missing.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        events = json.loads(text)
+    except ValueError:
+        whole, _, _ = text.rstrip().removesuffix(",").rpartition("}")
+        events = json.loads(whole + "}\n]")
+    if isinstance(events, dict):  # the format's other form, as other tools save it
+        events = events["traceEvents"]
+    if not isinstance(events, list):
+        raise ValueError("it is no list of events")  # noqa: TRY004 (the content is wrong, not an argument's type)
+    return events
+
+
+def _from_events(events: Iterable[Mapping[str, Any]]) -> Iterable[Slice]:
+    names = {
+        (event["pid"], event["tid"]): event["args"]["name"] for event in events if event.get("name") == "thread_name"
+    }
+    for event in events:
+        track = names.get((event.get("pid"), event.get("tid")), "")
+        name = str(event.get("name"))
+        if event.get("ph") != "X" or not track.startswith("job "):
+            continue
+        what = "wait" if name.startswith(_WAIT) else name
+        if what == "wait" or what in STAGES:
+            start_s = event["ts"] / 1e6
+            yield Slice(track.removeprefix("job ").partition(",")[0], what, start_s, start_s + event["dur"] / 1e6)
+
+
+def _from_lines(text: str) -> Iterable[Slice]:
+    for line in text.splitlines():
+        event = json.loads(line)
+        if event["wait_s"] > 0:
+            yield Slice(event["member"], "wait", event["start_s"] - event["wait_s"], event["start_s"])
+        yield Slice(event["member"], event["stage"], event["start_s"], event["end_s"])

@@ -3,19 +3,24 @@
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePath
+from typing import Any, Final
 
 import click
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from muri.launcher.telemetry.top_render import SORTS, render
-from muri.launcher.telemetry.top_source import GroupView, NoGroupError, find_groups, read_group
+from muri.errors import MuriError, UsageError
+from muri.launcher.wire.protocol import RUN_DIR_VARIABLE, default_run_dir
 
 NARROWEST: Final = 80
 
@@ -35,6 +40,59 @@ the controller expected; ! marks a difference above 20 %. "process" in STATE:
 running, in a process of its own. The last line of a group shows for how much
 of the time each resource is held, and by whom at this moment.
 """
+
+
+STALE_S: Final = 10.0
+"""A runtime writes its status every second; an older file is that of one that died or hangs."""
+
+_STATUS_NAME: Final = re.compile(r"host-\d+(\.rank\d+)?\.json")
+_RUN_DIR_NAME: Final = re.compile(r"muri-(\d+)")
+BAR_WIDTH: Final = 16
+DIFFERS_BY: Final = 0.2
+"""Measured and predicted speed that differ by more are marked, as the controller does."""
+
+SORTS: Final = ("job", "speed", "iterations", "wait")
+PARTS: Final = (
+    ("load", "L", "on blue"),
+    ("preprocess", "P", "black on yellow"),
+    ("propagate", "G", "black on green"),
+    ("synchronize", "S", "on magenta"),
+    ("wait", "w", "dim"),
+    ("other", "·", "dim"),
+)
+LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other  ! off plan"
+
+
+class NoGroupError(MuriError):
+    """There is no group to look at."""
+
+
+class StatusFileError(UsageError):
+    """A status file was named that is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group's status.
+
+    Attributes:
+        path: Where it was read.
+        status: The content of the file, see docs/telemetry.md.
+        age_s: Seconds since it was written.
+    """
+
+    path: Path
+    status: Mapping[str, Any]
+    age_s: float
+
+    @property
+    def stale(self) -> bool:
+        """Whether the runtime has stopped writing."""
+        return self.age_s > STALE_S
+
+    def to_json(self) -> dict[str, object]:
+        """For `--json`."""
+        return {"file": str(self.path), "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
@@ -97,3 +155,192 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         )
     finally:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
+
+
+def read_group(path: Path, now_s: float | None = None) -> GroupView:
+    """Read one status file.
+
+    Raises:
+        StatusFileError: It is missing, unreadable or something else.
+    """
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise StatusFileError(f"{path} is no status file of a runtime: it is not JSON ({error})") from error
+    if not isinstance(status, dict) or not isinstance(status.get("members"), dict) or "discipline" not in status:
+        raise StatusFileError(
+            f"{path} is no status file of a runtime: it lacks the members; a runtime writes one with --status-file"
+        )
+    return GroupView(path, status, max(0.0, (now_s or time.time()) - _written_s(status, path)))
+
+
+def _written_s(status: Mapping[str, Any], path: Path) -> float:
+    try:
+        return datetime.fromisoformat(str(status["updated"])).timestamp()
+    except (KeyError, ValueError):
+        return path.stat().st_mtime
+
+
+def run_dirs(environment: Mapping[str, str]) -> list[Path]:
+    """The run directories to look into: the user's own; for root those of all users, if nobody tampered with them."""
+    own = default_run_dir(environment)
+    if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
+        return [own]
+    return sorted(path for path in own.parent.glob("muri-*") if _belongs_to_its_user(path))
+
+
+def _belongs_to_its_user(path: Path) -> bool:
+    name = _RUN_DIR_NAME.fullmatch(path.name)
+    try:
+        facts = path.lstat()
+    except OSError:
+        return False
+    return name is not None and not path.is_symlink() and facts.st_uid == int(name[1]) and not facts.st_mode & 0o077
+
+
+def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
+    """All groups on this node, ordered by file; a file that vanishes or is being replaced is left out.
+
+    Raises:
+        NoGroupError: There is none; the text says where one could be looked at.
+    """
+    looked, groups = run_dirs(environment), []
+    for run_dir in looked:
+        try:
+            names = sorted(path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name))
+        except OSError:
+            continue
+        for path in names:
+            try:
+                groups.append(read_group(path))
+            except StatusFileError:
+                continue
+    if not groups:
+        raise NoGroupError(_nothing_found(looked))
+    return groups
+
+
+def _nothing_found(looked: list[Path]) -> str:
+    where = ", ".join(map(str, looked)) or "/tmp/muri-<uid>"  # noqa: S108 (only named)
+    return (
+        f"no group of yours runs on this node (looked in {where}). A group's status is on the node that it runs on: "
+        "find its host job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
+        "For a runtime that you started yourself: muri top --file STATUS, as given to its --status-file"
+    )
+
+
+def stage_bar(share: Mapping[str, float], width: int = BAR_WIDTH) -> Text:
+    """The shares of an iteration as a bar of exactly `width` letters; empty when nothing is known."""
+    text = Text()
+    total = sum(share.get(name, 0.0) for name, _, _ in PARTS)
+    if total <= 0:
+        return Text("-")
+    drawn, up_to = 0, 0.0
+    for name, letter, style in PARTS:
+        up_to += share.get(name, 0.0)
+        end = round(up_to / total * width)
+        text.append(letter * (end - drawn), style)
+        drawn = end
+    return text
+
+
+def differs(measured: float | None, predicted: float | None) -> bool:
+    """Whether the measured speed is off the predicted one by more than 20 %."""
+    return measured is not None and bool(predicted) and abs(measured / (predicted or 1.0) - 1) > DIFFERS_BY
+
+
+def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Members by job id, or the slowest, furthest or most hindered first."""
+
+    def key(item: tuple[str, Mapping[str, Any]]) -> tuple[float, int, str]:
+        name, member = item
+        speed = member.get("speed")
+        orders = {
+            "job": 0.0,
+            "speed": float("inf") if speed is None else float(speed),
+            "iterations": -float(member.get("iterations") or 0),
+            "wait": -float((member.get("share") or {}).get("wait", 0.0)),
+        }
+        return (orders[by], len(name), name)
+
+    return sorted(members.items(), key=key)
+
+
+def render(groups: Sequence[GroupView], sort: str) -> RenderableType:
+    """All groups, one below the other."""
+    parts: list[RenderableType] = []
+    for group in groups:
+        parts += [_headline(group), _members_table(group, sort), _resources_line(group.status), Text("")]
+    return Group(*parts, Text(LEGEND, style="dim"))
+
+
+def _headline(group: GroupView) -> Text:
+    status = group.status
+    host = status.get("host_job")
+    name = f"Group of host job {host}" if host else f"Runtime {status.get('pid')}"
+    total = status.get("total_speed")
+    speed = "-" if total is None else f"{total:.2f} of {_running(status)}"
+    text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")
+    changes = status.get("disciplines") or []
+    if len(changes) > 1:
+        text.append(f" ({len(changes) - 1} changes: {changes[-1].get('reason', '')})", "not bold")
+    if isinstance(fault := status.get("fault"), dict):
+        text.append(f"\nError of the GPU: {fault.get('cause')}", "red")
+    if group.stale:
+        text.append(f"\nThe runtime has not written for {group.age_s:.0f} s: it has died or hangs.", "red")
+    return text
+
+
+def _running(status: Mapping[str, Any]) -> int:
+    return sum(member.get("state") == "running" for member in status["members"].values())
+
+
+def _members_table(group: GroupView, sort: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
+    table.add_column("JOB", justify="right", no_wrap=True)
+    table.add_column("SCRIPT", no_wrap=True, max_width=13, overflow="ellipsis")
+    table.add_column("STATE", no_wrap=True)
+    table.add_column("ITER", justify="right", no_wrap=True)
+    table.add_column("IT/S", justify="right", no_wrap=True)
+    table.add_column("TIME GOES TO", no_wrap=True, min_width=BAR_WIDTH)
+    table.add_column("SPEED", justify="right", no_wrap=True)
+    table.add_column("PLAN", justify="right", no_wrap=True)
+    for name, member in sort_members(group.status["members"], sort):
+        table.add_row(name, *_cells(member))
+    return table
+
+
+def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
+    speed, predicted, rate = (member.get(key) for key in ("speed", "predicted_speed", "iterations_per_s"))
+    off = differs(speed, predicted)
+    estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
+    shown = "-" if speed is None else f"{estimated}{speed:.2f}"
+    return (
+        PurePath(str(member.get("script") or "-")).name,
+        _state(member),
+        str(member.get("iterations", 0)),
+        "-" if rate is None else f"{rate:.3g}",
+        stage_bar(member.get("share") or {}),
+        Text(f"{shown}{'!' if off else ' '}", style="bold red" if off else ""),
+        "-" if predicted is None else f"{predicted:.2f}",
+    )
+
+
+def _state(member: Mapping[str, Any]) -> str:
+    if member.get("fault"):
+        return "faulty"
+    if member.get("state") == "running" and member.get("isolation") == "process":
+        return "process"
+    if member.get("state") == "ended":
+        return f"exit {member.get('exit_code')}"
+    return str(member.get("state"))
+
+
+def _resources_line(status: Mapping[str, Any]) -> Text:
+    text = Text()
+    for name, resource in (status.get("resources") or {}).items():
+        text.append(f"{name} ", "dim")
+        text.append(f"{resource.get('busy', 0.0):.0%} {resource.get('holder') or '-'}  ")
+    return text

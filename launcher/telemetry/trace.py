@@ -5,14 +5,18 @@ Whoever records calls `record`, which only appends a tuple; `flush` formats and 
 
 import json
 import logging
+import os
+import socket
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from muri.errors import UsageError
+from muri.profiler.records import RESOURCES, STAGES
 
 logger = logging.getLogger("muri.launcher")
 
@@ -21,6 +25,25 @@ MOST_PENDING: Final = 50_000
 
 LARGEST_TRACE_BYTES: Final = 512 * 1024**2
 """Nothing opens larger traces: after that the file is closed properly and the rest is dropped."""
+
+
+COLOURS: Final = {
+    "load": "thread_state_uninterruptible",
+    "preprocess": "thread_state_runnable",
+    "propagate": "thread_state_running",
+    "synchronize": "rail_animation",
+}
+"""Chrome's names of colours; Perfetto chooses its own by the slice's name."""
+
+WAIT_COLOUR: Final = "grey"
+SHORTEST_WAIT_S: Final = 20e-6
+"""A shorter wait is the price of asking, not a wait for somebody."""
+
+RATE_INTERVAL_S: Final = 1.0
+_RESOURCE_TRACKS: Final = 1_000
+_LANES_PER_TRACK: Final = 100
+_RESOURCES_SORT: Final = 2**30
+"""Below all members, which are ordered by job id."""
 
 
 class Stretch(NamedTuple):
@@ -152,6 +175,135 @@ class LinesTrace(Trace):
         return [json.dumps(fields) + "\n"]
 
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode  # made once: json.dumps would make one each time
+
+
+class _Lanes:
+    """Spreads slices that overlap over several threads of one track: slices on a thread must not cross."""
+
+    def __init__(self) -> None:
+        self._end_us: list[int] = []
+        self._of_thread: dict[int, int] = {}
+
+    def place(self, thread: int, start_us: int, end_us: int) -> int:
+        """The lane of a slice: its thread's own, else one that is free."""
+        lane = self._of_thread.get(thread)
+        if lane is None or self._end_us[lane] > start_us:
+            ends_us = enumerate(self._end_us)
+            lane = next((index for index, lane_end_us in ends_us if lane_end_us <= start_us), len(self._end_us))
+            if lane == len(self._end_us):
+                self._end_us.append(0)
+            self._of_thread = {key: value for key, value in self._of_thread.items() if value != lane} | {thread: lane}
+        self._end_us[lane] = end_us
+        return lane
+
+
+class ChromeTrace(Trace):
+    """One process row; a thread track for each member and one for each resource, showing who holds it.
+
+    The file is a JSON array. Each flush leaves whole events, so that a reader that accepts a missing "]", as
+    Perfetto does, can read the trace of a runtime that was killed.
+
+    Args:
+        path: The file.
+        group: Name of the row.
+        shared: Whether resources have their own tracks: in a group each has one holder at a time.
+        largest_bytes: When the file is closed early.
+    """
+
+    def __init__(
+        self, path: Path, group: str, *, shared: bool = True, largest_bytes: int = LARGEST_TRACE_BYTES
+    ) -> None:
+        super().__init__(path, largest_bytes)
+        self._shared = shared
+        self._pid = os.getpid()
+        self._tracks: dict[tuple[str, str, int], int] = {}
+        self._lanes: dict[tuple[str, str], _Lanes] = {}
+        self._rate_since: dict[str, tuple[float, int]] = {}
+        origin = {"host": socket.gethostname(), "group": group}
+        self._write("[\n" + self._metadata("process_name", 0, {"name": group, **origin}).removeprefix(",\n"))
+        self.flush()
+
+    def _ending(self) -> str:
+        return "\n]\n"
+
+    def _format(self, event: Stretch | IterationMark) -> list[str]:
+        return self._mark(event) if isinstance(event, IterationMark) else self._slices(event)
+
+    def _slices(self, event: Stretch) -> list[str]:
+        resource = RESOURCES[STAGES.index(event.stage)]
+        wait_s = event.wait_s if event.wait_s >= SHORTEST_WAIT_S else 0.0
+        asked_us, start_us, end_us = map(self._epoch_us, (event.start_s - wait_s, event.start_s, event.end_s))
+        lines, tid = self._thread(("member", event.member), event.thread, asked_us, end_us)
+        if wait_s:
+            lines.append(self._slice(f"wait for {resource}", tid, (asked_us, start_us), WAIT_COLOUR, {}))
+        wait_ms = {"wait_ms": round(event.wait_s * 1e3, 3)}
+        lines.append(self._slice(event.stage, tid, (start_us, end_us), COLOURS[event.stage], wait_ms))
+        if not self._shared:
+            return lines
+        # A stretch that ended at a yield point is told after that of the member that went first: one lane.
+        declared, holder_tid = self._thread(("resource", resource), -1, start_us, end_us)
+        holder = {"stage": event.stage}
+        held = self._slice(f"job {event.member}", holder_tid, (start_us, end_us), COLOURS[event.stage], holder)
+        return [*lines, *declared, held]
+
+    def _mark(self, event: IterationMark) -> list[str]:
+        at_us = self._epoch_us(event.end_s)
+        lines, tid = self._thread(("member", event.member), -1, at_us, at_us)
+        mark = {"name": f"iteration {event.iteration}", "cat": "iteration", "ph": "i", "s": "t", "tid": tid}
+        lines.append(self._event(mark, at_us))
+        at_s = event.end_s
+        since_s, before = self._rate_since.setdefault(event.member, (at_s, event.iteration))
+        if at_s - since_s >= RATE_INTERVAL_S or event.iteration < before:
+            rate = max(0.0, (event.iteration - before) / max(at_s - since_s, 1e-6))
+            self._rate_since[event.member] = (at_s, event.iteration)
+            counter = {"name": f"iterations/s, job {event.member}", "ph": "C", "args": {"value": round(rate, 3)}}
+            lines.append(self._event(counter, at_us))
+        return lines
+
+    def _thread(self, track: tuple[str, str], thread: int, start_us: int, end_us: int) -> tuple[list[str], int]:
+        """The thread id that a slice goes to, and what must be said of it when it is new."""
+        lanes = self._lanes.setdefault(track, _Lanes())
+        lane = 0 if thread < 0 else lanes.place(thread, start_us, end_us)
+        tid = self._tracks.get((*track, lane))
+        if tid is not None:
+            return [], tid
+        kind, name = track
+        base = _RESOURCE_TRACKS + RESOURCES.index(name) if kind == "resource" else self._member_number(name)
+        tid = self._tracks[(*track, lane)] = base * _LANES_PER_TRACK + lane
+        title = f"{name}: held by" if kind == "resource" else f"job {name}"
+        title += f", thread {lane + 1}" if lane else ""
+        order = {"sort_index": _RESOURCES_SORT + tid if kind == "resource" else int(name) if name.isdecimal() else tid}
+        return [
+            self._metadata("thread_name", tid, {"name": title}),
+            self._metadata("thread_sort_index", tid, order),
+        ], tid
+
+    def _member_number(self, member: str) -> int:
+        members = list(dict.fromkeys(name for kind, name in self._lanes if kind == "member"))
+        return 1 + members.index(member)
+
+    def _slice(
+        self, name: str, tid: int, span_us: tuple[int, int], colour: str, arguments: Mapping[str, object]
+    ) -> str:
+        fields: dict[str, object] = {
+            "name": name,
+            "cat": "stage",
+            "ph": "X",
+            "tid": tid,
+            "cname": colour,
+            "args": arguments,
+        }
+        return self._event({**fields, "dur": span_us[1] - span_us[0]}, span_us[0])
+
+    def _event(self, fields: Mapping[str, object], at_us: int) -> str:
+        return ",\n" + _encode({**fields, "pid": self._pid, "ts": at_us})
+
+    def _metadata(self, name: str, tid: int, arguments: Mapping[str, object]) -> str:
+        fields = {"name": name, "ph": "M", "pid": self._pid, "tid": tid, "args": arguments}
+        return ",\n" + _encode(fields)
+
+
 def open_trace(path: Path, group: str, *, shared: bool = True) -> Trace:
     """Start a trace: JSON lines when the file's name ends with .jsonl, else Chrome trace events.
 
@@ -165,6 +317,4 @@ def open_trace(path: Path, group: str, *, shared: bool = True) -> Trace:
     """
     if path.suffix == ".jsonl":
         return LinesTrace(path)
-    from muri.launcher.telemetry.chrome_trace import ChromeTrace  # (it imports this module)
-
     return ChromeTrace(path, group, shared=shared)

@@ -58,19 +58,19 @@ class _Greedy:
     def _own_place(self, contender: Contender) -> Seat | None:
         """Where a job that had to leave ran, if that is free after all."""
         seat = self._round.seat_of(contender)
-        return seat if seat is not None and self._servers.fits(seat.gpus, seat.host) else None
+        return seat if seat is not None and self._servers.fits(seat.gpus, seat.cpu_mem) else None
 
     def _first_fit(self, contender: Contender) -> Seat | None:
         job = contender.job
         for name in self._servers.with_gpus(job, job.gpu_count) if job.node_count == 1 else ():
             seat = self._seat_on(contender, name)
-            if self._servers.fits(seat.gpus, seat.host):
+            if self._servers.fits(seat.gpus, seat.cpu_mem):
                 return seat
         gpus = self._servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)
         if gpus is None or len(gpus) < 2:
             return None
-        host = spread(self._servers, job, gpus, saturating_wish)
-        return Seat(contender, gpus, host) if self._servers.fits(gpus, host) else None
+        cpu_mem = spread(self._servers, job, gpus, saturating_wish)
+        return Seat(contender, gpus, cpu_mem) if self._servers.fits(gpus, cpu_mem) else None
 
     def _instead_of_others(self, contender: Contender) -> Seat | None:
         job = contender.job
@@ -96,23 +96,23 @@ class _Greedy:
         trial = self._servers.copy()
         for count, seat in enumerate(running, start=1):
             trial.gpus.give_back(_counted(seat))
-            trial.give_back_host(seat.host)
-            if trial.fits(wanted.gpus, wanted.host):
+            trial.give_back_shares(seat.cpu_mem)
+            if trial.fits(wanted.gpus, wanted.cpu_mem):
                 return running[:count]
         return ()
 
     def _seat_on(self, contender: Contender, name: str) -> Seat:
         job, node = contender.job, self._servers.nodes[name]
         gpus = (NodeShare(name, job.gpu_count),)
-        return Seat(contender, gpus, self._servers.host_of(gpus, saturating_wish(job, node, job.gpu_count)))
+        return Seat(contender, gpus, self._servers.shares_on(gpus, saturating_wish(job, node, job.gpu_count)))
 
     def _take(self, seat: Seat) -> None:
         self._servers.gpus.take_exactly(_counted(seat))
-        self._servers.take_host(seat.host)
+        self._servers.take_shares(seat.cpu_mem)
 
     def _leave(self, seat: Seat) -> None:
         self._servers.gpus.give_back(_counted(seat))
-        self._servers.give_back_host(seat.host)
+        self._servers.give_back_shares(seat.cpu_mem)
         del self._running[seat.rank]
         self._hopeless.clear()
 
@@ -219,7 +219,7 @@ class _Tuner:
     def _stay(self, contender: Contender) -> bool:
         """Leave a running job where it is after all, if all that it holds is free."""
         seat = self._round.seat_of(contender)
-        if seat is None or not self._servers.fits(seat.gpus, seat.host):
+        if seat is None or not self._servers.fits(seat.gpus, seat.cpu_mem):
             return False
         self._settle(seat)
         return True
@@ -262,14 +262,14 @@ class _Tuner:
             if kind not in needs:
                 each = self._each(job, name, proportional=proportional)
                 needs[kind] = Demand(each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
-            if servers.has_host(name, needs[kind]):
+            if servers.has_cpus_and_mem(name, needs[kind]):
                 found.append(name)
         return found
 
     def _seat(self, contender: Contender, name: str, *, proportional: bool) -> Seat:
         gpus = (NodeShare(name, contender.job.gpu_count),)
         each = self._each(contender.job, name, proportional=proportional)
-        return Seat(contender, gpus, self._servers.host_of(gpus, each))
+        return Seat(contender, gpus, self._servers.shares_on(gpus, each))
 
     def _each(self, job: PlanJob, name: str, *, proportional: bool) -> Demand:
         """What a job asks for each GPU; equal jobs ask for the same of equal nodes, and there are many of both."""
@@ -292,10 +292,10 @@ class _Tuner:
         ):
             if not self._has_more_than_its_share(other):
                 continue
-            trial.give_back_host(other.host)
-            trial.take_host(trial.host_of(other.gpus))
+            trial.give_back_shares(other.cpu_mem)
+            trial.take_shares(trial.shares_on(other.gpus))
             reverted.append(other)
-            if trial.fits(seat.gpus, seat.host):
+            if trial.fits(seat.gpus, seat.cpu_mem):
                 for less in reverted:
                     self._resize(less, None)
                     less.notes = (_gave_way(seat.contender.job),)
@@ -303,17 +303,18 @@ class _Tuner:
         return False
 
     def _has_more_than_its_share(self, seat: Seat) -> bool:
-        parts = zip(seat.gpus, seat.host, strict=True)
+        parts = zip(seat.gpus, seat.cpu_mem, strict=True)
         return any(
-            exceeds(per_gpu(host, gpus.gpu_count), fair_share(self._servers.nodes[gpus.node])) for gpus, host in parts
+            exceeds(per_gpu(cpu_mem, gpus.gpu_count), fair_share(self._servers.nodes[gpus.node]))
+            for gpus, cpu_mem in parts
         )
 
     def _seat_at(self, contender: Contender, gpus: Shares) -> bool:
         """Several nodes: what the job demands, or else its share of each node."""
-        hosts = (spread(self._servers, contender.job, gpus, self._wish), self._servers.host_of(gpus))
-        seats = [Seat(contender, gpus, host) for host in hosts]
+        amounts_tried = (spread(self._servers, contender.job, gpus, self._wish), self._servers.shares_on(gpus))
+        seats = [Seat(contender, gpus, cpu_mem) for cpu_mem in amounts_tried]
         for seat in seats:
-            if self._servers.fits(gpus, seat.host):
+            if self._servers.fits(gpus, seat.cpu_mem):
                 self._settle(seat)
                 return True
         if self._make_room(seats[-1]):
@@ -323,17 +324,17 @@ class _Tuner:
 
     def _resize(self, seat: Seat, each: Demand | None) -> bool:
         """Give a seat another share, the proportional one without a figure, if it is free."""
-        self._servers.give_back_host(seat.host)
-        host = self._servers.host_of(seat.gpus, each)
-        fits = each is None or self._servers.fits((), host)
+        self._servers.give_back_shares(seat.cpu_mem)
+        cpu_mem = self._servers.shares_on(seat.gpus, each)
+        fits = each is None or self._servers.fits((), cpu_mem)
         if fits:
-            seat.host = host
-        self._servers.take_host(seat.host)
+            seat.cpu_mem = cpu_mem
+        self._servers.take_shares(seat.cpu_mem)
         return fits
 
     def _settle(self, seat: Seat) -> None:
         self._servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
-        self._servers.take_host(seat.host)
+        self._servers.take_shares(seat.cpu_mem)
         self.seating.seats[seat.rank] = seat
         for share in seat.gpus:
             self._on_node[share.node].append(seat)

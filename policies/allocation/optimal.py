@@ -9,7 +9,7 @@ from scipy.sparse import coo_array, csr_array
 
 from muri.policies.allocation.demand import cells, fair_share, throughput
 from muri.policies.allocation.mechanisms import tune
-from muri.policies.allocation.seats import Host, Round, Seat, Seating, Servers, per_gpu
+from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, per_gpu
 from muri.policies.highs import solve_integer
 from muri.policies.speed.model import Indices
 from muri.policies.traits import Demand, Sensitivity
@@ -107,7 +107,7 @@ class Program:
         spread = tuple(seat for seat in tuned if len(seat.gpus) > 1)
         for seat in spread:
             servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
-            servers.take_host(seat.host)
+            servers.take_shares(seat.cpu_mem)
         for seat in tuned:
             if len(seat.gpus) == 1:
                 bucket, rank = seat.contender.bucket, seat.rank if seat.stays or not merge_equal else -1
@@ -123,8 +123,8 @@ class Program:
 
     def worth(self, seat: Seat) -> float:
         """Speed of a seat; of a running job with another share less what the restart takes of the round."""
-        nodes = zip(seat.gpus, seat.host, strict=True)
-        shares = [(self.servers.nodes[gpus.node], per_gpu(host, gpus.gpu_count)) for gpus, host in nodes]
+        nodes = zip(seat.gpus, seat.cpu_mem, strict=True)
+        shares = [(self.servers.nodes[gpus.node], per_gpu(cpu_mem, gpus.gpu_count)) for gpus, cpu_mem in nodes]
         slowest = min(self._speed(seat.contender.job.sensitivity, share, node) for node, share in shares)
         return slowest * self._kept_time(seat, seat.kept)
 
@@ -163,7 +163,7 @@ class Program:
             for _ in range(int(amount[index])):
                 seat = next(left[column.kind])
                 gpus = seat.gpus if seat.stays else (NodeShare(column.node, column.kind.gpu_count),)
-                found.append(replace(seat, gpus=gpus, host=self._host(column, seat), notes=()))
+                found.append(replace(seat, gpus=gpus, cpu_mem=self._shares(column, seat), notes=()))
         return found
 
     def _everybody_at_his_best(self) -> float:
@@ -184,15 +184,15 @@ class Program:
                 shares.append(seat.share)
             for share in shares:
                 column = Column(kind, name, share, 0.0)
-                kept = seat.stays and self._host(column, seat) == seat.held
+                kept = seat.stays and self._shares(column, seat) == seat.held
                 value = self._speed(kind.sensitivity, share, node) * self._kept_time(seat, kept)
                 found.append(column._replace(value=value))
         return found
 
-    def _host(self, column: Column, seat: Seat) -> Host:
+    def _shares(self, column: Column, seat: Seat) -> JobShares:
         if seat.stays and column.share == per_gpu(seat.held[0], seat.gpus[0].gpu_count):
             return seat.held
-        return self.servers.host_of((NodeShare(column.node, column.kind.gpu_count),), column.share)
+        return self.servers.shares_on((NodeShare(column.node, column.kind.gpu_count),), column.share)
 
     def _kept_time(self, seat: Seat, kept: bool) -> float:
         """Share of the round in which a job gets on."""

@@ -12,9 +12,9 @@ from muri.policies.cycle.placing import Placement, place, running_unit, unit_of
 from muri.policies.cycle.queue import Contender, select
 from muri.policies.cycle.reasons import blanks
 from muri.policies.traits import Demand
-from muri.policies.types import Certificate, FreeNode, HostShare, PlanJob, Reason, Running
+from muri.policies.types import Certificate, CpuMemShare, FreeNode, PlanJob, Reason, Running
 
-Host = tuple[HostShare, ...]
+JobShares = tuple[CpuMemShare, ...]
 """CPUs and memory that a job holds of each of its nodes."""
 
 
@@ -61,7 +61,7 @@ class Servers:
         on_node = self.gpus.on_node
         return [name for name in self._of_partition.get(job.partition, ()) if on_node(name) >= gpus]
 
-    def has_host(self, name: str, amount: Demand) -> bool:
+    def has_cpus_and_mem(self, name: str, amount: Demand) -> bool:
         """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""
         node, free = self.nodes[name], self._free[name]
         # Written out, for this is asked of every node for every job.
@@ -73,45 +73,45 @@ class Servers:
         """What a node has left; best fit takes the least."""
         return (self.gpus.on_node(name), *self._free[name])
 
-    def take_host(self, shares: Iterable[HostShare]) -> None:
+    def take_shares(self, shares: Iterable[CpuMemShare]) -> None:
         """Give out CPUs and memory."""
         for share in shares:
             self._move(share, -1.0)
 
-    def give_back_host(self, shares: Iterable[HostShare]) -> None:
+    def give_back_shares(self, shares: Iterable[CpuMemShare]) -> None:
         """Get CPUs and memory back."""
         for share in shares:
             self._move(share, 1.0)
 
-    def _move(self, share: HostShare, sign: float) -> None:
+    def _move(self, share: CpuMemShare, sign: float) -> None:
         free = self._free[share.node]
         self._free[share.node] = Demand(free.cpus + sign * share.cpus, free.mem_gib + sign * share.mem_gib)
 
-    def host_of(self, gpus: Shares, per_gpu: Demand | None = None) -> Host:
+    def shares_on(self, gpus: Shares, per_gpu: Demand | None = None) -> JobShares:
         """CPUs and memory for GPUs: so much for each, or the proportional share of each node."""
         return tuple([self._share(share.node, share.gpu_count, per_gpu) for share in gpus])
 
-    def fits(self, gpus: Shares, host: Host) -> bool:
+    def fits(self, gpus: Shares, cpu_mem: JobShares) -> bool:
         """Whether GPUs, of each node once, and CPUs and memory are all there."""
         enough = all(self.gpus.on_node(share.node) >= share.gpu_count for share in gpus)
-        return enough and all(self.has_host(share.node, Demand(share.cpus, share.mem_gib)) for share in host)
+        return enough and all(self.has_cpus_and_mem(share.node, Demand(share.cpus, share.mem_gib)) for share in cpu_mem)
 
-    def held(self, unit: Running) -> Host:
+    def held(self, unit: Running) -> JobShares:
         """CPUs and memory of a running unit, its members' together; of a node not told, the proportional one."""
-        told = [share for job in unit.members for share in unit.host_shares.get(job.job_id, ())]
+        told = [share for job in unit.members for share in unit.cpu_mem_shares.get(job.job_id, ())]
         if len(unit.members) > 1 and told:
             return tuple(told)
         on_node = {share.node: share for share in told}
         return tuple([on_node.get(share.node) or self._share(share.node, share.gpu_count, None) for share in unit.gpus])
 
-    def _share(self, name: str, gpus: int, per_gpu: Demand | None) -> HostShare:
+    def _share(self, name: str, gpus: int, per_gpu: Demand | None) -> CpuMemShare:
         node = self.nodes[name]
         each = fair_share(node) if per_gpu is None else per_gpu
         cpus = each.cpus * gpus if node.cpu_count else 0.0
-        return HostShare(name, cpus, each.mem_gib * gpus if node.mem_gib else 0.0)
+        return CpuMemShare(name, cpus, each.mem_gib * gpus if node.mem_gib else 0.0)
 
 
-def per_gpu(share: HostShare, gpus: int) -> Demand:
+def per_gpu(share: CpuMemShare, gpus: int) -> Demand:
     """A share by GPU."""
     return Demand(share.cpus / gpus, share.mem_gib / gpus)
 
@@ -123,7 +123,7 @@ class Seat:
     Attributes:
         contender: The job.
         gpus: Nodes and numbers of GPUs; of a running job that stays also which ones.
-        host: CPUs and memory of each of these nodes.
+        cpu_mem: CPUs and memory of each of these nodes.
         stays: Whether it runs on these GPUs already.
         held: What it holds now, where it stays.
         notes: Reasons beside the usual ones.
@@ -131,15 +131,15 @@ class Seat:
 
     contender: Contender
     gpus: Shares
-    host: Host
+    cpu_mem: JobShares
     stays: bool = False
-    held: Host = ()
+    held: JobShares = ()
     notes: tuple[Reason, ...] = ()
 
     @property
     def kept(self) -> bool:
         """Whether nothing changes for it; a changed share takes a restart."""
-        return self.stays and self.host == self.held
+        return self.stays and self.cpu_mem == self.held
 
     @property
     def rank(self) -> int:
@@ -154,7 +154,7 @@ class Seat:
     @property
     def share(self) -> Demand:
         """CPUs and memory by GPU on the first node."""
-        return per_gpu(self.host[0], self.gpus[0].gpu_count)
+        return per_gpu(self.cpu_mem[0], self.gpus[0].gpu_count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Seating:
         return [self.seats[rank] for rank in sorted(self.seats)]
 
 
-def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> Host:
+def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShares:
     """CPUs and memory of a job on several nodes: the same for each GPU everywhere.
 
     It is the least of what the job would ask for on each of them that tells what it has, and where that is slower than
@@ -219,22 +219,22 @@ def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> Host:
         min((each.mem_gib for each in wishes if each.mem_gib), default=0.0),
     )
     slower = any(speed(job, wanted, node) < 1 for node in nodes)
-    return servers.host_of(gpus, None if slower else wanted)
+    return servers.shares_on(gpus, None if slower else wanted)
 
 
-def share_reason(host: Host) -> Reason:
+def share_reason(cpu_mem: JobShares) -> Reason:
     """What a job gets of its nodes."""
-    template, values = amounts(host)
+    template, values = amounts_text(cpu_mem)
     return Reason(f"it gets {template}", values)
 
 
-def amounts(host: Host) -> tuple[str, tuple[object, ...]]:
+def amounts_text(cpu_mem: JobShares) -> tuple[str, tuple[object, ...]]:
     """Template and values of what a job holds of each of its nodes."""
     parts: list[str] = []
     values: list[object] = []
-    for item in host:
+    for item in cpu_mem:
         known = [(item.cpus, "{:.4g} CPUs"), (item.mem_gib, "{:.4g} GiB of memory")]
         amounts = " and ".join(text for amount, text in known if amount) or "neither CPUs nor memory"
-        parts.append(amounts + (" on {}" if len(host) > 1 else ""))
-        values += [amount for amount, _ in known if amount] + ([item.node] if len(host) > 1 else [])
+        parts.append(amounts + (" on {}" if len(cpu_mem) > 1 else ""))
+        values += [amount for amount, _ in known if amount] + ([item.node] if len(cpu_mem) > 1 else [])
     return blanks(len(parts)).format(*parts), tuple(values)

@@ -11,7 +11,7 @@ from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportio
 from muri.policies.allocation.mechanisms import greedy, proportional, tune
 from muri.policies.allocation.names import MECHANISMS, ORDERS, SynergyName
 from muri.policies.allocation.optimal import optimal
-from muri.policies.allocation.seats import Host, Round, Seat, Seating, Servers, amounts, share_reason
+from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, amounts_text, share_reason
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Clerk, SlurmsQueue
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
@@ -27,7 +27,7 @@ from muri.policies.schedulers.base import EXCLUSIVE, EXCLUSIVE_TO_THE_END, Queue
 from muri.policies.schedulers.exclusive import worst_fairness_first
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import FreeNode, HostShare, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
+from muri.policies.types import CpuMemShare, FreeNode, NodeShare, Plan, PlanJob, PlanRequest, Reason, Running, Waiting
 
 _ORDERS: Final[Mapping[str, tuple[str, Callable[[PlanRequest], PriorityKey]]]] = {
     "fifo": ("submit time", lambda _: priority.fifo),
@@ -56,7 +56,7 @@ class AllocationPolicy(QueuePolicy):
         wish: What a job asks for.
     """
 
-    gives_cpus = True
+    allocates_cpus = True
     mechanism: ClassVar[Mechanism]
     wish: ClassVar[Wish] = saturating_wish
 
@@ -227,7 +227,7 @@ class _Cycle:
         )
         for unit in _units(self._contenders):
             self._free.give_back(unit.gpus)
-            self._servers.give_back_host(self._servers.held(unit))
+            self._servers.give_back_shares(self._servers.held(unit))
         return Round(self._contenders, self._servers, self._request.interval_s)
 
     def plan(self, policy: str, seating: Seating) -> Plan:
@@ -240,10 +240,10 @@ class _Cycle:
         for seat in seats:
             gpus = seat.gpus if seat.stays else self._named(seat)
             self._stays_after_all(seat, gpus)
-            self._servers.take_host(seat.host)
+            self._servers.take_shares(seat.cpu_mem)
             self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
-                shares[seat.contender.job.job_id] = tuple(item for item in seat.host if self._is_given_out(item))
+                shares[seat.contender.job.job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
         self._keep_waiting(seating)
         decided = self._clerk.decisions
         return Plan(
@@ -252,16 +252,16 @@ class _Cycle:
             solo=tuple(decided.solo),
             waiting=tuple(decided.waiting),
             certificate=seating.certificate,
-            host_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
+            cpu_mem_shares={job_id: shares[job_id] for job_id in sorted(shares) if shares[job_id]},
         )
 
-    def _fixed_shares(self) -> Iterator[tuple[int, tuple[HostShare, ...]]]:
+    def _fixed_shares(self) -> Iterator[tuple[int, tuple[CpuMemShare, ...]]]:
         for members in self._queue.fixed:
             unit = members[0].unit
             assert unit is not None
-            yield from unit.host_shares.items()
+            yield from unit.cpu_mem_shares.items()
 
-    def _is_given_out(self, share: HostShare) -> bool:
+    def _is_given_out(self, share: CpuMemShare) -> bool:
         """A share of nothing is one, too, where the node tells what its GPUs' shares are."""
         return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
 
@@ -280,10 +280,10 @@ class _Cycle:
         if contender.unit is not None and not seat.stays:
             why.append(reasons.SPLIT_UP if len(contender.unit.members) > 1 else _MOVED)
         elif seat.stays and not seat.kept:
-            why.append(_restarted(seat.held, seat.host))
-        if not any(self._is_given_out(item) for item in seat.host):
+            why.append(_restarted(seat.held, seat.cpu_mem))
+        if not any(self._is_given_out(item) for item in seat.cpu_mem):
             return (*why, _NOT_ALLOCATED)
-        why.append(share_reason(seat.host))
+        why.append(share_reason(seat.cpu_mem))
         wanted = self._wish(job, node, seat.gpus[0].gpu_count)
         if self._wish is proportional_wish:
             why.append(_PROPORTIONAL)
@@ -315,8 +315,8 @@ class _Cycle:
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
             name = self._servers.with_gpus(job, job.gpu_count)[0]
             wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
-            needed = self._servers.host_of((NodeShare(name, job.gpu_count),), wanted)
-            return _no_host_room(job, ahead, needed)
+            needed = self._servers.shares_on((NodeShare(name, job.gpu_count),), wanted)
+            return _no_cpus_or_mem(job, ahead, needed)
         return why_waiting.of(job, ahead)
 
 
@@ -326,7 +326,7 @@ def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
 
 def _is_told(contender: Contender) -> bool:
     """Whether a running job's share is known, or only taken to be proportional."""
-    return contender.unit is not None and contender.job.job_id in contender.unit.host_shares
+    return contender.unit is not None and contender.job.job_id in contender.unit.cpu_mem_shares
 
 
 def _saturated(speed: float) -> Reason:
@@ -342,19 +342,19 @@ def _below_demand(wanted: Demand, speed: float) -> Reason:
     )
 
 
-def _restarted(before: Host, after: Host) -> Reason:
+def _restarted(before: JobShares, after: JobShares) -> Reason:
     """Why a running job starts anew on its own GPUs."""
-    old, old_values = amounts(before)
-    new, new_values = amounts(after)
+    old, old_values = amounts_text(before)
+    new, new_values = amounts_text(after)
     return Reason(
         f"restarts on the GPUs that it has, for its share changes: {old} before, {new} now", (*old_values, *new_values)
     )
 
 
-def _no_host_room(job: PlanJob, ahead: int, needed: Host) -> Reason:
+def _no_cpus_or_mem(job: PlanJob, ahead: int, needed: JobShares) -> Reason:
     """Why a job waits although GPUs are free."""
     line = "it is next in line" if not ahead else f"{plural(ahead, 'job')} {'is' if ahead == 1 else 'are'} ahead of it"
-    template, values = amounts(needed)
+    template, values = amounts_text(needed)
     return Reason(
         f"{line}; a node of partition {{}} has {{}} free, but not with {template} beside",
         (job.partition, plural(job.gpu_count, "GPU"), *values),

@@ -27,11 +27,12 @@ class OpportunisticBinPacking(FixedOrder):
     order = "submit time"
     fixed = TO_THE_END
     ranking = fifo
-    packs = True
+    supports_packing = True
+    is_baseline = True
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        check_request(request, packs=True)
+        check_request(request, packed=True)
         cycle = PackingCycle(request, self.rules, ByMemory())
         stopped = self.stop(cycle)
         aged, ready = cycle.sort_out(request.jobs)

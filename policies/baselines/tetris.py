@@ -8,7 +8,7 @@ from muri.policies.allocation.synergy import AllocationPolicy
 from muri.policies.cycle.queue import Contender
 from muri.policies.priority import fifo
 from muri.policies.schedulers.base import EXCLUSIVE_TO_THE_END, FixedOrder
-from muri.policies.types import FreeNode, HostShare, NodeShare
+from muri.policies.types import CpuMemShare, FreeNode, NodeShare
 
 
 def tetris(round_: Round) -> Seating:
@@ -76,7 +76,7 @@ class _Packing:
         gpus = servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)
         if gpus is not None and len(gpus) > 1:
             seat = Seat(contender, gpus, spread(servers, job, gpus, saturating_wish))
-            if servers.fits(gpus, seat.host):
+            if servers.fits(gpus, seat.cpu_mem):
                 self._settle(seat)
                 return
         self.full.add(size)
@@ -86,25 +86,25 @@ class _Packing:
         for name in self.servers.with_gpus(job, job.gpu_count):
             node = self.servers.nodes[name]
             gpus = (NodeShare(name, job.gpu_count),)
-            host = self.servers.host_of(gpus, saturating_wish(job, node, job.gpu_count))
-            if self.servers.fits(gpus, host):
-                score = self._alignment(node, job.gpu_count, host[0])
+            cpu_mem = self.servers.shares_on(gpus, saturating_wish(job, node, job.gpu_count))
+            if self.servers.fits(gpus, cpu_mem):
+                score = self._alignment(node, job.gpu_count, cpu_mem[0])
                 if best is None or score > best[0]:
-                    best = (score, Seat(contender, gpus, host))
+                    best = (score, Seat(contender, gpus, cpu_mem))
         return best
 
-    def _alignment(self, node: FreeNode, gpus: int, host: HostShare) -> float:
+    def _alignment(self, node: FreeNode, gpus: int, cpu_mem: CpuMemShare) -> float:
         free = self.servers.free(node.name)
         parts = (
             (gpus, self.servers.gpus.on_node(node.name), node.gpu_count),
-            (host.cpus, free.cpus, node.cpu_count),
-            (host.mem_gib, free.mem_gib, node.mem_gib),
+            (cpu_mem.cpus, free.cpus, node.cpu_count),
+            (cpu_mem.mem_gib, free.mem_gib, node.mem_gib),
         )
         return sum((wanted / size) * (left / size) for wanted, left, size in parts if size)
 
     def _settle(self, seat: Seat) -> None:
         self.servers.gpus.take_exactly(seat.gpus)
-        self.servers.take_host(seat.host)
+        self.servers.take_shares(seat.cpu_mem)
         self.seating.seats[seat.rank] = seat
 
 
@@ -119,3 +119,4 @@ class Tetris(AllocationPolicy, FixedOrder):
     fixed = EXCLUSIVE_TO_THE_END
     mechanism = tetris
     ranking = fifo
+    is_baseline = True

@@ -99,7 +99,7 @@ class PackedGpus:
     GPUs that jobs of others hold are not among them.
 
     Args:
-        request: A request that `check_request(request, packs=True)` let pass; it is not changed.
+        request: A request that `check_request(request, packed=True)` let pass; it is not changed.
     """
 
     def __init__(self, request: PlanRequest) -> None:

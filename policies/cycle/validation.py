@@ -20,12 +20,12 @@ class RequestError(UsageError):
     """A planning request contradicts itself or holds a figure that cannot be true."""
 
 
-def check_request(request: PlanRequest, *, packs: bool = False, elastic: bool = False) -> None:
+def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool = False) -> None:
     """Refuse a request that no plan can be made for.
 
     Args:
         request: The request.
-        packs: Whether it is for a policy that gives out GPUs one by one: then each GPU must be known, and running
+        packed: Whether it is for a policy that gives out GPUs one by one: then each GPU must be known, and running
             units may overlap.
         elastic: Whether running jobs may hold another number of GPUs than they asked for.
 
@@ -40,7 +40,7 @@ def check_request(request: PlanRequest, *, packs: bool = False, elastic: bool = 
         _check_job(job)
     for node in request.nodes:
         _check_node(node)
-    if packs:
+    if packed:
         _check_packed(request, elastic=elastic)
     else:
         _check_running(request)

@@ -101,7 +101,7 @@ class PackingCycle:
     """What is decided so far. Whatever runs stays where it is, unless `stop` says otherwise.
 
     Args:
-        request: Jobs, nodes and what sharing may do; `check_request(request, packs=True)` let it pass.
+        request: Jobs, nodes and what sharing may do; `check_request(request, packed=True)` let it pass.
         options: The policy's options.
         rule: What a GPU costs a job.
         candidates: How many of the cheapest places compete for the tightest fit.

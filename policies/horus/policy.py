@@ -52,12 +52,12 @@ class Horus(FixedOrder):
     order = "submit time"
     fixed = TO_THE_END
     ranking = fifo
-    packs = True
+    supports_packing = True
     queue_count: ClassVar[int] = 1
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        check_request(request, packs=True)
+        check_request(request, packed=True)
         rules = self.rules
         cost = CostModel(rules.horus_memory_weight, rules.horus_slowdown_weight)
         cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup), rules.horus_candidates)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import ClassVar, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from muri.policies.allocation.demand import fair_share
 from muri.policies.allocation.seats import Servers
@@ -19,7 +19,7 @@ from muri.policies.priority import PriorityKey
 from muri.policies.schedulers.muri import MuriJct
 from muri.policies.speed.registry import speed_model
 from muri.policies.traits import Demand
-from muri.policies.types import Group, HostShare, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
+from muri.policies.types import CpuMemShare, Group, Plan, PlanJob, PlanRequest, Reason, Running, Solo, Waiting
 
 _GAIN: Final = 1e-9
 """Relative gain below which another way than interleaving is only a rounding error."""
@@ -39,8 +39,8 @@ class MuriHybrid(MuriJct):
 
     name = "muri-hybrid"
     order = "as muri-jct"
-    plain_groups: ClassVar[bool] = True
-    gives_cpus: ClassVar[bool] = True
+    plain_groups = True
+    allocates_cpus = True
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
@@ -158,13 +158,13 @@ class _Refinement:
         for unit in self._request.running:
             if id(unit) not in kept:
                 free.give_back(unit.gpus)
-                servers.give_back_host(servers.held(unit))
+                servers.give_back_shares(servers.held(unit))
         for entry in entries:
             tenant = entry.tenant
             if not tenant.kept and tenant.gpus:
                 free.take_exactly(tenant.gpus)
-            elif tenant.running is not None and any(tenant.running.host_shares.values()):
-                tenant.host = _by_node(tenant.running, servers)
+            elif tenant.running is not None and any(tenant.running.cpu_mem_shares.values()):
+                tenant.cpu_mem = _by_node(tenant.running, servers)
         return servers
 
     def _elsewhere(self, free: FreeGpus) -> Iterator[_Entry]:
@@ -182,10 +182,10 @@ class _Refinement:
 
     def _written(self, entries: Iterable[_Entry], servers: Servers, key: PriorityKey) -> Plan:
         groups, solo = [], []
-        shares: dict[int, tuple[HostShare, ...]] = {}
+        shares: dict[int, tuple[CpuMemShare, ...]] = {}
         for entry in entries:
             tenant = entry.tenant
-            fair = fair_share(servers.nodes[tenant.gpus[0].node]) if tenant.host else Demand(0.0, 0.0)
+            fair = fair_share(servers.nodes[tenant.gpus[0].node]) if tenant.cpu_mem else Demand(0.0, 0.0)
             speeds = speeds_of(tenant, self._predictor, fair)
             shares |= tenant.shares(speeds)
             if len(tenant.jobs) > 1 and isinstance(entry.source, Group):
@@ -201,17 +201,17 @@ class _Refinement:
             groups=tuple(groups),
             solo=tuple(solo),
             waiting=tuple(waiting),
-            host_shares=dict(sorted(shares.items())),
+            cpu_mem_shares=dict(sorted(shares.items())),
         )
 
 
-def _by_node(unit: Running, servers: Servers) -> tuple[HostShare, ...]:
+def _by_node(unit: Running, servers: Servers) -> tuple[CpuMemShare, ...]:
     """What the members of a unit hold together, in the order of its GPUs."""
     total = {share.node: (0.0, 0.0) for share in unit.gpus}
     for share in servers.held(unit):
         cpus, mem_gib = total.get(share.node, (0.0, 0.0))
         total[share.node] = (cpus + share.cpus, mem_gib + share.mem_gib)
-    return tuple(HostShare(node, *amounts) for node, amounts in total.items())
+    return tuple(CpuMemShare(node, *amounts) for node, amounts in total.items())
 
 
 def _group(group: Group, tenant: Tenant, speeds: tuple[float, ...]) -> Group:

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from muri.policies.allocation.demand import SLACK, enough, exceeds, fair_share, more, throughput_ratio
-from muri.policies.allocation.seats import Host, Servers, share_reason
+from muri.policies.allocation.seats import JobShares, Servers, share_reason
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.queue import worth_of
 from muri.policies.hybrid.prediction import Mode, Predictor, Speeds, weighted
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import FreeNode, HostShare, HostShares, PlanJob, Reason, Running
+from muri.policies.types import CpuMemShare, CpuMemShares, FreeNode, PlanJob, Reason, Running
 
 _GIVES_BACK: Final = Reason("restarts on the GPUs that it has: a newcomer needs what it had above its share")
 _TOO_LITTLE: Final = Reason("restarts on the GPUs that it has: with what it holds it is slower than with its share")
@@ -29,7 +29,7 @@ class Tenant:
         running: The running unit that it is; None for one that starts.
         movable: Whether it may be restarted, now and later: what is given to it can be taken back.
         kept: Whether it goes on as it is.
-        host: CPUs and memory of its nodes; None: nothing is said, so the GPU-proportional share.
+        cpu_mem: CPUs and memory of its nodes; None: nothing is said, so the GPU-proportional share.
         reasons: Why it gets that.
     """
 
@@ -39,7 +39,7 @@ class Tenant:
     running: Running | None = None
     movable: bool = True
     kept: bool = False
-    host: Host | None = None
+    cpu_mem: JobShares | None = None
     reasons: tuple[Reason, ...] = ()
 
     @property
@@ -61,33 +61,33 @@ class Tenant:
         """Σ worth × speed."""
         return weighted(self.jobs, speeds)
 
-    def holds(self, servers: Servers) -> Host:
+    def holds(self, servers: Servers) -> JobShares:
         """CPUs and memory by node, the proportional share where nothing is said."""
-        return servers.host_of(self.gpus) if self.host is None else self.host
+        return servers.shares_on(self.gpus) if self.cpu_mem is None else self.cpu_mem
 
     def amount(self, servers: Servers) -> Demand:
         """CPUs and memory of a tenant of one node."""
         share = self.holds(servers)[0]
         return Demand(share.cpus, share.mem_gib)
 
-    def shares(self, speeds: Speeds) -> HostShares:
+    def shares(self, speeds: Speeds) -> CpuMemShares:
         """What each member has of it: nothing but the last one to end, so that nothing is lost when others leave."""
         if self.kept and self.running is not None:
-            return self.running.host_shares
-        if self.host is None:
+            return self.running.cpu_mem_shares
+        if self.cpu_mem is None:
             return {}
         last = max(zip(self.jobs, speeds, strict=True), key=lambda item: (*_length(*item), item[0].job_id))[0]
-        nothing = tuple(HostShare(share.node, 0.0, 0.0) for share in self.host)
-        return {job.job_id: self.host if job is last else nothing for job in self.jobs}
+        nothing = tuple(CpuMemShare(share.node, 0.0, 0.0) for share in self.cpu_mem)
+        return {job.job_id: self.cpu_mem if job is last else nothing for job in self.jobs}
 
 
 def speeds_of(tenant: Tenant, predictor: Predictor, fair: Demand) -> Speeds:
     """Predicted speeds with what it has, on its slowest node."""
-    if tenant.host is None or not all(job.sensitivity is not None for job in tenant.jobs):
+    if tenant.cpu_mem is None or not all(job.sensitivity is not None for job in tenant.jobs):
         return predictor.usual(tenant.jobs, tenant.mode)
     per_gpu = [
         Demand(share.cpus / gpus.gpu_count, share.mem_gib / gpus.gpu_count)
-        for share, gpus in zip(tenant.host, tenant.gpus, strict=True)
+        for share, gpus in zip(tenant.cpu_mem, tenant.gpus, strict=True)
     ]
     least = Demand(min(share.cpus for share in per_gpu), min(share.mem_gib for share in per_gpu))
     return predictor.speeds(tenant.jobs, tenant.mode, (least,), fair)[0]
@@ -223,7 +223,7 @@ def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, 
     that gains more by what is left, until the next plan, than its restart loses.
 
     Args:
-        tenants: All of the plan; their `host`, `kept` and `reasons` are set.
+        tenants: All of the plan; their `cpu_mem`, `kept` and `reasons` are set.
         servers: What is free beside the tenants that are kept; free GPUs are those that nobody gets.
         predictor: Speeds.
         horizon_s: Seconds until the next plan; None: running tenants are not restarted. Then the shares of idle GPUs
@@ -377,10 +377,10 @@ class _Room:
     def _settle(self, needs: Needs, amount: Demand) -> None:
         tenant = needs.tenant
         if not (exceeds(amount, needs.fair) or exceeds(needs.fair, amount)):
-            tenant.host = None
+            tenant.cpu_mem = None
             return
-        tenant.host = (HostShare(self._node.name, amount.cpus, amount.mem_gib),)
-        tenant.reasons = (*tenant.reasons, *_share_reasons(tenant.host, *needs.total_speed(amount)))
+        tenant.cpu_mem = (CpuMemShare(self._node.name, amount.cpus, amount.mem_gib),)
+        tenant.reasons = (*tenant.reasons, *_share_reasons(tenant.cpu_mem, *needs.total_speed(amount)))
 
 
 def _rate(step: Step | None) -> float:
@@ -407,7 +407,7 @@ def _points(sensitivity: Sensitivity) -> set[float]:
     return {*sensitivity.mem_gib, sensitivity.demand.mem_gib}
 
 
-def _share_reasons(host: Host, speed: float, usual: float) -> tuple[Reason, Reason]:
+def _share_reasons(cpu_mem: JobShares, speed: float, usual: float) -> tuple[Reason, Reason]:
     """What a unit gets of its node, and what it makes of it."""
     effect = Reason("total speed {:.2f}, where the GPU-proportional share gives {:.2f}", (speed, usual))
-    return share_reason(host), effect
+    return share_reason(cpu_mem), effect

@@ -4,12 +4,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from muri.policies.cycle.planner import plan_queue
 from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
-from muri.policies.types import Plan, PlanRequest
+from muri.policies.types import Plan, PlanRequest, ProfileUse
 
 OptionValues = Mapping[str, Any]
 """Values of `PolicyOptions` by field name."""
@@ -24,15 +24,14 @@ TO_THE_END: Final[OptionValues] = MappingProxyType({"preemption": False})
 EXCLUSIVE_TO_THE_END: Final[OptionValues] = MappingProxyType({"max_group_size": 1, "preemption": False})
 """Both."""
 
-ProfileUse = Literal["none", "sharing", "all"]
-"""Whose stage profiles matter to a policy: nobody's, those of jobs that may share GPUs, or all jobs'."""
-
 
 @dataclass(frozen=True)
 class QueuePolicy(ABC):
     """A policy that ranks the queue; who shares, and where, is the planner's part.
 
-    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows.
+    A subclass gives `name`, `order`, `key` and a docstring, whose first line `muri policies` shows. A policy of another
+    distribution does best to inherit this class, too: all capabilities that `muri.policies.types.Policy` asks for then
+    have the values of a plain queue policy, and the subclass names those in which it differs.
 
     Attributes:
         options: What the user wants; None stands for the policy's own defaults.
@@ -40,12 +39,7 @@ class QueuePolicy(ABC):
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
-        packs: Whether its plans put jobs on GPUs one by one (`Plan.sharers`) instead of in groups.
-        elastic: Whether a job may get another number of GPUs than it asked for.
-        plain_groups: Whether members of its groups may run side by side without turns, so that it needs the speeds of
-            pairs (`PlanRequest.interference`).
-        simulated_only: Whether it exists for comparisons in the simulator; Slurm is not run by it.
-        gives_cpus: Whether it gives out CPUs and host memory, too, by what profiles say of jobs.
+        supports_packing, elastic, plain_groups, allocates_cpus, simulated_only, is_baseline: See `Policy`.
     """
 
     options: PolicyOptions | None = None
@@ -53,11 +47,12 @@ class QueuePolicy(ABC):
     order: ClassVar[str]
     defaults: ClassVar[OptionValues] = NONE
     fixed: ClassVar[OptionValues] = NONE
-    packs: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
     elastic: ClassVar[bool] = False
     plain_groups: ClassVar[bool] = False
+    allocates_cpus: ClassVar[bool] = False
     simulated_only: ClassVar[bool] = False
-    gives_cpus: ClassVar[bool] = False
+    is_baseline: ClassVar[bool] = False
 
     @abstractmethod
     def key(self, request: PlanRequest) -> PriorityKey:
@@ -71,10 +66,10 @@ class QueuePolicy(ABC):
 
     @property
     def profile_use(self) -> ProfileUse:
-        """Whose stage profiles change what it decides; a model of nobody else is worth a dry run on Slurm."""
-        if self.gives_cpus:
+        """All profiles where CPUs are given out; those of jobs that may share where jobs share GPUs."""
+        if self.allocates_cpus:
             return "all"
-        return "sharing" if self.packs or self.rules.max_group_size > 1 else "none"
+        return "sharing" if self.supports_packing or self.rules.max_group_size > 1 else "none"
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""

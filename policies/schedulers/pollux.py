@@ -49,7 +49,7 @@ class Pollux(QueuePolicy):
     name = "pollux"
     order = "service received"
     fixed = EXCLUSIVE
-    packs = True
+    supports_packing = True
     elastic = True
     simulated_only = True
 
@@ -59,7 +59,7 @@ class Pollux(QueuePolicy):
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        check_request(request, packs=True, elastic=True)
+        check_request(request, packed=True, elastic=True)
         cycle = PolluxCycle(request, self.rules)
         cycle.decide()
         return cycle.result(self.name)
@@ -314,7 +314,7 @@ class PolluxCycle:
     """What is decided so far.
 
     Args:
-        request: Jobs, nodes and what runs; `check_request(request, packs=True, elastic=True)` let it pass.
+        request: Jobs, nodes and what runs; `check_request(request, packed=True, elastic=True)` let it pass.
         options: The policy's options.
     """
 

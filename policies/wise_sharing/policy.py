@@ -47,12 +47,12 @@ class SjfFfs(FixedOrder):
     order = "remaining time"
     fixed = TO_THE_END
     ranking = priority.srtf
-    packs = True
+    supports_packing = True
     tests_pairs = False
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        check_request(request, packs=True)
+        check_request(request, packed=True)
         cycle = SharingCycle(self.rules, request, tests_pairs=self.tests_pairs)
         for contender in line_up(request, self.key(request), self.rules).contenders:
             cycle.decide(contender.job)

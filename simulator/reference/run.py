@@ -1,25 +1,35 @@
-"""Simulate a trace with the semantics of the Muri paper's public simulator."""
+"""Simulate a trace with the semantics of Muri's public simulator."""
 
+import math
 from collections.abc import Callable, Mapping
-from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
 
 from muri.policies.options import MAX_GROUP_SIZE
-from muri.simulator.checks import check_records
-from muri.simulator.model import Cluster, JobRecord, Settings, SimulationError, SimulationResult, Trace
-from muri.simulator.reference.antman import AntMan
-from muri.simulator.reference.clock import run_clock
-from muri.simulator.reference.events import Discipline
-from muri.simulator.reference.film import Film
-from muri.simulator.reference.jct import MuriJct
-from muri.simulator.reference.jobs import job_table
-from muri.simulator.reference.ledger import Ledger
-from muri.simulator.reference.muri import Muri, MuriOptions
-from muri.simulator.reference.shortest import Shortest
-from muri.simulator.reference.tiresias import Tiresias
-from muri.simulator.refusals import check_cluster, check_noise, check_sizes
+from muri.simulator.engine.checks import (
+    ConservationError,
+    check_cluster,
+    check_noise,
+    check_records,
+    check_sizes,
+    wanted,
+)
+from muri.simulator.engine.meter import LEAST_REMAINING_S, Film
+from muri.simulator.model import (
+    Cluster,
+    GroupSpan,
+    JobRecord,
+    Sample,
+    Settings,
+    Simulation,
+    SimulationError,
+    SimulationResult,
+)
+from muri.simulator.reference.baselines import AntMan, Shortest, Tiresias
+from muri.simulator.reference.clock import Discipline, run_clock
+from muri.simulator.reference.muri import Muri, MuriJct, MuriOptions
+from muri.simulator.reference.state import Ledger, job_table
 
 _MURI: Final[Mapping[str, Mapping[str, Any]]] = {
     "muri-s": {"durations_known": True},
@@ -39,70 +49,38 @@ _EXCLUSIVE: Final[Mapping[str, Callable[[Ledger, Cluster], Discipline]]] = {
 
 _JCT: Final = "muri-jct"
 
+_Stay = tuple[tuple[int, ...], int]
+"""Rows of the jobs that share GPUs, and their first node."""
+
 REFERENCE_POLICIES: Final = (*_EXCLUSIVE, *_MURI, _JCT)
 """The policies that the public simulator has, the paper's variants of them, and muri-jct for comparison."""
 
 
-def simulate_reference(
-    trace: Trace,
-    policy: str,
-    cluster: Cluster,
-    settings: Settings,
-    options: Mapping[str, Any] | None = None,
-    progress: Callable[[float], None] | None = None,
-    *,
-    with_spans: bool = False,
-) -> SimulationResult:
+def simulate_reference(task: Simulation) -> SimulationResult:
     """Simulate a trace until its last job ends.
 
     The clock has no interval: there is a plan at every arrival and completion, and each of them costs every running job
-    its restart overhead. Which GPUs a job gets makes no difference to its speed; CPUs, host and GPU memory are not
-    looked at.
-
-    Args:
-        trace: The jobs.
-        policy: One of `REFERENCE_POLICIES`.
-        cluster: Where they run.
-        settings: Of these, only `profile_noise`, `durations_known` (muri-jct) and `seed` count.
-        options: `max_group_size` for policies that share GPUs.
-        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result tells who shared GPUs with whom and when.
+    its restart overhead. Which GPUs a job gets makes no difference to its speed; CPUs, host and GPU memory are
+    ignored. Of the settings, only `profile_noise`, `durations_known` (muri-jct) and `seed` count.
 
     Raises:
-        SimulationError: The policy, an option or a setting is one that this model doesn't know, or the trace cannot run
-            on the cluster.
+        SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
     """
-    _check(trace, policy, cluster, settings, options or {})
-    begin_s = perf_counter()
-    ledger = Ledger.of(job_table(trace, settings.profile_noise, settings.seed))
-    discipline = _discipline(policy, ledger, cluster, settings, options or {})
-    film = Film(ledger, cluster, progress, with_spans=with_spans)
-    decision_s = run_clock(ledger, discipline, film.look)
-    records = _records(ledger)
-    check_records(trace.jobs, records)
-    return SimulationResult(
-        policy=policy,
-        trace=trace.name,
-        settings=settings,
-        cluster=cluster,
-        records=records,
-        samples=film.samples(),
-        spans=film.spans(),
-        decision_s=tuple(decision_s),
-        wall_s=perf_counter() - begin_s,
-    )
-
-
-def _check(trace: Trace, policy: str, cluster: Cluster, settings: Settings, options: Mapping[str, Any]) -> None:
-    check_reference(policy, options)
+    settings = task.settings
     _check_settings(settings)
     check_noise(settings)
-    check_cluster(cluster)
-    check_sizes(trace, cluster)
+    check_cluster(task.cluster)
+    check_sizes(task.trace, task.cluster)
+    ledger = Ledger.of(job_table(task.trace, settings.profile_noise, settings.seed))
+    film = _Film(task, ledger)
+    decision_s = run_clock(ledger, _discipline(task, ledger), film.look)
+    records = _records(ledger)
+    check_records(task.trace.jobs, records)
+    return task.result(records, film.samples(), film.spans(), decision_s)
 
 
 def check_reference(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that this model doesn't know.
+    """Refuse a policy or option that this model does not know.
 
     Raises:
         SimulationError: Lists the valid ones.
@@ -125,14 +103,13 @@ def _check_settings(settings: Settings) -> None:
             raise SimulationError(f"the reference model has no {name}; leave it out, or use the default model")
 
 
-def _discipline(
-    policy: str, ledger: Ledger, cluster: Cluster, settings: Settings, options: Mapping[str, Any]
-) -> Discipline:
+def _discipline(task: Simulation, ledger: Ledger) -> Discipline:
+    policy, cluster, options = task.policy, task.cluster, task.options
     if policy in _EXCLUSIVE:
         return _EXCLUSIVE[policy](ledger, cluster)
     if policy == _JCT:
         size = options.get("max_group_size", MAX_GROUP_SIZE)
-        return MuriJct(ledger, cluster, durations_known=settings.durations_known, max_group_size=size)
+        return MuriJct(ledger, cluster, durations_known=task.settings.durations_known, max_group_size=size)
     return Muri(ledger, cluster, MuriOptions(**_MURI[policy], **options))
 
 
@@ -150,3 +127,79 @@ def _records(ledger: Ledger) -> tuple[JobRecord, ...]:
         for row, job in enumerate(ledger.table.jobs)
     ]
     return tuple(sorted(records, key=lambda record: record.job.job_id))
+
+
+class _Film(Film[_Stay]):
+    """Looks at the ledger before every event.
+
+    Args:
+        task: What is simulated.
+        ledger: The jobs.
+    """
+
+    def __init__(self, task: Simulation, ledger: Ledger) -> None:
+        super().__init__(task, report_every=100)
+        self._ledger = ledger
+        self._stage_s = np.array([job.profile.stage_s for job in ledger.table.jobs])
+        self._checked = wanted()
+
+    def look(self, next_s: float) -> None:
+        """Note what holds until the next event."""
+        ledger = self._ledger
+        if self._checked:
+            self._check()
+        if self.with_spans:
+            units = ((ledger.group.get(job, (job,)), int(ledger.node[job])) for job in ledger.on().tolist())
+            self.note_stays({unit: self._stay(*unit) for unit in units})
+        if next_s > ledger.now_s:
+            self.note(self._sample(next_s))
+
+    def _sample(self, next_s: float) -> Sample:
+        ledger, table = self._ledger, self._ledger.table
+        on = ledger.on()
+        off = ledger.queue[~ledger.running[ledger.queue]]
+        remaining_s = np.maximum(ledger.left[off] * table.iteration_s[off], LEAST_REMAINING_S)
+        waited_s = ledger.waited_s[off] + (next_s - ledger.now_s) / 2
+        share = table.gpus[on] / (ledger.period_s[on] * self.task.cluster.gpu_count)
+        busy = np.minimum((self._stage_s[on] * share[:, None]).sum(axis=0), 1.0).tolist()
+        return Sample(
+            start_s=ledger.now_s,
+            length_s=next_s - ledger.now_s,
+            pending=len(off),
+            blocking_index=float((waited_s / remaining_s).mean()) if len(off) else 0.0,
+            gpus_held=self._ledger.gpus_held,
+            utilization=(busy[0], busy[1], busy[2], busy[3]),
+        )
+
+    def _stay(self, members: tuple[int, ...], node: int) -> GroupSpan:
+        jobs = [self._ledger.table.jobs[row] for row in members]
+        return GroupSpan(self._ledger.now_s, math.inf, tuple(job.job_id for job in jobs), node, jobs[0].gpu_count)
+
+    def _end_s(self, key: _Stay) -> float:
+        return self._ledger.now_s
+
+    def _done(self) -> float:
+        return float(np.isfinite(self._ledger.end_s).mean())
+
+    def _check(self) -> None:
+        """Check what holds whatever the policy.
+
+        Raises:
+            ConservationError: Says what is wrong.
+        """
+        ledger, table = self._ledger, self._ledger.table
+        held, gpu_count = ledger.gpus_held, self.task.cluster.gpu_count
+        if not 0 <= held <= gpu_count:
+            raise ConservationError(f"at {ledger.now_s} s: {held} of {gpu_count} GPUs are held")
+        if any(len(group) > MAX_GROUP_SIZE for group in ledger.group.values()):
+            raise ConservationError(f"at {ledger.now_s} s: more than {MAX_GROUP_SIZE} jobs share GPUs")
+        on = np.flatnonzero(ledger.running)
+        ended = np.isfinite(ledger.end_s[on])
+        early = table.submit_s[on] > ledger.now_s * (1 + 1e-9)
+        missing = ~np.isin(on, ledger.queue)
+        if (ended | early | missing).any() or (ledger.left[on] < -1e-6).any():
+            raise ConservationError(f"at {ledger.now_s} s: a job runs that has ended or not arrived")
+        if len(ledger.queue) != len(set(ledger.queue.tolist())):
+            raise ConservationError(f"at {ledger.now_s} s: a job is in the queue twice")
+        if math.isnan(ledger.now_s):
+            raise ConservationError("the clock has stopped")

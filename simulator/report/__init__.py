@@ -1,1 +1,1 @@
-"""What a sweep leaves behind: tables as files, plots and one page that opens offline."""
+"""What a sweep leaves in its folder: tables as files, plots, and one page that opens offline."""

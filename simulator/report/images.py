@@ -1,4 +1,4 @@
-"""The same plots as PNG files, by matplotlib, for papers and slides."""
+"""The plots as PNG files for papers and slides, drawn by matplotlib."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,8 +11,8 @@ from matplotlib.patches import Patch, Rectangle
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import SimulationResult
 from muri.simulator.report import series
-from muri.simulator.report.style import GROUP_COLOURS, colour, time_unit
-from muri.simulator.summary import PolicySummary, TraceSummary
+from muri.simulator.report.series import GROUP_COLOURS, colour, time_unit
+from muri.simulator.sweep.summary import PolicySummary, TraceSummary
 
 _SIZE_INCHES = (7.0, 4.2)
 

@@ -1,19 +1,23 @@
-"""The folder of `--out`."""
+"""The folder of `--out`: a page, plots, and results as files for other programs."""
 
+import csv
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muri.errors import MuriError
-from muri.simulator.comparison import Comparison
-from muri.simulator.experiment import Experiment
-from muri.simulator.report.experiment_page import html_page, markdown_page
-from muri.simulator.report.files import write_files
-from muri.simulator.summary import TraceSummary
+from muri.simulator.model import JobRecord
+from muri.simulator.sweep.summary import TraceSummary, document_of
 
 _UNSAFE: Final = re.compile(r"[^\w.+-]+")
+
+_JOB_COLUMNS: Final = (
+    "trace", "policy", "seed", "job_id", "user", "model", "gpu_count", "submit_s", "start_s", "end_s", "jct_s", "run_s",
+    "shared_s", "restarts",
+)  # fmt: skip
 
 
 class ReportError(MuriError):
@@ -29,7 +33,7 @@ def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
     Raises:
         ReportError: A plotting library is missing, or the folder can't be written to.
     """
-    with _written_to(folder):
+    with written_to(folder):
         from muri.simulator.report.images import write_images
         from muri.simulator.report.page import report_page
 
@@ -43,26 +47,56 @@ def write_report(summaries: Sequence[TraceSummary], folder: Path) -> Path:
     return path
 
 
-def write_experiment(
-    experiment: Experiment,
-    cells: Sequence[Comparison],
-    missing: Sequence[str],
-    summaries: Sequence[TraceSummary],
-    folder: Path,
-) -> None:
-    """Write an experiment's page as experiment.md and experiment.html, and its runs as results.json and CSV files.
+def write_files(summaries: Sequence[TraceSummary], folder: Path) -> tuple[Path, ...]:
+    """Write all figures, one row for each run and one row for each job of each run."""
+    paths = (folder / "results.json", folder / "metrics.csv", folder / "jobs.csv")
+    paths[0].write_text(json.dumps(document_of(summaries), indent=1) + "\n", encoding="utf-8")
+    rows = list(_metric_rows(summaries))
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    with paths[1].open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+    with paths[2].open("w", newline="", encoding="utf-8") as stream:
+        lines = csv.writer(stream)
+        lines.writerow(_JOB_COLUMNS)
+        lines.writerows(_job_rows(summaries))
+    return paths
 
-    Raises:
-        ReportError: The folder can't be written to.
-    """
-    with _written_to(folder):
-        write_files(summaries, folder)
-        (folder / "experiment.md").write_text(markdown_page(experiment, cells, missing), encoding="utf-8")
-        (folder / "experiment.html").write_text(html_page(experiment, cells, missing), encoding="utf-8")
+
+def _metric_rows(summaries: Iterable[TraceSummary]) -> Iterator[dict[str, Any]]:
+    for summary in summaries:
+        for policy in summary.policies:
+            for outcome in policy.outcomes:
+                who = {"trace": summary.name, "policy": policy.label, "seed": outcome.run.settings.seed}
+                yield {**who, **_flat(outcome.metrics.as_json())}
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested figures as columns: `utilization.gpu`."""
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value})
+    return flat
+
+
+def _job_rows(summaries: Iterable[TraceSummary]) -> Iterator[tuple[object, ...]]:
+    for summary in summaries:
+        for policy in summary.policies:
+            for outcome in policy.outcomes:
+                who = (summary.name, policy.label, outcome.run.settings.seed)
+                yield from ((*who, *_job_cells(record)) for record in outcome.result.records)
+
+
+def _job_cells(record: JobRecord) -> tuple[object, ...]:
+    job = record.job
+    asked = (job.job_id, job.user, job.key.model, job.gpu_count, job.submit_s)
+    return (*asked, record.start_s, record.end_s, record.jct_s, record.run_s, record.shared_s, record.restarts)
 
 
 @contextmanager
-def _written_to(folder: Path) -> Iterator[None]:
+def written_to(folder: Path) -> Iterator[None]:
+    """Make the folder; errors while writing to it become a ReportError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,30 +1,42 @@
-"""What a trace format is to the reader: a name, how to tell it, how to read it."""
+"""What the reader knows of a trace format, and how a job of a cluster's log gets a profile."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import blake2b
+from itertools import groupby
 from typing import TypeVar
 
+from muri.profiler.records import StageProfile
 from muri.simulator.model import TraceJob
-from muri.simulator.traces.problems import BadRows, RowError
-from muri.simulator.traces.source import Source
-from muri.simulator.traces.tables import Row, read_rows
+from muri.simulator.traces.models import Model, Stages, measured_models
+from muri.simulator.traces.rows import MAX_COUNT, BadRows, Row, RowError, Source, TraceError, read_rows, to_number
+
+NOT_ENDED = "had not ended"
+NEVER_RAN = "never ran"
+
+NO_GPUS = "had no GPUs"
+"""Why a row of a log is left out."""
+
+UNKNOWN_TIMES = frozenset({"", "None", "Unknown", "N/A", "nan", "NaN", "null"})
+"""How logs write that a time is missing."""
 
 Entry = TypeVar("Entry")
 Job = TypeVar("Job")
 
 
-class LeftOut(Exception):  # noqa: N818 -- not an error: the row is in order
-    """Raised for a row that is no GPU job which ran to its end; its text is the reason."""
+class LeftOutError(Exception):
+    """A row is left out because it is no GPU job that ran to its end; the text is the reason."""
 
 
 @dataclass
 class Reading:
-    """One reading of one trace: what the importers take and note.
+    """One reading of one trace: its source, bad rows and rows left out.
 
     Attributes:
         source: Where the rows come from.
         bad_rows: Where bad rows go.
-        left_out: Rows that are in order but no GPU job which ran to its end, counted by reason.
+        left_out: Valid rows that are no GPU job that ran to its end, counted by reason.
     """
 
     source: Source
@@ -34,11 +46,11 @@ class Reading:
     def parse(
         self, entries: Iterable[tuple[int, Entry | RowError]], to_job: Callable[[Entry], Job]
     ) -> Iterator[tuple[int, Job]]:
-        """Turn entries into jobs; bad ones and those left out are counted and passed over.
+        """Turn entries into jobs; count bad entries and those left out.
 
         Args:
-            entries: Lines and what stands there, or what is wrong with its shape.
-            to_job: Makes the job; raises RowError or LeftOut.
+            entries: Lines with their entries, or with the error if the shape is wrong.
+            to_job: Makes the job; raises RowError or LeftOutError.
 
         Yields:
             Lines and jobs.
@@ -50,7 +62,7 @@ class Reading:
                 job = to_job(entry)
             except RowError as error:
                 self.bad(line, error)
-            except LeftOut as reason:
+            except LeftOutError as reason:
                 self.left_out[str(reason)] = self.left_out.get(str(reason), 0) + 1
             else:
                 yield line, job
@@ -68,7 +80,7 @@ def read_table(
     Args:
         reading: The reading.
         required: Columns that the header must have.
-        to_job: Makes a row's job; raises RowError or LeftOut.
+        to_job: Makes a row's job; raises RowError or LeftOutError.
         delimiter: What separates cells; only the comma knows quotes.
 
     Yields:
@@ -81,9 +93,14 @@ def read_table(
     yield from reading.parse(rows, to_job)
 
 
+def header_of(head: tuple[str, ...], delimiter: str = ",") -> set[str]:
+    """The column names of a table, for `looks_like`."""
+    return {cell.strip().strip('"') for cell in head[0].split(delimiter)} if head else set()
+
+
 @dataclass(frozen=True, slots=True)
 class LoggedJob:
-    """A job as a cluster's log tells of it: how long it ran, but not what it did.
+    """A job in a cluster's log, which says how long it ran but not what it did.
 
     Attributes:
         job_id: Its id, unique in the log.
@@ -91,7 +108,7 @@ class LoggedJob:
         gpu_count: GPUs of the whole job.
         run_s: Seconds that it ran.
         user: Owner.
-        rerun_key: What reruns of one experiment have in common, as far as the log knows.
+        rerun_key: Equal for reruns of one experiment, as far as the log knows.
         cpu_count: CPUs asked for, None when not logged.
         mem_gib: Host memory asked for, None when not logged.
         job_name: Its name, empty when not logged.
@@ -134,6 +151,147 @@ class Format:
     read_log: Callable[[Reading], Logged] | None = None
 
 
-def header_of(head: tuple[str, ...], delimiter: str = ",") -> set[str]:
-    """The column names of a table, for `looks_like`."""
-    return {cell.strip().strip('"') for cell in head[0].split(delimiter)} if head else set()
+@dataclass(frozen=True)
+class Assignment:
+    """Gives jobs profiles.
+
+    A job named like a model trains that model. For others each model is equally likely. The choice depends only on the
+    seed and the job's key, so jobs with the same key (reruns of one experiment) train the same model, and no job's
+    model depends on other rows.
+
+    Attributes:
+        models: What jobs may train.
+        seed: Another seed is another assignment.
+    """
+
+    models: Sequence[Model]
+    seed: int = 0
+    _made: dict[tuple[int, int], StageProfile] = field(default_factory=dict)
+
+    def profile(self, key: str, gpu_count: int, job_name: str = "") -> StageProfile:
+        """The profile of one job.
+
+        Args:
+            key: Equal for reruns.
+            gpu_count: GPUs of the job.
+            job_name: Its name, where the log knows it.
+
+        Returns:
+            The profile.
+        """
+        named = [number for number, model in enumerate(self.models) if model.name == job_name]
+        choices = named or range(len(self.models))
+        number = choices[self._hash(key) % len(choices)]
+        made = self._made.get((number, gpu_count))
+        if made is None:  # one record for all jobs that share it
+            made = self._made[number, gpu_count] = self.models[number].profile(gpu_count)
+        return made
+
+    def _hash(self, key: str) -> int:
+        text = f"{self.seed}\0{key}".encode(errors="surrogatepass")
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big")
+
+
+def assignment_of(profiles: Iterable[StageProfile] | None, seed: int) -> Assignment:
+    """An assignment among given profiles.
+
+    Args:
+        profiles: A site's own measured profiles; None: the eight models of the Muri paper.
+        seed: For the choice.
+
+    Returns:
+        The assignment.
+
+    Raises:
+        TraceError: There are no profiles.
+    """
+    models = measured_models() if profiles is None else _models_of(profiles)
+    if not models:
+        raise TraceError("there are no profiles to assign; `muri profile list` shows what the store has")
+    return Assignment(models, seed)
+
+
+def _models_of(profiles: Iterable[StageProfile]) -> tuple[Model, ...]:
+    """Models by name, batch size and GPU type, with the stages of each GPU count."""
+
+    def kind(profile: StageProfile) -> tuple[str, int, str]:
+        return profile.key.model, profile.key.batch_size, profile.key.gpu_type
+
+    ordered = sorted(profiles, key=lambda profile: (*kind(profile), profile.key.gpu_count))
+    return tuple(
+        Model(name, batch_size, tuple((item.key.gpu_count, _stages(item)) for item in items), gpu_type)
+        for (name, batch_size, gpu_type), items in groupby(ordered, key=kind)
+    )
+
+
+def _stages(profile: StageProfile) -> Stages:
+    return Stages(*profile.stage_s, iteration_s=profile.iteration_s, gpu_mem_gib=profile.gpu_mem_gib)
+
+
+def to_trace_jobs(logged: Sequence[LoggedJob], assignment: Assignment) -> list[TraceJob]:
+    """Give each job of a log a profile and a number.
+
+    Ids that are numbers stay; otherwise jobs are numbered from 0 by submit time, ties in the log's order.
+    Iterations are the time run over the profile's iteration time, at least one.
+
+    Args:
+        logged: The jobs, ids unique.
+        assignment: Gives them profiles.
+
+    Returns:
+        The jobs by submit time, then id.
+    """
+    keep_ids = all(_is_number(job.job_id) for job in logged)
+    ordered = sorted(logged, key=lambda job: (job.submit_s, int(job.job_id) if keep_ids else 0))
+    first_s = ordered[0].submit_s if ordered else 0.0
+    return [
+        _trace_job(job, int(job.job_id) if keep_ids else number, first_s, assignment)
+        for number, job in enumerate(ordered)
+    ]
+
+
+def _is_number(job_id: str) -> bool:
+    digits = job_id.isascii() and job_id.isdigit() and len(job_id) <= len(str(MAX_COUNT))
+    return digits and int(job_id) <= MAX_COUNT and str(int(job_id)) == job_id
+
+
+def _trace_job(job: LoggedJob, number: int, first_s: float, assignment: Assignment) -> TraceJob:
+    profile = assignment.profile(job.rerun_key, job.gpu_count, job.job_name)
+    return TraceJob(
+        job_id=number,
+        submit_s=job.submit_s - first_s,
+        gpu_count=job.gpu_count,
+        iterations=max(1, round(job.run_s / profile.iteration_s)),
+        profile=profile,
+        user=job.user or "user",
+        listed_duration_s=job.run_s,
+        cpu_count=job.cpu_count,
+        mem_gib=job.mem_gib,
+    )
+
+
+def to_time(column: str, text: str) -> float | None:
+    """Seconds since the epoch of a time in a log; None: the log has no time there.
+
+    Times without a zone count as UTC, because only differences matter.
+
+    Args:
+        column: The cell's column, for the message.
+        text: "2017-10-07 01:11:39", the same with T, or seconds.
+
+    Returns:
+        Seconds.
+
+    Raises:
+        RowError: It is no time.
+    """
+    text = text.strip()
+    if text in UNKNOWN_TIMES:
+        return None
+    if text.isascii() and text.isdigit():
+        return to_number(column, text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise RowError(column, f"{text!r} is no time such as 2026-01-31 12:00:00") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

@@ -1,14 +1,21 @@
-"""What a trace is like, in figures."""
+"""What a trace is like: its figures, and the tables that show them on a terminal of 80 columns."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 from muri.profiler.records import RESOURCES
 from muri.simulator.model import Trace
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Which quantiles of the durations are shown."""
+
+_DAY_S, _HOUR_S, _MINUTE_S = 86_400.0, 3600.0, 60.0
+_LEAST_SHOWN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,8 @@ class Overview:
         skipped_rows: Bad rows that were left out.
         span_s: From the first submission to the last.
         gpu_s: GPU-seconds that all jobs need, running alone.
-        gpus_busy_mean: GPUs that it keeps busy: GPU-seconds over the span; None when all come at once.
-        opportunistic: Jobs that only ask for what others leave over.
+        gpus_busy_mean: GPUs kept busy: GPU-seconds over the span; None: all jobs come at once.
+        opportunistic: Jobs that only use what others leave over.
         by_gpu_count: By GPUs of a job.
         by_bottleneck: By the resource that an iteration holds longest.
         duration_s: Quantiles of the time that a job runs alone.
@@ -57,11 +64,11 @@ class Overview:
     duration_s: dict[float, float]
 
     def load(self, gpus: int) -> float | None:
-        """Load of a cluster with so many GPUs; None when all jobs come at once."""
+        """Load of a cluster with this many GPUs; None: all jobs come at once."""
         return None if self.gpus_busy_mean is None else self.gpus_busy_mean / gpus
 
     def as_json(self, gpus: int | None = None) -> dict[str, Any]:
-        """As a JSON object; with the load of a cluster of so many GPUs."""
+        """As a JSON object, with the load of a cluster of this many GPUs."""
         document = asdict(self)
         if gpus is not None:
             document |= {"gpus": gpus, "load": self.load(gpus)}
@@ -101,3 +108,62 @@ def _shares(kinds: list[Any], work: list[float]) -> dict[Any, Share]:
     for kind, amount in zip(kinds, work, strict=True):
         gpu_s[kind] += amount
     return {kind: Share(jobs[kind], gpu_s[kind]) for kind in jobs}
+
+
+def print_overview(console: Console, overview: Overview, gpus: int | None) -> None:
+    """Print a trace's figures.
+
+    Args:
+        console: Where.
+        overview: The figures.
+        gpus: Of the cluster whose load is shown; None: only the GPUs that the trace keeps busy.
+    """
+    console.print(_totals_table(overview, gpus))
+    console.print(_shares_table("GPUs of a job", overview.by_gpu_count, overview))
+    console.print(_shares_table("Bottleneck", overview.by_bottleneck, overview))
+    console.print(_durations_table(overview))
+
+
+def duration(seconds: float) -> str:
+    """A time in its largest unit of which it has at least two."""
+    for unit_s, unit in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
+        if seconds >= _LEAST_SHOWN * unit_s:
+            return f"{seconds / unit_s:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _totals_table(overview: Overview, gpus: int | None) -> Table:
+    table = Table(show_header=False, title=f"Trace {overview.name}", title_justify="left", box=None, pad_edge=False)
+    table.add_row("Jobs", f"{overview.jobs:,} of {overview.users} users, {overview.models} models")
+    if overview.skipped_rows:
+        table.add_row("Left out", f"{overview.skipped_rows:,} bad rows")
+    table.add_row("Opportunistic", f"{overview.opportunistic / overview.jobs:.1%} of the jobs")
+    table.add_row("Submitted within", duration(overview.span_s))
+    table.add_row("Work", f"{overview.gpu_s / _HOUR_S:,.1f} GPU-hours, every job running alone")
+    busy = overview.gpus_busy_mean
+    table.add_row("Keeps busy", "all jobs come at once" if busy is None else f"{busy:,.1f} GPUs on average")
+    load = None if gpus is None else overview.load(gpus)
+    if load is not None:
+        table.add_row(f"Load of {gpus} GPUs", f"{load:.2f}")
+    return table
+
+
+def _shares_table(title: str, shares: Mapping[int, Share] | Mapping[str, Share], overview: Overview) -> Table:
+    table = Table()
+    table.add_column(title)
+    for heading in ("Jobs", "of jobs", "of GPU time"):
+        table.add_column(heading, justify="right")
+    for name, share in shares.items():
+        of_time = share.gpu_s / overview.gpu_s
+        table.add_row(str(name), f"{share.jobs:,}", f"{share.jobs / overview.jobs:.1%}", f"{of_time:.1%}")
+    return table
+
+
+def _durations_table(overview: Overview) -> Table:
+    table = Table()
+    table.add_column("Jobs running alone")
+    table.add_column("take", justify="right")
+    names = {0.0: "shortest", 0.5: "median", 1.0: "longest"}
+    for share, value in overview.duration_s.items():
+        table.add_row(names.get(share, f"{100 * share:g} % take at most"), duration(value))
+    return table

@@ -7,42 +7,29 @@ from typing import NamedTuple, TypeVar
 
 from muri.profiler.records import StageProfile
 from muri.simulator.model import Trace, TraceJob
-from muri.simulator.traces import helios, muri_paper, pai, philly, sacct, schema, synergy
-from muri.simulator.traces.assignment import Assignment, assignment_of
-from muri.simulator.traces.formats import Format, Reading
-from muri.simulator.traces.logs import to_trace_jobs
-from muri.simulator.traces.problems import BadRows, RowError, TraceError, one_of
-from muri.simulator.traces.source import Source, open_source
+from muri.simulator.traces.formats import Assignment, Format, Reading, assignment_of, to_trace_jobs
+from muri.simulator.traces.log_formats import HELIOS, PAI, PHILLY, SACCT, TASK_FILE
+from muri.simulator.traces.rows import BadRows, RowError, Source, TraceError, one_of, open_source
+from muri.simulator.traces.schema import MURI, MURI_PAPER, SYNERGY
 
 Job = TypeVar("Job")
 
-FORMATS = {
-    item.name: item
-    for item in (
-        schema.FORMAT,
-        muri_paper.FORMAT,
-        synergy.FORMAT,
-        philly.FORMAT,
-        helios.FORMAT,
-        pai.FORMAT,
-        sacct.FORMAT,
-    )
-}
+FORMATS = {item.name: item for item in (MURI, MURI_PAPER, SYNERGY, PHILLY, HELIOS, PAI, SACCT)}
 """All formats by name."""
 
 
 class TraceReading(NamedTuple):
-    """A trace, and what of its file is not in it."""
+    """A trace, its format, and the rows of its file that were left out."""
 
     trace: Trace
     format: str
     left_out: dict[str, int]
-    """Rows that are no GPU job which ran to its end, by reason."""
+    """Rows that are no GPU job that ran to its end, counted by reason."""
 
 
 def read_trace(
     path: Path,
-    format: str | None = None,  # noqa: A002 -- the word of the command line
+    format_name: str | None = None,
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
@@ -52,8 +39,8 @@ def read_trace(
 
     Args:
         path: The file; "-" reads the standard input.
-        format: One of `FORMATS`; None: guessed from the content.
-        skip_bad_rows: Whether rows that are no job are left out and counted; otherwise they are an error.
+        format_name: One of `FORMATS`; None: guessed from the content.
+        skip_bad_rows: Whether invalid rows are left out and counted; otherwise they are an error.
         seed: For the assignment of stage profiles to jobs whose trace has no stage times.
         profiles: What is assigned; None: the profiles of the Muri paper's eight models.
 
@@ -63,19 +50,19 @@ def read_trace(
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
-    return read_with_notes(path, format, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
+    return read_with_notes(path, format_name, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
 
 
 def read_with_notes(
     path: Path,
-    format: str | None = None,  # noqa: A002
+    format_name: str | None = None,
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
     profiles: Sequence[StageProfile] | None = None,
 ) -> TraceReading:
-    """Like `read_trace`, and tells which format it was and what was left out."""
-    wanted = None if format is None else find_format(format)
+    """Like `read_trace`, with the format and the rows left out."""
+    wanted = None if format_name is None else find_format(format_name)
     assignment = assignment_of(profiles, seed)
     with open_source(_file_of(path)) as source:
         chosen = _checked(source, wanted)
@@ -92,9 +79,9 @@ def _file_of(path: Path) -> Path:
     """The file to look at first: a folder is PAI's tables."""
     if not path.is_dir():
         return path
-    if not (path / pai.TASK_FILE).exists():
-        raise TraceError(f"{path} is a folder without {pai.TASK_FILE}; give a file, or a folder with PAI's tables")
-    return path / pai.TASK_FILE
+    if not (path / TASK_FILE).exists():
+        raise TraceError(f"{path} is a folder without {TASK_FILE}; give a file, or a folder with PAI's tables")
+    return path / TASK_FILE
 
 
 def _jobs(chosen: Format, reading: Reading, assignment: Assignment) -> list[TraceJob]:
@@ -127,7 +114,7 @@ def find_format(name: str) -> Format:
 
 
 def _checked(source: Source, wanted: Format | None) -> Format:
-    """The format to read it with: the wanted one unless the content clearly is another's."""
+    """The format to read it with: the wanted one, unless the content clearly has another."""
     if not source.head:
         raise TraceError(f"{source.name}: the file is empty")
     likely = [item for item in FORMATS.values() if item.looks_like(source.head)]
@@ -147,7 +134,7 @@ def _checked(source: Source, wanted: Format | None) -> Format:
 
 
 def _unique(reading: Reading, jobs: Iterable[tuple[int, Job]], id_of: Callable[[Job], Hashable]) -> Iterator[Job]:
-    """The jobs, without those whose id has been there before."""
+    """The jobs without those that repeat an id, which count as bad rows."""
     seen: dict[Hashable, int] = {}
     for line, job in jobs:
         job_id = id_of(job)

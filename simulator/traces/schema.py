@@ -1,4 +1,4 @@
-"""Muri's own trace schema: one CSV row per job, units in the columns' names (docs/traces.md)."""
+"""Formats that state what jobs train: Muri's own schema, and the trace files of Muri's and Synergy's papers."""
 
 import csv
 import math
@@ -9,8 +9,8 @@ from muri.policies.traits import BatchModel
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.simulator.model import Trace, TraceJob
 from muri.simulator.traces.formats import Format, Found, Reading, header_of, read_table
-from muri.simulator.traces.problems import RowError, TraceError
-from muri.simulator.traces.tables import Row
+from muri.simulator.traces.models import load_share, split_exactly, synergy_models
+from muri.simulator.traces.rows import Row, RowError, TraceError, one_of
 
 _TIMES = ("iteration_s", "load_s", "preprocess_s", "propagate_s", "synchronize_s")
 
@@ -65,7 +65,7 @@ WRITTEN = (
     "cpu_count",
     "mem_gib",
 )
-"""Columns of every written trace; the other optional ones follow where a job has them."""
+"""Columns of each written trace; other optional columns follow if a job has them."""
 
 _PROFILE_COLUMNS = (
     "model",
@@ -76,82 +76,22 @@ _PROFILE_COLUMNS = (
     "gpu_mem_gib",
 )
 
-
-def _profile(row: Row, gpu_count: int) -> StageProfile:
-    model = row.text("model")
-    if not model:
-        raise RowError("model", "is empty")
-    batch_size = row.count("batch_size") if row.text("batch_size").strip() else 0
-    return StageProfile(
-        key=ProfileKey(model, batch_size, gpu_count, row.text("gpu_type", "gpu")),
-        load_s=row.number("load_s"),
-        preprocess_s=row.number("preprocess_s"),
-        propagate_s=row.number("propagate_s"),
-        synchronize_s=row.number("synchronize_s"),
-        iteration_s=row.number("iteration_s", more_than=0),
-        gpu_mem_gib=row.optional_number("gpu_mem_gib") or 0.0,
-        source="import",
-    )
-
-
-def _job(row: Row, known: dict[tuple[str, ...], StageProfile]) -> TraceJob:
-    gpu_count = row.count("gpu_count", at_least=1)
-    cells = tuple(row.text(column) for column in _PROFILE_COLUMNS)
-    profile = known.get(cells)
-    if profile is None:
-        profile = known[cells] = _profile(row, gpu_count)
-    return TraceJob(
-        job_id=row.count("job_id"),
-        submit_s=row.number("submit_s"),
-        gpu_count=gpu_count,
-        iterations=row.count("iterations", at_least=1),
-        profile=profile,
-        user=row.text("user", "user"),
-        opportunistic=row.flag("opportunistic"),
-        listed_duration_s=row.optional_number("listed_duration_s"),
-        cpu_count=row.optional_number("cpu_count"),
-        mem_gib=row.optional_number("mem_gib"),
-        restart_s=row.optional_number("restart_s"),
-        batch=_batch(row),
-        gpu_utilization=_share(row, "gpu_utilization"),
-    )
-
-
-def _batch(row: Row) -> BatchModel | None:
-    if not row.text("compute_per_sample_s").strip():
-        return None
-    hides_all = row.text("overlap_exponent").strip().lower() == "inf"
-    exponent = math.inf if hides_all else row.optional_number("overlap_exponent", at_least=1.0) or 1.0
-    return BatchModel(
-        batch_size=row.count("batch_size", at_least=1),
-        compute_fixed_s=row.optional_number("compute_fixed_s") or 0.0,
-        compute_per_sample_s=row.number("compute_per_sample_s"),
-        communicate_s=row.optional_number("communicate_s") or 0.0,
-        overlap_exponent=exponent,
-        fixed_mem_gib=row.optional_number("fixed_mem_gib") or 0.0,
-        mem_gib_per_sample=row.optional_number("mem_gib_per_sample") or 0.0,
-        max_accumulate_steps=row.count("max_accumulate_steps", at_least=1) if row.text("max_accumulate_steps") else 1,
-    )
-
-
-def _share(row: Row, column: str) -> float | None:
-    value = row.optional_number(column)
-    if value is not None and value > 1:
-        raise RowError(column, f"{value:g} must be at most 1")
-    return value
-
-
-def _read(reading: Reading) -> Found:
-    known: dict[tuple[str, ...], StageProfile] = {}
-    return read_table(reading, REQUIRED, lambda row: _job(row, known))
-
-
-FORMAT = Format(
-    name="muri",
-    summary="Muri's own schema (CSV, seconds)",
-    looks_like=lambda head: {"submit_s", "gpu_count"} <= header_of(head),
-    read=_read,
+PAPER_COLUMNS = (
+    "job_id",
+    "num_gpu",
+    "submit_time",
+    "iterations",
+    "model_name",
+    "batch_size",
+    "iteration_time",
+    "resource_time_0",
+    "resource_time_1",
+    "resource_time_2",
 )
+"""Columns that must be there; `duration`, `interval` and `priority` may be."""
+
+_MS = 1000.0
+SYNERGY_COLUMNS = ("job_id", "model", "arrival_s", "iterations", "num_gpu")
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -222,3 +162,137 @@ def _cells(job: TraceJob) -> dict[str, str]:
 def _number(value: float | None) -> str:
     """The shortest text that reads back as the same number."""
     return "" if value is None else repr(float(value)).removesuffix(".0")
+
+
+def _read(reading: Reading) -> Found:
+    known: dict[tuple[str, ...], StageProfile] = {}
+    return read_table(reading, REQUIRED, lambda row: _job(row, known))
+
+
+def _job(row: Row, known: dict[tuple[str, ...], StageProfile]) -> TraceJob:
+    gpu_count = row.count("gpu_count", at_least=1)
+    cells = tuple(row.text(column) for column in _PROFILE_COLUMNS)
+    profile = known.get(cells)
+    if profile is None:
+        profile = known[cells] = _profile(row, gpu_count)
+    return TraceJob(
+        job_id=row.count("job_id"),
+        submit_s=row.number("submit_s"),
+        gpu_count=gpu_count,
+        iterations=row.count("iterations", at_least=1),
+        profile=profile,
+        user=row.text("user", "user"),
+        opportunistic=row.flag("opportunistic"),
+        listed_duration_s=row.optional_number("listed_duration_s"),
+        cpu_count=row.optional_number("cpu_count"),
+        mem_gib=row.optional_number("mem_gib"),
+        restart_s=row.optional_number("restart_s"),
+        batch=_batch(row),
+        gpu_utilization=_share(row, "gpu_utilization"),
+    )
+
+
+def _profile(row: Row, gpu_count: int) -> StageProfile:
+    model = row.text("model")
+    if not model:
+        raise RowError("model", "is empty")
+    batch_size = row.count("batch_size") if row.text("batch_size").strip() else 0
+    return StageProfile(
+        key=ProfileKey(model, batch_size, gpu_count, row.text("gpu_type", "gpu")),
+        load_s=row.number("load_s"),
+        preprocess_s=row.number("preprocess_s"),
+        propagate_s=row.number("propagate_s"),
+        synchronize_s=row.number("synchronize_s"),
+        iteration_s=row.number("iteration_s", more_than=0),
+        gpu_mem_gib=row.optional_number("gpu_mem_gib") or 0.0,
+        source="import",
+    )
+
+
+def _batch(row: Row) -> BatchModel | None:
+    if not row.text("compute_per_sample_s").strip():
+        return None
+    hides_all = row.text("overlap_exponent").strip().lower() == "inf"
+    exponent = math.inf if hides_all else row.optional_number("overlap_exponent", at_least=1.0) or 1.0
+    return BatchModel(
+        batch_size=row.count("batch_size", at_least=1),
+        compute_fixed_s=row.optional_number("compute_fixed_s") or 0.0,
+        compute_per_sample_s=row.number("compute_per_sample_s"),
+        communicate_s=row.optional_number("communicate_s") or 0.0,
+        overlap_exponent=exponent,
+        fixed_mem_gib=row.optional_number("fixed_mem_gib") or 0.0,
+        mem_gib_per_sample=row.optional_number("mem_gib_per_sample") or 0.0,
+        max_accumulate_steps=row.count("max_accumulate_steps", at_least=1) if row.text("max_accumulate_steps") else 1,
+    )
+
+
+def _share(row: Row, column: str) -> float | None:
+    value = row.optional_number(column)
+    if value is not None and value > 1:
+        raise RowError(column, f"{value:g} must be at most 1")
+    return value
+
+
+MURI = Format(
+    name="muri",
+    summary="Muri's own schema (CSV, seconds)",
+    looks_like=lambda head: {"submit_s", "gpu_count"} <= header_of(head),
+    read=_read,
+)
+
+
+def _paper_job(row: Row) -> TraceJob:
+    gpu_count = row.count("num_gpu", at_least=1)
+    duration_ms = row.optional_number("duration")
+    return TraceJob(
+        job_id=row.count("job_id"),
+        submit_s=row.number("submit_time") / _MS,
+        gpu_count=gpu_count,
+        iterations=row.count("iterations", at_least=1),
+        profile=_paper_profile(row, gpu_count),
+        opportunistic=row.flag("priority"),
+        listed_duration_s=None if duration_ms is None else duration_ms / _MS,
+    )
+
+
+def _paper_profile(row: Row, gpu_count: int) -> StageProfile:
+    model = row.text("model_name")
+    if not model:
+        raise RowError("model_name", "is empty")
+    load_s, preprocess_s = split_exactly(row.number("resource_time_0") / _MS, load_share(model))
+    return StageProfile(
+        key=ProfileKey(model, row.count("batch_size"), gpu_count, "gpu"),
+        load_s=load_s,
+        preprocess_s=preprocess_s,
+        propagate_s=row.number("resource_time_1") / _MS,
+        synchronize_s=row.number("resource_time_2") / _MS,
+        iteration_s=row.number("iteration_time", more_than=0) / _MS,
+        source="import",
+    )
+
+
+MURI_PAPER = Format(
+    name="muri-paper",
+    summary="the Muri paper's trace files (CSV, milliseconds)",
+    looks_like=lambda head: {"num_gpu", "resource_time_0", "iteration_time"} <= header_of(head),
+    read=lambda reading: read_table(reading, PAPER_COLUMNS, _paper_job),
+)
+
+
+def _synergy_job(row: Row) -> TraceJob:
+    models = synergy_models()
+    name = row.text("model")
+    if name not in models:
+        raise RowError("model", f"{name!r} is not one of Synergy's models: {one_of(models)}")
+    gpu_count = row.count("num_gpu", at_least=1)
+    profile = models[name].profile(gpu_count)
+    iterations = row.count("iterations", at_least=1)
+    return TraceJob(row.count("job_id"), row.number("arrival_s"), gpu_count, iterations, profile)
+
+
+SYNERGY = Format(
+    name="synergy",
+    summary="Synergy's derived workload (CSV)",
+    looks_like=lambda head: {"arrival_s", "num_gpu"} <= header_of(head),
+    read=lambda reading: read_table(reading, SYNERGY_COLUMNS, _synergy_job),
+)

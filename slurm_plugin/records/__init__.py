@@ -1,1 +1,1 @@
-"""Records that the controller and the nodes share: what Slurm's comments and the journal say about a job."""
+"""What Slurm, its jobs' comments and the journal hold, as frozen records."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muri.slurm_plugin.tags import REQUEST_PREFIX, USER_HOLD, token
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, USER_HOLD, token
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from golden_cases import Case
 from muri.cli import cli
 from muri.profiler.store import Document, ProfileStore
 from muri.profiler.upkeep import Author
-from muri.slurm_plugin.journal import Journal
-from muri.slurm_plugin.snapshot_file import parse_snapshot
+from muri.slurm_plugin.records.cluster import parse_snapshot
+from muri.slurm_plugin.records.journal import Journal
 
-OPEN_GATEWAY = "muri.slurm_plugin.setup.open_gateway"
+OPEN_GATEWAY = "muri.slurm_plugin.controller.assemble.open_gateway"
 """What opens the way to Slurm for a controller."""
 
 

@@ -1,17 +1,26 @@
 """Fixtures of the launcher's tests."""
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher
+from checkpoint_scripts import TRAIN, lines
+from launcher_harness import Launcher, ends, launcher_in
 
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
-    """A launcher whose processes end with the test. Socket paths must be short, hence the directory."""
-    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as run_dir:
-        launcher = Launcher(tmp_path, Path(run_dir))
+    """A launcher whose processes end with the test."""
+    with launcher_in(tmp_path) as launcher:
         yield launcher
-        launcher.close()
+
+
+@pytest.fixture(scope="session")
+def uninterrupted_curve(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The losses of `checkpoint_scripts.TRAIN`, run alone and without a stop."""
+    with launcher_in(tmp_path_factory.mktemp("uninterrupted")) as launcher:
+        launcher.warm = True
+        path = launcher.folder / "uninterrupted.curve"
+        place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "checkpoints")}
+        assert ends(launcher.member(None, launcher.script(TRAIN), path, 0, **place)) == 0
+        return lines(path)

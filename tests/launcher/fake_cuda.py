@@ -7,6 +7,10 @@ when everything queued before it on its stream is; a stream that waits for an ev
 import threading
 from types import SimpleNamespace
 
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.sessions.gpu_streams import Device, StreamPace
+from muri.profiler.records import STAGES
+
 
 class OutOfMemoryError(RuntimeError):
     """As torch.OutOfMemoryError."""
@@ -131,3 +135,38 @@ class FakeCuda:
 def module(cuda: FakeCuda) -> SimpleNamespace:
     """A `torch` that holds it."""
     return SimpleNamespace(cuda=cuda)
+
+
+class GpuMember:
+    """A clock whose GPU stages go to a stream of a stand-in; its arbiter grants everything at once."""
+
+    def __init__(self, device: Device, cuda: FakeCuda, name: str) -> None:
+        self.cuda = cuda
+        self.records: list[IterationRecord] = []
+        self.pace = StreamPace(device, name)
+        self.clock = StageClock(Granting(), on_iteration=self.records.append)
+        self.clock.gpu = self.pace
+
+    def iterate(self, kernel_s: float, pieces: int = 1) -> None:
+        """One iteration, with yield points between the pieces of its GPU stage."""
+        self.pace.enter_thread()
+        self.clock.ask_batch()
+        self.clock.enter(STAGES.index("propagate"))
+        for _ in range(pieces):
+            self.cuda.kernel(kernel_s / pieces)
+            self.clock.yield_point()
+        self.clock.leave()
+
+
+class Granting:
+    """A gate that never lets anybody wait."""
+
+    def acquire(self, stage: int) -> float:
+        return 0.0
+
+    def release(self, stage: int) -> None: ...
+
+    def yield_point(self, stage: int) -> float:
+        return 0.0
+
+    def iteration_done(self, record: IterationRecord) -> None: ...

@@ -5,10 +5,14 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from warm_start import WarmProcess, warm_start
 
 DEADLINE_S = 240.0
 FOREIGN_VARIABLES = (
@@ -17,7 +21,10 @@ FOREIGN_VARIABLES = (
 )  # fmt: skip
 
 
-def ends(process: subprocess.Popen[bytes]) -> int:
+Process = subprocess.Popen[bytes] | WarmProcess
+
+
+def ends(process: Process) -> int:
     """The exit code of a process that should end by itself."""
     return process.wait(timeout=DEADLINE_S)
 
@@ -31,12 +38,17 @@ def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLI
 
 
 class Launcher:
-    """A run directory, runtimes that serve it, and members."""
+    """A run directory, runtimes that serve it, and members.
+
+    Attributes:
+        warm: Members start with PyTorch loaded, where their own start is not what the test is about.
+    """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
         self.folder, self.run_dir = folder, run_dir
         self.status_path = folder / "status.json"
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
+        self.warm = False
         self.environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
         self.environment |= {"MURI_RUN_DIR": str(run_dir)}
 
@@ -49,9 +61,9 @@ class Launcher:
 
     def runtime(self, *members: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
         """Start a runtime and wait until it takes members."""
-        command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+        command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", ",".join(members), "--preload", ""]
         command += ["--status-file", str(self.status_path), *options]
-        process = self._spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
+        process = self.spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
         until(lambda: process.poll() is not None or self._serves(process.pid), "the runtime")
         assert process.poll() is None, (self.folder / "runtime.log").read_text()
         return process
@@ -59,14 +71,12 @@ class Launcher:
     def _serves(self, pid: int) -> bool:
         return self.status_path.exists() and self.status()["pid"] == pid
 
-    def member(
-        self, job_id: str | None, *arguments: object, cwd: Path | None = None, **environment: str
-    ) -> subprocess.Popen[bytes]:
+    def member(self, job_id: str | None, *arguments: object, cwd: Path | None = None, **environment: str) -> Process:
         """Start `muri run …` as the job would; its output goes to out() and err()."""
         command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *map(str, arguments)]
         variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
         out, err = self.path(job_id, "out").open("ab"), self.path(job_id, "err").open("ab")
-        return self._spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
+        return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder, warm=self.warm)
 
     def path(self, job_id: str | None, kind: str) -> Path:
         """Where a member's output goes."""
@@ -84,8 +94,12 @@ class Launcher:
         """The runtime's status file."""
         return json.loads(self.status_path.read_text())
 
-    def _spawn(self, command: list[str], environment: dict[str, str], **options) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **options)
+    def spawn(self, command: list[str], environment: dict[str, str], *, warm: bool = False, **options) -> Process:
+        """Start a process that ends with the test; its files are closed here."""
+        if warm:
+            process = warm_start().popen(command, env=environment, **options)
+        else:
+            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **options)
         self.processes.append(process)
         for stream in ("stdout", "stderr"):
             if stream in options:
@@ -98,3 +112,14 @@ class Launcher:
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
             process.wait(timeout=DEADLINE_S)
+
+
+@contextmanager
+def launcher_in(folder: Path) -> Iterator[Launcher]:
+    """A launcher with its files in a folder; socket paths must be short, hence a run directory elsewhere."""
+    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as run_dir:
+        launcher = Launcher(folder, Path(run_dir))
+        try:
+            yield launcher
+        finally:
+            launcher.close()

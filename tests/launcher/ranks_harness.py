@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher_harness import Launcher, until
+from launcher_harness import Launcher, Process, until
 
 SLOW_MACHINE_S = 400.0
 """A group of eight scripts that takes half a minute on two free cores may take ten times that on busy ones."""
@@ -81,7 +81,7 @@ class RankedLauncher:
     def __init__(self, launcher: Launcher, world_size: int) -> None:
         self.launcher = launcher
         self.world_size = world_size
-        self.runtimes: list[subprocess.Popen[bytes]] = []
+        self.runtimes: list[Process] = []
         self.script = launcher.script(TRAIN_DDP, "train_ddp.py")
         self._key = secrets.token_hex(32)
 
@@ -89,12 +89,20 @@ class RankedLauncher:
         """Start all runtimes and wait until they take members."""
         port = free_port()
         for rank in range(self.world_size):
-            command = [sys.executable, "-m", "muri.launcher.runtime", "--members", ",".join(members), "--preload", ""]
+            command = [
+                sys.executable,
+                "-m",
+                "muri.launcher.runtime.main",
+                "--members",
+                ",".join(members),
+                "--preload",
+                "",
+            ]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
             command += ["--order-port", str(port), "--status-file", str(self.path("status.json")), *options]
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}
             log = self.log_path(rank).open("ab")
-            self.runtimes.append(self.launcher._spawn(command, environment, stderr=log))
+            self.runtimes.append(self.launcher.spawn(command, environment, stderr=log))
         for rank in range(self.world_size):
             serves = self.path(f"r{rank}-status.json" if rank else "status.json").exists
             until(lambda serves=serves: serves() or any(p.poll() is not None for p in self.runtimes), f"rank {rank}")
@@ -112,9 +120,7 @@ class RankedLauncher:
         """What one rank's runtime has logged."""
         return self.log_path(rank).read_text()
 
-    def member(
-        self, job_id: str, *arguments: object, alone: bool = False, **environment: str
-    ) -> list[subprocess.Popen[bytes]]:
+    def member(self, job_id: str, *arguments: object, alone: bool = False, **environment: str) -> list[Process]:
         """Start all tasks of a member as `srun muri run train_ddp.py …` would."""
         port = str(free_port())
         processes = []
@@ -128,7 +134,9 @@ class RankedLauncher:
             command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options, str(self.script)]
             command += map(str, arguments)
             out, err = self.out_path(job_id, rank).open("ab"), self.out_path(job_id, rank, "err").open("ab")
-            processes.append(self.launcher._spawn(command, variables, stdout=out, stderr=err))
+            processes.append(
+                self.launcher.spawn(command, variables, stdout=out, stderr=err, cwd=self.launcher.folder, warm=alone)
+            )
         return processes
 
     def out_path(self, job_id: str, rank: int, kind: str = "out") -> Path:
@@ -139,7 +147,7 @@ class RankedLauncher:
         """What one task has written."""
         return self.out_path(job_id, rank, kind).read_text()
 
-    def exit_codes(self, processes: list[subprocess.Popen[bytes]]) -> list[int]:
+    def exit_codes(self, processes: list[Process]) -> list[int]:
         """The exit codes of processes that should end by themselves; else fail with what every runtime is doing."""
         end_s = time.monotonic() + SLOW_MACHINE_S
         for process in processes:

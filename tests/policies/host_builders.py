@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from policy_builders import all_jobs, feed_back, make_job, make_node, make_request
 
 from muri.policies.traits import Demand, Sensitivity
-from muri.policies.types import HostShare
+from muri.policies.types import CpuMemShare
 
 CPUS = (1.0, 2.0, 3.0, 6.0, 12.0)
 MEM_GIB = (10.0, 60.0, 120.0)
@@ -43,16 +43,16 @@ def next_request(request, plan, **changes):
     running = tuple(
         dataclasses.replace(
             unit,
-            host_shares={
-                member.job_id: plan.host_shares[member.job_id]
+            cpu_mem_shares={
+                member.job_id: plan.cpu_mem_shares[member.job_id]
                 for member in unit.members
-                if member.job_id in plan.host_shares
+                if member.job_id in plan.cpu_mem_shares
             },
         )
         for unit in following.running
     )
     used = Counter()
-    for shares in plan.host_shares.values():
+    for shares in plan.cpu_mem_shares.values():
         for share in shares:
             used[share.node, "cpus"] += share.cpus
             used[share.node, "mem"] += share.mem_gib
@@ -69,7 +69,7 @@ def next_request(request, plan, **changes):
 
 def shares_by_job(plan):
     """CPUs and memory of each job on one node, as pairs."""
-    return {job_id: (shares[0].cpus, shares[0].mem_gib) for job_id, shares in plan.host_shares.items()}
+    return {job_id: (shares[0].cpus, shares[0].mem_gib) for job_id, shares in plan.cpu_mem_shares.items()}
 
 
 def nodes_by_job(plan):
@@ -82,12 +82,12 @@ def speed_ratios(request, plan):
     found = {}
     for solo in plan.solo:
         sensitivity = jobs[solo.job_id].sensitivity
-        if sensitivity is None or solo.job_id not in plan.host_shares:
+        if sensitivity is None or solo.job_id not in plan.cpu_mem_shares:
             continue
-        given = {share.node: share for share in plan.host_shares[solo.job_id]}
+        given = {share.node: share for share in plan.cpu_mem_shares[solo.job_id]}
         for gpus in solo.gpus:
             node = nodes[gpus.node]
-            share = given.get(gpus.node, HostShare(gpus.node, 0.0, 0.0))
+            share = given.get(gpus.node, CpuMemShare(gpus.node, 0.0, 0.0))
             reached = _at(sensitivity, node, share.cpus / gpus.gpu_count, share.mem_gib / gpus.gpu_count)
             usual = _at(sensitivity, node, node.cpu_count / node.gpu_count, node.mem_gib / node.gpu_count)
             found[solo.job_id, gpus.node] = (reached, usual)

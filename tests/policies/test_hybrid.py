@@ -16,7 +16,7 @@ from muri.policies.registry import get_policy
 from muri.policies.speed.fair import Fair
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.traits import Demand
-from muri.policies.types import HostShare, NodeShare, Running, sentences
+from muri.policies.types import CpuMemShare, NodeShare, Running, sentences
 
 SIMULATED = {"larger_than_a_node": "whole-nodes"}
 FULL = {"gpu": (0.0, 0.0, 1.0, 0.0), "cpu": (0.0, 1.0, 0.0, 0.0), "storage": (1.0, 0.0, 0.0, 0.0)}
@@ -33,7 +33,7 @@ def table(*rows):
 
 
 def by_job(plan):
-    return {job_id: [(share.cpus, share.mem_gib) for share in shares] for job_id, shares in plan.host_shares.items()}
+    return {job_id: [(share.cpus, share.mem_gib) for share in shares] for job_id, shares in plan.cpu_mem_shares.items()}
 
 
 def test_interleaving_wins_where_members_need_different_resources():
@@ -195,7 +195,7 @@ def check_shares(request, plan):
     units += [((solo.job_id,), solo.gpus, solo) for solo in plan.solo if solo.gpus]
     given = {name: [0.0, 0.0] for name in nodes}
     for members, gpus, decision in units:
-        told = [share for member in members for share in plan.host_shares.get(member, ())]
+        told = [share for member in members for share in plan.cpu_mem_shares.get(member, ())]
         for share in gpus:
             node = nodes[share.node]
             fair = [part / node.gpu_count * share.gpu_count for part in (node.cpu_count, node.mem_gib)]
@@ -222,7 +222,7 @@ def _with_proportional(request):
     """Units that were told no share hold as much of their nodes' CPUs and memory as of the GPUs."""
     nodes = {node.name: node for node in request.nodes}
     for unit in request.running:
-        for share in unit.gpus if not any(unit.host_shares.values()) else ():
+        for share in unit.gpus if not any(unit.cpu_mem_shares.values()) else ():
             node = nodes[share.node]
             part = share.gpu_count / node.gpu_count
             free = (node.free_cpus - node.cpu_count * part, node.free_mem_gib - node.mem_gib * part)
@@ -254,7 +254,7 @@ def test_cpus_and_memory_are_never_exceeded_and_nobody_is_below_the_proportional
 @given(requests())
 def test_where_nothing_is_known_it_plans_as_muri_jct(request_):
     plan, plain = MuriHybrid().plan(request_), get_policy("muri-jct").plan(request_)
-    assert plan.host_shares == {}
+    assert plan.cpu_mem_shares == {}
     jobs = {job.job_id: job for job in request_.jobs}
     alone = [
         group
@@ -273,7 +273,7 @@ def test_where_nothing_is_known_it_plans_as_muri_jct(request_):
 
 def test_on_slurm_what_runs_keeps_its_share_and_idle_gpus_keep_theirs():
     node = make_host("n1", gpus=2, cpus=6.0, mem_gib=120.0, free_gpus=1, free_cpus=1.0, free_mem_gib=60.0)
-    rich = Running((hungry(1),), (NodeShare("n1", 1),), {1: (HostShare("n1", 5.0, 60.0),)})
+    rich = Running((hungry(1),), (NodeShare("n1", 1),), {1: (CpuMemShare("n1", 5.0, 60.0),)})
     plan = MuriHybrid().plan(make_request([hungry(2)], [node], running=(rich,)))
     assert [solo.kept for solo in plan.solo] == [True, False]
     assert by_job(plan) == {1: [(5.0, 60.0)]}

@@ -32,7 +32,7 @@ def test_who_is_where():
         [busy_node(2, 3, gpu_mem_gib=16.0)],
         running=(runs(first, 0, 1), runs(second, 1, accumulate_steps=4)),
     )
-    check_request(request, packs=True)
+    check_request(request, packed=True)
     packed = PackedGpus(request)
     gpus = {gpu.gpu_id: gpu for gpu in packed.gpus}
     assert [sorted(gpu.tenants) for gpu in gpus.values()] == [[1], [1, 2], [], []]
@@ -109,13 +109,13 @@ def test_what_comes_and_goes_leaves_nothing_behind(moves):
 )
 def test_requests_that_do_not_say_which_gpus_are_refused(node, running, message):
     with pytest.raises(RequestError, match=message):
-        check_request(make_request([], [node], running=tuple(running)), packs=True)
+        check_request(make_request([], [node], running=tuple(running)), packed=True)
 
 
 def test_only_elastic_policies_run_jobs_on_other_numbers_of_gpus():
     request = make_request([], [busy_node()], running=(runs(make_job(1), 0, 1),))
-    check_request(request, packs=True, elastic=True)
+    check_request(request, packed=True, elastic=True)
     overlapping = dataclasses.replace(request, running=(runs(make_job(1), 0), runs(make_job(2), 0)))
-    check_request(overlapping, packs=True)
+    check_request(overlapping, packed=True)
     with pytest.raises(RequestError, match="GPU 0 is held by job 2 and by another"):
         check_request(overlapping)

@@ -21,7 +21,7 @@ from muri.policies.schedulers.muri import Auto, MuriJct, MuriL, MuriS
 from muri.policies.speed.measured import InterferenceTable, PairSpeed
 from muri.policies.types import PlanJob, sentences
 
-GROUPING = [name for name in policy_names() if not getattr(get_policy(name), "packs", False)]
+GROUPING = [name for name in policy_names() if not get_policy(name).supports_packing]
 """Policies that put jobs into groups. Those that give out GPUs one by one have tests of their own."""
 
 policies = st.sampled_from(GROUPING).map(get_policy) | st.builds(

@@ -170,7 +170,7 @@ def test_every_plan_gives_each_gpu_to_one_job_and_decides_on_every_job(request_,
         assert fixed <= {sharer.job_id for sharer in plan.sharers if sharer.kept}
         assert {item.job_id for item in plan.waiting if item.preempted} == set(held) - set(sizes(plan))
         request_ = carried_out(request_, plan, now_s=request_.now_s + 360)
-        check_request(request_, packs=True, elastic=True)
+        check_request(request_, packed=True, elastic=True)
 
 
 @given(cluster_requests(preemptible=None), st.randoms(use_true_random=False))

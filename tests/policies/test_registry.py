@@ -15,7 +15,9 @@ from muri.policies.options import OptionsError, PolicyOptions
 from muri.policies.registry import UnknownPolicyError, describe_policies, get_policy, policy_names
 from muri.policies.schedulers.muri import MuriJct
 
-DOC = Path(__file__).resolve().parents[2] / "docs" / "policies.md"
+ROOT = Path(__file__).resolve().parents[2]
+DOC = ROOT / "docs" / "policies.md"
+FIGURES = ROOT / "benchmarks" / "results" / "compare_policies.json"
 
 
 def test_the_default_comes_first_and_nothing_is_missing():
@@ -150,6 +152,15 @@ def test_every_policy_describes_itself():
     assert [infos[name].simulated_only for name in ("auto", "pollux")] == [False, True]
 
 
+def test_baselines_are_those_that_beat_fifo_on_one_shipped_trace_at_most():
+    """Of what papers take as baselines: the policies of whole clusters that gain nothing over first in, first out."""
+    baselines = {info.name for info in describe_policies() if info.is_baseline}
+    assert baselines == {"obp", "pab", "tetris"}
+    traces = [trace["figures"] for trace in json.loads(FIGURES.read_text()).values()]
+    wins = {name: sum(trace[name]["avg_jct_h"] < trace["fifo"]["avg_jct_h"] for trace in traces) for name in baselines}
+    assert max(wins.values()) <= 1
+
+
 def metadata_of(site, name, version="1.0", **targets):
     """Write what pip writes: a *.dist-info folder with entry points."""
     folder = site / f"{name}-{version}.dist-info"
@@ -230,7 +241,8 @@ BROKEN = {
     "raises": ("raising:Policy", "ZeroDivisionError"),
     "attribute": ("fine:Nothing", "AttributeError"),
     "number": ("fine:NUMBER", "it is a int"),
-    "planless": ("fine:Planless", "what it makes has no name and no plan"),
+    "planless": ("fine:Planless", "what it makes has no name, profile_use, supports_packing"),
+    "unfinished": ("fine:Unfinished", "what it makes has no is_baseline; a class that inherits"),
     "optionless": ("fine:Optionless", "TypeError"),
 }
 
@@ -241,7 +253,9 @@ def test_a_broken_policy_says_which_distribution_is_to_blame(tmp_path, name):
     metadata_of(tmp_path, "acme-policies", "2.1", **{name: target})
     (tmp_path / "raising.py").write_text("1 / 0\n")
     (tmp_path / "fine.py").write_text(
-        "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n"
+        "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
+        "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
+        "    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = False\n"
     )
     done = select(tmp_path, name)
     assert done.returncode == 2
@@ -289,6 +303,7 @@ def test_the_list_fits_eighty_columns():
     assert set(policy_names()) - set(SYNERGY_NAMES) | set(ALIASES) <= rows
     assert not rows & set(SYNERGY_NAMES)
     assert "-srtf, -las, -ftf behind the name" in done.stdout
+    assert done.stdout.count("baseline") == 3
 
 
 def test_a_mechanism_alone_goes_by_submit_time():

@@ -34,7 +34,7 @@ def check_resources(request, plan):
         for share in solo.gpus:
             used[share.node, "gpus"] += share.gpu_count
             named.update((share.node, gpu) for gpu in share.gpu_ids)
-    for shares in plan.host_shares.values():
+    for shares in plan.cpu_mem_shares.values():
         for share in shares:
             used[share.node, "cpus"] += share.cpus
             used[share.node, "mem"] += share.mem_gib
@@ -56,11 +56,11 @@ def check_frame(request, plan):
         assert not solo.gpus or sum(share.gpu_count for share in solo.gpus) == job.gpu_count
         assert all(job.partition in nodes[share.node].partitions for share in solo.gpus)
         assert job.node_count == 1 or len(solo.gpus) in (0, job.node_count)
-        assert {share.node for share in plan.host_shares.get(solo.job_id, ())} <= {share.node for share in solo.gpus}
+        assert {share.node for share in plan.cpu_mem_shares.get(solo.job_id, ())} <= {share.node for share in solo.gpus}
     for item in plan.waiting:
         assert item.preempted == (item.job_id in running)
         assert not item.preempted or jobs[item.job_id].preemptible
-        assert item.job_id not in plan.host_shares
+        assert item.job_id not in plan.cpu_mem_shares
     for decision in (*plan.solo, *plan.waiting):
         assert decision.reasons
         assert all(str(reason).strip() for reason in decision.reasons)
@@ -71,13 +71,13 @@ def check_kept(request, plan):
     held = {unit.members[0].job_id: unit for unit in request.running}
     for solo in plan.solo:
         unit = held.get(solo.job_id)
-        same = unit is not None and unit.gpus == solo.gpus and unit.host_shares == shares_of(plan, solo.job_id)
+        same = unit is not None and unit.gpus == solo.gpus and unit.cpu_mem_shares == shares_of(plan, solo.job_id)
         assert solo.kept == same
         assert unit is None or unit.members[0].preemptible or solo.kept
 
 
 def shares_of(plan, job_id):
-    return {job_id: plan.host_shares[job_id]} if job_id in plan.host_shares else {}
+    return {job_id: plan.cpu_mem_shares[job_id]} if job_id in plan.cpu_mem_shares else {}
 
 
 def check_speeds(request, plan):
@@ -131,7 +131,7 @@ def test_an_unchanged_cluster_comes_to_rest(name, case):
         request = next_request(request, plan)
     again = policy.plan(request)
     assert all(solo.kept for solo in again.solo if solo.gpus)
-    assert again.host_shares == plan.host_shares
+    assert again.cpu_mem_shares == plan.cpu_mem_shares
 
 
 @examples(max_examples=15)

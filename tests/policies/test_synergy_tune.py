@@ -20,7 +20,7 @@ from muri.policies.options import PolicyOptions
 from muri.policies.priority import fifo
 from muri.policies.registry import get_policy
 from muri.policies.traits import Demand
-from muri.policies.types import HostShare, NodeShare, Running, sentences
+from muri.policies.types import CpuMemShare, NodeShare, Running, sentences
 
 FAIR = (3, 60)
 
@@ -92,7 +92,7 @@ def test_step_3_takes_from_those_with_the_most_first():
 
 def test_step_3_takes_nothing_in_vain():
     # 9 holds 10 of the 12 CPUs and cannot be stopped: nobody can make room for 1, which must have 3 at least.
-    fixed = Running((job(9, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {9: (HostShare("a", 10.0, 10.0),)})
+    fixed = Running((job(9, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {9: (CpuMemShare("a", 10.0, 10.0),)})
     node = make_host("a", free_gpus=3, free_cpus=2.0, free_mem_gib=230.0)
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY), job(2, MODEST)], [node], running=(fixed,))
     assert [item.job_id for item in plan.waiting] == [1]
@@ -132,7 +132,7 @@ def test_a_running_job_may_be_on_a_node_that_tells_nothing_and_on_one_that_does(
     request = make_request(jobs, nodes, larger_than_a_node="whole-nodes")
     policy = get_policy("synergy-opt-fifo")
     first = policy.plan(request)
-    assert first.host_shares[1] == (HostShare("b", *((6, 10) if sensitivity else FAIR)),)
+    assert first.cpu_mem_shares[1] == (CpuMemShare("b", *((6, 10) if sensitivity else FAIR)),)
     second = policy.plan(next_request(request, first, now_s=1300.0))
     assert [solo.kept for solo in second.solo] == [True, True]
 
@@ -158,9 +158,9 @@ def test_a_demand_that_would_be_slower_than_the_share_is_not_believed():
 def test_nodes_of_one_job_give_the_same_for_each_gpu():
     # 6 GPUs: 4 of one node, 2 of the other. With 3 CPUs per GPU on the full one, 3 it is on the other.
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY, gpu_count=6)], [make_host("a"), make_host("b")])
-    assert plan.host_shares == {1: (HostShare("a", 12.0, 40.0), HostShare("b", 6.0, 20.0))}
+    assert plan.cpu_mem_shares == {1: (CpuMemShare("a", 12.0, 40.0), CpuMemShare("b", 6.0, 20.0))}
     plan = plan_of("synergy-tune-fifo", [job(1, HUNGRY, gpu_count=2, node_count=2)], [make_host("a"), make_host("b")])
-    assert plan.host_shares == {1: (HostShare("a", 6.0, 10.0), HostShare("b", 6.0, 10.0))}
+    assert plan.cpu_mem_shares == {1: (CpuMemShare("a", 6.0, 10.0), CpuMemShare("b", 6.0, 10.0))}
 
 
 def test_a_running_job_keeps_its_share_until_somebody_needs_it():
@@ -180,7 +180,7 @@ def test_a_running_job_keeps_its_share_until_somebody_needs_it():
 @pytest.mark.parametrize(("restart_s", "grows"), [(30.0, True), (149.0, True), (151.0, False)])
 def test_a_running_job_grows_again_if_that_pays_for_its_restart(restart_s, grows):
     # Twice as fast for 300 s less the restart, or as fast as now for 300 s: it pays below 150 s.
-    running = Running((job(1, HUNGRY, restart_s=restart_s),), (NodeShare("a", 1),), {1: (HostShare("a", 3.0, 60.0),)})
+    running = Running((job(1, HUNGRY, restart_s=restart_s),), (NodeShare("a", 1),), {1: (CpuMemShare("a", 3.0, 60.0),)})
     node = make_host("a", free_gpus=3, free_cpus=9.0, free_mem_gib=180.0)
     plan = plan_of("synergy-tune-fifo", [], [node], running=(running,))
     assert shares_by_job(plan) == {1: (6, 10) if grows else FAIR}
@@ -188,7 +188,7 @@ def test_a_running_job_grows_again_if_that_pays_for_its_restart(restart_s, grows
 
 
 def test_who_cannot_be_stopped_keeps_what_he_has():
-    running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (HostShare("a", 12.0, 60.0),)})
+    running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (CpuMemShare("a", 12.0, 60.0),)})
     node = make_host("a", free_gpus=3, free_cpus=0.0, free_mem_gib=180.0)
     plan = plan_of("synergy-tune-fifo", [job(2, MODEST)], [node], running=(running,))
     assert shares_by_job(plan) == {1: (12, 60)}
@@ -196,7 +196,7 @@ def test_who_cannot_be_stopped_keeps_what_he_has():
 
 
 def test_a_job_that_waits_for_cpus_too_long_goes_to_slurm():
-    running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (HostShare("a", 12.0, 60.0),)})
+    running = Running((job(1, HUNGRY, preemptible=False),), (NodeShare("a", 1),), {1: (CpuMemShare("a", 12.0, 60.0),)})
     node = make_host("a", free_gpus=3, free_cpus=0.0, free_mem_gib=180.0)
     request = make_request([job(2, MODEST)], [node], running=(running,), now_s=1e6)
     (solo,) = [
@@ -261,7 +261,7 @@ def test_opt_out_of_time_is_tune_with_a_bound():
         for mechanism in (tune, partial(optimal, time_limit_s=0.0))
     )
     assert stopped.solo == tuned.solo
-    assert stopped.host_shares == tuned.host_shares
+    assert stopped.cpu_mem_shares == tuned.cpu_mem_shares
     # 13.5 of 15 CPUs are in use; nothing is proven but that nobody is faster than with 6.
     assert (stopped.certificate.value, stopped.certificate.upper_bound) == pytest.approx((13.5 / 3.75, 18 / 3.75))
 
@@ -305,4 +305,4 @@ def test_the_four_orders(order):
     ]
     plan = plan_of(f"synergy-tune-{order}", jobs, [make_host("a", 1)], now_s=1000.0)
     assert [solo.job_id for solo in plan.solo] == [{"fifo": 1, "srtf": 2, "las": 3, "ftf": 4}[order]]
-    assert math.isclose(plan.host_shares[plan.solo[0].job_id][0].cpus, 12.0)
+    assert math.isclose(plan.cpu_mem_shares[plan.solo[0].job_id][0].cpus, 12.0)

@@ -9,18 +9,13 @@ from typing import Any
 
 import pytest
 
-from sandbox import cli, cluster, host, instance, namespace, pyslurm_build
-from sandbox.cluster import Partition, Shape
+from sandbox import builds, cli, cluster, host, instance, namespace
+from sandbox.builds import Build
+from sandbox.cluster import SUITES, Partition, Shape, suite_named
+from sandbox.daemons import NodeState, parse_nodes, waiting_for
 from sandbox.driver import parse_job
-from sandbox.errors import NotRunningError, UsageError
-from sandbox.init import target_in
-from sandbox.locks import locked_directory
-from sandbox.paths import InstancePaths
-from sandbox.plan import Bind, Plan, TextFile
-from sandbox.progress import Progress
-from sandbox.readiness import NodeState, parse_nodes, waiting_for
-from sandbox.rootfs import Build
-from sandbox.suites import SUITES, suite_named
+from sandbox.init import Bind, Plan, TextFile, target_in
+from sandbox.support import InstancePaths, NotRunningError, Progress, UsageError, locked_directory
 
 
 def lines_of(text: str, start: str) -> list[str]:
@@ -123,7 +118,7 @@ def test_pyslurm_is_refused_in_one_sentence_for_an_old_slurm(tmp_path: Path) -> 
     status = tmp_path / "root/var/lib/dpkg/status"
     status.parent.mkdir(parents=True)
     status.write_text("Package: slurmctld\nStatus: install ok installed\nVersion: 22.05.8-4+deb12u3\n\n")
-    outcome = pyslurm_build.ensure_pyslurm(Build(SUITES["bookworm"], tmp_path), Progress())
+    outcome = builds.ensure_pyslurm(Build(SUITES["bookworm"], tmp_path), Progress())
     assert outcome.directory is None
     assert outcome.reason.startswith("pyslurm 25.11.2 cannot be built for Slurm 22.05.8 (")
     assert "command gateway" in outcome.reason
@@ -133,9 +128,9 @@ def test_a_failed_build_of_pyslurm_is_remembered(tmp_path: Path) -> None:
     status = tmp_path / "root/var/lib/dpkg/status"
     status.parent.mkdir(parents=True)
     status.write_text("Package: slurmctld\nVersion: 26.05.5-1\n\n")
-    note = tmp_path / f"pyslurm-{pyslurm_build.PYSLURM_VERSION}-{host.python_tag()}.failed"
+    note = tmp_path / f"pyslurm-{builds.PYSLURM_VERSION}-{host.python_tag()}.failed"
     note.touch()
-    outcome = pyslurm_build.ensure_pyslurm(Build(SUITES["forky"], tmp_path), Progress())
+    outcome = builds.ensure_pyslurm(Build(SUITES["forky"], tmp_path), Progress())
     assert outcome.directory is None
     assert f"remove {note} to try again" in outcome.reason
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.simulator.checks import SWITCH
+from muri.simulator.engine.checks import SWITCH
 
 
 @pytest.fixture(autouse=True)

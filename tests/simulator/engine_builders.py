@@ -42,3 +42,10 @@ def by_id(result: SimulationResult) -> dict[int, JobRecord]:
 def ends(result: SimulationResult) -> dict[int, float]:
     """When each job ended."""
     return {record.job.job_id: record.end_s for record in result.records}
+
+
+class GroupingPolicy:
+    """The capabilities of a policy that puts jobs into groups, for policies of which a test writes `plan` only."""
+
+    profile_use = "none"
+    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = is_baseline = False

@@ -8,8 +8,8 @@ from typing import Any
 from engine_builders import CPU, GPU, NETWORK, STORAGE, job
 
 from muri.simulator.model import Cluster, Settings, Trace
-from muri.simulator.summary import TraceSummary, summarise
-from muri.simulator.sweep import Run, run_one
+from muri.simulator.sweep.runs import Run, run_one
+from muri.simulator.sweep.summary import TraceSummary, summarise
 from muri.simulator.traces.schema import write_trace
 
 KINDS = (STORAGE, CPU, GPU, NETWORK)

@@ -12,10 +12,9 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from sandbox import instance, lifecycle  # noqa: E402
-from sandbox.cluster import Partition, Shape  # noqa: E402
+from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
-from sandbox.progress import Progress  # noqa: E402
-from sandbox.suites import SUITES  # noqa: E402
+from sandbox.support import Progress  # noqa: E402
 
 TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))

@@ -4,8 +4,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from muri.slurm_plugin.model import Job, JobChange, NewJob, Snapshot
-from muri.slurm_plugin.snapshot_file import parse_snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot, parse_snapshot
 from sandbox.driver import Driver
 
 _SERVER = """

@@ -83,7 +83,7 @@ class DdpCluster(MuriCluster):
                 variables = (path / "environ").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"muri.launcher.runtime" in words and b"srun" not in words and {job, cluster} <= set(variables):
+            if b"muri.launcher.runtime.main" in words and b"srun" not in words and {job, cluster} <= set(variables):
                 found.append(int(path.name))
         return sorted(found)
 

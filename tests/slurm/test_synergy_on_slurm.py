@@ -8,7 +8,7 @@ import pytest
 from muri_cluster import MuriCluster
 
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin import tags
+from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.driver import Driver
 
 TRAIN_SH = """\
@@ -38,7 +38,7 @@ with ProfileStore(Path(sys.argv[1])) as store:
 
 GIVE = """\
 import sys, time
-from muri.policies.types import HostShare
+from muri.policies.types import CpuMemShare
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.host_shares import share_of
 from muri.slurm_plugin.open_gateway import open_gateway
@@ -46,7 +46,7 @@ from muri.slurm_plugin.share_steps import give_share
 gateway = open_gateway(sys.argv[1])
 for job in gateway.snapshot().jobs:
     if str(job.job_id) in sys.argv[2:]:
-        share = share_of(job, (HostShare("n1", 8.0, 20.0),), Allocation(), measured=True)
+        share = share_of(job, (CpuMemShare("n1", 8.0, 20.0),), Allocation(), measured=True)
         print(job.job_id, give_share(gateway, job, share, time.time()) or "given")
 """
 

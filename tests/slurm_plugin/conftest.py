@@ -6,26 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FakeSlurm
+from fake_slurm import FOUR_KINDS, FakeSlurm
 
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller import Controller
-from muri.slurm_plugin.setup import open_controller
-
-
-def profile(model: str, stages: tuple[float, float, float, float]) -> StageProfile:
-    """A profile of a one-GPU model."""
-    return StageProfile(ProfileKey(model, 8, 1, "gpu"), *stages, iteration_s=sum(stages), iterations=20)
-
-
-FOUR_KINDS = (
-    profile("m1", (0.7, 0.1, 0.1, 0.1)),
-    profile("m2", (0.1, 0.7, 0.1, 0.1)),
-    profile("m3", (0.1, 0.1, 0.7, 0.1)),
-    profile("m4", (0.1, 0.1, 0.1, 0.7)),
-)
+from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.controller.cycle import Controller
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 from muri.errors import UsageError
 from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, policy_names
-from muri.slurm_plugin.cli import config as config_command
+from muri.slurm_plugin.cli.admin import config as config_command
 from muri.slurm_plugin.config import Config, ConfigError, load_config, render_config
-from muri.slurm_plugin.setup import policy_of
+from muri.slurm_plugin.controller.assemble import policy_of
 
 SAMPLE = Path(__file__).resolve().parents[2] / "etc" / "muri.yaml"
 

@@ -4,19 +4,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import FOUR_KINDS
-from fake_slurm import FakeSlurm, make_job
-from test_cycle import four_jobs, hosts, one_gpu
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gpu
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileKey
 from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
-from muri.slurm_plugin import tags
-from muri.slurm_plugin.model import JobState
-from muri.slurm_plugin.setup import open_controller, read_config
-from muri.slurm_plugin.telemetry import compact
-from muri.slurm_plugin.view import Role, role_of
+from muri.slurm_plugin.controller.assemble import open_controller, read_config
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.comment_reports import compact
+from muri.slurm_plugin.records.roles import Role, role_of
 
 M1 = ProfileKey("m1", 8, 1, "gpu")
 WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}

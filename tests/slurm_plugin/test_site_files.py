@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muri.cli import cli
-from muri.slurm_plugin.cli import controller
+from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.config import Config, render_config
 
 ETC = Path(__file__).resolve().parents[2] / "etc"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muri.launcher.operator_trace import clock_offset_s, operators_of
+from muri.launcher.telemetry.dry_run_recorder import clock_offset_s, operators_of
 from muri.profiler.dryrun.attribution import Interval, Operator, refine, stage_of, union, without
 from muri.profiler.dryrun.messages import DryRunResult
 

@@ -1,0 +1,95 @@
+"""Measures what it costs to pass a resource from one member's process to another's."""
+
+import itertools
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from muri.errors import MuriError
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
+from muri.launcher.wire.protocol import AttachRequest
+
+HOLD_S: Final = 0.0005
+TIMEOUT_S: Final = 60.0
+
+_SCRIPT: Final = """
+import json, os, sys, time
+from muri.launcher.wire.process_gate import gate_from_environment
+gate, count, hold_s, result = gate_from_environment(os.environ), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+taken, given = [], []
+open(result, "w").close()
+while len([name for name in os.listdir() if name.endswith(".json")]) < 2:
+    time.sleep(0.001)
+for _ in range(count):
+    gate.acquire(0)
+    taken.append(time.perf_counter())
+    end = taken[-1] + hold_s
+    while time.perf_counter() < end:
+        pass
+    given.append(time.perf_counter())
+    gate.release(0)
+with open(result, "w") as file:
+    json.dump([taken, given], file)
+"""
+
+
+class SwitchError(MuriError):
+    """The members of the measurement did not run to their end."""
+
+
+def measure_switches_s(count: int = 1000) -> list[float]:
+    """Seconds from one process's release to the other one's grant, for each time that it changed hands.
+
+    Two processes that always want the same resource run through a real `ProcessSession` and a fair
+    arbiter in this process; both read the same monotonic clock.
+
+    Args:
+        count: How often each process takes the resource.
+
+    Raises:
+        SwitchError: A process failed or did not end in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="muri-switch-") as folder:
+        script = Path(folder) / "switch.py"
+        script.write_text(_SCRIPT, encoding="utf-8")
+        arbiter = FairArbiter()
+        page_fd = share_waiting_hint(arbiter)
+        try:
+            _run([_session(member, script, count, arbiter, page_fd) for member in ("1", "2")])
+        finally:
+            os.close(page_fd)
+        return _switches_s([json.loads((Path(folder) / f"{member}.json").read_text()) for member in ("1", "2")])
+
+
+def _session(member: str, script: Path, count: int, arbiter: FairArbiter, page_fd: int) -> ProcessSession:
+    request = AttachRequest(
+        job_id=member,
+        target=str(script),
+        module=False,
+        arguments=(str(count), str(HOLD_S), str(script.with_name(f"{member}.json"))),
+        cwd=str(script.parent),
+        environment=dict(os.environ),
+        umask=0o077,
+        prefix=sys.prefix,
+        python=sys.version,
+    )
+    files = (os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), os.dup(2))
+    return ProcessSession(request, files, arbiter, page_fd)
+
+
+def _run(sessions: list[ProcessSession]) -> None:
+    for session in sessions:
+        session.start(lambda _session: None)
+    for session in sessions:
+        if not session.ended.wait(TIMEOUT_S) or session.exit_code != 0:
+            raise SwitchError(f"member {session.member} of the measurement ended with {session.exit_code}")
+
+
+def _switches_s(times: list[list[list[float]]]) -> list[float]:
+    """From each release to the next grant, where that is the other process's."""
+    events = sorted((s, who, e) for who, (taken, given) in enumerate(times) for s, e in zip(taken, given, strict=True))
+    return [after[0] - before[2] for before, after in itertools.pairwise(events) if before[1] != after[1]]

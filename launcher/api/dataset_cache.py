@@ -1,0 +1,374 @@
+"""`muri.cache`: keeps a fixed part of a dataset in memory, so that every epoch hits for the same share.
+
+Training reads each item once per epoch in random order. A cache that makes room for new items, such
+as the page cache, throws away what comes round next; keeping what came first and replacing nothing
+gives a hit rate of cache size over dataset size in every epoch (MinIO, in Synergy, section 3.1). It is also the
+hit rate that `muri profile sensitivity` counts on.
+"""
+
+import contextlib
+import fcntl
+import io
+import logging
+import math
+import mmap
+import multiprocessing.context
+import operator
+import os
+import pickle
+import sys
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from multiprocessing import reduction
+from typing import Any, Final
+
+from muri.errors import UsageError
+from muri.units import GIB
+
+logger = logging.getLogger("muri.launcher")
+
+
+_WORD: Final = 8
+_USED, _KEPT, _HEADER_WORDS = 0, 1, 2
+_REFUSED: Final = -1
+
+
+class CacheError(UsageError, ValueError):
+    """A script asked for a cache that cannot be."""
+
+
+def cache(dataset: Any, *, gib: float) -> "CachedDataset":
+    """Keep items of a map-style dataset in memory, in all of its loader's workers, until `gib` are full.
+
+    The first items that are read stay, and none is replaced. Wrap what reads and decodes; random
+    augmentation belongs outside, or its first outcome is what every later epoch sees.
+
+    Args:
+        dataset: Has `__len__` and `__getitem__` with whole numbers, such as torch.utils.data.Dataset.
+        gib: Most memory, in GiB, for all workers together.
+
+    Returns:
+        A dataset that gives equal items, and passes other attributes on to the wrapped one.
+
+    Raises:
+        CacheError: It is no map-style dataset, or gib is no sensible size.
+    """
+    return CachedDataset(dataset, gib)
+
+
+class CachedDataset:
+    """A map-style dataset, part of which is kept in shared memory.
+
+    Attributes:
+        dataset: The wrapped dataset.
+        gib: Most memory, in GiB.
+    """
+
+    def __init__(self, dataset: Any, gib: float) -> None:
+        length = _length(dataset)
+        _check_size(gib, length)
+        self.dataset = dataset
+        self.gib = gib
+        self._length = length
+        self._items = SharedItems(length, int(gib * GIB))
+
+    def __len__(self) -> int:
+        """How many items the wrapped dataset has now."""
+        return len(self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        """The item, kept or from the dataset; what is no position in it is the dataset's affair."""
+        place = self._place(index)
+        if place is None:
+            return self.dataset[index]
+        content = self._items.get(place)
+        if content is not None:
+            return decode(content)
+        item = self.dataset[index]
+        self._keep(place, item)
+        return item
+
+    @property
+    def __getitems__(self) -> Any:
+        """How a DataLoader fetches a whole batch; None where the wrapped dataset cannot."""
+        return self._batch if callable(getattr(self.dataset, "__getitems__", None)) else None
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the items that are kept: in every epoch from the second on, this share hits."""
+        return self._items.kept / self._length if self._length else 0.0
+
+    @property
+    def kept(self) -> int:
+        """How many items are kept."""
+        return self._items.kept
+
+    @property
+    def used_gib(self) -> float:
+        """Memory in use, at most `gib`."""
+        return self._items.used_bytes / GIB
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else the wrapped dataset has."""
+        if name.startswith("__") or name == "dataset":  # copying and pickling ask before there is a dataset
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The same cache in a process that is being spawned; elsewhere a copy begins with an empty one."""
+        state = self.__dict__.copy()
+        if multiprocessing.context.get_spawning_popen() is None:
+            del state["_items"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the spawned process, or in the copy."""
+        self.__dict__.update(state)
+        if "_items" not in state:
+            self._items = SharedItems(self._length, int(self.gib * GIB))
+
+    def _place(self, index: Any) -> int | None:
+        try:
+            place = operator.index(index)
+        except TypeError:
+            return None
+        if place < 0:
+            place += self._length
+        return place if 0 <= place < self._length else None
+
+    def _keep(self, place: int, item: Any) -> None:
+        if not self._items.undecided(place):
+            return
+        try:
+            content = encode(item)
+        except Exception as error:  # pickling a foreign object may raise anything
+            logger.warning("muri.cache: items such as number %d cannot be kept: %s", place, error)
+            self._items.refuse(place)
+            return
+        self._items.put(place, content)
+
+    def _batch(self, indices: Sequence[Any]) -> list[Any]:
+        """Several items, those that are not kept in one call."""
+        places = [self._place(index) for index in indices]
+        contents = [None if place is None else self._items.get(place) for place in places]
+        missed = [number for number, content in enumerate(contents) if content is None]
+        read = self.dataset.__getitems__([indices[number] for number in missed]) if missed else ()
+        fresh = dict(zip(missed, read, strict=True))
+        for number, item in fresh.items():
+            place = places[number]
+            if place is not None:
+                self._keep(place, item)
+        return [fresh[number] if content is None else decode(content) for number, content in enumerate(contents)]
+
+
+def _length(dataset: Any) -> int:
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.IterableDataset):
+        raise CacheError(
+            f"muri.cache: {type(dataset).__name__} is an iterable dataset; only map-style ones, whose items have "
+            "numbers, can be cached"
+        )
+    kind = type(dataset)
+    lacks = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
+    if isinstance(dataset, type) or lacks:
+        what = f"the class {dataset.__name__}, not an object of it" if isinstance(dataset, type) else kind.__name__
+        wanted = f"; it has no {' and no '.join(lacks)}" if lacks else ""
+        raise CacheError(f"muri.cache needs a map-style dataset with __len__ and __getitem__, not {what}{wanted}")
+    return len(dataset)
+
+
+def _check_size(gib: float, length: int) -> None:
+    if isinstance(gib, bool) or not isinstance(gib, int | float) or not (math.isfinite(gib) and gib > 0):
+        raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
+    needed = SharedItems.table_bytes(length)
+    if needed >= gib * GIB:
+        raise CacheError(
+            f"muri.cache: gib={gib:g} is too little: the table of {length} items alone takes {needed / GIB:.3g} GiB"
+        )
+
+
+_all_items: "weakref.WeakSet[SharedItems]" = weakref.WeakSet()
+
+
+class SharedItems:
+    """A table of byte strings that only grows, up to a limit; what is in it stays.
+
+    The memory is a file without a name (memfd_create): the kernel frees it with the last process
+    that has it open, however that ends. It holds two counters and for each place its offset and
+    length, then the bytes. Writers lock the file; the kernel drops the lock of a killed one. Readers
+    don't lock: a place's length is written last, and never changes after.
+
+    Args:
+        places: How many byte strings there may be.
+        limit_bytes: Most memory, the table included.
+
+    Raises:
+        OSError: There is no memory, or no file may be opened.
+    """
+
+    def __init__(self, places: int, limit_bytes: int) -> None:
+        self.places = places
+        self.limit_bytes = limit_bytes
+        fd = os.memfd_create("muri-cache", os.MFD_CLOEXEC)
+        os.ftruncate(fd, self.table_bytes(places))
+        self._adopt(fd)
+
+    @staticmethod
+    def table_bytes(places: int) -> int:
+        """Memory of the table itself."""
+        return (_HEADER_WORDS + 2 * places) * _WORD
+
+    def get(self, place: int) -> bytes | None:
+        """What is kept under a place, None if nothing is."""
+        length = self._words[_HEADER_WORDS + 2 * place + 1]
+        if length <= 0:
+            return None
+        # One read for the whole: the kernel returns less only for more than 2 GiB.
+        offset = self._words[_HEADER_WORDS + 2 * place]
+        parts = []
+        while length:
+            part = os.pread(self._fd, length, offset)
+            parts.append(part)
+            offset, length = offset + len(part), length - len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def undecided(self, place: int) -> bool:
+        """Whether nobody has tried to keep something under the place yet."""
+        return self._words[_HEADER_WORDS + 2 * place + 1] == 0
+
+    def put(self, place: int, content: bytes | memoryview) -> bool:
+        """Keep bytes under a place, if there is room and nobody was first.
+
+        Returns:
+            Whether the place holds something now.
+        """
+        index = _HEADER_WORDS + 2 * place
+        with self._locked():
+            if self._words[index + 1] != 0:
+                return self._words[index + 1] > 0
+            offset = self.table_bytes(self.places) + self._words[_USED]
+            if not len(content) or offset + len(content) > self.limit_bytes:
+                self._words[index + 1] = _REFUSED
+                return False
+            self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
+            try:
+                _write(self._fd, content, offset)
+            except OSError:  # no memory: less is kept
+                self._words[index + 1] = _REFUSED
+                return False
+            self._words[index] = offset
+            self._words[index + 1] = len(content)
+            self._words[_KEPT] += 1
+            return True
+
+    def refuse(self, place: int) -> None:
+        """Never keep anything under a place."""
+        with self._locked():
+            if self._words[_HEADER_WORDS + 2 * place + 1] == 0:
+                self._words[_HEADER_WORDS + 2 * place + 1] = _REFUSED
+
+    @property
+    def kept(self) -> int:
+        """How many places hold something."""
+        return self._words[_KEPT]
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory in use, the table included."""
+        return self.table_bytes(self.places) + self._words[_USED]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a process that is being spawned: the same memory."""
+        return {"places": self.places, "limit_bytes": self.limit_bytes, "fd": reduction.DupFd(self._fd)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the spawned process."""
+        self.places = state["places"]
+        self.limit_bytes = state["limit_bytes"]
+        self._adopt(state["fd"].detach())
+
+    def _adopt(self, fd: int) -> None:
+        self._fd = fd
+        self._table = mmap.mmap(fd, self.table_bytes(self.places))
+        self._words = memoryview(self._table).cast("q")
+        self._mutex = threading.Lock()
+        weakref.finalize(self, os.close, fd).atexit = False
+        _all_items.add(self)
+
+    def renew_mutex(self) -> None:
+        """In a forked child: a thread that held the lock is not there."""
+        self._mutex = threading.Lock()
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Alone among threads by the mutex, among processes by the file's lock."""
+        with self._mutex:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+
+def _write(fd: int, content: bytes | memoryview, offset: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(fd, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _renew_mutexes() -> None:
+    for items in list(_all_items):
+        items.renew_mutex()
+
+
+os.register_at_fork(after_in_child=_renew_mutexes)
+
+
+def encode(item: object) -> bytes:
+    """An item as bytes.
+
+    Raises:
+        Exception: It cannot be pickled; which error depends on the item.
+    """
+    buffer = io.BytesIO()
+    _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(item)
+    return buffer.getvalue()
+
+
+def decode(content: bytes) -> Any:
+    """A new item, equal to the encoded one."""
+    return pickle.loads(content)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles plain tensors as their own elements.
+
+    PyTorch pickles the whole storage that a tensor looks into: a row of a large tensor would take
+    the large tensor's size.
+    """
+
+    def reducer_override(self, value: Any) -> Any:
+        """How to pickle a value; NotImplemented: as usual."""
+        torch = sys.modules.get("torch")
+        if torch is None or type(value) is not torch.Tensor or not _is_plain(torch, value):
+            return NotImplemented
+        elements = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
+        return _tensor, (value.dtype, tuple(value.shape), elements)
+
+
+def _is_plain(torch: Any, value: Any) -> bool:
+    return bool(
+        value.device.type == "cpu"
+        and value.layout is torch.strided
+        and not (value.requires_grad or value.is_quantized or value.is_conj() or value.is_neg())
+    )
+
+
+def _tensor(dtype: Any, shape: Sequence[int], elements: bytes) -> Any:
+    import torch  # -- the core imports without PyTorch
+
+    if not elements:
+        return torch.empty(shape, dtype=dtype, device="cpu")
+    return torch.frombuffer(bytearray(elements), dtype=dtype).reshape(shape)

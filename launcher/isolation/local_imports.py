@@ -1,0 +1,240 @@
+"""Gives each session its own modules from its own directories.
+
+Two members may both have a `model.py`. `sys.modules` knows one module per name, so a name that a
+session finds in its script's directory (or its $PYTHONPATH) is exchanged there whenever another
+session imports it. Installed packages are shared.
+"""
+
+import builtins
+import contextlib
+import importlib
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any, Final
+
+from muri.launcher.job.session import SessionState, current_session
+
+_SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
+
+
+LONGEST_WAIT_S: Final = 120.0
+"""Then it is imported out of turn, as plain threads would do; a package may wait for another session's import."""
+
+_RUNTIME: Final = object()
+
+
+class LocalModules:
+    """Decides which session's modules `sys.modules` holds under each local name.
+
+    Args:
+        shared: Top-level names that are never local: what the runtime itself has imported.
+    """
+
+    def __init__(self, shared: frozenset[str]) -> None:
+        self._shared = shared | sys.stdlib_module_names
+        self._renew_lock()
+        os.register_at_fork(after_in_child=self._renew_lock)
+        self._active: dict[str, SessionState] = {}
+        self._local: dict[tuple[SessionState, str], bool] = {}
+        self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
+
+    def _renew_lock(self) -> None:
+        """Also in a forked child: another member's thread, which the child has not, may have held it."""
+        self._lock = threading.RLock()
+
+    def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
+        """Import something of the top-level name for a session."""
+        if not self.is_local(session, top):
+            return load()
+        with self._lock:
+            before = self._active.get(top)
+            if before is not session:
+                self._exchange(before, session, top)
+            return load()
+
+    @contextlib.contextmanager
+    def all_of(self, session: SessionState | None) -> Iterator[None]:
+        """Within it `sys.modules` holds every local module of the session, for code that looks there itself."""
+        if session is None:
+            yield
+            return
+        with self._lock:
+            for owner, top in list(self._kept):
+                if owner is session:
+                    self._exchange(self._active.get(top), session, top)
+            yield
+
+    def forget(self, session: SessionState) -> None:
+        """Drop the modules of a session that ended."""
+        with self._lock:
+            for top in [name for name, active in self._active.items() if active is session]:
+                del self._active[top]
+                _take(top)
+            for table in (self._local, self._kept):
+                for key in [key for key in table if key[0] is session]:
+                    table.pop(key, None)
+
+    def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
+        taken = _take(top)
+        if before is not None:
+            self._kept[before, top] = taken
+        sys.modules.update(self._kept.pop((session, top), {}))
+        self._active[top] = session
+
+    def is_local(self, session: SessionState, top: str) -> bool:
+        """Whether a session finds this top-level name in its own directories."""
+        if not top or top in self._shared:
+            return False
+        known = self._local.get((session, top))
+        if known is None:
+            known = self._local[session, top] = _found_in(session, top)
+        return known
+
+
+def _found_in(session: SessionState, top: str) -> bool:
+    for entry in session.path[: session.own_paths]:
+        folder = Path(entry)
+        if (
+            any((folder / f"{top}{suffix}").is_file() for suffix in _SUFFIXES)
+            or (folder / top / "__init__.py").is_file()
+        ):
+            return True
+        if (folder / top).is_dir() and PathFinder.find_spec(top, session.path[session.own_paths :]) is None:
+            return True
+    return False
+
+
+def _take(top: str) -> dict[str, ModuleType]:
+    names = [name for name in list(sys.modules) if name == top or name.startswith(f"{top}.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+def install_local_modules() -> LocalModules:
+    """Patch the import statement and `importlib.import_module`."""
+    modules = LocalModules(frozenset(name.partition(".")[0] for name in sys.modules))
+    plain_import, plain_import_module = builtins.__import__, importlib.import_module
+
+    def session_import(name: str, *arguments: Any, **keywords: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return plain_import(name, *arguments, **keywords)
+        level = arguments[3] if len(arguments) > 3 else keywords.get("level", 0)
+        if level:
+            scope = arguments[0] if arguments else keywords.get("globals")
+            name_from = str((scope or {}).get("__package__") or "")
+        else:
+            name_from = name
+        return modules.run(session, name_from.partition(".")[0], lambda: plain_import(name, *arguments, **keywords))
+
+    def session_import_module(name: str, package: str | None = None) -> ModuleType:
+        session = current_session()
+        if session is None:
+            return plain_import_module(name, package)
+        top = ((package or "") if name.startswith(".") else name).partition(".")[0]
+        module: ModuleType = modules.run(session, top, lambda: plain_import_module(name, package))
+        return module
+
+    plain_reload = importlib.reload
+
+    def session_reload(module: ModuleType) -> ModuleType:
+        with modules.all_of(current_session()):
+            return plain_reload(module)
+
+    importlib.reload = session_reload
+    _install_pickling(modules)
+    builtins.__import__ = session_import
+    importlib.import_module = session_import_module
+    return modules
+
+
+def _install_pickling(modules: LocalModules) -> None:
+    """Pickling looks a class up in `sys.modules`, past the import statement."""
+    plain_dump, plain_dumps, plain_class = pickle.dump, pickle.dumps, pickle.Pickler
+
+    class Pickler(plain_class):  # type: ignore[misc, valid-type]
+        """The plain one, with the session's modules in place."""
+
+        def dump(self, obj: Any, /) -> None:
+            """See pickle.Pickler.dump."""
+            with modules.all_of(current_session()):
+                super().dump(obj)
+
+    def dump(*args: Any, **kwargs: Any) -> None:
+        with modules.all_of(current_session()):
+            plain_dump(*args, **kwargs)
+
+    def dumps(*args: Any, **kwargs: Any) -> bytes:
+        with modules.all_of(current_session()):
+            return plain_dumps(*args, **kwargs)
+
+    pickle.Pickler, pickle.dump, pickle.dumps = Pickler, dump, dumps  # type: ignore[misc]
+
+
+_bootstrap: Final[Any] = importlib._bootstrap
+
+
+class ImportTurns:
+    """Who imports. All threads of a session share its turn, as they would in a process of their own."""
+
+    def __init__(self, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+        self._longest_wait_s = longest_wait_s
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        """Also in a forked child: another member's thread, which the child has not, may have had the turn."""
+        self._ended = threading.Condition()
+        self._holder: object = None
+        self._depth = 0
+
+    def take(self, who: object) -> bool:
+        """Wait for the turn; returns whether it was got."""
+        end_s = time.monotonic() + self._longest_wait_s
+        with self._ended:
+            while self._holder not in (None, who):
+                if not self._ended.wait(end_s - time.monotonic()):
+                    return False
+            self._holder = who
+            self._depth += 1
+            return True
+
+    def give(self) -> None:
+        """End what `take` began."""
+        with self._ended:
+            self._depth -= 1
+            if self._depth == 0:
+                self._holder = None
+                self._ended.notify_all()
+
+
+def install_import_turns(modules: LocalModules) -> None:
+    """Patch what Python calls for a module that is not in `sys.modules` yet.
+
+    Args:
+        modules: Tells the sessions' own modules, which are exchanged and not shared: they need no turn, and
+            importing one may train for days.
+    """
+    turns, find_and_load = ImportTurns(), _bootstrap._find_and_load
+
+    def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
+        session = current_session()
+        if session is not None and modules.is_local(session, name.partition(".")[0]):
+            return find_and_load(name, import_)
+        got = turns.take(_RUNTIME if session is None else session)
+        try:
+            return find_and_load(name, import_)
+        finally:
+            if got:
+                turns.give()
+
+    # Python leaves frames of this file out of tracebacks.
+    code: CodeType = _find_and_load.__code__
+    _find_and_load.__code__ = code.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
+    _bootstrap._find_and_load = _find_and_load

@@ -1,0 +1,295 @@
+"""Standard streams: sys.stdin, stdout and stderr lead to the session's own files."""
+
+import builtins
+import ctypes
+import io
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.isolation import c_output_helper
+from muri.launcher.job.session import SessionState, add_properties, current_session
+
+logger = logging.getLogger("muri.launcher")
+
+_STREAM_NAMES: Final = ("stdin", "stdout", "stderr")
+
+
+_BY_NUMBER: Final = (
+    *("read", "write", "readv", "writev", "dup", "fstat", "fsync", "isatty", "lseek", "ttyname", "get_blocking"),
+    *("set_blocking", "get_inheritable", "set_inheritable", "fdatasync", "ftruncate", "tcgetpgrp"),
+)
+"""Functions of `os` whose first argument is a descriptor."""
+
+OFF_VARIABLE: Final = "MURI_C_OUTPUT"
+_PR_SET_NO_NEW_PRIVS: Final = 38
+_PR_SET_PTRACER: Final = 0x59616D61
+_SET_MODE_FILTER: Final = 1
+_NEW_LISTENER: Final = 8
+_LOAD, _JUMP_EQUAL, _RETURN = 0x20, 0x15, 0x06
+_NUMBER_AT, _ARCHITECTURE_AT, _FIRST_ARGUMENT_AT = 0, 4, 16
+_ALLOW, _NOTIFY = 0x7FFF0000, 0x7FC00000
+_LINE_BUFFERED: Final = 1
+
+
+class StreamProxy:
+    """Stands for sys.stdin, stdout or stderr and leads to the session's own stream.
+
+    Args:
+        name: Which one.
+        fallback: The process's own stream.
+        follow_replaced: Whether a stream that the script has put in place counts.
+    """
+
+    def __init__(self, name: str, fallback: Any, *, follow_replaced: bool) -> None:
+        self.__dict__.update(_name=name, _fallback=fallback, _follow_replaced=follow_replaced)
+
+    def _target(self) -> Any:
+        session = current_session()
+        if session is None:
+            return self._fallback
+        if self._follow_replaced and self._name in session.replaced:
+            return session.replaced[self._name]
+        return session.streams[self._name]
+
+    def __getattr__(self, attribute: str) -> Any:
+        """Read from the session's stream."""
+        return getattr(self._target(), attribute)
+
+    def __setattr__(self, attribute: str, value: Any) -> None:
+        """Write to the session's stream."""
+        setattr(self._target(), attribute, value)
+
+    def __iter__(self) -> Any:
+        """Lines of the session's stream."""
+        return iter(self._target())
+
+    def __next__(self) -> Any:
+        """Next line of the session's stream."""
+        return next(self._target())
+
+    def __enter__(self) -> Any:
+        """As the session's stream does."""
+        return self._target().__enter__()
+
+    def __exit__(self, *exception: Any) -> Any:
+        """As the session's stream does."""
+        return self._target().__exit__(*exception)
+
+
+def _stream_property(name: str, own: StreamProxy) -> property:
+    """A property of `sys`: the stream that the script has put in place, else its own."""
+
+    def get(module: ModuleType) -> Any:
+        session = current_session()
+        return own if session is None else session.replaced.get(name, own)
+
+    def put(module: ModuleType, value: Any) -> None:
+        session = current_session()
+        if session is None:
+            own.__dict__["_fallback"] = value
+        elif value is own:
+            session.replaced.pop(name, None)
+        else:
+            session.replaced[name] = value
+
+    return property(get, put)
+
+
+def install_streams() -> None:
+    """Put proxies in place of the process's streams."""
+    properties: dict[str, property] = {}
+    for name in _STREAM_NAMES:
+        stream = getattr(sys, name)
+        own = StreamProxy(name, stream, follow_replaced=False)
+        # The interpreter itself (print, input, tracebacks) reads the module's dictionary.
+        sys.__dict__[name] = StreamProxy(name, stream, follow_replaced=True)
+        sys.__dict__[f"__{name}__"] = own
+        properties[name] = _stream_property(name, own)
+    add_properties(sys, properties)
+
+
+def own_file(number: Any) -> Any:
+    """The descriptor that a number means for the calling thread."""
+    if type(number) is int and 0 <= number <= 2:
+        session = current_session()
+        if session is not None:
+            return session.files[number]
+    return number
+
+
+def _translating(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(fd: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return plain(own_file(fd), *args, **kwargs)
+
+    call.__name__, call.__doc__ = plain.__name__, plain.__doc__
+    return call
+
+
+def _patch_os() -> None:
+    for name in _BY_NUMBER:
+        if hasattr(os, name):
+            setattr(os, name, _translating(getattr(os, name)))
+    plain_dup2, plain_close = os.dup2, os.close
+
+    def dup2(fd: int, fd2: int, inheritable: bool = True) -> int:
+        target = own_file(fd2)
+        plain_dup2(own_file(fd), target, inheritable and target == fd2)
+        return fd2
+
+    def close(fd: int, /) -> None:
+        target = own_file(fd)
+        if target == fd:
+            plain_close(fd)
+            return
+        null = os.open(os.devnull, os.O_RDWR)  # the number stays the session's own
+        plain_dup2(null, target, False)
+        plain_close(null)
+
+    os.dup2, os.close = dup2, close  # type: ignore[assignment]
+
+
+def _patch_open() -> None:
+    plain_open = io.open
+
+    def session_open(file: Any, *args: Any, **kwargs: Any) -> Any:
+        own = own_file(file)
+        if own != file:  # closing it must not close the session's own file
+            closefd = kwargs.get("closefd", args[5] if len(args) > 5 else True)
+            own = os.dup(own) if closefd else own
+        return plain_open(own, *args, **kwargs)
+
+    session_open.__name__, session_open.__doc__ = "open", plain_open.__doc__
+    builtins.open = io.open = session_open
+
+
+def install_file_numbers() -> None:
+    """Patch the functions that take a descriptor."""
+    _patch_os()
+    _patch_open()
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class _Instruction(ctypes.Structure):
+    _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.POINTER(_Instruction)))
+
+
+class COutput:
+    """The helper process and the way to it; without them, C output goes to the runtime's own."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channel: socket.socket | None = None
+        self._told = False
+        machine = c_output_helper.MACHINES.get(platform.machine())
+        if os.environ.get(OFF_VARIABLE) == "0":
+            self._told = True
+        elif machine is None or not sys.platform.startswith("linux"):
+            self._tell(f"unknown machine {platform.machine()}")
+        else:
+            self._program = _program(machine)
+            self._seccomp_number = machine.seccomp
+            self._start_helper()
+
+    def _start_helper(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-I", "-S", c_output_helper.__file__, str(theirs.fileno()), str(os.getpid())]
+        try:
+            helper = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        except OSError as error:
+            self._tell(str(error))
+            return
+        finally:
+            theirs.close()
+        self._channel = ours
+        _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(helper.pid), 0, 0, 0)
+        threading.Thread(target=self._watch, args=(helper,), name="c-output", daemon=True).start()
+        _buffer_by_line()
+
+    def _watch(self, helper: "subprocess.Popen[bytes]") -> None:
+        code = helper.wait()
+        self._channel = None
+        self._tell(f"its helper process ended with code {code}")
+
+    def _tell(self, reason: str) -> None:
+        if not self._told:
+            self._told = True
+            logger.warning("output of C code in the members' scripts goes to this log: %s", reason)
+
+    def begin(self, session: SessionState) -> None:
+        """Redirect the calling thread's C output, and that of threads and processes which it starts from now on."""
+        channel = self._channel
+        if channel is None:
+            return
+        with self._lock:
+            _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            listener = _libc.syscall(self._seccomp_number, _SET_MODE_FILTER, _NEW_LISTENER, ctypes.byref(self._program))
+            if listener < 0:
+                self._tell(f"this kernel refuses the filter ({os.strerror(ctypes.get_errno())})")
+                return
+            try:
+                socket.send_fds(channel, [session.member.encode()], [listener, session.files[1], session.files[2]])
+            except OSError as error:
+                self._tell(str(error))
+            finally:
+                os.close(listener)
+
+    def close_in_child(self) -> None:
+        """A forked process has nothing to say to the helper."""
+        if self._channel is not None:
+            self._channel.close()
+
+
+def _program(machine: c_output_helper.Machine) -> _Program:
+    """Notify about write and writev of this machine's calls to descriptors 1 and 2; allow everything else."""
+    code: Sequence[tuple[int, int, int, int]] = (
+        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_JUMP_EQUAL, 0, 7, machine.audit),
+        (_LOAD, 0, 0, _NUMBER_AT),
+        (_JUMP_EQUAL, 1, 0, machine.write),
+        (_JUMP_EQUAL, 0, 4, machine.writev),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_AT),
+        (_JUMP_EQUAL, 1, 0, 1),
+        (_JUMP_EQUAL, 0, 1, 2),
+        (_RETURN, 0, 0, _NOTIFY),
+        (_RETURN, 0, 0, _ALLOW),
+    )
+    instructions = (_Instruction * len(code))(*(_Instruction(*fields) for fields in code))
+    return _Program(len(code), instructions)
+
+
+def _buffer_by_line() -> None:
+    """C's stdout must not keep one member's bytes until another one's thread writes them out."""
+    stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
+    _libc.fflush(stdout)
+    _libc.setvbuf(stdout, None, _LINE_BUFFERED, 0)
+
+
+def _keep_own_log() -> None:
+    """What the runtime logs in a session's thread is the runtime's: it goes by another descriptor."""
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))
+
+
+def install_c_output() -> COutput:
+    """Start the helper; call before any session starts."""
+    output = COutput()
+    _keep_own_log()
+    os.register_at_fork(after_in_child=output.close_in_child)
+    return output

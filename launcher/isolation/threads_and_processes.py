@@ -1,0 +1,243 @@
+"""Threads that a session starts belong to it."""
+
+import _posixsubprocess
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.session import PerSession, SessionState, current_session, enter_session, look_up_foreign_threads
+
+_KEY: Final = "muri.session"
+_DIRECTORY_ARGUMENT: Final = 4
+_ENVIRONMENT_ARGUMENT: Final = 5
+_CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
+_UMASK_ARGUMENT: Final = 20
+"""Where `_posixsubprocess.fork_exec` takes what a child inherits."""
+
+
+_at_start: Final[list[Callable[[SessionState], None]]] = []
+_first: PerSession[list[threading.Thread]] = PerSession(list)
+"""A session's first thread, which is the main one to its script."""
+
+_at_session_start: Final[list[Callable[[SessionState], None]]] = []
+
+
+def at_thread_start(function: Callable[[SessionState], None]) -> None:
+    """Call a function in each thread that a session starts, before the thread's own work."""
+    _at_start.append(function)
+
+
+def at_session_start(function: Callable[[SessionState], None]) -> None:
+    """Call a function in a session's first thread only."""
+    _at_session_start.append(function)
+
+
+def begin_session(session: SessionState) -> None:
+    """Make the calling thread the session's first one."""
+    enter_session(session)
+    _first.put(session, [threading.current_thread()])
+    threading.current_thread().name = "MainThread"
+    for function in (*_at_session_start, *_at_start):
+        function(session)
+
+
+def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
+    enter_session(session)
+    for function in _at_start:
+        function(session)
+    run()
+
+
+def install_threads() -> None:
+    """Let `threading.Thread` hand the session on, and each session have a main thread."""
+    start, plain_main_thread, runtime_pid = threading.Thread.start, threading.main_thread, os.getpid()
+
+    def main_thread() -> threading.Thread:
+        session = current_session()
+        if session is None or os.getpid() != runtime_pid:
+            return plain_main_thread()
+        first = _first.of(session)  # empty for what a session has left behind
+        return first[0] if first else plain_main_thread()
+
+    def start_in_session(thread: threading.Thread) -> None:
+        session = current_session()
+        if session is not None:
+            thread.run = partial(_run_in_session, session, thread.run)  # type: ignore[method-assign]
+            session.threads = [other for other in session.threads if other.is_alive()] + [thread]
+        start(thread)
+
+    threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
+    threading.main_thread = main_thread
+
+
+def _spare_threads(torch: ModuleType) -> None:
+    """Let sessions' threads keep nothing that only autograd's threads of a GPU would look at.
+
+    PyTorch drops it when the thread has ended for Python; a free-threaded interpreter was seen to crash there.
+    """
+    plain = torch._C._stash_obj_in_tls
+
+    def stash(key: str, value: object) -> None:
+        if current_session() is None or torch.cuda.is_initialized():
+            plain(key, value)
+
+    torch._C._stash_obj_in_tls = stash
+
+
+def _patch_autograd(torch: ModuleType) -> None:
+    core = torch._C
+    if not hasattr(core, "_stash_obj_in_tls"):
+        return  # hooks that print in such a thread print to the runtime's output
+    if not getattr(sys, "_is_gil_enabled", lambda: True)():
+        _spare_threads(torch)
+    plain = torch.autograd.graph._engine_run_backward
+
+    def engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+        session = current_session()
+        if session is None:
+            return plain(*args, **kwargs)
+        before = look_up()
+        core._stash_obj_in_tls(_KEY, session)
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            # The thread's end, when it has no interpreter any more, must not be what drops the session.
+            core._stash_obj_in_tls(_KEY, before)
+
+    for module in (torch.autograd, torch.autograd.graph):
+        if getattr(module, "_engine_run_backward", None) is plain:
+            module._engine_run_backward = engine_run_backward
+
+    def look_up() -> SessionState | None:
+        if not core._is_key_in_tls(_KEY):
+            return None
+        session: SessionState | None = core._get_obj_in_tls(_KEY)
+        return session
+
+    look_up_foreign_threads(look_up)
+
+
+def install_autograd_threads() -> None:
+    """Patch PyTorch once it is imported."""
+    after_import("torch", _patch_autograd)
+
+
+def _for_session(session: SessionState, arguments: Sequence[Any]) -> list[Any]:
+    """The arguments of `fork_exec` with all that the child would inherit from the session spelt out."""
+    changed = list(arguments)
+    directory = changed[_DIRECTORY_ARGUMENT]
+    changed[_DIRECTORY_ARGUMENT] = os.path.abspath(os.curdir if directory is None else directory)  # noqa: PTH100 (or bytes)
+    if changed[_ENVIRONMENT_ARGUMENT] is None:
+        changed[_ENVIRONMENT_ARGUMENT] = [k + b"=" + v for k, v in session.environment.items()]
+    if changed[_UMASK_ARGUMENT] == -1:
+        changed[_UMASK_ARGUMENT] = _umask()
+    for index, file in zip(_CHILD_FILE_ARGUMENTS, session.files, strict=True):
+        if changed[index] in {-1, 0, 1, 2}:
+            changed[index] = file if changed[index] == -1 else session.files[changed[index]]
+    return changed
+
+
+def _umask() -> int:
+    """The calling thread's umask, read without changing it."""
+    for line in Path("/proc/thread-self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return -1
+
+
+def _install_fork_exec(runtime_pid: int) -> None:
+    fork_exec = _posixsubprocess.fork_exec
+    # Processes are started by a thread without the filter of c_output.py: they would inherit it for good.
+    starter = ThreadPoolExecutor(1, thread_name_prefix="subprocesses")
+    starter.submit(int).result()
+
+    def start(session: SessionState, arguments: list[Any]) -> int:
+        enter_session(session)  # for its preexec_fn
+        try:
+            return fork_exec(*arguments)
+        finally:
+            enter_session(None)
+
+    def session_fork_exec(*arguments: Any) -> int:
+        session = current_session()
+        if session is None or os.getpid() != runtime_pid:
+            return fork_exec(*arguments)
+        return starter.submit(start, session, _for_session(session, arguments)).result()
+
+    _posixsubprocess.fork_exec = session_fork_exec
+    subprocess._fork_exec = session_fork_exec  # type: ignore[attr-defined]
+    # From Python 3.13 on it would start most processes from the session's own thread, with the filter.
+    subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
+
+
+def _install_system() -> None:
+    plain = os.system
+
+    def system(command: Any) -> int:
+        if current_session() is None:
+            return plain(command)
+        code = subprocess.Popen(command, shell=True).wait()  # noqa: S602 (that is what os.system is)
+        return -code if code < 0 else code << 8
+
+    os.system = system
+
+
+def _install_exec(runtime_pid: int) -> None:
+    """`os.exec…` in a session must not replace the runtime: a subprocess runs, and its code is the script's."""
+
+    def running(plain: Callable[..., Any], *, with_environment: bool) -> Callable[..., Any]:
+        def execute(path: Any, argv: Sequence[Any], *environment: Any) -> Any:
+            if current_session() is None or os.getpid() != runtime_pid:
+                return plain(path, argv, *environment)
+            variables = environment[0] if with_environment else None
+            code = subprocess.Popen(list(argv), executable=path, env=variables, close_fds=False).wait()
+            return os._exit(code if code >= 0 else 128 - code)
+
+        return execute
+
+    os.execv = running(os.execv, with_environment=False)
+    os.execve = running(os.execve, with_environment=True)
+
+
+def _install_posix_spawn() -> None:
+    for name in ("posix_spawn", "posix_spawnp"):
+        plain = getattr(os, name)
+
+        def spawn(
+            path: Any, argv: Any, env: Any, /, *, _plain: Any = plain, file_actions: Any = (), **options: Any
+        ) -> Any:
+            session = current_session()
+            if session is not None:
+                own = [(os.POSIX_SPAWN_DUP2, file, number) for number, file in enumerate(session.files)]
+                file_actions = (*own, *file_actions)
+            return _plain(path, argv, env, file_actions=file_actions, **options)
+
+        setattr(os, name, spawn)
+
+
+def _own_files_in_child() -> None:
+    """In a forked child the session's files become descriptors 0, 1 and 2, as they would be."""
+    session = current_session()
+    if session is not None:
+        for number, file in enumerate(session.files):
+            _plain_dup2(file, number)
+
+
+_plain_dup2 = os.dup2
+
+
+def install_subprocesses() -> None:
+    """Patch the ways to start a process."""
+    _install_fork_exec(os.getpid())
+    _install_system()
+    _install_exec(os.getpid())
+    _install_posix_spawn()
+    os.register_at_fork(after_in_child=_own_files_in_child)

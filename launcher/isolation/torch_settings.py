@@ -1,0 +1,400 @@
+"""`torch.set_default_dtype` per session.
+
+The default stands in one place in C++. It stays float32 there. A session that sets another gets a mode in each
+of its threads that adds the dtype to the functions that make tensors. Not reached: the legacy constructors
+(`torch.Tensor(3, 4)`), results of integer division and the like, threads that ran before, code in C++.
+"""
+
+import ctypes
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from muri.launcher.isolation.threads_and_processes import at_thread_start
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.session import PerSession, SessionState, current_session
+
+_ALWAYS_DEFAULT: Final = (
+    *("zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace", "empty_strided", "empty_permuted"),
+    *("normal", "hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window"),
+)
+"""Functions whose result has the default dtype if none is given."""
+
+_FROM_VALUES: Final = ("tensor", "as_tensor", "asarray", "full", "arange", "range", "scalar_tensor")
+"""Functions whose result has the default dtype if the values are Python's floats."""
+
+_COMPLEX: Final = {"float64": "complex128", "float32": "complex64", "float16": "complex32", "bfloat16": "complex64"}
+
+_BY_NAME: Final = (
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    ("_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    ("_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    ("_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+)
+"""Getters and setters in torch._C; those that a PyTorch lacks are left out."""
+
+
+_chosen: PerSession[dict[str, Any]] = PerSession(dict)
+
+
+class _DefaultDtype:
+    """The functions that replace PyTorch's, and the mode."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self._plain_set, self._plain_get = torch.set_default_dtype, torch.get_default_dtype
+        self._plain_type = torch.set_default_tensor_type
+        always = {getattr(torch, name) for name in _ALWAYS_DEFAULT if hasattr(torch, name)}
+        from_values = {getattr(torch, name) for name in _FROM_VALUES if hasattr(torch, name)}
+        self._mode = _make_mode(torch, always, from_values)
+
+    def set_default_dtype(self, d: Any, /) -> None:
+        """Set the default of the calling session; see torch.set_default_dtype."""
+        session = current_session()
+        if session is None:
+            self._plain_set(d)
+            return
+        if not isinstance(d, self.torch.dtype):
+            raise TypeError("invalid dtype object: only floating-point types are supported as the default type")
+        if str(d).rpartition(".")[2] not in _COMPLEX:
+            raise TypeError(f"only floating-point types are supported as the default type, but got {d}")
+        _chosen.of(session)["dtype"] = d
+        self.enter(session)
+
+    def get_default_dtype(self) -> Any:
+        """The default of the calling session."""
+        session = current_session()
+        plain = self._plain_get()
+        return plain if session is None else _chosen.of(session).get("dtype", plain)
+
+    def set_default_tensor_type(self, t: Any, /) -> None:
+        """The deprecated form: types of the CPU set the dtype only."""
+        kind = getattr(self.torch, t.rpartition(".")[2], None) if isinstance(t, str) else t
+        if current_session() is None or "cuda" in str(t):
+            self._plain_type(t)
+        else:
+            self.set_default_dtype(getattr(kind, "dtype", kind))
+
+    def enter(self, session: SessionState) -> None:
+        """Put the mode under the calling thread's other modes, once."""
+        if "dtype" not in _chosen.of(session):
+            return
+        overrides = self.torch.overrides
+        modes = overrides._get_current_function_mode_stack()
+        if any(isinstance(mode, self._mode) for mode in modes):
+            return
+        popped = []
+        # PyTorch's mode for the default device expects to be the lowest.
+        while modes and type(modes[-1]).__name__ != "DeviceContext":
+            popped.append(overrides._pop_mode())
+            modes = modes[:-1]
+        overrides._push_mode(self._mode())
+        for mode in reversed(popped):
+            overrides._push_mode(mode)
+
+    def leave(self) -> None:
+        """Take the script's modes off the calling thread: at its end PyTorch could not drop them in order."""
+        while self.torch.overrides._get_current_function_mode_stack():
+            self.torch.overrides._pop_mode()
+
+
+def _make_mode(torch: Any, always: set[Any], from_values: set[Any]) -> type:
+    base: type = torch.overrides.TorchFunctionMode
+
+    def handle(_self: Any, func: Callable[..., Any], _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        session = current_session()
+        dtype = None if session is None else _chosen.of(session).get("dtype")
+        if dtype is None or kwargs.get("dtype") is not None:
+            return func(*args, **kwargs)
+        if func in always and not _has_tensor(torch, args):
+            return func(*args, **{**kwargs, "dtype": dtype})
+        result = func(*args, **kwargs)
+        if func not in from_values or (args and hasattr(args[0], "dtype")) or kwargs.get("out") is not None:
+            return result
+        if result.dtype == torch.float32:
+            return func(*args, **{**kwargs, "dtype": dtype})
+        if result.dtype == torch.complex64:
+            return func(*args, **{**kwargs, "dtype": getattr(torch, _COMPLEX[str(dtype).rpartition(".")[2]])})
+        return result
+
+    return type("DefaultDtypeMode", (base,), {"__torch_function__": handle})
+
+
+def _has_tensor(torch: Any, args: tuple[Any, ...]) -> bool:
+    return any(isinstance(argument, torch.Tensor) for argument in args)
+
+
+_patches: Final[list[_DefaultDtype]] = []
+
+
+def _patch_default_dtype(torch: Any) -> None:
+    patch = _DefaultDtype(torch)
+    _patches.append(patch)
+    torch.set_default_dtype = patch.set_default_dtype
+    torch.get_default_dtype = patch.get_default_dtype
+    torch.set_default_tensor_type = patch.set_default_tensor_type
+
+
+def _enter_in_thread(session: SessionState) -> None:
+    for patch in _patches:
+        patch.enter(session)
+
+
+def forget_default_dtype(_session: SessionState) -> None:
+    """Called in the session's first thread at its end."""
+    for patch in _patches:
+        patch.leave()
+
+
+def install_default_dtype() -> None:
+    """Patch PyTorch once it is imported."""
+    after_import("torch", _patch_default_dtype)
+    at_thread_start(_enter_in_thread)
+
+
+Getter = Callable[[], Any]
+Setter = Callable[[Any], Any]
+
+
+class Flags:
+    """What each session has set, and whose values are in place."""
+
+    def __init__(self) -> None:
+        self.used = False
+        self._lock = threading.RLock()
+        self._getters: dict[str, Getter] = {}
+        self._setters: dict[str, Setter] = {}
+        self._defaults: dict[str, Any] = {}
+        self._own: PerSession[dict[str, Any]] = PerSession(self._defaults.copy)
+        self._holder: SessionState | None = None
+
+    def add(self, name: str, get: Getter, put: Setter) -> tuple[Getter, Setter]:
+        """Take a flag under care.
+
+        Returns:
+            The getter and the setter to put in place of the process's.
+        """
+        self._getters[name], self._setters[name], self._defaults[name] = get, put, get()
+
+        def session_get() -> Any:
+            session = current_session()
+            if session is None:
+                return get()
+            with self._lock:  # another session may be about to put its values in place
+                return get() if session is self._holder else self._own.of(session)[name]
+
+        def session_set(value: Any) -> None:
+            session = current_session()
+            if session is None:
+                put(value)
+                self._defaults[name] = get()
+                return
+            with self._lock:
+                self.used = True
+                if self._holder is None:
+                    self.put_in_place(session)
+                if self._holder is session:
+                    put(value)
+                else:  # another one computes; it counts when this session gains the resource
+                    self._own.of(session)[name] = value
+
+        return session_get, session_set
+
+    def put_in_place(self, session: SessionState) -> None:
+        """Make the session's values count."""
+        with self._lock:
+            if self._holder is session:
+                return
+            present = {name: get() for name, get in self._getters.items()}
+            if self._holder is not None:
+                self._own.put(self._holder, present)
+            self._apply(present, self._own.of(session))
+            self._holder = session
+
+    def forget(self, session: SessionState) -> None:
+        """A session ended: its values go."""
+        with self._lock:
+            if self._holder is session:
+                self._apply({name: get() for name, get in self._getters.items()}, self._defaults)
+                self._holder = None
+
+    def _apply(self, present: dict[str, Any], wanted: dict[str, Any]) -> None:
+        for name, put in self._setters.items():
+            if present[name] != wanted[name]:
+                put(wanted[name])
+
+
+_flags: Final = Flags()
+
+
+def apply_torch_flags(session: SessionState) -> None:
+    """A session gained the resource `propagate`: its switches count from now on."""
+    if _flags.used:
+        _flags.put_in_place(session)
+
+
+def _patch_flags(torch: Any) -> None:
+    core, replaced = torch._C, dict[Any, Any]()
+    for getter, setter in _BY_NAME:
+        plain_get, plain_set = getattr(core, getter, None), getattr(core, setter, None)
+        if plain_get is not None and plain_set is not None:
+            replaced[plain_get], replaced[plain_set] = _flags.add(getter, plain_get, plain_set)
+            setattr(core, getter, replaced[plain_get])
+            setattr(core, setter, replaced[plain_set])
+    _patch_backends(torch.backends, replaced)
+    _patch_deterministic(core)
+    _patch_anomaly(torch)
+    torch._tensor_str.PRINT_OPTS = _PrintOptions(torch._tensor_str.PRINT_OPTS)
+
+
+def _patch_backends(backends: ModuleType, replaced: dict[Any, Any]) -> None:
+    """Properties such as `torch.backends.cudnn.benchmark` have kept the plain functions."""
+    for module in list(vars(backends).values()):
+        for attribute in vars(type(module)).values() if isinstance(module, ModuleType) else ():
+            for name in ("getter", "setter"):
+                plain = getattr(attribute, name, None) if type(attribute).__name__ == "ContextProp" else None
+                if plain in replaced:
+                    setattr(attribute, name, replaced[plain])
+
+
+def _patch_deterministic(core: Any) -> None:
+    plain_set = core._set_deterministic_algorithms
+    enabled, warn_only = core._get_deterministic_algorithms, core._get_deterministic_algorithms_warn_only
+    get, put = _flags.add(
+        "deterministic",
+        lambda: (enabled(), warn_only()),
+        lambda mode: plain_set(mode[0], warn_only=mode[1]),
+    )
+    core._set_deterministic_algorithms = lambda mode, *, warn_only=False: put((bool(mode), bool(warn_only)))
+    core._get_deterministic_algorithms = lambda: get()[0]
+    core._get_deterministic_algorithms_warn_only = lambda: get()[1]
+
+
+def _patch_anomaly(torch: Any) -> None:
+    put_plain = torch.set_anomaly_enabled
+    enabled, check_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
+    get, put = _flags.add("anomaly", lambda: (enabled(), check_nan()), lambda mode: put_plain(*mode))
+    torch.set_anomaly_enabled = lambda mode, check_nan=True: put((bool(mode), bool(check_nan)))
+    torch.is_anomaly_enabled = lambda: get()[0]
+    torch.is_anomaly_check_nan_enabled = lambda: get()[1]
+
+
+class _PrintOptions:
+    """Stands for the object with PyTorch's print options."""
+
+    def __init__(self, plain: Any) -> None:
+        self.__dict__["_plain"] = plain
+        self.__dict__["_own"] = PerSession(type(plain))
+
+    def _target(self) -> Any:
+        session = current_session()
+        return self._plain if session is None else self._own.of(session)
+
+    def __getattr__(self, name: str) -> Any:
+        """Read an option of the session."""
+        return getattr(self._target(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option of the session."""
+        setattr(self._target(), name, value)
+
+
+def forget_torch_flags(session: SessionState) -> None:
+    """A session ended."""
+    _flags.forget(session)
+
+
+def install_torch_flags() -> None:
+    """Patch PyTorch once it is imported."""
+    after_import("torch", _patch_flags)
+
+
+_counts: PerSession[dict[str, int]] = PerSession(dict)
+_apply: Final[list[Callable[[SessionState], None]]] = []
+
+
+def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
+    """MKL's number for the calling thread only; without MKL nothing."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        setter: Callable[[int], Any] = library.MKL_Set_Num_Threads_Local
+    except (OSError, AttributeError):
+        return lambda _count: None
+    return setter
+
+
+def _count_of_environment(session: SessionState, default: int) -> int:
+    for name in (b"OMP_NUM_THREADS", b"MKL_NUM_THREADS"):
+        value = session.environment.get(name, b"").split(b",")[0]
+        if value.isdigit() and int(value) > 0:
+            return int(value)
+    return default
+
+
+def _patch_thread_counts(torch: Any) -> None:
+    plain_set, default = torch.set_num_threads, torch.get_num_threads()
+    set_mkl_local = _mkl_local_setter(torch)
+
+    def apply(session: SessionState) -> None:
+        own = _counts.of(session)
+        count = own.setdefault("intra_op", _count_of_environment(session, default))
+        if torch.get_num_threads() != count:
+            plain_set(count)
+        set_mkl_local(count)
+
+    def set_num_threads(num: int, /) -> None:
+        session = current_session()
+        torch.get_num_threads()  # a thread's first use would take over what another member has set
+        plain_set(num)
+        if session is not None:
+            _counts.of(session)["intra_op"] = int(num)
+            set_mkl_local(int(num))
+
+    set_num_threads.__doc__ = plain_set.__doc__
+    torch.set_num_threads = set_num_threads
+    _patch_interop(torch)
+    _apply.append(apply)
+    if (session := current_session()) is not None:
+        apply(session)
+
+
+def _patch_interop(torch: Any) -> None:
+    """PyTorch takes this number once per process; a second member must not fail for it."""
+    plain_set, plain_get = torch.set_num_interop_threads, torch.get_num_interop_threads
+
+    def set_num_interop_threads(num: int, /) -> None:
+        session = current_session()
+        if session is None:
+            plain_set(num)
+        elif not isinstance(num, int) or num <= 0:
+            raise RuntimeError("set_num_interop_threads expects a positive integer")
+        else:
+            _counts.of(session)["inter_op"] = num
+
+    def get_num_interop_threads() -> int:
+        session = current_session()
+        return int(plain_get() if session is None else _counts.of(session).get("inter_op", plain_get()))
+
+    torch.set_num_interop_threads, torch.get_num_interop_threads = set_num_interop_threads, get_num_interop_threads
+
+
+def use_own_count(session: SessionState) -> None:
+    """Make the session's number count in the calling thread."""
+    for apply in _apply:
+        apply(session)
+
+
+def install_torch_threads() -> None:
+    """Patch PyTorch once it is imported."""
+    after_import("torch", _patch_thread_counts)
+    at_thread_start(use_own_count)

@@ -1,0 +1,194 @@
+"""Which of a job's tasks this process is, and what `torch.distributed` needs to know of it.
+
+`srun` starts one task per GPU and numbers them; so does torchrun (`torchrun --no-python … muri run train.py`).
+"""
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from muri.errors import UsageError
+
+FIRST_PORT: Final = 15000
+PORTS: Final = 15000
+"""Derived MASTER_PORTs lie below the range from which Linux gives ports to connections (32768 and up)."""
+
+
+ATTACH_TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
+ATTACH_TIMEOUT_S: Final = 120.0
+REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"
+REQUEUE_WAIT_S: Final = 60.0
+"""How long a process waits for Slurm to end it after its job was put back into the queue."""
+
+ACCUMULATE_VARIABLE: Final = "MURI_ACCUMULATE"
+"""Hooks split the batches of a script that calls nothing: into so many, or "auto": as many as the scheduler chose."""
+
+STEPS_VARIABLE: Final = "MURI_ACCUMULATE_STEPS"
+"""What the scheduler chose for a script that can; without effect on one that neither calls nor asks for it."""
+
+AUTO: Final = "auto"
+HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
+HANG_TIMEOUT_S: Final = 900.0
+
+
+def task_of(environment: Mapping[str, str]) -> tuple[int, int]:
+    """The process's rank and the number of ranks: torch's own variables, else those of srun; (0, 1) alone.
+
+    In a batch script itself Slurm sets the variables of a step's tasks too, as the only one of them.
+    """
+    for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
+        values = environment.get(rank, ""), environment.get(size, "")
+        if all(value.isdecimal() for value in values):
+            return int(values[0]), int(values[1])
+    return 0, 1
+
+
+def missing_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """MASTER_ADDR (the step's first node) and MASTER_PORT (derived from job and step) where a task lacks them.
+
+    RANK and WORLD_SIZE are left to the script: a step of several tasks need not be one distributed training.
+    """
+    if task_of(environment)[1] < 2:
+        return {}
+    wanted = {"MASTER_ADDR": _first_node(environment), "MASTER_PORT": str(_port(environment))}
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def _first_node(environment: Mapping[str, str]) -> str:
+    nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
+    if not nodes:
+        return "127.0.0.1"
+    from ClusterShell.NodeSet import NodeSet  # (only when needed)
+
+    return str(NodeSet(nodes)[0])
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    job, step = (int(environment.get(name, "0") or 0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    return FIRST_PORT + (job * 37 + step % 1000) % PORTS
+
+
+def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero: str = "") -> float:
+    """The seconds that a variable holds.
+
+    Args:
+        environment: Where the variable may be set.
+        name: Of the variable.
+        default_s: What holds while it is unset or empty.
+        zero: What 0 means, for the error's text.
+
+    Raises:
+        UsageError: It holds no finite number ≥ 0.
+    """
+    text = environment.get(name)
+    if not text:
+        return default_s
+    try:
+        value_s = float(text)
+    except ValueError:
+        value_s = -1.0
+    if not 0 <= value_s < math.inf:
+        hint = f", or 0 {zero}" if zero else ""
+        raise UsageError(f"{name}={text!r} is not a number of seconds ≥ 0; give for example {default_s:g}{hint}")
+    return value_s
+
+
+def attach_timeout_s(environment: Mapping[str, str]) -> float:
+    """How long a member waits for its group's runtime; see `seconds_of` for the error."""
+    return seconds_of(environment, ATTACH_TIMEOUT_VARIABLE, ATTACH_TIMEOUT_S)
+
+
+def requeue_wait_s(environment: Mapping[str, str]) -> float:
+    """How long to wait for Slurm to end this process after a requeue; see `seconds_of` for the error."""
+    return seconds_of(environment, REQUEUE_WAIT_VARIABLE, REQUEUE_WAIT_S)
+
+
+def wait_for_end(environment: Mapping[str, str]) -> None:
+    """Wait for Slurm to end this process, whose job was put back into the queue."""
+    time.sleep(requeue_wait_s(environment))
+
+
+class AccumulateError(UsageError, ValueError):
+    """A number of micro-batches, or a batch, that makes no sense."""
+
+
+def steps_from(value: str, source: str) -> int:
+    """A number of micro-batches from text.
+
+    Raises:
+        AccumulateError: It is no whole number of 1 or more.
+    """
+    if not value.isascii() or not value.isdigit() or int(value) < 1:
+        raise AccumulateError(f"{source}: {value!r} is no number of micro-batches; give a whole number of 1 or more")
+    return int(value)
+
+
+def check_option(given: str) -> None:
+    """Check what `--accumulate` was given.
+
+    Raises:
+        AccumulateError: It is neither a whole number of 1 or more nor "auto".
+    """
+    if given != AUTO:
+        try:
+            steps_from(given, "--accumulate")
+        except AccumulateError as error:
+            raise AccumulateError(f"{error}, or {AUTO}") from None
+
+
+def scheduled_steps(environment: Mapping[str, str]) -> int:
+    """What the scheduler chose; 1 where it chose nothing."""
+    return _read(environment, STEPS_VARIABLE)
+
+
+def hooked_steps(environment: Mapping[str, str]) -> int:
+    """Into how many micro-batches hooks split the script's batches; 1: they leave them whole."""
+    if environment.get(ACCUMULATE_VARIABLE) == AUTO:
+        return scheduled_steps(environment)
+    return _read(environment, ACCUMULATE_VARIABLE)
+
+
+def chosen_steps() -> int:
+    """The number for a script that leaves it to whoever runs it: the scheduler, else `muri run --accumulate N`."""
+    scheduled = scheduled_steps(os.environ)
+    return scheduled if scheduled > 1 else hooked_steps(os.environ)
+
+
+def hooks_wanted(environment: Mapping[str, str]) -> bool:
+    """Whether batches of a script that calls nothing are to be split."""
+    return hooked_steps(environment) > 1
+
+
+def _read(environment: Mapping[str, str], name: str) -> int:
+    """A variable's number; one that is none costs the script its micro-batches, not its run."""
+    try:
+        return steps_from(environment.get(name) or "1", name)
+    except AccumulateError as error:
+        print(f"muri: {error}; batches stay whole", file=sys.stderr)
+        return 1
+
+
+_said: Final = threading.Event()
+
+
+def declare() -> None:
+    """The script leaves the number of micro-batches to whoever runs it."""
+    _said.set()
+
+
+def is_declared(environment: Mapping[str, str]) -> bool:
+    """Whether the script has said so, or the command that runs it: `muri run --accumulate auto`."""
+    return _said.is_set() or environment.get(ACCUMULATE_VARIABLE) == AUTO
+
+
+def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
+    """After how many seconds without a sign of life a member is ended; 0: never.
+
+    Raises:
+        UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.
+    """
+    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait for ever")

@@ -1,0 +1,141 @@
+"""What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
+
+from typing import Final, Protocol, cast
+
+from muri.errors import MuriError
+
+ENTRY_POINTS: Final = "muri.schedulers"
+"""Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
+
+
+class MembershipError(MuriError):
+    """The scheduler's part is not installed or broken; trying again cannot help."""
+
+    worth_retrying = False
+
+
+class Membership(Protocol):
+    """A job's standing with the scheduler."""
+
+    def expects_group(self, job_id: str) -> bool:
+        """Whether the job was released to run inside a group's runtime.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def requeue(self, job_id: str, reason: str) -> None:
+        """Put the job back into the queue; the scheduler then ends its processes.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
+    def pilot_of(self, job_id: str) -> str | None:
+        """The pilot job of the group that the job was given to, None when it is in none.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def accumulate_steps(self, job_id: str) -> int:
+        """Into how many micro-batches the scheduler wants the job's batches split; 1: none.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def runs(self, job_id: str) -> bool:
+        """Whether the job runs and nobody is ending it.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Put a job that ran out of GPU memory beside others back into the queue, to ask for more next time.
+
+        Returns:
+            Whether it was put back; False where its policy doesn't do that, or has done it too often.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a job back that was saved, to go on later; the scheduler then ends its processes.
+
+        Args:
+            job_id: The job.
+            run: How often it was requeued before.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Tell the controller that this run of the job can be stopped and resumed.
+
+        Raises:
+            MuriError: The scheduler did not accept it.
+        """
+
+
+class NoMembership:
+    """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
+
+    def expects_group(self, job_id: str) -> bool:
+        """Nobody could have put the job into a group."""
+        return False
+
+    def requeue(self, job_id: str, reason: str) -> None:
+        """Say that nothing can requeue the job."""
+        raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
+
+    def pilot_of(self, job_id: str) -> str | None:
+        """There are no groups."""
+        return None
+
+    def accumulate_steps(self, job_id: str) -> int:
+        """Nobody wants them split."""
+        return 1
+
+    def runs(self, job_id: str) -> bool:
+        """Nobody can say; what cannot be requeued is as well not running."""
+        return False
+
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Nobody can put it back."""
+        return False
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Say that nothing can requeue the job."""
+        self.requeue(job_id, "")
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Nobody asks."""
+
+
+def load_membership(group: str = ENTRY_POINTS) -> Membership:
+    """The implementation of the scheduler that is installed here, or the stand-in when there is none.
+
+    Args:
+        group: Entry points among which a scheduler announces its implementation of `Membership`.
+
+    Raises:
+        MembershipError: There are several, or the one cannot be used.
+    """
+    from importlib.metadata import entry_points  # costs `muri run` tens of milliseconds, and most jobs need none
+
+    found = tuple(entry_points(group=group))
+    if not found:
+        return NoMembership()
+    if len(found) > 1:
+        names = ", ".join(f"{point.name} ({point.value})" for point in found)
+        raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")
+    try:
+        return cast(Membership, found[0].load()())
+    except (ImportError, AttributeError) as error:
+        raise MembershipError(
+            f"the scheduler {found[0].name} ({found[0].value}) cannot be used: {error}; install Muri anew"
+        ) from error

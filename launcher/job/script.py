@@ -1,0 +1,133 @@
+"""Loads a script or module as a session's `__main__`."""
+
+import atexit
+import importlib.util
+import io
+import os
+import sys
+import time
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Final
+
+from muri.errors import UsageError
+
+_WORKER_NAME: Final = "pt_gloo_runloop"
+_POLL_S: Final = 0.002
+_QUIET_POLLS: Final = 3
+_LIMIT_S: Final = 1.0
+_TASKS: Final = Path("/proc/self/task")
+
+
+class ScriptError(UsageError):
+    """The script or module cannot be run."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedScript:
+    """Code that is ready to run in the namespace of its module."""
+
+    code: CodeType
+    module: ModuleType
+    argv0: str
+
+
+def own_directories(target: str, module: bool, cwd: str, python_path: str) -> list[str]:
+    """What `python target` would put in front of sys.path.
+
+    Args:
+        target: Script or module.
+        module: Whether it is a module.
+        cwd: The member's working directory.
+        python_path: The member's $PYTHONPATH.
+    """
+    first = cwd if module else str((Path(cwd) / target).resolve().parent)
+    return [first, *(str(Path(cwd) / entry) for entry in python_path.split(os.pathsep) if entry)]
+
+
+def load(target: str, module: bool) -> LoadedScript:
+    """Compile the script; call within the session, so that its paths count.
+
+    Raises:
+        ScriptError: It is not there.
+        SyntaxError: It is not Python.
+    """
+    return _load_module(target) if module else _load_file(target)
+
+
+def _load_file(target: str) -> LoadedScript:
+    path = Path(target).absolute()  # as Python's own __main__ has it
+    if path.is_dir():
+        path = path / "__main__.py"
+        sys.path[0] = target
+    try:
+        with io.open_code(str(path)) as file:
+            source = file.read()
+    except OSError as error:
+        raise ScriptError(f"can't open file {target!r}: [Errno {error.errno}] {error.strerror}") from error
+    main = _main_module(str(path), SourceFileLoader("__main__", str(path)), None)
+    return LoadedScript(compile(source, str(path), "exec", dont_inherit=True), main, target)
+
+
+def _load_module(name: str) -> LoadedScript:
+    spec = _find_spec(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _find_spec(f"{name}.__main__")
+    get_code = getattr(spec.loader, "get_code", None) if spec is not None else None
+    code = get_code(spec.name) if spec is not None and get_code is not None else None
+    if spec is None or code is None or spec.origin is None:
+        raise ScriptError(f"No module named {name}, or it cannot be run; see python -m")
+    return LoadedScript(code, _main_module(spec.origin, spec.loader, spec), spec.origin)
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _main_module(file: str, loader: object, spec: ModuleSpec | None) -> ModuleType:
+    main = ModuleType("__main__")
+    main.__file__ = file
+    main.__loader__ = loader  # type: ignore[assignment]
+    main.__spec__ = spec
+    main.__package__ = spec.parent if spec is not None else None
+    main.__dict__.update(__builtins__=__builtins__, __annotations__={}, __cached__=None)
+    return main
+
+
+def wait_for_gloo_at_exit() -> None:
+    """Wait for the workers when the script and its own `atexit` functions are done: call this before they register."""
+    atexit.register(_wait_for_gloo_workers)
+
+
+def _wait_for_gloo_workers() -> None:
+    """Give the interpreter's lock away until all workers sleep, one second at most; nothing where there are none.
+
+    A worker that waits for a rank that is gone sleeps too, and is not waited for.
+    """
+    end_s = time.monotonic() + _LIMIT_S
+    quiet = 0
+    while quiet < _QUIET_POLLS and time.monotonic() < end_s:
+        states = _worker_states()
+        if not states:
+            return
+        quiet = quiet + 1 if states == {"S"} else 0
+        time.sleep(_POLL_S)
+
+
+def _worker_states() -> set[str]:
+    """Letters of /proc/[pid]/stat (proc(5)) of gloo's workers."""
+    states = set()
+    for task in _TASKS.glob("*/stat"):
+        try:
+            before, _, after = task.read_text(encoding="utf-8", errors="replace").rpartition(")")
+        except OSError:
+            continue  # the thread ended meanwhile
+        # The kernel keeps the first 15 letters of a thread's name, so the longest names lose their end.
+        if before.partition("(")[2] == _WORKER_NAME[:15]:
+            states.add(after.split()[0])
+    return states

@@ -1,0 +1,500 @@
+"""Measures the stages of one training script and, inside a group, asks for their resources."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from muri.profiler.records import STAGES
+
+STAGE_COUNT: Final = len(STAGES)
+PROPAGATE: Final = STAGES.index("propagate")
+RECENT_ITERATIONS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTimes:
+    """What a member's finished work on the GPU took.
+
+    Attributes:
+        held_s: Seconds that its kernels had the GPU.
+        wait_s: Seconds that they waited there for another member's.
+    """
+
+    held_s: float = 0.0
+    wait_s: float = 0.0
+
+
+_NO_TIMES = GpuTimes()
+
+
+class GpuPace(Protocol):
+    """Called by the clock around the stage `propagate`; never while the arbiter's state changes.
+
+    Attributes:
+        counts_host_time: Whether the stage lasts as long as the thread is in it. Otherwise
+            `iteration_ended` tells how long the GPU was busy.
+        gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where nobody looks.
+    """
+
+    @property
+    def counts_host_time(self) -> bool:
+        """See the class."""
+
+    @property
+    def gpu_mem_peak_gib(self) -> float | None:
+        """See the class."""
+
+    def before(self) -> None:
+        """The GPU is about to be asked for; nothing is held."""
+
+    def taken(self) -> None:
+        """The GPU was granted."""
+
+    def given(self) -> None:
+        """The GPU is about to be passed on."""
+
+    def at_yield_point(self) -> bool:
+        """The GPU may be passed on within a stage, if this returns True; `taken` follows then."""
+
+    def iteration_ended(self) -> GpuTimes:
+        """What has become known since the last call."""
+
+
+class HostPace:
+    """The thread waits for the GPU before it passes it on: for scripts alone, and without streams."""
+
+    counts_host_time = True
+    gpu_mem_peak_gib: float | None = None
+
+    def before(self) -> None:
+        """Nothing is left running from before."""
+
+    def taken(self) -> None:
+        """Nobody else's work is running."""
+
+    def given(self) -> None:
+        """Wait for the GPU."""
+        wait_for_gpu()
+
+    def at_yield_point(self) -> bool:
+        """Wait for the GPU; others may have it then."""
+        wait_for_gpu()
+        return True
+
+    def iteration_ended(self) -> GpuTimes:
+        """Nothing that the clock does not know."""
+        return _NO_TIMES
+
+
+class FreePace(HostPace):
+    """Nobody waits for anything: for scripts that are alone and not measured."""
+
+    def given(self) -> None:
+        """Nobody is there to pass it on to."""
+
+    def at_yield_point(self) -> bool:
+        """Nobody is there to pass it on to."""
+        return False
+
+
+def wait_for_gpu() -> None:
+    """Wait until the GPU has done what this thread asked of it.
+
+    Kernels run asynchronously: without this a stage would seem to end when its kernels are
+    queued, and the GPU would be passed on while it is still busy.
+    """
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized() and not cuda.is_current_stream_capturing():
+        cuda.current_stream().synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class IterationRecord:
+    """What one iteration took.
+
+    Attributes:
+        iteration_s: Wall-clock seconds, waits for resources included.
+        stage_s: Seconds per stage in the order of `STAGES`, waits excluded.
+        wait_s: Seconds spent waiting for each stage's resource.
+    """
+
+    iteration_s: float
+    stage_s: tuple[float, ...]
+    wait_s: tuple[float, ...]
+
+    @property
+    def busy_s(self) -> float:
+        """What the iteration would have taken without waiting for resources."""
+        return max(0.0, self.iteration_s - sum(self.wait_s))
+
+
+class Gate(Protocol):
+    """Grants the resources of stages; the runtime gives one to each session."""
+
+    def acquire(self, stage: int) -> float:
+        """Wait for the stage's resource; returns the seconds waited."""
+
+    def release(self, stage: int) -> None:
+        """Give the stage's resource back."""
+
+    def yield_point(self, stage: int) -> float:
+        """Let a member that is further behind go first; returns the seconds waited."""
+
+    def iteration_done(self, record: IterationRecord) -> None:
+        """Note that an iteration ended."""
+
+
+class OpenGate:
+    """The gate of a script that runs alone: every resource is free."""
+
+    def acquire(self, stage: int) -> float:
+        """Grant at once."""
+        return 0.0
+
+    def release(self, stage: int) -> None:
+        """Nothing to give back."""
+
+    def yield_point(self, stage: int) -> float:
+        """Nobody to yield to."""
+        return 0.0
+
+    def iteration_done(self, record: IterationRecord) -> None:
+        """Nobody counts."""
+
+
+IntervalListener = Callable[[int, float, float, float], None]
+IterationListener = Callable[[IterationRecord], None]
+HoldListener = Callable[[int, float, float, float, bool], None]
+"""Hears of a stage, its start and end, its share of the resource, and whether it was the owner's."""
+
+
+class _Lane:
+    """The stages of one thread that waits for resources: innermost last, and since when that one runs."""
+
+    __slots__ = ("since_s", "stack", "waited_s")
+
+    def __init__(self) -> None:
+        self.stack: list[int] = []
+        self.since_s = 0.0
+        self.waited_s = 0.0
+
+
+class _ThreadPart(threading.local):
+    """What a thread that does not own the clock has of its own.
+
+    Attributes:
+        lane: Set while the thread's stages are gated.
+        ungated: Its stages otherwise, each with its start.
+    """
+
+    def __init__(self) -> None:
+        self.lane: _Lane | None = None
+        self.ungated: list[tuple[int, float]] = []
+
+
+class StageClock:
+    """Stage and iteration times of one script.
+
+    One thread owns the clock: the one that iterates `muri.batches`, else the first to mark a
+    stage. Its stages are gated, and so are those of a thread within `lane()`. Stages in other
+    threads are timed but not gated.
+
+    Attributes:
+        explicit: Whether the script marked a stage or iterated `muri.batches` itself; whoever marks
+            stages on its behalf leaves that to it from then on.
+        at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
+            and with no resource held.
+        stage_s: Total seconds per stage, in the order of `STAGES`.
+        wait_s: Total seconds of waiting for each stage's resource.
+        gpu: How the stage `propagate` keeps pace with the GPU.
+        iterations: Iterations done.
+        recent: The last iterations' records.
+        on_hold: Hears of all work, also of threads that are not gated and of worker processes.
+        on_prefetch_depth: Hears how many batches a loader may have ready, and after how many its waits recur.
+    """
+
+    def __init__(
+        self,
+        gate: Gate | None = None,
+        on_interval: IntervalListener | None = None,
+        on_iteration: IterationListener | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.explicit = False
+        self.at_boundary: list[Callable[[], None]] = []
+        self.stage_s = [0.0] * STAGE_COUNT
+        self.wait_s = [0.0] * STAGE_COUNT
+        self.iterations = 0
+        self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
+        self.gpu: GpuPace = HostPace()
+        self.on_hold: HoldListener | None = None
+        self.on_prefetch_depth: Callable[[int, int], None] | None = None
+        self._alone = gate is None
+        self._gate: Gate = gate or OpenGate()
+        self._on_interval = on_interval
+        self._on_iteration = on_iteration
+        self._now = now
+        self._owner: int | None = None
+        self._own = _Lane()
+        self._thread = _ThreadPart()
+        self._by_batches = False
+        self._first_stage: int | None = None
+        self._iteration_start_s: float | None = None
+        self._iteration_stage_s = [0.0] * STAGE_COUNT
+        self._iteration_wait_s = [0.0] * STAGE_COUNT
+        self._sums = threading.Lock()
+
+    def enter(self, stage: int) -> None:
+        """Begin a stage; a stage inside another suspends the outer one.
+
+        The same stage inside itself is a yield point: a long stage can let others go first.
+        """
+        lane = self._gated()
+        if lane is None:
+            self._thread.ungated.append((stage, self._now()))
+            return
+        stack = lane.stack
+        if stack and stack[-1] == stage:
+            self._yield(lane, stage)
+            stack.append(stage)
+            return
+        if stack:
+            self._suspend(lane, stack[-1])
+        elif lane is self._own and not self._by_batches:
+            self._boundary_by_first_stage(stage)
+        self._resume(lane, stage)
+        stack.append(stage)
+
+    def leave(self) -> None:
+        """End the innermost stage; the outer one, if any, goes on."""
+        lane = self._gated()
+        if lane is None:
+            self._leave_ungated()
+            return
+        if not lane.stack:  # the stage was entered before this clock was in charge
+            return
+        stage = lane.stack.pop()
+        if lane.stack and lane.stack[-1] == stage:
+            return
+        self._suspend(lane, stage)
+        if lane.stack:
+            self._resume(lane, lane.stack[-1])
+
+    def yield_point(self) -> None:
+        """Let a member that is further behind use the current stage's resource first."""
+        lane = self._gated()
+        if lane is not None and lane.stack:
+            self._yield(lane, lane.stack[-1])
+
+    @contextlib.contextmanager
+    def lane(self) -> Iterator[None]:
+        """Gate the calling thread's stages like the owner's: own stages and waits, the same member.
+
+        For threads that do part of the script's work beside the loop, such as prefetching or
+        communication. Without effect in the thread that owns the clock. On the way out stages that
+        are still open are ended.
+        """
+        if self._thread.lane is not None or self._owner == threading.get_ident():
+            yield
+            return
+        lane = self._thread.lane = _Lane()
+        try:
+            yield
+        finally:
+            self._thread.lane = None
+            if lane.stack:
+                self._suspend(lane, lane.stack[-1])
+
+    @contextlib.contextmanager
+    def suspended(self, *, owner: bool = False) -> Iterator[None]:
+        """Give the current stage's resource back while the thread only waits, and take it again after.
+
+        Args:
+            owner: It is the owner that waits, blocked in C++, and the caller works on its behalf.
+        """
+        lane = self._own if owner else self._gated()
+        if lane is None or not lane.stack:
+            yield
+            return
+        self._suspend(lane, lane.stack[-1])
+        try:
+            yield
+        finally:
+            self._resume(lane, lane.stack[-1])
+
+    @property
+    def shared(self) -> bool:
+        """Whether anybody could wait for this script's resources."""
+        return not isinstance(self._gate, OpenGate)
+
+    def become_explicit(self) -> None:
+        """The script marks its stages itself: how iterations were told apart on its behalf is forgotten."""
+        self.explicit = True
+        self._by_batches = False
+        self._first_stage = None
+        self._iteration_start_s = None
+
+    def add_held(self, stage: int, held_s: float) -> None:
+        """Count time of a stage, in seconds, that was spent elsewhere, such as in worker processes."""
+        self._add_held(stage, held_s)
+
+    def note_work(self, stage: int, start_s: float, end_s: float, use: float, *, own: bool = False) -> None:
+        """Tell when work was done that no mark shows, which `add_held` counts.
+
+        Args:
+            stage: What it was.
+            start_s: Begin, on `time.perf_counter`.
+            end_s: End.
+            use: Share of the resource's peak, 0 to 1.
+            own: The loop's own thread did it, within another stage.
+        """
+        if self.on_hold is not None:
+            self.on_hold(stage, start_s, end_s, use, own)
+
+    def report_prefetch_depth(self, loader: Any, prefetched: int = 0) -> None:
+        """Tell a dry run how many batches a loader may fetch ahead of the loop.
+
+        Args:
+            loader: One with workers says so as a `torch.utils.data.DataLoader` does: `num_workers`, `prefetch_factor`.
+            prefetched: Batches that a thread of the script fetches ahead of it.
+        """
+        if self.on_prefetch_depth is None:
+            return
+        workers, per_worker = getattr(loader, "num_workers", 0), getattr(loader, "prefetch_factor", None)
+        workers = max(0, workers) if isinstance(workers, int) else 0
+        per_worker = per_worker if isinstance(per_worker, int) else 1
+        self.on_prefetch_depth(workers * per_worker + prefetched, max(1, workers))
+
+    def add_wait(self, stage: int, waited_s: float) -> None:
+        """Count a wait of the owner that a lane's wait for the stage's resource caused, in seconds."""
+        with self._sums:
+            self._iteration_wait_s[stage] += waited_s
+
+    def ask_batch(self) -> None:
+        """The loop asks for its next batch: one iteration ends, the next begins."""
+        self._owner = threading.get_ident()
+        if not self._by_batches:
+            self._by_batches = True
+            self._iteration_start_s = None
+        self.end_iteration()
+        self._begin_iteration()
+
+    def end_iteration(self) -> None:
+        """Close the open iteration and count it."""
+        start_s = self._iteration_start_s
+        if start_s is None:
+            return
+        if not self.gpu.counts_host_time:
+            self._add_gpu_times(self.gpu.iteration_ended())
+        record = IterationRecord(self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
+        self._iteration_start_s = None
+        self.iterations += 1
+        self.recent.append(record)
+        self._gate.iteration_done(record)
+        if self._on_iteration is not None:
+            self._on_iteration(record)
+        if self.at_boundary:
+            self._call_at_boundary()
+
+    def drop_iteration(self) -> None:
+        """Forget the open iteration: there was no batch left for it."""
+        self._iteration_start_s = None
+
+    def recent_iteration_s(self) -> float | None:
+        """Mean wall-clock seconds of the last iterations, None before the first."""
+        recent = list(self.recent)
+        return sum(record.iteration_s for record in recent) / len(recent) if recent else None
+
+    def _gated(self) -> _Lane | None:
+        """The calling thread's lane, None if its stages are not gated."""
+        lane = self._thread.lane
+        if lane is not None:
+            return lane
+        ident = threading.get_ident()
+        if self._owner is None:
+            self._owner = ident
+        return self._own if self._owner == ident else None
+
+    def _call_at_boundary(self) -> None:
+        stack = self._own.stack
+        if stack:  # the loop runs inside a stage
+            self._suspend(self._own, stack[-1])
+        for function in list(self.at_boundary):
+            function()
+        if stack:
+            self._resume(self._own, stack[-1])
+
+    def _begin_iteration(self) -> None:
+        self._iteration_start_s = self._now()
+        self._iteration_stage_s = [0.0] * STAGE_COUNT
+        self._iteration_wait_s = [0.0] * STAGE_COUNT
+
+    def _boundary_by_first_stage(self, stage: int) -> None:
+        if self._first_stage is None:
+            self._first_stage = stage
+        if stage == self._first_stage:
+            self.end_iteration()
+            self._begin_iteration()
+
+    def _resume(self, lane: _Lane, stage: int) -> None:
+        if stage == PROPAGATE:
+            self.gpu.before()
+        self._note_wait(lane, stage, self._gate.acquire(stage))
+        if stage == PROPAGATE:
+            self.gpu.taken()
+        lane.since_s = self._now()
+
+    def _suspend(self, lane: _Lane, stage: int) -> None:
+        if stage == PROPAGATE:
+            self.gpu.given()
+        self._close_interval(lane, stage, self._now())
+        self._gate.release(stage)
+
+    def _yield(self, lane: _Lane, stage: int) -> None:
+        if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
+            return
+        before_s = self._now()
+        waited_s = self._gate.yield_point(stage)
+        if stage == PROPAGATE:
+            self.gpu.taken()
+        if waited_s > 0:
+            self._close_interval(lane, stage, before_s)
+            self._note_wait(lane, stage, waited_s)
+            lane.since_s = self._now()
+
+    def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
+        if stage != PROPAGATE or self.gpu.counts_host_time:
+            self._add_held(stage, end_s - lane.since_s)
+        if self._on_interval is not None:
+            self._on_interval(stage, lane.since_s, end_s, lane.waited_s)
+        if self.on_hold is not None:
+            self.on_hold(stage, lane.since_s, end_s, 1.0, lane is self._own)
+
+    def _add_held(self, stage: int, held_s: float) -> None:
+        with self._sums:
+            self.stage_s[stage] += held_s
+            self._iteration_stage_s[stage] += held_s
+
+    def _note_wait(self, lane: _Lane, stage: int, waited_s: float) -> None:
+        lane.waited_s = waited_s
+        with self._sums:
+            self.wait_s[stage] += waited_s
+            if lane is self._own:  # the loop does not wait when a lane does
+                self._iteration_wait_s[stage] += waited_s
+
+    def _add_gpu_times(self, times: GpuTimes) -> None:
+        self._add_held(PROPAGATE, times.held_s)
+        self._note_wait(self._own, PROPAGATE, times.wait_s)
+
+    def _leave_ungated(self) -> None:
+        if self._thread.ungated:
+            stage, since_s = self._thread.ungated.pop()
+            now_s = self._now()
+            self._add_held(stage, now_s - since_s)
+            self.note_work(stage, since_s, now_s, 1.0)

@@ -1,1 +1,0 @@
-"""Members that have a process of their own, under the same arbiter."""

@@ -1,0 +1,262 @@
+"""One runtime's part in a group of several ranks: its arbiter, its links, and what a lost peer means."""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from muri.launcher.hangs.evidence import IdleTimer, Look
+from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
+
+logger = logging.getLogger("muri.launcher")
+
+CONNECT_TIMEOUT_S: Final = 60.0
+
+
+MOST_LOOKS: Final = 3
+"""A report that is older than so many looks of rank 0 says nothing any more."""
+
+
+FailureListener = Callable[[str, str, int, int], None]
+"""Told of a session that failed on another rank: member, session key, rank, exit code."""
+
+
+class Ranks:
+    """Connects the ranks of a group and keeps their network in one order.
+
+    Attributes:
+        arbiter: Of this rank.
+        place: Of this rank.
+
+    Args:
+        place: Of this rank.
+        on_failure: See `FailureListener`; not called for this rank's own sessions.
+        on_lost: Called once when another rank is gone, with the cause: without it the order is lost.
+        on_end: Called when rank 0 says that the group ends.
+        on_hang: Called with member and session key when a session hangs on all ranks.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        on_failure: FailureListener,
+        on_lost: Callable[[str], None],
+        on_end: Callable[[], None],
+        on_hang: Callable[[str, str], None] = lambda _member, _key: None,
+    ) -> None:
+        self.place = place
+        self._on_failure = on_failure
+        self._on_lost = on_lost
+        self._on_end = on_end
+        self._on_hang = on_hang
+        self._links: list[RankLink] = []
+        self._lock = threading.Lock()
+        self._ending = False
+        self._silence: dict[int, IdleTimer] = {}
+        self._heard: Counter[int] = Counter()
+        self._stillness = Stillness()
+        self._complete = threading.Event()
+        self._joined: list[tuple[str, str]] = []
+        self._leader: Leader | None = None
+        self._follower: Follower | None = None
+        role: Leader | Follower
+        if place.rank == 0:
+            role = self._leader = Leader(self._publish, frozenset(range(1, place.world_size)))
+        else:
+            role = self._follower = Follower()
+        self.arbiter = RankedArbiter(role, self._tell_joined)
+
+    def start(self) -> None:
+        """Listen, or connect to rank 0 in the background.
+
+        Raises:
+            OSError: Rank 0 cannot listen on its port.
+        """
+        if self._leader is not None:
+            self._listener = Listener(self.place, self._take)
+        threading.Thread(target=self._gather, name="gather-ranks", daemon=True).start()
+
+    def report_end(self, member: str, key: str, code: int) -> None:
+        """Tell the other ranks that a session ended here."""
+        if self._leader is not None:
+            self._stillness.left(0, (member, key))
+            self._tell_failure(member, key, 0, code)
+        else:
+            self._send_all({"left": [member, key, code]})
+
+    def end(self) -> None:
+        """The group ends: a rank that goes is no longer lost."""
+        self._ending = True
+        if self._leader is not None:
+            self._send_all({"end": []})
+            self._listener.close()
+
+    def _gather(self) -> None:
+        if self._leader is not None:
+            if not self._complete.wait(CONNECT_TIMEOUT_S):
+                self._lost(f"not all of the other {self.place.world_size - 1} ranks came in {CONNECT_TIMEOUT_S:g} s")
+            return
+        try:
+            link = connect(self.place, CONNECT_TIMEOUT_S)
+        except RankLinkError as error:
+            self._lost(str(error))
+            return
+        self._take(link)
+
+    def _take(self, link: RankLink) -> None:
+        with self._lock:
+            self._links.append(link)
+            joined = list(self._joined)
+        for member, key in joined:  # sessions that started before this rank was connected
+            link.send({"joined": [member, key]})
+        if len(self._links) == self.place.world_size - 1:
+            self._complete.set()
+        logger.info("rank %d: connected to rank %d", self.place.rank, link.rank)
+        try:
+            while True:
+                self._handle(link.rank, link.receive())
+        except (RankLinkError, TypeError, ValueError) as error:
+            self._lost(str(error))
+
+    def tell_stillness(self, member: str, key: str, spent_percent: int, *, in_the_way: bool) -> None:
+        """Tell rank 0 what this rank has seen of a session; see `Stillness.report`."""
+        if self._leader is not None:
+            self._stillness.report(0, (member, key), spent_percent, in_the_way=in_the_way)
+        else:
+            self._send_all({"still": [member, key, spent_percent, int(in_the_way)]})
+
+    def beat(self, interval_s: float, silence_s: float) -> None:
+        """Give a sign of life, end what hangs on all ranks, and find out whether one is silent.
+
+        Args:
+            interval_s: Seconds until the next call.
+            silence_s: A rank that has given no sign for so long is lost; 0: never.
+        """
+        self._send_all({})
+        for member, key in self._stillness.look() if self._leader is not None else []:
+            self._send_all({"hung": [member, key]})
+            self._on_hang(member, key)
+        with self._lock:
+            ranks = [link.rank for link in self._links]
+        for rank in ranks:
+            patience = self._silence.setdefault(rank, IdleTimer(interval_s))
+            silent_s = patience.still_s(Look(frozenset(), 0), self._heard[rank])
+            if 0 < silence_s <= silent_s:
+                self._lost(f"rank {rank} has given no sign of life for {silence_s:g} s: its process or its node hangs")
+
+    def _handle(self, rank: int, message: Message) -> None:
+        self._heard[rank] += 1
+        for kind, values in message.items():
+            match kind, values:
+                case "grant", [str(member), str(key)] if self._follower is not None:
+                    self._follower.granted(member, key)
+                case "joined", [str(member), str(key)] if self._leader is not None:
+                    self._leader.joined(rank, member, key)
+                case "still", [str(member), str(key), int(spent), int(in_way)] if self._leader is not None:
+                    self._stillness.report(rank, (member, key), spent, in_the_way=bool(in_way))
+                case "hung", [str(member), str(key)] if self._follower is not None:
+                    self._on_hang(member, key)
+                case "left", [str(member), str(key), int(code)] if self._leader is not None:
+                    self._stillness.left(rank, (member, key))
+                    self._tell_failure(member, key, rank, code)
+                case "failed", [str(member), str(key), int(failed), int(code)] if self._follower is not None:
+                    if failed != self.place.rank:
+                        self._on_failure(member, key, failed, code)
+                case "end", [] if self._follower is not None:
+                    self._ending = True
+                    self._on_end()
+                case _:
+                    raise RankLinkError(f"rank {rank} sent {kind!r}, which makes no sense here")
+
+    def _publish(self, member: str, key: str) -> None:
+        self._send_all({"grant": [member, key]})
+
+    def _tell_joined(self, member: str, key: str) -> None:
+        if self._follower is not None:
+            with self._lock:
+                if not self._links:
+                    self._joined.append((member, key))
+                links = list(self._links)
+            for link in links:
+                link.send({"joined": [member, key]})
+
+    def _tell_failure(self, member: str, key: str, rank: int, code: int) -> None:
+        if code == 0:
+            return
+        self._send_all({"failed": [member, key, rank, code]})
+        if rank != 0:
+            self._on_failure(member, key, rank, code)
+
+    def _send_all(self, message: Message) -> None:
+        with self._lock:
+            links = list(self._links)
+        for link in links:
+            link.send(message)
+
+    def _lost(self, cause: str) -> None:
+        with self._lock:
+            if self._ending:
+                return
+            self._ending = True
+        self._on_lost(cause)
+
+
+Run = tuple[str, str]
+"""A member and its session's key, which is the same on all ranks."""
+
+
+@dataclass(slots=True)
+class _Report:
+    spent_percent: int
+    in_the_way: bool
+    looks: int = 0
+
+    @property
+    def still(self) -> bool:
+        return self.spent_percent >= 100 and self.looks <= MOST_LOOKS
+
+
+class Stillness:
+    """What the ranks have reported; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._reports: dict[Run, dict[int, _Report]] = {}
+
+    def report(self, rank: int, run: Run, spent_percent: int, *, in_the_way: bool) -> None:
+        """A rank has looked at a session.
+
+        Args:
+            rank: The rank.
+            run: The session.
+            spent_percent: How much of its timeout it has been still for.
+            in_the_way: Whether others wait for what it holds there.
+        """
+        with self._lock:
+            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, in_the_way)
+
+    def left(self, rank: int, run: Run) -> None:
+        """A session has ended on a rank."""
+        with self._lock:
+            reports = self._reports.get(run, {})
+            reports.pop(rank, None)
+            if not reports:
+                self._reports.pop(run, None)
+
+    def look(self) -> list[Run]:
+        """The sessions that hang, each told once; called once for every look of rank 0."""
+        with self._lock:
+            hung = [run for run, reports in self._reports.items() if _hangs(list(reports.values()))]
+            for run in hung:
+                del self._reports[run]
+            for reports in self._reports.values():
+                for report in reports.values():
+                    report.looks += 1
+        return hung
+
+
+def _hangs(reports: list[_Report]) -> bool:
+    return all(report.still for report in reports) and any(report.in_the_way for report in reports)

@@ -1,0 +1,1 @@
+"""The command `muri run`, in the job's own process."""

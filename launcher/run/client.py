@@ -1,0 +1,214 @@
+"""The member's side: hand the script over to the group's runtime and stand for it meanwhile."""
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from muri.errors import MuriError, UsageError
+from muri.launcher.checkpoints import stopping
+from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
+from muri.launcher.job.scheduler import Membership
+from muri.launcher.wire import protocol
+
+FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+STANDARD_FILES: Final = (0, 1, 2)
+
+
+_POLL_S: Final = 0.25
+
+
+class RuntimeLostError(MuriError):
+    """The runtime did not run the script to its end: the job must run again, not end."""
+
+    exit_code = 75
+
+
+class OutOfMemoryBesideOthersError(MuriError):
+    """The script ended for want of GPU memory while others shared its GPUs.
+
+    Attributes:
+        exit_code: The script's own.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__("the script ran out of GPU memory beside others")
+        self.exit_code = exit_code
+
+
+class AttachBusyError(UsageError):
+    """The member already has a session in the runtime."""
+
+
+def build_request(job_id: str, target: str, module: bool, arguments: Sequence[str]) -> protocol.AttachRequest:
+    """Describe this process so that the runtime can run the script in its place."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return protocol.AttachRequest(
+        job_id=job_id,
+        target=target,
+        module=module,
+        arguments=tuple(arguments),
+        cwd=str(Path.cwd()),
+        environment={**os.environ, **missing_variables(os.environ)},
+        umask=umask,
+        prefix=sys.prefix,
+        python=sys.version,
+    )
+
+
+def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:
+    """Connect to the runtime of the job's group; None when there is none.
+
+    Raises:
+        RendezvousError: The run directory cannot be trusted.
+        ProtocolError: The runtime belongs to another user.
+    """
+    run_dir, (rank, _) = protocol.default_run_dir(environment), task_of(environment)
+    alone, ranked = protocol.member_socket(run_dir, job_id), protocol.member_socket(run_dir, job_id, rank)
+    return open_runtime(alone) or open_runtime(ranked)
+
+
+def open_runtime(path: Path) -> socket.socket | None:
+    """Connect to the runtime that listens under a name in the run directory; None when there is none.
+
+    Raises:
+        RendezvousError: The run directory cannot be trusted.
+        ProtocolError: The runtime belongs to another user.
+    """
+    run_dir = path.parent
+    if not run_dir.is_symlink() and not run_dir.exists():
+        return None
+    protocol.verify_run_dir(run_dir)
+    connection = protocol.connect(path)
+    if connection is not None:
+        protocol.require_same_user(connection)
+    return connection
+
+
+def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
+    """Let the runtime run the script; signals that come here are forwarded.
+
+    Args:
+        connection: An open connection to the runtime.
+        request: What to run.
+
+    Returns:
+        The script's exit code.
+
+    Raises:
+        RuntimeLostError: The runtime refused or died before the script ended.
+        AttachBusyError: The member already runs another script there.
+        OutOfMemoryBesideOthersError: The script ended for want of GPU memory, and others shared the GPUs.
+    """
+    with connection, _open_standard_files():
+        try:
+            with _forwarding(connection):
+                protocol.send_with_files(connection, request.to_frame(), STANDARD_FILES)
+                return _await_exit(connection)
+        except (OSError, protocol.ProtocolError) as error:
+            raise RuntimeLostError(f"the connection to the group's runtime broke: {error}") from error
+
+
+def _await_exit(connection: socket.socket) -> int:
+    while True:
+        frame = protocol.receive(connection)
+        if frame is None:
+            raise RuntimeLostError("the group's runtime ended before the script did")
+        kind, reason = frame["type"], str(frame.get("reason", "no reason given"))
+        if kind == "exit" and frame.get("out_of_memory"):
+            raise OutOfMemoryBesideOthersError(int(frame["code"]))
+        if kind == "exit":
+            return int(frame["code"])
+        if kind == "preempted":
+            stopping.conclude(os.environ)
+            return int(frame["code"])
+        if kind == "lost":
+            raise RuntimeLostError(f"the group's runtime gave the script up: {reason}")
+        if kind == "refused" and frame.get("kind") == "busy":
+            raise AttachBusyError(reason)
+        if kind == "refused":
+            raise RuntimeLostError(f"the group's runtime refused the script: {reason}")
+
+
+@contextlib.contextmanager
+def _forwarding(connection: socket.socket) -> Iterator[None]:
+    def forward(signum: int, _frame: FrameType | None) -> None:
+        with contextlib.suppress(OSError):  # the runtime is gone: receiving says so
+            protocol.send(connection, {"type": "signal", "signum": signum})
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _open_standard_files() -> Iterator[None]:
+    """A job may run with a closed standard file, which could not be handed over."""
+    for file in STANDARD_FILES:
+        try:
+            os.fstat(file)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is `file`
+    yield
+
+
+def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Membership) -> socket.socket | None:
+    """Wait for the runtime if the scheduler says that the job is in a group.
+
+    Args:
+        environment: Where the run directory and the timeout are named.
+        job_id: The job.
+        membership: Whom to ask.
+
+    Returns:
+        A connection, or None when the job is in no group and may run alone.
+
+    Raises:
+        RuntimeLostError: The job is in a group, or nobody could say, and no runtime came.
+        UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
+    """
+    timeout_s = attach_timeout_s(environment)
+    deadline_s = time.monotonic() + timeout_s
+    run_dir = protocol.default_run_dir(environment)
+    expected: bool | None = None
+    pilot: str | None = None
+    while True:
+        connection = find_runtime(environment, job_id)
+        if connection is not None:
+            return connection
+        if expected is None:
+            expected = _expects_group(membership, job_id)
+        if expected is False:
+            return None
+        if expected:
+            pilot = pilot or _pilot_of(membership, job_id)
+            connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) if pilot else None
+            if connection is not None:
+                return connection
+        if time.monotonic() >= deadline_s:
+            raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _pilot_of(membership: Membership, job_id: str) -> str | None:
+    try:
+        return membership.pilot_of(job_id)
+    except MuriError:
+        return None  # asked again at the next look
+
+
+def _expects_group(membership: Membership, job_id: str) -> bool | None:
+    try:
+        return membership.expects_group(job_id)
+    except MuriError:
+        return None  # asked again at the next look; running alone could mean running twice

@@ -1,0 +1,219 @@
+"""The command `muri run`: alone it is `python script.py`; in a group it attaches to the runtime."""
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NoReturn
+
+import click
+
+from muri.errors import MuriError, UsageError
+from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
+from muri.launcher.job.environment import (
+    ACCUMULATE_VARIABLE,
+    attach_timeout_s,
+    check_option,
+    hang_timeout_s,
+    missing_variables,
+    requeue_wait_s,
+    task_of,
+    wait_for_end,
+)
+from muri.launcher.job.scheduler import Membership, load_membership
+from muri.launcher.run import solo
+from muri.launcher.run.client import (
+    OutOfMemoryBesideOthersError,
+    RuntimeLostError,
+    attach,
+    build_request,
+    find_runtime,
+    wait_for_runtime,
+)
+from muri.launcher.telemetry import script_clock
+from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError, RendezvousError
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
+
+REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
+
+EPILOG = """
+\b
+Examples:
+  muri run train.py --lr 0.1          as python train.py --lr 0.1
+  muri run -m my.training --epochs 3  as python -m my.training --epochs 3
+  muri run --timing train.py          stage times on stderr at the end
+  muri run --trace t.json train.py    every stage, for ui.perfetto.dev
+  muri run --accumulate 4 train.py    batches in 4 parts, for less memory
+
+Everything after SCRIPT belongs to the script. Stages of PyTorch scripts are found by
+themselves; muri.stage("load"), "preprocess", "propagate", "synchronize" and
+muri.batches(loader) mark them by hand.
+"""
+
+
+class TargetError(UsageError):
+    """There is nothing to run."""
+
+
+@click.command(
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    epilog=EPILOG,
+)
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module, as in python -m.")
+@click.option("--no-attach", is_flag=True, help="Run alone even when the group's runtime is there.")
+@click.option(
+    "--isolation",
+    type=click.Choice(["thread", "process"]),
+    envvar=ISOLATION_VARIABLE,
+    help="Within a group, share the runtime's process or have one of its own (or set MURI_ISOLATION).",
+)
+@click.option(
+    "--no-automatic",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda _context, _option, given: _leave_hooks_out(given),
+    help="Only stages that the script marks (or set MURI_AUTOMATIC=0).",
+)
+@click.option(
+    "--accumulate",
+    metavar="N",
+    expose_value=False,
+    callback=lambda _context, _option, given: _split_batches(given),
+    help="Split each batch into N micro-batches and accumulate their gradients; auto: as many as the scheduler chose.",
+)
+@click.option("--timing", is_flag=True, help="Print stage times on stderr at the end (or set MURI_TIMING=1).")
+@click.option("--trace", type=click.Path(dir_okay=False), help="Write a trace of all stages to FILE, for Perfetto.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(
+    module: bool,
+    no_attach: bool,
+    isolation: str | None,
+    timing: bool,
+    trace: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+) -> int:
+    """Run a training script; inside a group, interleave it with its partners.
+
+    Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs in
+    the group's runtime on this node: output, signals and the exit code are passed through.
+    """
+    if script.startswith("-"):
+        raise click.NoSuchOption(script)
+    if not module and not Path(script).exists():
+        raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
+    for duration_s in (hang_timeout_s, attach_timeout_s, requeue_wait_s):
+        duration_s(os.environ)  # refused here rather than overlooked later
+    if isolation is not None:
+        os.environ[ISOLATION_VARIABLE] = isolation
+    if timing:
+        os.environ[script_clock.TIMING_VARIABLE] = "1"
+    if trace is not None:
+        os.environ[script_clock.TRACE_VARIABLE] = str(Path(trace).absolute())
+    job_id = os.environ.get("SLURM_JOB_ID")
+    if job_id and not no_attach and not os.environ.get(DRY_RUN_VARIABLE):
+        code = _run_in_group(job_id, script, module, arguments)
+        if code is not None:
+            return code
+    return _run_alone(script, module, arguments)
+
+
+def _leave_hooks_out(given: bool) -> None:
+    if given:
+        os.environ[AUTOMATIC_VARIABLE] = "0"
+
+
+def _split_batches(given: str | None) -> None:
+    if given is not None:
+        check_option(given)
+        os.environ[ACCUMULATE_VARIABLE] = given
+
+
+def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
+    several_ranks = task_of(os.environ)[1] > 1
+    runner = ["-m", "muri.launcher.run.solo"] if solo.wants_hooks(os.environ) or several_ranks else []
+    command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
+    request = DryRunRequest.from_environment(os.environ)
+    os.environ.update(missing_variables(os.environ))
+    if request is None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)
+    from muri.launcher.run.dry_run import supervise
+
+    return supervise(command, request)
+
+
+def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int | None:
+    """The exit code of the script in the group's runtime, None when the job should run alone."""
+    membership: Membership | None = None
+    try:
+        connection = _trusted_runtime(job_id)
+        if connection is None and may_be_member(os.environ):
+            membership = load_membership()
+            connection = wait_for_runtime(os.environ, job_id, membership)
+        if connection is None:
+            return None
+        return attach(connection, build_request(job_id, script, module, arguments))
+    except RuntimeLostError as error:
+        give_up(job_id, error, membership or load_membership())
+    except OutOfMemoryBesideOthersError as error:
+        return try_with_more_memory(job_id, error, membership or load_membership())
+
+
+def _trusted_runtime(job_id: str) -> socket.socket | None:
+    """A connection to the job's runtime; what cannot be trusted does not keep a job from running alone."""
+    try:
+        return find_runtime(os.environ, job_id)
+    except (RendezvousError, ProtocolError) as error:
+        if may_be_member(os.environ):
+            raise
+        click.echo(f"muri: {error}. The script runs alone.", err=True)
+        return None
+
+
+def may_be_member(environment: Mapping[str, str]) -> bool:
+    """Whether a job with this environment could be a member whose runtime is not there yet.
+
+    A member's own request for GPUs was taken away, so it sees none.
+    """
+    if not environment.get("MURI_JOB"):
+        return False
+    seen = [environment.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "CUDA_VISIBLE_DEVICES")]
+    return all(value in {None, "", "NoDevFiles", "-1"} for value in seen)
+
+
+def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membership: Membership) -> int:
+    """Requeue the job if its policy wants that; else, and where Slurm refuses, it fails as it would have alone.
+
+    Returns:
+        The script's exit code.
+    """
+    try:
+        if membership.requeue_for_memory(job_id):
+            wait_for_end(os.environ)
+    except MuriError as failure:
+        click.echo(f"muri: {error}, and the job could not be requeued: {failure}", err=True)
+    return error.exit_code
+
+
+def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoReturn:
+    """Requeue the job and wait to be ended; the script must neither end as if done nor run twice.
+
+    Raises:
+        RuntimeLostError: Always, when nothing ended this process in the meantime.
+    """
+    click.echo(f"muri: {error}; requeueing job {job_id}", err=True)
+    for delay_s in (*REQUEUE_DELAYS_S, None):
+        try:
+            membership.requeue(job_id, str(error))
+            break
+        except MuriError as failure:
+            if delay_s is None or not getattr(failure, "worth_retrying", True):
+                raise RuntimeLostError(f"{error}; and the job could not be requeued: {failure}") from failure
+            time.sleep(delay_s)
+    wait_for_end(os.environ)
+    raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error

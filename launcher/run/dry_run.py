@@ -1,0 +1,100 @@
+"""Stands over a dry run: watches what the script uses, and sees to it that there is a result whatever it does."""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from muri.files import atomic_json
+from muri.launcher.job.environment import task_of
+from muri.profiler.dryrun.messages import DryRunRequest
+from muri.profiler.dryrun.summary import with_usage
+from muri.profiler.resource_usage.sample import Usage
+from muri.profiler.resource_usage.sampler import Sampler
+
+_PR_SET_PDEATHSIG: Final = 1
+
+
+def supervise(command: Sequence[str], request: DryRunRequest) -> int:
+    """Run the script under measurement and see to it that there is a result.
+
+    The script's own process measures, writes what it found and ends. Here it is completed with what the script and
+    its processes used meanwhile. When the script ends without having written anything, the result says why.
+
+    Args:
+        command: The Python command line of the script.
+        request: What to measure.
+
+    Returns:
+        The script's exit code, 128 + signal if one ended it.
+    """
+    if task_of(os.environ)[0] != 0:  # the first of several ranks measures and answers for all
+        with _started(command, {}) as process:
+            return _exit_code(process.wait())
+    found = request.for_script()
+    for path in (request.result_path, found.result_path, request.progress_path):
+        path.unlink(missing_ok=True)
+    with _started(command, found.environment()) as process, Sampler(process.pid) as sampler:
+        code = process.wait()
+        usage = sampler.stop()
+    request.progress_path.unlink(missing_ok=True)
+    atomic_json(request.result_path, _completed(_take(found.result_path), code, usage))
+    return _exit_code(code)
+
+
+def _completed(found: dict[str, Any] | None, code: int, usage: Usage) -> dict[str, Any]:
+    if found is None:
+        return {"error": _why_no_result(code)}
+    if "error" in found and code > 0:
+        return {"error": f"the script failed with exit code {code}: {found['error']}"}
+    return with_usage(found, usage)
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
+    """The script's process; signals that would end this one reach it, and it does not outlive this one."""
+    libc = ctypes.CDLL(None)
+
+    def die_with_parent() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(command, preexec_fn=die_with_parent, env=environment) as process:  # noqa: PLW1509 (one thread)
+
+        def forward(signum: int, _frame: FrameType | None) -> None:
+            process.send_signal(signum)
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, forward)
+        yield process
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _exit_code(code: int) -> int:
+    sys.stdout.flush()
+    return code if code >= 0 else 128 - code
+
+
+def _why_no_result(code: int) -> str:
+    if code < 0:
+        return f"the script was ended by {signal.Signals(-code).name} before the dry run was done"
+    ending = "ended" if code == 0 else f"failed with exit code {code}"
+    return (
+        f"the script {ending}, no stages marked: it never called muri.stage or muri.batches, and automatic stages"
+        " saw no loader, module, backward or optimizer of PyTorch (docs/automatic-stages.md)"
+    )

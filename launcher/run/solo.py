@@ -1,0 +1,104 @@
+"""Runs a script alone: `python -m muri.launcher.run.solo [-m] SCRIPT args…`.
+
+`muri run` starts this in place of plain Python when there is something to measure, by automatic stages, and
+for a task of several, whose exit code gloo might spoil; the runtime for a member with a process of its own.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from muri.launcher import automatic
+from muri.launcher.automatic.watch import close_iterations, stages_wanted
+from muri.launcher.job import script
+from muri.launcher.job.environment import hooks_wanted
+from muri.launcher.sessions.gpu_errors import MARK_VARIABLE, leave_mark
+from muri.launcher.telemetry import script_clock
+from muri.launcher.wire.process_gate import is_gated
+
+_OWN_FILES: Final = {__file__, script.__file__, "<frozen runpy>"}
+
+
+def wants_hooks(environment: Mapping[str, str]) -> bool:
+    """Whether hooks are to tell the script's stages apart, or to split its batches."""
+    return wants_stages(environment) or hooks_wanted(environment)
+
+
+def wants_stages(environment: Mapping[str, str]) -> bool:
+    """Whether stages are to be told apart: they are measured, or a group's runtime grants them."""
+    return stages_wanted(environment) and (script_clock.wanted(environment) or is_gated(environment))
+
+
+def main(arguments: list[str]) -> None:
+    """Become the script: its sys.argv, sys.path and `__main__` are those of plain Python."""
+    module = arguments[0] == "-m"
+    target, *rest = arguments[1:] if module else arguments
+    if not sys.flags.safe_path:
+        # Python put its own first entry there for `-m muri.launcher.run.solo`: the working directory.
+        sys.path[0] = script.own_directories(target, module, str(Path.cwd()), "")[0]
+    sys.argv[:] = ["-m" if module else target, *rest]
+    try:
+        loaded = script.load(target, module)
+    except script.ScriptError as error:
+        print(f"{sys.executable}: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    except SyntaxError:
+        _hide_own_frames()
+        raise
+    sys.argv[0] = loaded.argv0
+    sys.modules["__main__"] = loaded.module
+    if wants_stages(os.environ):
+        automatic.install_stage_hooks()
+    if hooks_wanted(os.environ):
+        automatic.install_splitting_hooks()
+    _execute(loaded, os.environ.pop(MARK_VARIABLE, ""))
+
+
+def _execute(loaded: script.LoadedScript, mark: str) -> None:
+    interrupted: list[bool] = []
+    # Registered first, so that they are called last.
+    atexit.register(_end_by_interrupt, interrupted)
+    script.wait_for_gloo_at_exit()
+    try:
+        exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        interrupted.extend([True] * isinstance(error, KeyboardInterrupt))
+        leave_mark(error, mark)
+        _hide_own_frames()
+        raise
+    finally:
+        close_iterations()
+
+
+def _end_by_interrupt(interrupted: list[bool]) -> None:
+    """Ctrl-C that the script did not catch: end by the signal, as plain Python does."""
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _hide_own_frames() -> None:
+    """Let Python's traceback begin in the script."""
+    plain = sys.excepthook
+
+    def excepthook(kind: type[BaseException], raised: BaseException, trace: Any) -> None:
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
+            trace = trace.tb_next
+        if plain is sys.__excepthook__:
+            traceback.print_exception(kind, raised.with_traceback(trace), trace)
+        else:
+            plain(kind, raised.with_traceback(trace), trace)
+
+    sys.excepthook = excepthook
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

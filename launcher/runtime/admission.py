@@ -1,0 +1,139 @@
+"""Members that come to a group that runs already, because the controller has put them there."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from muri.errors import MuriError
+from muri.launcher.job.environment import STEPS_VARIABLE
+from muri.launcher.job.scheduler import Membership, load_membership
+from muri.launcher.job.session import MemberSession
+from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.sessions.gpu_streams import preparation
+
+logger = logging.getLogger("muri.launcher")
+
+CONTEXT_GIB: Final = 0.5
+"""What a CUDA context and its libraries take beside the tensors that a profile counts: one for the
+runtime, one for each member with a process of its own. NVIDIA's vary from 0.3 to 0.6 GiB."""
+
+START_S: Final = 30.0
+"""A member that was let in counts as running by then, or did not start."""
+
+
+class AdmissionControl:
+    """Lets new members into a runtime.
+
+    The connection's other end is known to be the same user's; that the job belongs here is what the
+    controller has written into the job's AdminComment, which users cannot.
+
+    Args:
+        pilot_job: The job that the runtime runs in, None when nobody can join.
+        table: The members.
+        discipline: How they take turns.
+        membership: Whom to ask; loaded when first needed.
+        accumulate_steps: Into how many micro-batches the batches of the first members are to be split.
+    """
+
+    def __init__(
+        self,
+        pilot_job: str | None,
+        table: MemberTable,
+        discipline: str,
+        membership: Callable[[], Membership] = load_membership,
+        accumulate_steps: Mapping[str, int] | None = None,
+    ) -> None:
+        self.pilot_job = pilot_job
+        self._table = table
+        self._discipline = discipline
+        self._membership = membership
+        self._lock = threading.Lock()
+        self._accumulate_steps = dict(accumulate_steps or {})
+
+    def environment(self, job_id: str) -> dict[str, str]:
+        """Variables that tell a member's script what the scheduler chose for it."""
+        steps = self._accumulate_steps.get(job_id, 1)
+        return {STEPS_VARIABLE: str(steps)} if steps > 1 else {}
+
+    def refusal(self, job_id: str) -> str:
+        """Why a job that is no member yet cannot become one, "" when it is one now."""
+        if job_id in self._table:
+            return ""
+        if self.pilot_job is None:
+            return f"job {job_id} is no member of this group"
+        if self._discipline == "lockstep":
+            return f"job {job_id} has no place in the rotation of this group"
+        try:
+            membership = self._membership()
+            pilot, steps = membership.pilot_of(job_id), membership.accumulate_steps(job_id)
+        except MuriError as error:
+            return f"nobody could say whether job {job_id} belongs to this group: {error}"
+        if pilot != self.pilot_job:
+            return f"job {job_id} is no member of this group"
+        with self._lock:
+            self._table.add(job_id)
+            self._accumulate_steps[job_id] = steps
+        logger.info("job %s joins the group%s", job_id, f", with batches in {steps} parts" if steps > 1 else "")
+        return ""
+
+
+class MemoryAdmission:
+    """Adds up what members need.
+
+    Args:
+        need_gib: Peak GPU memory of members alone, from their profiles; who is missing counts as 0.
+        running: The sessions under way.
+        device_gib: Memory of the GPU; None: it is asked, and without a GPU everybody is let in.
+    """
+
+    def __init__(
+        self,
+        need_gib: Mapping[str, float],
+        running: Callable[[], list[MemberSession]],
+        device_gib: float | None = None,
+    ) -> None:
+        self._need_gib = need_gib
+        self._running = running
+        self._device_gib = device_gib
+        self._lock = threading.Lock()
+        self._let_in_s: dict[str, float] = {}
+
+    def refusal(self, member: str) -> dict[str, str] | None:
+        """Why a member cannot be let in now, None when it can.
+
+        A refused member goes back to the queue and runs alone: an out-of-memory error in the
+        middle of its training, or of a partner's, would cost more.
+        """
+        need_gib = self._need_gib.get(member, 0.0)
+        capacity_gib = self._capacity_gib() if need_gib else None
+        if capacity_gib is None:
+            return None
+        with self._lock:
+            used_gib = self._used_gib(member)
+            if used_gib <= CONTEXT_GIB or used_gib + need_gib <= capacity_gib:
+                self._let_in_s[member] = time.monotonic()
+                return None
+        reason = (
+            f"job {member} needs {need_gib:.1f} GiB of GPU memory; its partners and CUDA have {used_gib:.1f} of "
+            f"{capacity_gib:.1f} GiB"
+        )
+        logger.warning("%s: it is refused", reason)
+        return {"kind": "memory", "reason": reason}
+
+    def _used_gib(self, newcomer: str) -> float:
+        """What the others and CUDA have, those included that were let in a moment ago."""
+        running = self._running()
+        names = {session.member for session in running}
+        now_s = time.monotonic()
+        self._let_in_s = {m: s for m, s in self._let_in_s.items() if m not in names and now_s - s < START_S}
+        contexts = 1 + sum(session.isolation == "process" for session in running)
+        others = (names | self._let_in_s.keys()) - {newcomer}
+        return sum(self._need_gib.get(member, 0.0) for member in others) + contexts * CONTEXT_GIB
+
+    def _capacity_gib(self) -> float | None:
+        if self._device_gib is not None:
+            return self._device_gib
+        device = preparation.ready()
+        return None if device is None else device.mem_gib

@@ -1,0 +1,190 @@
+"""The process that a group shares: `python -m muri.launcher.runtime --members 101,102 …`."""
+
+import importlib
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any, Final
+
+import click
+
+from muri.commands import run_command
+from muri.launcher import automatic, isolation
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.switching import make_arbiter
+from muri.launcher.automatic.watch import stages_wanted
+from muri.launcher.hangs.watch import HangWatch
+from muri.launcher.hangs.watchdog import Guard
+from muri.launcher.job.session import current_session
+from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
+from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.options import RuntimeOptions, read_options, runtime_options
+from muri.launcher.runtime.rank_group import RankGroup
+from muri.launcher.runtime.server import Server, SessionFactory
+from muri.launcher.sessions import gpu_errors, gpu_streams
+from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
+from muri.launcher.telemetry.script_clock import set_clock_provider
+from muri.launcher.telemetry.trace import Trace, open_trace
+from muri.utc import log_handler
+
+logger = logging.getLogger("muri.launcher")
+
+STATUS_INTERVAL_S: Final = 1.0
+REPORT_PATIENCE_S: Final = 3.0
+"""Longer than the loss of another rank may hold a report back."""
+
+SWITCH_INTERVAL_S: Final = 0.0001
+"""A member that wakes up for a short stage should not wait long for another one's bytecode."""
+
+
+class Runtime:
+    """Serves the members of one group until it is told to end."""
+
+    def __init__(self, options: RuntimeOptions) -> None:
+        self._options = options
+        self._told_to_end, self._tell_to_end = os.pipe()
+        self._table = MemberTable(options.members, options.discipline)
+        self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        arbiter: Arbiter
+        if self._ranks is None:
+            arbiter = make_arbiter(options.discipline, options.members, options.ordering, options.predicted_speed)
+        else:
+            arbiter = self._ranks.arbiter
+        self._trace = _open_trace(options, shared=arbiter.takes_turns)
+        self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
+        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
+        pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
+        steps = {member: int(value) for member, value in options.accumulate_steps.items()}
+        admission = AdmissionControl(pilot_job, self._table, options.discipline, accumulate_steps=steps)
+        memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
+        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, admission, memory)
+        self._hangs = HangWatch(self._table.running, arbiter, options.hang_timeout_s, self._ranks)
+        self._guard = Guard(options.hang_timeout_s, self._end_as_hung)
+        self._stopped = threading.Event()
+        gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
+        gpu_errors.watch.start(self._table.running, self._tell_end)
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
+        self._handle_signals()
+        isolation.install()
+        if stages_wanted(os.environ):
+            automatic.install_stage_hooks()
+        set_clock_provider(_clock_of_thread)
+        self._guard.start()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        wait_without_spinning(os.environ)
+        take_short_turns()
+        if self._ranks is not None:
+            self._ranks.start()
+        self._server.start()
+        logger.info("serving members %s in %s", ", ".join(self._options.members), self._options.run_dir)
+        threading.Thread(target=self._preload, name="preload", daemon=True).start()
+        reporter = threading.Thread(target=self._report, name="status", daemon=True)
+        reporter.start()
+        self._hangs.start()
+        os.read(self._told_to_end, 1)
+        self._end()
+        self._stopped.set()
+        self._table.changed.set()
+        reporter.join()
+        if self._trace is not None:
+            self._trace.close()
+        self._guard.close()
+        lost = self._ranks is not None and self._ranks.lost
+        return int(lost or gpu_errors.watch.fault is not None or self._server.end_cause is not None)
+
+    def _handle_signals(self) -> None:
+        def tell(signum: int, _frame: FrameType | None) -> None:
+            self._tell_end()
+
+        def ignore(signum: int, _frame: FrameType | None) -> None:
+            """A handler, because children would inherit SIG_IGN."""
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, tell)
+        for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            signal.signal(number, ignore)
+
+    def _tell_end(self) -> None:
+        os.write(self._tell_to_end, b"x")
+
+    def _end_as_hung(self, cause: str) -> None:
+        """This process was stopped, and continued only for ending its scripts in order."""
+        self._server.end_cause = f"the group's runtime hung: {cause}"
+        self._tell_end()
+
+    def _preload(self) -> None:
+        for name in self._options.preload:
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                logger.info("not loaded ahead: %s", error)
+        gpu_streams.preparation.prepare()
+
+    def _report(self) -> None:
+        while True:
+            last = self._stopped.is_set()
+            try:
+                if self._options.status_file is not None:
+                    self._table.write_status(self._options.status_file)
+                if self._trace is not None:
+                    self._trace.flush()
+            except OSError as error:
+                logger.warning("the status could not be written: %s", error)
+            if last:
+                return
+            # The host waits for the last member to end: that is told at once.
+            self._table.changed.wait(STATUS_INTERVAL_S)
+            self._table.changed.clear()
+
+    def _end(self) -> None:
+        self._server.close()
+        if self._ranks is not None:
+            self._ranks.end()
+        sessions = self._table.running()
+        logger.info("ending; %d sessions under way", len(sessions))
+        for session in sessions:
+            session.shut_down(self._options.grace_s)
+        for session in sessions:
+            session.ended.wait(self._options.grace_s + 1.0)
+        self._server.await_reports(REPORT_PATIENCE_S)
+
+
+def _base_path() -> list[str]:
+    """sys.path without what `python -m` puts first."""
+    return list(sys.path if sys.flags.safe_path else sys.path[1:])
+
+
+def _open_trace(options: RuntimeOptions, *, shared: bool) -> Trace | None:
+    if options.trace is None:
+        return None
+    return open_trace(options.trace, f"group {','.join(options.members)}", shared=shared)
+
+
+def _clock_of_thread() -> StageClock | None:
+    session = current_session()
+    return None if session is None else session.clock
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@runtime_options
+def main(**values: Any) -> None:
+    """Serve the members of one group in one process, until SIGTERM."""
+    options = read_options(values, os.environ)
+    logger.addHandler(log_handler(with_name=False))
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    code = Runtime(options).run()
+    # Scripts that did not end, and their libraries' threads, must not hold the process.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

@@ -1,0 +1,277 @@
+"""What the runtime knows of its members, and the status file that tells the controller."""
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from muri.files import atomic_json
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter
+from muri.launcher.job.session import MemberSession
+from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.sessions import gpu_errors
+from muri.profiler.records import RESOURCES, STAGES
+
+WINDOW_S: Final = 30.0
+"""Iterations of that last stretch are counted for the rate."""
+
+
+LEAST_ITERATIONS: Final = 20
+"""With fewer in the window, the rate comes from the lengths of the last iterations."""
+
+
+@dataclass(slots=True)
+class SpeedMeter:
+    """Iterations per second of one session, from looking at its count now and then.
+
+    A session that stalls slows down at once, although no iteration ends that would say so.
+    """
+
+    _looks: deque[tuple[float, int]] = field(default_factory=deque)
+    _changed_s: float = 0.0
+
+    def look(self, now_s: float, iterations: int) -> None:
+        """Note the count of iterations.
+
+        Args:
+            now_s: A monotonic clock.
+            iterations: Iterations of the session so far.
+        """
+        if not self._looks or iterations != self._looks[-1][1]:
+            self._changed_s = now_s
+        self._looks.append((now_s, iterations))
+        while len(self._looks) > 2 and self._looks[1][0] <= now_s - WINDOW_S:
+            self._looks.popleft()
+
+    def per_s(self, records: Sequence[IterationRecord]) -> float | None:
+        """Iterations per second; None before the first iteration ended.
+
+        Args:
+            records: The session's last iterations.
+        """
+        if not self._looks or not records:
+            return None
+        (since_s, before), (now_s, count) = self._looks[0], self._looks[-1]
+        if count - before >= LEAST_ITERATIONS and now_s > since_s:
+            return (count - before) / (now_s - since_s)
+        total_s = sum(record.iteration_s for record in records)
+        stalled_s = now_s - self._changed_s
+        if stalled_s > 2 * total_s / len(records):
+            total_s += stalled_s
+        return len(records) / total_s if total_s > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """What is known of a member beforehand.
+
+    Attributes:
+        solo_iteration_s: Seconds of an iteration when alone, None when not known.
+        predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when not known.
+    """
+
+    solo_iteration_s: float | None = None
+    predicted_speed: float | None = None
+
+
+@dataclass(slots=True)
+class Member:
+    """One member of the group.
+
+    Attributes:
+        session: The session that runs, or ran last.
+        state: "waiting" (has not come yet), "running" or "ended" (its last script ended; it may
+            come again with another).
+        sessions: Sessions so far, the running one included.
+        earlier_iterations: Iterations of the sessions that ended.
+        script: What the session runs.
+        started: When it started, UTC.
+        expectation: What is known of the member beforehand.
+        meter: Its session's speed.
+    """
+
+    session: MemberSession | None = None
+    state: str = "waiting"
+    sessions: int = 0
+    earlier_iterations: int = 0
+    script: str = ""
+    started: str | None = None
+    expectation: Expectation = field(default_factory=Expectation)
+    meter: SpeedMeter = field(default_factory=SpeedMeter)
+
+    def status(self) -> dict[str, object]:
+        """The member's part of the status file."""
+        session, expected = self.session, self.expectation
+        records = [] if session is None else list(session.clock.recent)
+        count = len(records)
+        running = session.clock.iterations if session is not None and self.state == "running" else 0
+        mean = [sum(record.stage_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
+        wait = [sum(record.wait_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
+        at_work = self.state == "running"
+        if at_work:
+            self.meter.look(time.monotonic(), running)
+        rate_per_s = self.meter.per_s(records) if at_work else None
+        return {
+            "state": self.state,
+            "script": self.script,
+            "started": self.started,
+            "sessions": self.sessions,
+            "iterations": self.earlier_iterations + running,
+            "iteration_s": None if session is None else session.clock.recent_iteration_s(),
+            "iterations_per_s": rate_per_s,
+            "solo_iteration_s": expected.solo_iteration_s,
+            "speed": speed_of(rate_per_s, records, expected.solo_iteration_s),
+            "predicted_speed": expected.predicted_speed,
+            "share": shares_of(records) if at_work else {},
+            "stage_s": dict(zip(STAGES, mean, strict=True)),
+            "wait_s": dict(zip(STAGES, wait, strict=True)),
+            "gpu_mem_peak_gib": None if session is None else session.clock.gpu.gpu_mem_peak_gib,
+            "isolation": None if session is None else session.isolation,
+            "checkpoint": session is not None and session.checkpointed,
+            "exit_code": None if session is None or self.state == "running" else session.exit_code,
+        }
+
+
+class MemberTable:
+    """The members by job id; safe to use from several threads.
+
+    Attributes:
+        changed: Set whenever a session starts or ends; who waits for it clears it.
+    """
+
+    def __init__(self, members: list[str], discipline: str) -> None:
+        self._members = {member: Member() for member in members}
+        self._discipline = discipline
+        self._started = utc_now()
+        self._arbiter: Arbiter | None = None
+        self._lock = threading.Lock()
+        self.changed = threading.Event()
+
+    def __contains__(self, member: str) -> bool:
+        """Whether the job is a member."""
+        return member in self._members
+
+    def watch(
+        self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], predicted_speed: Mapping[str, float]
+    ) -> None:
+        """Say what the members' speed is measured against, and who passes the resources on."""
+        self._arbiter = arbiter
+        for name, member in self._members.items():
+            member.expectation = Expectation(solo_iteration_s.get(name), predicted_speed.get(name))
+
+    def add(self, member: str) -> None:
+        """A job that joins the group; it is no error when it is a member already."""
+        with self._lock:
+            self._members.setdefault(member, Member())
+            self.changed.set()
+
+    def begin(self, session: MemberSession, script: str = "") -> bool:
+        """Note that a session of a script starts; False when the member has one that runs."""
+        with self._lock:
+            member = self._members[session.member]
+            if member.state == "running":
+                return False
+            member.session, member.state = session, "running"
+            member.sessions += 1
+            member.script, member.started, member.meter = script, utc_now(), SpeedMeter()
+            self.changed.set()
+            return True
+
+    def finish(self, session: MemberSession) -> None:
+        """Note that it ended."""
+        with self._lock:
+            member = self._members[session.member]
+            if member.session is session and member.state == "running":
+                member.state = "ended"
+                member.earlier_iterations += session.clock.iterations
+                self.changed.set()
+
+    def running(self) -> list[MemberSession]:
+        """The sessions under way."""
+        with self._lock:
+            return [m.session for m in self._members.values() if m.session is not None and m.state == "running"]
+
+    def status(self) -> dict[str, object]:
+        """Content of the status file."""
+        with self._lock:
+            members = {name: member.status() for name, member in self._members.items()}
+        fault = gpu_errors.watch.fault
+        group: dict[str, object] = {} if fault is None else {"fault": fault.status()}
+        group |= {"pid": os.getpid(), "host_job": os.environ.get("SLURM_JOB_ID"), "started": self._started}
+        return group | group_status(self._arbiter, self._discipline, members)
+
+    def write_status(self, path: Path) -> None:
+        """Write the status file so that a reader sees all of it or none."""
+        atomic_json(path, self.status())
+
+
+def speed_of(
+    rate_per_s: float | None, records: Sequence[IterationRecord], solo_iteration_s: float | None
+) -> float | None:
+    """Normalized speed: iterations × iteration time alone / elapsed; 1 = as fast as alone.
+
+    Args:
+        rate_per_s: Iterations per second, None when not known.
+        records: The last iterations; their time without waits stands in for an unknown time alone.
+        solo_iteration_s: Seconds of an iteration when alone, None when not known.
+    """
+    if rate_per_s is None:
+        return None
+    if solo_iteration_s is None:
+        if not records:
+            return None
+        solo_iteration_s = sum(record.busy_s for record in records) / len(records)
+    return rate_per_s * solo_iteration_s
+
+
+def shares_of(records: Sequence[IterationRecord]) -> dict[str, float]:
+    """Shares of the last iterations' time: one for each stage, "wait" for tokens, and "other"."""
+    total_s = sum(record.iteration_s for record in records)
+    if total_s <= 0:
+        return {}
+    held = {stage: sum(record.stage_s[i] for record in records) / total_s for i, stage in enumerate(STAGES)}
+    wait = sum(sum(record.wait_s) for record in records) / total_s
+    rest = max(0.0, 1.0 - wait - sum(held.values()))
+    return {name: round(share, 4) for name, share in (held | {"wait": wait, "other": rest}).items()}
+
+
+def group_status(
+    arbiter: Arbiter | None, discipline: str, members: Mapping[str, Mapping[str, object]]
+) -> dict[str, object]:
+    """The status file's content but for what identifies the runtime.
+
+    Args:
+        arbiter: Who passes the resources on; None before there is one.
+        discipline: What stands for its discipline then.
+        members: Each member's part.
+    """
+    holders = [None] * len(RESOURCES) if arbiter is None else arbiter.holders()
+    speeds = [speed for member in members.values() if isinstance(speed := member["speed"], float)]
+    return {
+        "updated": utc_now(),
+        "discipline": discipline if arbiter is None else arbiter.discipline,
+        "disciplines": [asdict(change) for change in arbiter.history] if isinstance(arbiter, SwitchingArbiter) else [],
+        "total_speed": sum(speeds) if speeds else None,
+        "resources": _resources(members, holders),
+        "members": members,
+    }
+
+
+def _resources(members: Mapping[str, Mapping[str, object]], holders: Sequence[str | None]) -> dict[str, object]:
+    shares = [share for member in members.values() if isinstance(share := member["share"], dict)]
+    busy = [min(1.0, sum(share.get(stage, 0.0) for share in shares)) for stage in STAGES]
+    return {
+        resource: {"holder": holder, "busy": round(share, 4)}
+        for resource, holder, share in zip(RESOURCES, holders, busy, strict=True)
+    }
+
+
+def utc_now() -> str:
+    """The time in UTC, ISO 8601, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

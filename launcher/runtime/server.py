@@ -1,0 +1,316 @@
+"""The runtime's socket: takes attach requests and speaks with each member's process."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from muri.launcher import automatic
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.job.environment import hooks_wanted
+from muri.launcher.job.session import MemberSession
+from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
+from muri.launcher.runtime.member_table import MemberTable
+from muri.launcher.runtime.rank_group import RankGroup
+from muri.launcher.sessions import gpu_errors
+from muri.launcher.sessions.process_session import ProcessSession, chosen_isolation, share_waiting_hint
+from muri.launcher.sessions.thread_session import Session
+from muri.launcher.telemetry.trace import Trace
+from muri.launcher.wire import protocol
+from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError, RendezvousError
+from muri.profiler.records import STAGES
+
+logger = logging.getLogger("muri.launcher")
+
+HELLO_TIMEOUT_S: Final = 10.0
+BACKLOG: Final = 64
+
+
+SAVE_PATIENCE_S: Final = 60.0
+"""A script that has a checkpoint, but no process to stand for it any more, may work on until it is saved."""
+
+
+class Connection:
+    """One member's process at the other end of a socket."""
+
+    def __init__(self, raw: socket.socket) -> None:
+        self.raw = raw
+        self._lock = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        """Send a frame; a process that is gone does not matter."""
+        with self._lock, contextlib.suppress(OSError):
+            protocol.send(self.raw, frame)
+
+    def finish(self, frame: Frame) -> None:
+        """Send the last frame."""
+        self.send(frame)
+        with contextlib.suppress(OSError):
+            self.raw.shutdown(socket.SHUT_WR)
+
+
+class SessionFactory:
+    """Makes a session for an attach request."""
+
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        solo_iteration_s: Mapping[str, float],
+        trace: Trace | None,
+        base_path: list[str],
+        isolation: str = "thread",
+    ) -> None:
+        self._arbiter = arbiter
+        self._solo_iteration_s = solo_iteration_s
+        self._trace = trace
+        self._base_path = base_path
+        self._isolation = isolation
+        self._page_fd = share_waiting_hint(arbiter)
+
+    def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
+        """A session that has not started."""
+        member, trace = request.job_id, self._trace
+
+        def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
+            if trace is not None:
+                trace.record(member, STAGES[stage], start_s, end_s, wait_s)
+
+        if hooks_wanted(request.environment):
+            automatic.install_splitting_hooks()
+        solo_s = self._solo_iteration_s.get(member)
+        listener = None if trace is None else record
+        if chosen_isolation(request.environment, self._isolation) == "process":
+            return _marked(ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s), trace)
+        return _marked(Session(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
+
+
+def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
+    if trace is not None:
+        session.clock.at_boundary.append(lambda: trace.iteration(session.member, session.clock.iterations))
+    return session
+
+
+class Server:
+    """Listens under one socket and a name per member.
+
+    Args:
+        run_dir: The private directory of the sockets.
+        members: Job ids of the members.
+        table: Where sessions are noted.
+        factory: Makes the sessions.
+        ranks: The other ranks of the group, if it has several.
+        admission: Lets new members in; None if nobody can join.
+
+    Attributes:
+        end_cause: Why the runtime ends, if it was not told to.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        members: list[str],
+        table: MemberTable,
+        factory: SessionFactory,
+        ranks: RankGroup | None = None,
+        admission: AdmissionControl | None = None,
+        memory: MemoryAdmission | None = None,
+    ) -> None:
+        self._memory = memory or MemoryAdmission({}, table.running)
+        self._admission = admission or AdmissionControl(None, table, "")
+        self._run_dir = run_dir
+        self._ranks = ranks
+        rank = None if ranks is None else ranks.place.rank
+        self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
+        if self._admission.pilot_job is not None:
+            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job))
+        self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
+        self._table = table
+        self._factory = factory
+        self._closing = False
+        self.end_cause: str | None = None
+        self._unreported: set[MemberSession] = set()
+        self._reported = threading.Condition()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._open: set[socket.socket] = set()
+
+    def start(self) -> None:
+        """Publish the names and accept members in the background.
+
+        Raises:
+            RendezvousError: The directory cannot be used, or another runtime serves a member.
+        """
+        for path in (*self._names, self._socket_path):
+            protocol.require_short(path)
+        protocol.make_run_dir(self._run_dir)
+        protocol.remove_stale_sockets(self._run_dir)
+        taken = [name for name in self._names if name.is_symlink() or name.exists()]
+        if taken:
+            raise RendezvousError(f"another runtime already serves {taken[0].name} in {self._run_dir}")
+        self._socket.bind(os.fspath(self._socket_path))
+        self._socket.listen(BACKLOG)
+        for name in self._names:
+            name.symlink_to(self._socket_path.name)
+        os.register_at_fork(after_in_child=self._close_in_child)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Take the names away and accept nobody any more."""
+        self._closing = True
+        for path in (*self._names, self._socket_path):
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def await_reports(self, timeout_s: float) -> None:
+        """Wait until each script's end was told to its process: one that has finished must not run again."""
+        with self._reported:
+            self._reported.wait_for(lambda: not self._unreported, timeout_s)
+
+    def _close_in_child(self) -> None:
+        """A script's worker process must not keep the connections open when the runtime dies."""
+        for raw in (self._socket, *self._open):
+            with contextlib.suppress(OSError):
+                os.close(raw.fileno())
+
+    def _accept(self) -> None:
+        while not self._closing:
+            try:
+                raw, _ = self._socket.accept()
+            except OSError:
+                if self._closing:
+                    return
+                logger.exception("accepting a member failed")
+                threading.Event().wait(1.0)
+                continue
+            threading.Thread(target=self._serve, args=(raw,), name="connection", daemon=True).start()
+
+    def _serve(self, raw: socket.socket) -> None:
+        with raw:
+            self._open.add(raw)
+            connection = Connection(raw)
+            try:
+                raw.settimeout(HELLO_TIMEOUT_S)
+                protocol.require_same_user(raw)
+                hello = protocol.receive_with_files(raw, 3)
+                raw.settimeout(None)
+                if hello is not None:
+                    self._attach(connection, *hello)
+            except (ProtocolError, OSError) as error:
+                logger.warning("a connection was refused: %s", error)
+                connection.finish({"type": "refused", "kind": "protocol", "reason": str(error)})
+            finally:
+                self._open.discard(raw)
+
+    def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
+        try:
+            request = AttachRequest.from_frame(frame)
+            refusal = self._refusal(request)
+            request = replace(
+                request, environment={**request.environment, **self._admission.environment(request.job_id)}
+            )
+            if self._ranks is not None and refusal is None:
+                self._ranks.announce(request, files[2])
+            session = None if refusal else self._factory.make(request, (files[0], files[1], files[2]))
+        except BaseException:
+            _close_all(files)
+            raise
+        if session is None or not self._table.begin(session, request.target):
+            _close_all(files)
+            reason = f"job {request.job_id} already runs a script in its group; run one at a time"
+            connection.finish({"type": "refused"} | (refusal or {"kind": "busy", "reason": reason}))
+            return
+        with self._reported:
+            self._unreported.add(session)
+        connection.send({"type": "accepted"})
+        logger.info("member %s runs %s", request.job_id, request.target)
+        session.start(self._reporter(connection))
+        self._listen(connection.raw, session)
+
+    def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
+        if self._closing:
+            return {"kind": "ending", "reason": "the runtime is ending"}
+        if reason := self._admission.refusal(request.job_id):
+            return {"kind": "member", "reason": reason}
+        if (request.prefix, request.python) != (sys.prefix, sys.version):
+            return {
+                "kind": "environment",
+                "reason": f"its Python is {request.prefix} ({request.python.split()[0]}), the group's is "
+                f"{sys.prefix} ({sys.version.split()[0]})",
+            }
+        if (refusal := self._memory.refusal(request.job_id)) is not None:
+            return refusal
+        return None if self._ranks is None else self._ranks.refusal(request)
+
+    def _reporter(self, connection: Connection) -> Callable[[MemberSession], None]:
+        def report(session: MemberSession) -> None:
+            try:
+                tell(session)
+            finally:
+                with self._reported:
+                    self._unreported.discard(session)
+                    self._reported.notify_all()
+
+        def tell(session: MemberSession) -> None:
+            gpu_errors.watch.session_ended(session)
+            self._table.finish(session)
+            if self._ranks is not None:
+                self._ranks.ended(session)
+            logger.info("member %s ended with exit code %s", session.member, session.exit_code)
+            if self._ranks is not None and not session.lost and self._ranks.cut_short(session):
+                connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
+                return
+            shared = bool(self._table.running())
+            connection.finish(_last_frame(session, shared=shared, end_cause=self.end_cause))
+
+        return report
+
+    def _listen(self, raw: socket.socket, session: MemberSession) -> None:
+        try:
+            while (frame := protocol.receive(raw)) is not None:
+                if frame["type"] == "signal":
+                    session.deliver(int(frame["signum"]))
+        except (OSError, ProtocolError) as error:
+            logger.warning("connection of member %s: %s", session.member, error)
+        if not session.ended.is_set():
+            logger.info("the process of member %s is gone: its script is cancelled", session.member)
+            session.detach_output()
+            _cancel(session, signal.SIGTERM)
+
+
+def _close_all(files: list[int]) -> None:
+    for file in files:
+        os.close(file)
+
+
+def _cancel(session: MemberSession, signum: int) -> None:
+    """End a script whose own process is gone; one that has a checkpoint is saved first."""
+    if session.checkpointed:
+        session.deliver(signum)
+        session.ended.wait(SAVE_PATIENCE_S)
+    if not session.ended.is_set():
+        session.end(signum)
+    session.ended.wait()
+
+
+def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str | None = None) -> protocol.Frame:
+    """What a member's process is told at the end of its script.
+
+    Args:
+        session: The script's session.
+        shared: Whether other members are at work in the runtime.
+        end_cause: Why the runtime ends, if it was not told to.
+    """
+    if session.lost:
+        return {"type": "lost", "reason": end_cause or "the runtime was told to end"}
+    if session.stopped_at is not None:
+        return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
+    short = {"out_of_memory": True} if session.out_of_memory and shared else {}
+    return {"type": "exit", "code": session.exit_code, **short}

@@ -1,0 +1,137 @@
+"""Errors that end a CUDA context, and with it the process: who caused them, and who is requeued.
+
+After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole
+process. The runtime then ends; the members in it go back to the queue whatever their scripts said
+meanwhile, and those whose work may have caused the error are named, to run without partners.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muri.launcher.job.session import MemberSession
+from muri.launcher.sessions.gpu_streams import Device, preparation
+
+logger = logging.getLogger("muri.launcher")
+
+# CUDA's own words for the errors of which it says "leaves the process in an inconsistent state".
+_STICKY: Final = re.compile(
+    r"illegal memory access|device-side assert|unspecified launch failure|misaligned address|illegal instruction"
+    r"|illegal address|invalid program counter|invalid address space|hardware stack error|uncorrectable ECC error"
+    r"|operation not supported on global/shared address space|launch timed out and was terminated"
+)
+_ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
+
+
+MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
+"""Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
+
+_WORDS: Final = re.compile(r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why the runtime cannot go on.
+
+    Attributes:
+        cause: The error, in CUDA's words.
+        culprits: Job ids of the members whose work may have caused it.
+    """
+
+    cause: str
+    culprits: tuple[str, ...]
+
+    def status(self) -> dict[str, Any]:
+        """Its part of the status file."""
+        return asdict(self) | {"culprits": list(self.culprits)}
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and those that led to it, the last one first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def sticky_text(error: BaseException, device: Device | None) -> str | None:
+    """The error's text if it ended the CUDA context, else None.
+
+    Args:
+        error: What a script raised; its causes count as well.
+        device: The GPU, which is asked whether it still works. Without one the words decide.
+    """
+    for link in chain_of(error):
+        text = str(link)
+        if isinstance(link, RuntimeError) and _ACCELERATOR.search(text) and _STICKY.search(text):
+            return text.splitlines()[0] if device is None or is_dead(device) else None
+    return None
+
+
+def is_dead(device: Device) -> bool:
+    """Whether the CUDA context is beyond use: a synchronisation fails, other than for want of memory."""
+    try:
+        device.cuda.synchronize()
+    except RuntimeError as error:
+        return not isinstance(error, device.cuda.OutOfMemoryError)
+    return False
+
+
+class FaultWatch:
+    """Looks at each session that ends, and ends the runtime after a fault.
+
+    Attributes:
+        fault: The first fault, None so far.
+    """
+
+    def __init__(self) -> None:
+        self.fault: Fault | None = None
+        self._lock = threading.Lock()
+        self._running: Callable[[], list[MemberSession]] = list
+        self._end_runtime: Callable[[], None] = lambda: None
+
+    def start(self, running: Callable[[], list[MemberSession]], end_runtime: Callable[[], None]) -> None:
+        """Say who runs and how to end the runtime."""
+        self._running, self._end_runtime = running, end_runtime
+
+    def session_ended(self, session: MemberSession) -> None:
+        """Called before the member's process hears of the end."""
+        cause, device = session.fault, preparation.device
+        if cause is None and device is not None and session.exit_code and is_dead(device):
+            cause = "CUDA error: the context is beyond use, and the script did not say why"
+        if cause is None:
+            return
+        session.condemned = True
+        with self._lock:
+            if self.fault is not None:
+                return
+            suspects = [] if device is None else device.suspects()
+            self.fault = Fault(cause, tuple(dict.fromkeys([session.member, *suspects])))
+        logger.error("%s: members are requeued; it may come from %s", cause, ", ".join(self.fault.culprits))
+        for other in self._running():
+            other.condemned = True
+        self._end_runtime()
+
+
+watch: Final = FaultWatch()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, or one that led to it, is PyTorch's or CUDA's for want of GPU memory."""
+    return any(
+        isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
+        for link in chain_of(error)
+    )
+
+
+def leave_mark(error: BaseException, mark: str) -> None:
+    """Tell the runtime, if it named a file for that, that the script ends for want of GPU memory."""
+    if mark and is_out_of_memory(error):
+        with contextlib.suppress(OSError):
+            Path(mark).touch()

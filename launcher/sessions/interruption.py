@@ -1,0 +1,163 @@
+"""Interrupts a script that runs in a thread, and keeps interruptions away from the arbiter's state."""
+
+import contextlib
+import ctypes
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.isolation.torch_settings import apply_torch_flags
+from muri.launcher.job.session import SessionState
+from muri.launcher.job.stage_clock import PROPAGATE, IterationRecord
+
+
+class Interruption:
+    """Exceptions and signal handlers that reach a script's own thread from others.
+
+    Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
+    would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
+
+    Args:
+        state: The session.
+        arbiter: Whose waits an interruption ends.
+        thread: The script's own thread.
+
+    Attributes:
+        lock: Held while the arbiter's state changes; no exception is raised from outside then.
+        ended: Set when the script has ended and everything of it was cleared away.
+        pending: What is to be raised at the next safe point.
+        allowed: Whether the script may be interrupted at all; no longer once it only clears up.
+    """
+
+    def __init__(self, state: SessionState, arbiter: Arbiter, thread: threading.Thread) -> None:
+        self.state: Final = state
+        self.lock: Final = threading.Lock()
+        self.ended: Final = threading.Event()
+        self.pending: type[BaseException] | None = None
+        self.allowed = True
+        self._arbiter = arbiter
+        self._thread = thread
+        self._handlers_due: list[int] = []
+
+    @property
+    def in_own_thread(self) -> bool:
+        """Whether the caller is the script's own thread."""
+        return threading.get_ident() == self._thread.ident
+
+    def lock_of_thread(self) -> contextlib.AbstractContextManager[object]:
+        """The lock in the script's own thread, which alone is interrupted from outside.
+
+        A helper thread must not take it: the script's own thread holds it while it waits, perhaps for
+        a resource that only comes free once the helper gives one back.
+        """
+        return self.lock if self.in_own_thread else contextlib.nullcontext()
+
+    def safe_point(self) -> None:
+        """Raise what is pending and run the handlers that are due, in the script's own thread."""
+        if self.ended.is_set():  # given up: the script must not use resources any more
+            raise SystemExit(128 + signal.SIGTERM)
+        if not self.in_own_thread:
+            return
+        self.run_due_handlers()
+        ending, self.pending = self.pending, None
+        if ending is not None:
+            self._raise_later(None)
+            raise ending()
+
+    def throw(self, kind: type[BaseException]) -> None:
+        """Raise an exception in the script's thread, at once or when it leaves the arbiter."""
+        self.pending = kind
+        self.state.interrupted.set()
+        self._arbiter.interrupt(self.state.member)
+        if self.lock.acquire(blocking=False):
+            try:
+                if self.allowed and self.pending is not None:
+                    self.pending = None
+                    self._raise_later(kind)
+            finally:
+                self.lock.release()
+
+    def forbid(self) -> None:
+        """Let nothing be raised in the script's thread from now on; called by that thread."""
+        while True:
+            try:
+                with self.lock:
+                    self.allowed = False
+                    self._raise_later(None)
+            except BaseException:  # noqa: S112 (raised from outside just before the lock was taken)
+                continue
+            return
+
+    def defer_handler(self, signum: int) -> None:
+        """Let the script's handler for a signal run at its next safe point."""
+        self._handlers_due.append(signum)
+
+    def run_due_handlers(self) -> None:
+        """Run the deferred handlers in the calling thread, until one raises or the script has ended."""
+        while self._handlers_due and not self.ended.is_set():
+            self.run_handler(self._handlers_due.pop(0))
+
+    @property
+    def handlers_due(self) -> bool:
+        """Whether a deferred handler has not run yet."""
+        return bool(self._handlers_due) and not self.ended.is_set()
+
+    def run_handler(self, signum: int) -> None:
+        """Call the script's handler for a signal with the frame that its own thread is in."""
+        handler = self.state.handlers.get(signum)
+        if callable(handler):
+            handler(signum, sys._current_frames().get(self._thread.ident or 0))
+
+    def _raise_later(self, kind: type[BaseException] | None) -> None:
+        """Let Python raise an exception in the script's thread at its next bytecode; None takes one back."""
+        ident = ctypes.c_ulong(self._thread.ident or 0)
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, None if kind is None else ctypes.py_object(kind))
+
+
+class SessionGate:
+    """Asks the arbiter for a session's resources and takes interruptions in between."""
+
+    def __init__(self, interruption: Interruption, arbiter: Arbiter) -> None:
+        self._interruption = interruption
+        self._arbiter = arbiter
+        self._member = interruption.state.member
+
+    def acquire(self, stage: int) -> float:
+        """Wait for the stage's resource; a signal may end the wait and the script."""
+        return self._guarded(stage, self._arbiter.acquire)
+
+    def release(self, stage: int) -> None:
+        """Pass the resource on."""
+        with self._interruption.lock_of_thread():
+            if not self._interruption.ended.is_set():
+                self._arbiter.release(self._member, stage)
+
+    def yield_point(self, stage: int) -> float:
+        """Let others go first, if they are further behind."""
+        return self._guarded(stage, self._arbiter.yield_point)
+
+    def iteration_done(self, record: IterationRecord) -> None:
+        """Tell the arbiter."""
+        with self._interruption.lock_of_thread():
+            if not self._interruption.ended.is_set():
+                self._arbiter.iteration_done(self._member, record)
+        self._interruption.safe_point()
+
+    def _guarded(self, stage: int, operation: Callable[[str, int], float]) -> float:
+        interruption = self._interruption
+        interruption.safe_point()
+        try:
+            with interruption.lock_of_thread():
+                waited_s = operation(self._member, stage)
+        except WaitInterruptedError:
+            interruption.safe_point()
+            raise SystemExit(128 + signal.SIGTERM) from None
+        if interruption.ended.is_set():  # a helper thread of a script that is over
+            self._arbiter.release(self._member, stage)
+        elif stage == PROPAGATE:
+            apply_torch_flags(interruption.state)
+        interruption.safe_point()
+        return waited_s

@@ -1,0 +1,379 @@
+"""One member's script in a process of its own, under the same arbiter as the sessions in threads.
+
+For scripts that cannot share a process. The script's process is a child of the runtime, so it has
+the GPUs of the group's job; everything else it has is the member's own.
+"""
+
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
+from muri.launcher.automatic.watch import stages_wanted
+from muri.launcher.job.session import MemberSession, Roots
+from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, IterationListener, IterationRecord, StageClock
+from muri.launcher.sessions import process_supervisor
+from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
+from muri.launcher.sessions.gpu_errors import MARK_VARIABLE
+from muri.launcher.sessions.setup import GPU_VARIABLES, wait_without_spinning
+from muri.launcher.wire import process_gate
+from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest
+
+logger = logging.getLogger("muri.launcher")
+
+CANCEL_GRACE_S: Final = 20.0
+_TRACKED: Final = "SigCgt:"
+
+
+_KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+class ProcessSession:
+    """Runs one attach request in a process; see `MemberSession` for the attributes.
+
+    Args:
+        request: What to run.
+        files: The member's standard input, output and error; closed here.
+        arbiter: Grants resources.
+        page_fd: The page that tells yield points whether somebody waits (`process_gate.make_page`).
+        on_interval: Hears of every stage held, None when nobody wants to.
+        solo_iteration_s: Seconds of an iteration when alone, None when unknown.
+    """
+
+    isolation: Final = "process"
+    checkpointed: Final = False
+    """What a script has told of its checkpoint, it told to its own process, which sees to it."""
+
+    def __init__(
+        self,
+        request: AttachRequest,
+        files: tuple[int, int, int],
+        arbiter: Arbiter,
+        page_fd: int,
+        on_interval: IntervalListener | None = None,
+        solo_iteration_s: float | None = None,
+    ) -> None:
+        self.member = request.job_id
+        self.clock = StageClock()  # never entered: filled from what the process tells
+        self.exit_code: int | None = None
+        self.stopped_at: int | None = None  # known to the process alone
+        self.ended = threading.Event()
+        self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
+        self.condemned = False
+        self.out_of_memory = False
+        self.hung = False
+        self._cut_short = False
+        self._request = request
+        self._files = files
+        self._arbiter = arbiter
+        self._page_fd = page_fd
+        self._solo_iteration_s = solo_iteration_s
+        self._traced = on_interval is not None
+        self._channels = Channels(self.member, arbiter, self._count, on_interval)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._script_pid = 0
+        self._told_to_end = False
+        self._handles_end = False
+        self._early: list[int] = []
+        self._lock = threading.Lock()
+        self._mark = Path(tempfile.gettempdir()) / f"muri-out-of-memory-{os.getpid()}-{secrets.token_hex(8)}"
+
+    def start(self, on_end: Callable[[MemberSession], None]) -> None:
+        """Run the script."""
+        self._on_end = on_end
+        self._arbiter.join(self.member, self._solo_iteration_s)
+        # The process is told of the death of the thread that started it: this one lives as long as it does.
+        threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+        return self.condemned or self._cut_short
+
+    def deliver(self, signum: int) -> None:
+        """Pass the signal on; the process does with it what it would do alone."""
+        with self._lock:
+            if self._process is None:
+                self._early.append(signum)
+            elif self.exit_code is None:
+                self._process.send_signal(signum)
+
+    def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
+        """Pass the signal on, and kill the script after the grace time."""
+        self.deliver(signum)
+        call_later(grace_s, self._kill)
+
+    def end_as_hung(self, cause: str) -> None:
+        """Say why on the script's standard error; a stopped process acts on the signals once it is continued."""
+        with self._lock:
+            if self.exit_code is not None:
+                return
+            self.hung = True
+            tell_hang(self._files[2], cause)
+        logger.warning("member %s: %s", self.member, cause)
+        self.end(signal.SIGTERM, HUNG_GRACE_S)
+        self.deliver(signal.SIGCONT)
+
+    def roots(self) -> Roots:
+        """The script's process, and the one that stands between it and the runtime."""
+        with self._lock:
+            supervisor = 0 if self._process is None else self._process.pid
+        return Roots(process=self._script_pid, supervisor=supervisor)
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
+        return self._request.environment
+
+    def shut_down(self, grace_s: float) -> None:
+        """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
+        self._handles_end = _handles(self._script_pid, signal.SIGTERM)
+        self._told_to_end = True
+        self.end(signal.SIGTERM, grace_s)
+
+    def detach_output(self) -> None:
+        """Nothing to do: the process holds the member's files itself and is ended."""
+
+    def _kill(self) -> None:
+        if not self.ended.is_set():
+            logger.warning("the process of member %s did not end in time and is killed", self.member)
+            self.deliver(process_supervisor.KILL_COMMAND)
+
+    def _count(self, record: IterationRecord) -> None:
+        clock = self.clock
+        clock.iterations += 1
+        clock.recent.append(record)
+        for stage, (stage_s, wait_s) in enumerate(zip(record.stage_s, record.wait_s, strict=True)):
+            clock.stage_s[stage] += stage_s
+            clock.wait_s[stage] += wait_s
+        for function in clock.at_boundary:
+            function()
+
+    def _main(self) -> None:
+        code = 1
+        try:
+            status = self._spawn()
+            with os.fdopen(status, "rb", buffering=0) as reports:
+                code = self._await_end(reports.read)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(self._files[2], f"muri: the script's process could not be started: {error}\n".encode())
+        finally:
+            self._conclude(code)
+
+    def _spawn(self) -> int:
+        """Start the process; returns the reading end of its status pipe."""
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        reading, writing = os.pipe()
+        inherited = (writing, theirs.fileno(), self._page_fd)
+        try:
+            process = self._popen(inherited)
+        except BaseException:
+            own.close()
+            os.close(reading)
+            raise
+        finally:
+            theirs.close()
+            os.close(writing)
+        self._channels.open(own)
+        with self._lock:
+            self._process = process
+            early, self._early = self._early, []
+        for signum in early:
+            self.deliver(signum)
+        return reading
+
+    def _popen(self, inherited: tuple[int, int, int]) -> "subprocess.Popen[bytes]":
+        request, (stdin, stdout, stderr) = self._request, self._files
+        numbers = (os.getpid(), *inherited, int(self._traced))
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", process_supervisor.__file__, *map(str, numbers), *script_command(request)],
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+            env=_environment(request, self._mark),
+            cwd=request.cwd,
+            umask=request.umask,
+            pass_fds=inherited,
+            start_new_session=True,
+        )
+
+    def _await_end(self, read: Callable[[int], bytes]) -> int:
+        """Wait for the script's end; what it holds is free at once, then what it left behind is ended."""
+        process = self._process
+        assert process is not None
+        size = process_supervisor.REPORT.size
+        if len(started := read(size)) == size:
+            (self._script_pid,) = process_supervisor.REPORT.unpack(started)
+        ended = read(size)
+        self._arbiter.leave(self.member)
+        exited = process.wait()
+        if len(ended) == size:
+            return int(process_supervisor.REPORT.unpack(ended)[0])
+        return exited if exited >= 0 else 128 - exited
+
+    def _conclude(self, code: int) -> None:
+        self._arbiter.leave(self.member)
+        self.out_of_memory = code != 0 and self._mark.exists()
+        self._mark.unlink(missing_ok=True)
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        with self._lock:
+            self.exit_code = reported_code(code, hung=self.hung)
+        self._cut_short = self._told_to_end and (self._handles_end or code in _KILLED)
+        self.ended.set()
+        self._on_end(self)
+
+
+def script_command(request: AttachRequest) -> list[str]:
+    """How the script runs as a process of its own: with automatic stages unless it does not want them."""
+    runner = ["-m", "muri.launcher.run.solo"] if stages_wanted(request.environment) else []
+    module = ["-m"] if request.module else []
+    return [sys.executable, *runner, *module, request.target, *request.arguments]
+
+
+def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
+    """The member's environment with the runtime's GPUs."""
+    own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
+    wait_without_spinning(own)
+    if stages_wanted(request.environment):
+        own[MARK_VARIABLE] = str(mark)
+    return own | {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+
+
+def share_waiting_hint(arbiter: Arbiter) -> int:
+    """Put the arbiter's `waiting_hint` where processes see it; returns the page's descriptor."""
+    page_fd, arbiter.waiting_hint = process_gate.make_page()
+    arbiter.waiting_hint[process_gate.NO_TURNS_INDEX] = not arbiter.takes_turns
+    return page_fd
+
+
+def chosen_isolation(environment: Mapping[str, str], default: str) -> str:
+    """What the member asked for by $MURI_ISOLATION, else the site's default."""
+    chosen = environment.get(ISOLATION_VARIABLE) or default
+    return chosen if chosen in {"thread", "process"} else default
+
+
+def _handles(pid: int, signum: int) -> bool:
+    """Whether a process has a handler of its own for a signal."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text().splitlines() if pid else []
+        caught = next(int(line.split()[1], 16) for line in status if line.startswith(_TRACKED)) if status else 0
+        return bool(caught >> (signum - 1) & 1)
+    return False
+
+
+class Channels:
+    """Serves all channels of one member's process, a thread for each.
+
+    Args:
+        member: The member's job id.
+        arbiter: Whom its requests go to.
+        on_iteration: Hears of each finished iteration before the arbiter.
+        on_interval: Hears of each stage held, None when nobody wants to.
+    """
+
+    def __init__(
+        self, member: str, arbiter: Arbiter, on_iteration: IterationListener, on_interval: IntervalListener | None
+    ) -> None:
+        self.member: Final = member
+        self.arbiter: Final = arbiter
+        self.on_iteration: Final = on_iteration
+        self.on_interval: Final = on_interval
+
+    def open(self, channel: socket.socket) -> None:
+        """Serve a channel in the background until its other end closes."""
+        served = _Channel(self, channel)
+        threading.Thread(target=served.serve, name=f"channel-{self.member}", daemon=True).start()
+
+
+class _Channel:
+    """The requests of one thread of the script, and what it holds."""
+
+    def __init__(self, owner: Channels, channel: socket.socket) -> None:
+        self._owner = owner
+        self._socket = channel
+        self._held: set[int] = set()
+        self._handlers: dict[int, Callable[[bytes], None]] = {
+            process_gate.ACQUIRE: self._acquire,
+            process_gate.YIELD: self._yield,
+            process_gate.RELEASE: self._release,
+            process_gate.ITERATION: self._iteration,
+            process_gate.INTERVAL: self._interval,
+            process_gate.CHANNEL: lambda _message: None,  # what came beside it is open already
+        }
+
+    def serve(self) -> None:
+        try:
+            with self._socket, contextlib.suppress(ConnectionError):
+                while self._serve_one():
+                    pass
+        except (KeyError, struct.error, ValueError) as error:
+            logger.warning("member %s: its process sent what is not understood (%r)", self._owner.member, error)
+        finally:  # a thread of the script may end within a stage
+            for stage in self._held:
+                self._owner.arbiter.release(self._owner.member, stage)
+
+    def _serve_one(self) -> bool:
+        message, files, _, _ = socket.recv_fds(
+            self._socket, process_gate.LARGEST_MESSAGE_BYTES, 1, socket.MSG_CMSG_CLOEXEC
+        )
+        for file in files:
+            self._owner.open(socket.socket(fileno=file))
+        if message:
+            self._handlers[message[0]](message)
+        return bool(message)
+
+    def _acquire(self, message: bytes) -> None:
+        stage = _stage_of(message)
+        try:
+            waited_s = self._owner.arbiter.acquire(self._owner.member, stage)
+        except WaitInterruptedError:
+            self._answer(process_gate.INTERRUPTED, 0.0)
+        else:
+            self._held.add(stage)
+            self._answer(process_gate.GRANTED, waited_s)
+
+    def _yield(self, message: bytes) -> None:
+        stage = _stage_of(message)
+        try:
+            self._answer(process_gate.GRANTED, self._owner.arbiter.yield_point(self._owner.member, stage))
+        except WaitInterruptedError:
+            self._held.discard(stage)
+            self._answer(process_gate.INTERRUPTED, 0.0)
+
+    def _answer(self, kind: int, waited_s: float) -> None:
+        self._socket.send(process_gate.ANSWER.pack(kind, waited_s))
+
+    def _release(self, message: bytes) -> None:
+        stage = _stage_of(message)
+        self._held.discard(stage)
+        self._owner.arbiter.release(self._owner.member, stage)
+
+    def _iteration(self, message: bytes) -> None:
+        record = process_gate.unpack_iteration(message)
+        self._owner.on_iteration(record)
+        self._owner.arbiter.iteration_done(self._owner.member, record)
+
+    def _interval(self, message: bytes) -> None:
+        _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)
+        if self._owner.on_interval is not None:
+            self._owner.on_interval(stage, start_s, end_s, wait_s)
+
+
+def _stage_of(message: bytes) -> int:
+    _, stage = process_gate.STAGE_MESSAGE.unpack(message)
+    if stage >= STAGE_COUNT:
+        raise ValueError(f"there is no stage number {stage}")
+    return int(stage)

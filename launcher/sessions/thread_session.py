@@ -1,0 +1,306 @@
+"""One member's script, run in a thread of the runtime as if it were a process."""
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from muri.launcher import isolation
+from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.automatic.watch import stages_wanted
+from muri.launcher.checkpoints import registry, stopping
+from muri.launcher.isolation.signals_and_exits import SessionExit
+from muri.launcher.isolation.threads_and_processes import begin_session
+from muri.launcher.job import script
+from muri.launcher.job.session import MemberSession, Roots, enter_session
+from muri.launcher.job.stage_clock import IntervalListener, StageClock
+from muri.launcher.sessions import gpu_errors, gpu_streams
+from muri.launcher.sessions.endings import (
+    HUNG_GRACE_S,
+    SessionSignalError,
+    call_later,
+    clear_away,
+    ending_of,
+    exit_code,
+    exit_with,
+    leave_process,
+    print_exception,
+    print_unraisable,
+    reported_code,
+    tell_hang,
+)
+from muri.launcher.sessions.gpu_errors import is_out_of_memory
+from muri.launcher.sessions.interruption import Interruption, SessionGate
+from muri.launcher.sessions.setup import build_state, own_working_directory
+from muri.launcher.wire.protocol import AttachRequest
+
+logger = logging.getLogger("muri.launcher")
+
+HANDLER_PATIENCE_S: Final = 1.0
+"""A script's signal handler runs at its next stage, or after that time beside the script."""
+
+INSIST_S: Final = 2.0
+"""How often a script that is to end, and does not, is told again."""
+
+CANCEL_GRACE_S: Final = 20.0
+"""A script that has not ended by then is given up: it keeps its thread but no resource."""
+
+
+class Session:
+    """Runs one attach request.
+
+    Attributes:
+        member: The member's job id.
+        clock: Its stage times.
+        exit_code: The script's exit code, None until it ended.
+        told_to_end: Whether the runtime ended the script, because it ends itself.
+        stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
+        ended: Set when the script ended and everything of it was cleared away.
+    """
+
+    isolation: Final = "thread"
+
+    def __init__(
+        self,
+        request: AttachRequest,
+        files: tuple[int, int, int],
+        arbiter: Arbiter,
+        base_path: list[str],
+        on_interval: IntervalListener | None = None,
+        solo_iteration_s: float | None = None,
+    ) -> None:
+        self.member = request.job_id
+        self._verdict = threading.Lock()  # not held while the script waits for a resource, as the interrupt lock is
+        self.exit_code: int | None = None
+        self.told_to_end = False
+        self.stopped_at: int | None = None
+        self.fault: str | None = None
+        self.condemned = False
+        self.out_of_memory = False
+        self.hung = False
+        self._lost_whatever_code = False
+        self._request = request
+        self._arbiter = arbiter
+        self._solo_iteration_s = solo_iteration_s
+        self._state = build_state(request, files, base_path)
+        self._state.deliver = self.deliver
+        self._state.leave = self.leave
+        # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
+        self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=False)
+        self._interruption = Interruption(self._state, arbiter, self._thread)
+        self.ended = self._interruption.ended
+        self.clock = self._state.clock = StageClock(SessionGate(self._interruption, arbiter), on_interval)
+        self.clock.explicit = not stages_wanted(request.environment)
+        self._ending_class: type[BaseException] = KeyboardInterrupt
+        self._runtime_pid = os.getpid()
+
+    def start(self, on_end: Callable[[MemberSession], None]) -> None:
+        """Run the script.
+
+        Args:
+            on_end: Called once, when the exit code is known.
+        """
+        self._on_end = on_end
+        self._arbiter.join(self.member, self._solo_iteration_s)
+        self._thread.start()
+
+    def deliver(self, signum: int) -> None:
+        """Do what the signal would do to a process that runs the script."""
+        handler = self._state.handlers.get(signum, signal.SIG_DFL)
+        if handler == signal.SIG_IGN or signum in {signal.SIGCHLD, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG}:
+            return
+        if stopping.notify(self._state, signum):
+            return
+        own = self._interruption.in_own_thread
+        if callable(handler) and handler is not signal.default_int_handler and own:
+            self._interruption.run_handler(signum)
+        elif callable(handler) and handler is not signal.default_int_handler:
+            self._interruption.defer_handler(signum)
+            call_later(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
+        elif own:
+            raise ending_of(signum)()
+        else:
+            self.end(signum)
+
+    def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
+        """End the script with a signal's default action, and insist on it from another thread."""
+        self._ending_class = ending_of(signum)
+        threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
+
+    def leave(self, code: int) -> None:
+        """`os._exit`: ends the script at once, whichever of its threads says so."""
+        if self._interruption.in_own_thread:
+            raise SessionExit(code)
+        self._ending_class = exit_with(code)
+        threading.Thread(target=self._insist, args=(code - 128, CANCEL_GRACE_S), daemon=True).start()
+        raise SystemExit  # nobody is told of the end of a thread by that
+
+    def end_as_hung(self, cause: str) -> None:
+        """Say why on the script's standard error, and give it up if it doesn't end."""
+        with self._verdict:
+            if self.ended.is_set():
+                return
+            self.hung = True
+            tell_hang(self._state.files[2], cause)
+        logger.warning("member %s: %s", self.member, cause)
+        self.end(signal.SIGTERM, HUNG_GRACE_S)
+
+    def roots(self) -> Roots:
+        """The session's threads."""
+        threads = [self._thread, *self._state.threads]
+        return Roots(tuple(thread.native_id for thread in threads if thread.native_id and thread.is_alive()))
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
+        return self._request.environment
+
+    def shut_down(self, grace_s: float) -> None:
+        """The runtime ends: let the script's own SIGTERM handler work, else end it."""
+        with self._verdict:
+            if self.ended.is_set():
+                return
+            handler = self._state.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+            self._lost_whatever_code = callable(handler)
+            self.told_to_end = True
+        if callable(handler):
+            self.deliver(signal.SIGTERM)
+            call_later(grace_s / 2, self.end, signal.SIGTERM, grace_s / 2)
+        elif stopping.notify(self._state, signal.SIGTERM):
+            call_later(grace_s * 0.8, self.end, signal.SIGTERM, grace_s * 0.2)
+        else:
+            self.end(signal.SIGTERM, grace_s)
+
+    @property
+    def checkpointed(self) -> bool:
+        """Whether the script has told how to save it."""
+        return registry.of(self._state) is not None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+        cut_short = self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM
+        return self.condemned or (self.told_to_end and cut_short)
+
+    def detach_output(self) -> None:
+        """The member's process is gone: what the script still writes goes nowhere."""
+        null = os.open(os.devnull, os.O_RDWR)
+        with contextlib.suppress(OSError, ValueError):
+            for stream in self._state.streams.values():
+                os.dup2(null, stream.fileno(), inheritable=False)
+            for file in self._state.files:
+                os.dup2(null, file, inheritable=False)
+        os.close(null)
+
+    def _insist(self, signum: int, grace_s: float) -> None:
+        waited_s = 0.0
+        while not self.ended.is_set() and waited_s < grace_s:
+            self._interruption.throw(self._ending_class)
+            step_s = INSIST_S if waited_s else 0.2
+            self.ended.wait(step_s)
+            waited_s += step_s
+        if not self.ended.is_set():
+            logger.warning("member %s did not end within %g s and was given up", self.member, grace_s)
+            self._conclude(128 + signum)
+
+    def _run_due_handlers_beside(self) -> None:
+        enter_session(self._state)
+        while self._interruption.handlers_due:
+            try:
+                self._interruption.run_due_handlers()
+            except SystemExit as error:
+                code = exit_code(error, self._state)
+                self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
+                self._insist(code - 128, CANCEL_GRACE_S)
+            except BaseException as error:  # it would have come up in the script's own thread
+                self._interruption.throw(type(error))
+        enter_session(None)
+
+    def _main(self) -> None:
+        begin_session(self._state)
+        code = 1
+        try:
+            code = self._run_script()
+        except BaseException:  # an exception from outside that came late
+            code = 128 + signal.SIGTERM
+        finally:
+            self._finish(code)
+
+    def _run_script(self) -> int:
+        try:
+            own_working_directory(self._request, self._state)
+            gpu_streams.enter_session(self._state)
+            loaded = script.load(self._request.target, self._request.module)
+            self._state.main = loaded.module
+            self._state.argv[0] = loaded.argv0
+            exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
+            code = 0
+        except BaseException as error:  # every way in which a script can end
+            code = self._code_of(error)
+            if isinstance(error, SessionExit):
+                return code
+        self._interruption.allowed = self._interruption.pending is None and code < 128
+        for thread in self._state.threads:
+            while thread.is_alive() and not thread.daemon and not self._state.interrupted.is_set():
+                thread.join(timeout=0.5)
+        try:
+            self._run_exit_functions()
+        except SessionExit as error:
+            return exit_code(error, self._state)
+        return code
+
+    def _code_of(self, error: BaseException) -> int:
+        self.fault = gpu_errors.sticky_text(error, gpu_streams.preparation.device)
+        # A script that caught the error and chose its exit code has dealt with it.
+        self.out_of_memory = not isinstance(error, SystemExit) and is_out_of_memory(error)
+        if isinstance(error, SystemExit):
+            return exit_code(error, self._state)
+        if isinstance(error, script.ScriptError):
+            print(f"{sys.executable}: {error}", file=self._state.streams["stderr"])
+            return error.exit_code
+        print_exception(error, self._state, __file__)
+        return 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+    def _run_exit_functions(self) -> None:
+        functions = self._state.exit_functions
+        while functions:
+            function = functions.pop()
+            try:
+                function()
+            except (SessionSignalError, SessionExit):
+                raise
+            except BaseException as error:  # sys.exit, too, ends only the function
+                print_unraisable(error, function, self._state, __file__)
+
+    def _finish(self, code: int) -> None:
+        if os.getpid() != self._runtime_pid:  # a process that the script forked has come to its end
+            leave_process(code, self._state)
+        self._interruption.forbid()
+        self._arbiter.leave(self.member)
+        if (checkpointer := registry.of(self._state)) is not None:
+            self.stopped_at = checkpointer.stopped_at
+            checkpointer.close()
+        clear_away(self._state.main)
+        for stream in self._state.streams.values():
+            with contextlib.suppress(Exception):
+                stream.close()
+        isolation.forget(self._state)
+        self._conclude(code)
+        for file in self._state.files:
+            with contextlib.suppress(OSError):
+                os.close(file)
+        enter_session(None)
+        gpu_streams.give_memory_back(self.clock)
+
+    def _conclude(self, code: int) -> None:
+        """Report the end, once."""
+        with self._interruption.lock, self._verdict:
+            if self.ended.is_set():
+                return
+            self.exit_code = reported_code(code, hung=self.hung)
+            self.ended.set()
+        self._arbiter.leave(self.member)
+        self._on_end(self)

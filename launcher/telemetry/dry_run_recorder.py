@@ -1,0 +1,247 @@
+"""Measures the first iterations of a script from inside it, writes the result and ends the script."""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Final
+
+from muri.files import atomic_json
+from muri.launcher.job.environment import is_declared
+from muri.launcher.job.import_hooks import after_import
+from muri.launcher.job.stage_clock import IterationRecord
+from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
+from muri.profiler.dryrun.course import Course, TooShortError
+from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
+from muri.profiler.records import ProfileDetail, ProfileError
+from muri.profiler.resource_usage.host import Disturbance
+from muri.units import GIB, MIB
+
+PROGRESS_INTERVAL_S: Final = 1.0
+
+STEPS: Final = 3
+"""So many steps of one optimizer are looked at; in the first some parameters may have no gradient yet."""
+
+ITERATIONS: Final = 5
+MOST_ITERATION_S: Final = 3.0
+"""Scripts with longer iterations are not kept waiting for this."""
+
+_ANCHOR: Final = "muri: anchor"
+_ANCHORS: Final = 8
+_S_PER_NS: Final = 1e-9
+
+
+def peak_gpu_mem_gib() -> float:
+    """Peak GPU memory of this process in GiB, 0 without PyTorch or a GPU."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        return 0.0
+    return float(sum(cuda.max_memory_allocated(device) for device in range(cuda.device_count())) / GIB)
+
+
+class GradientSize:
+    """Listens to the first steps of all optimizers of the process, from PyTorch's import on."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+        self._steps: dict[int, int] = {}
+        after_import("torch", self._listen)
+
+    @property
+    def mib(self) -> float | None:
+        """Size of all gradients of an iteration; None when no optimizer stepped."""
+        return sum(self._bytes.values()) / MIB if self._bytes else None
+
+    def _listen(self, _torch: ModuleType) -> None:
+        try:
+            from torch.optim.optimizer import register_optimizer_step_post_hook  # (once it is there)
+
+            register_optimizer_step_post_hook(self._stepped)
+        except Exception as error:
+            print(f"muri: the size of the gradients is not measured: {error}", file=sys.stderr)
+
+    def _stepped(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        key = id(optimizer)
+        steps = self._steps[key] = self._steps.get(key, 0) + 1
+        if steps > STEPS:
+            return
+        parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        size = sum(gradient.numel() * gradient.element_size() for gradient in gradients)
+        self._bytes[key] = max(size, self._bytes.get(key, 0))
+
+
+class OperatorTrace:
+    """The profiler, from its start to its end in the thread that runs the loop.
+
+    Attributes:
+        windows: Start and end of each iteration under the profiler.
+    """
+
+    def __init__(self) -> None:
+        torch: Any = sys.modules["torch"]
+        self.windows: list[Span] = []
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_initialized():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        self._profiler: Any = torch.profiler.profile(activities=activities)
+        self._profiler.start()
+        self._anchors = [_anchor(torch) for _ in range(_ANCHORS)]
+
+    def add(self, start_s: float, end_s: float) -> bool:
+        """Take an iteration; returns whether it was the last."""
+        self.windows.append((start_s, end_s))
+        return len(self.windows) >= ITERATIONS
+
+    def stop(self) -> list[Operator]:
+        """End profiling and return what ran."""
+        self._profiler.stop()
+        events = list(self._profiler.profiler.kineto_results.events())
+        marks = sorted((event for event in events if event.name() == _ANCHOR), key=lambda event: event.start_ns())
+        offset_s = clock_offset_s(self._anchors, [mark.start_ns() * _S_PER_NS for mark in marks])
+        return operators_of(events, offset_s, marks[0].start_thread_id())
+
+
+def worth_it(result: DryRunResult) -> bool:
+    """Whether operators can tell more than the stage marks did."""
+    torch = sys.modules.get("torch")
+    if torch is None or result.iteration_s > MOST_ITERATION_S:
+        return False
+    unowned_s = result.iteration_s - sum(result.stage_s)
+    return bool(torch.cuda.is_initialized()) or unowned_s >= USE_THRESHOLD * result.iteration_s
+
+
+def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
+    """What is added to the profiler's times to get to `time.perf_counter`.
+
+    The first mark of a process takes long, and a busy machine may hold any of them up; so the shortest anchor counts.
+
+    Args:
+        anchors: Times just before and after each mark, on `time.perf_counter`.
+        marks_s: When the profiler says that each began, in the same order.
+    """
+    (before_s, after_s), mark_s = min(zip(anchors, marks_s, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
+    return (before_s + after_s) / 2 - mark_s
+
+
+def _anchor(torch: Any) -> Span:
+    """Leave a mark in the trace, and say between which times."""
+    before_s = time.perf_counter()
+    with torch.profiler.record_function(_ANCHOR):
+        return before_s, time.perf_counter()
+
+
+def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operator]:
+    """The events that use a resource.
+
+    Args:
+        events: As Kineto has them.
+        offset_s: What is added to their times to get to `time.perf_counter`.
+        thread: Number of the thread that runs the loop; what others do has marks of its own.
+    """
+    on_host = {event.name() for event in events if event.device_type().name == "CPU"}
+    found = []
+    for event in events:
+        on_gpu = event.device_type().name != "CPU"
+        if (event.name() in on_host) if on_gpu else (event.start_thread_id() != thread):
+            continue  # on the GPU: the shadow of a mark
+        stage = stage_of(event.name(), on_gpu=on_gpu)
+        if stage is not None:
+            start_s = event.start_ns() * _S_PER_NS + offset_s
+            found.append(Operator(stage, start_s, start_s + event.duration_ns() * _S_PER_NS, on_gpu))
+    return found
+
+
+class DryRunRecorder:
+    """One dry run, heard of through the clock's listeners.
+
+    Args:
+        request: What to measure.
+    """
+
+    def __init__(self, request: DryRunRequest) -> None:
+        self._request = request
+        self._course = Course(request.limits)
+        self._gradients = GradientSize()
+        self._disturbance: Disturbance | None = None
+        self._figures: DryRunResult | None = None
+        self._trace: OperatorTrace | None = None
+        self._told_s = 0.0
+        self._done = False
+        self.hold = self._course.hold
+        self.works_ahead = self._course.works_ahead
+
+    def add(self, record: IterationRecord) -> None:
+        """Take one iteration; after the last one, write the result and end the script."""
+        if self._done:  # the script swallowed the SystemExit below
+            os._exit(0)
+        now_s = time.perf_counter()
+        if self._disturbance is None:
+            self._disturbance = Disturbance()
+        if not self._enough(now_s - record.iteration_s, now_s):
+            self._tell(now_s)
+            return
+        self.finish()
+        if threading.current_thread() is not threading.main_thread():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        raise SystemExit(0)
+
+    def finish(self) -> None:
+        """Write what was measured, once."""
+        if not self._done:
+            self._done = True
+            atomic_json(self._request.result_path, self.result())
+
+    def result(self) -> dict[str, Any]:
+        """The figures, or why there are none."""
+        try:
+            figures = self._figures or self._measured()
+        except (TooShortError, ProfileError) as error:
+            return {"error": str(error)}
+        said = {"accumulates": True} if is_declared(os.environ) else {}
+        return figures.to_dict() | {"steady_since_s": self._course.steady_since_s} | said
+
+    def _enough(self, start_s: float, end_s: float) -> bool:
+        if self._trace is not None:
+            return self._trace.add(start_s, end_s) and self._refined(self._trace)
+        return self._course.iteration(start_s, end_s) and not self._goes_on()
+
+    def _measured(self) -> DryRunResult:
+        disturbed = 0.0 if self._disturbance is None else self._disturbance.share()
+        detail = ProfileDetail(gradient_mib=self._gradients.mib)
+        return self._course.result(peak_gpu_mem_gib(), detail, disturbed)
+
+    def _goes_on(self) -> bool:
+        """Whether a few more iterations run under PyTorch's profiler."""
+        if self._request.limits.fixed_warmup is not None:
+            return False
+        try:
+            self._figures = self._measured()
+            if worth_it(self._figures):
+                self._trace = OperatorTrace()
+        except Exception as error:
+            _leave_out_operators(error)
+        return self._trace is not None
+
+    def _refined(self, trace: OperatorTrace) -> bool:
+        try:
+            if self._figures is not None:
+                operators = trace.stop()
+                self._figures = refine(self._figures, trace.windows, self._course.intervals, operators)
+        except Exception as error:
+            _leave_out_operators(error)
+        return True
+
+    def _tell(self, now_s: float) -> None:
+        if now_s - self._told_s >= PROGRESS_INTERVAL_S:
+            self._told_s = now_s
+            so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
+            atomic_json(self._request.progress_path, so_far)
+
+
+def _leave_out_operators(error: Exception) -> None:
+    print(f"muri: PyTorch's operators are left out of the dry run: {type(error).__name__}: {error}", file=sys.stderr)

@@ -1,0 +1,159 @@
+"""The stage clock of the calling script: who has one, and what that of a script alone reports.
+
+A script alone is measured as its environment asks: a summary of its stages, a trace, a dry run, a log of iterations.
+"""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from muri.launcher.job.environment import task_of
+from muri.launcher.job.stage_clock import FreePace, Gate, IntervalListener, StageClock
+from muri.launcher.telemetry.trace import open_trace
+from muri.launcher.wire.process_gate import gate_from_environment
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
+from muri.profiler.records import STAGES
+
+if TYPE_CHECKING:
+    from muri.launcher.telemetry.dry_run_recorder import DryRunRecorder
+
+TIMING_VARIABLE: Final = "MURI_TIMING"
+TRACE_VARIABLE: Final = "MURI_TRACE"
+
+
+class _Provider:
+    """Finds the clock of the script that is calling."""
+
+    def __init__(self) -> None:
+        self.current: Callable[[], StageClock] = self.solo
+        self._solo: StageClock | None = None
+        self._making = threading.Lock()
+
+    def solo(self) -> StageClock:
+        """The one clock of a process that runs one script."""
+        if self._solo is None:
+            with self._making:  # two threads may mark their first stage at once
+                if self._solo is None:
+                    self._solo = clock_from_environment(os.environ)
+        return self._solo
+
+    def detach(self) -> None:
+        """In a forked child: measure for nobody, wait for nobody."""
+        self._solo = StageClock()
+        self.current = self.solo
+
+
+_provider = _Provider()
+os.register_at_fork(after_in_child=_provider.detach)
+
+
+def current_clock() -> StageClock:
+    """The clock of the script that the calling thread belongs to."""
+    return _provider.current()
+
+
+def set_clock_provider(provider: Callable[[], StageClock | None]) -> None:
+    """Let the runtime say whose clock a thread uses; None stands for the process's own."""
+    _provider.current = lambda: provider() or _provider.solo()
+
+
+def wanted(environment: Mapping[str, str]) -> bool:
+    """Whether a script that runs alone is to be measured at all."""
+    return measures_stages(environment) or bool(environment.get(ITERATION_LOG_VARIABLE))
+
+
+def measures_stages(environment: Mapping[str, str]) -> bool:
+    """Whether its stages are, so that each has to wait until the GPU is through."""
+    asked = (DRY_RUN_VARIABLE, TRACE_VARIABLE)
+    return environment.get(TIMING_VARIABLE) == "1" or any(environment.get(name) for name in asked)
+
+
+def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
+    """The clock of a script that has its process for itself, with what its environment asks to be reported.
+
+    Alone nothing is waited for, nor where members share plainly; else a member's own process asks the runtime that
+    started it.
+    """
+    on_interval: IntervalListener | None = None
+    gate = gate_from_environment(environment)
+    if gate is not None and gate.traced:
+        on_interval = gate.interval
+    elif environment.get(TRACE_VARIABLE):
+        on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
+    request = DryRunRequest.from_environment(environment)
+    if request is not None and task_of(environment)[0] == 0:
+        clock = _measured(request, gate, on_interval)
+    else:
+        clock = StageClock(gate, on_interval=on_interval)
+    if (gate is None or not gate.takes_turns) and not measures_stages(environment):
+        clock.gpu = FreePace()
+    log_iterations(clock, environment)
+    if environment.get(TIMING_VARIABLE) == "1":
+        atexit.register(lambda: print(summary(clock), file=sys.stderr))
+    return clock
+
+
+def summary(clock: StageClock) -> str:
+    """One line per stage: total seconds, and milliseconds per iteration."""
+    count = clock.iterations
+    mean_s = clock.recent_iteration_s()
+    head = f"muri: {count} iterations"
+    lines = [head if mean_s is None else f"{head}, the last ones took {mean_s * 1e3:.1f} ms on average"]
+    for name, total_s in zip(STAGES, clock.stage_s, strict=True):
+        each = f"  {total_s / count * 1e3:9.1f} ms per iteration" if count else ""
+        lines.append(f"muri:   {name:<12}{total_s:10.3f} s{each}")
+    return "\n".join(lines)
+
+
+def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalListener | None) -> StageClock:
+    """A clock that a dry run listens to."""
+    from muri.launcher.telemetry.dry_run_recorder import DryRunRecorder
+
+    recorder = DryRunRecorder(request)
+    atexit.register(_finish_in, os.getpid(), recorder)
+    clock = StageClock(gate, on_interval=on_interval, on_iteration=recorder.add)
+    clock.on_hold = recorder.hold
+    clock.on_prefetch_depth = recorder.works_ahead
+    return clock
+
+
+def _finish_in(pid: int, recorder: "DryRunRecorder") -> None:
+    if os.getpid() == pid:
+        recorder.finish()
+
+
+def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
+    member = environment.get("SLURM_JOB_ID", "solo")
+    trace = open_trace(path, f"job {member}", shared=False)
+    atexit.register(trace.close)
+    pending = 0
+
+    def record(stage: int, start_s: float, end_s: float, wait_s: float) -> None:
+        nonlocal pending
+        trace.record(member, STAGES[stage], start_s, end_s, wait_s)
+        pending += 1
+        if pending % 100 == 0:
+            trace.flush()
+
+    return record
+
+
+def log_iterations(clock: StageClock, environment: Mapping[str, str]) -> None:
+    """Append a line at each iteration's end to the file that the environment names, if it does.
+
+    Of several ranks the first one does. Nothing waits for the GPU: it is meant for throughput over seconds.
+    """
+    path = environment.get(ITERATION_LOG_VARIABLE)
+    if not path or task_of(environment)[0] != 0:
+        return
+    try:
+        stream = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115 -- open as long as the script
+    except OSError as error:
+        print(f"muri: iterations are not logged: {path}: {error.strerror}", file=sys.stderr)
+        return
+    clock.at_boundary.append(lambda: print(f"{time.perf_counter():.6f}", file=stream))

@@ -1,0 +1,235 @@
+"""What a member's process and the runtime's arbiter say to each other, and the page that they share.
+
+Every message is one packet of a SOCK_SEQPACKET pair, so it arrives whole. Only `ACQUIRE` and
+`YIELD` are answered; a release or a finished iteration is told and not waited for. The shared page
+holds one byte per resource, set while anybody waits for it: a yield point that finds it zero costs
+no message at all. One more byte tells that members take no turns, and then no resource is asked for.
+"""
+
+import contextlib
+import mmap
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+
+VARIABLE: Final = "MURI_GATE"
+"""Tells a member's process its inherited descriptors; see `GateAddress`."""
+
+ACQUIRE: Final = b"A"[0]
+RELEASE: Final = b"R"[0]
+YIELD: Final = b"Y"[0]
+ITERATION: Final = b"D"[0]
+INTERVAL: Final = b"T"[0]
+CHANNEL: Final = b"L"[0]
+"""Comes with an open socket: another thread of the member speaks over that."""
+
+GRANTED: Final = b"G"[0]
+INTERRUPTED: Final = b"I"[0]
+
+STAGE_MESSAGE: Final = struct.Struct("=BB")
+ANSWER: Final = struct.Struct("=Bd")
+INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
+_ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
+LARGEST_MESSAGE_BYTES: Final = 256
+PAGE_BYTES: Final = mmap.PAGESIZE
+NO_TURNS_INDEX: Final = STAGE_COUNT
+"""Byte of the page that is 1 where members share plainly."""
+
+
+@dataclass(frozen=True, slots=True)
+class GateAddress:
+    """Where a member's process finds the arbiter.
+
+    Attributes:
+        pid: The process that it is meant for. Children inherit the variable, not the right to it.
+        socket_fd: Inherited descriptor of the socket.
+        page_fd: Inherited descriptor of the shared page.
+        traced: Whether the runtime wants to hear of every interval.
+    """
+
+    pid: int
+    socket_fd: int
+    page_fd: int
+    traced: bool
+
+    @classmethod
+    def parse(cls, text: str) -> "GateAddress | None":
+        """Read the variable's text; None when it is not of this form."""
+        parts = text.split(":")
+        if len(parts) != len(cls.__dataclass_fields__) or not all(part.isdecimal() for part in parts):
+            return None
+        pid, socket_fd, page_fd, traced = map(int, parts)
+        return cls(pid, socket_fd, page_fd, bool(traced))
+
+
+def pack_iteration(record: IterationRecord) -> bytes:
+    """The message that tells of a finished iteration."""
+    return _ITERATION_MESSAGE.pack(ITERATION, record.iteration_s, *record.stage_s, *record.wait_s)
+
+
+def unpack_iteration(message: bytes) -> IterationRecord:
+    """Read it back.
+
+    Raises:
+        struct.error: It has another length.
+    """
+    _, iteration_s, *times_s = _ITERATION_MESSAGE.unpack(message)
+    return IterationRecord(iteration_s, tuple(times_s[:STAGE_COUNT]), tuple(times_s[STAGE_COUNT:]))
+
+
+def make_page() -> tuple[int, mmap.mmap]:
+    """A zeroed page that processes can share, and its file descriptor (close-on-exec)."""
+    file = os.memfd_create("muri-waiting")
+    os.ftruncate(file, PAGE_BYTES)
+    return file, mmap.mmap(file, PAGE_BYTES)
+
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+
+class ProcessGate:
+    """Grants stages by asking the runtime; opens for good when the runtime is gone.
+
+    Args:
+        main: The inherited end of the socket pair.
+        page: The shared page.
+        traced: Whether the runtime wants to hear of every interval.
+    """
+
+    def __init__(self, main: socket.socket, page: mmap.mmap, *, traced: bool = False) -> None:
+        self.traced: Final = traced
+        self._main = main
+        self._page = page
+        self._local = threading.local()
+        self._lost = False
+        self.takes_turns: Final = not page[NO_TURNS_INDEX]
+
+    def acquire(self, stage: int) -> float:
+        """Wait for the stage's resource; the way to the runtime and back counts as waiting."""
+        if not self.takes_turns:
+            return 0.0
+        start_s = time.perf_counter()
+        self._ask(ACQUIRE, stage)
+        return time.perf_counter() - start_s
+
+    def release(self, stage: int) -> None:
+        """Pass the resource on, without waiting for an answer."""
+        if self.takes_turns:
+            self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
+
+    def yield_point(self, stage: int) -> float:
+        """Ask whether somebody else should go first, only if somebody waits."""
+        if not self._page[stage]:
+            return 0.0
+        start_s = time.perf_counter()
+        handed_over = self._ask(YIELD, stage) > 0
+        return time.perf_counter() - start_s if handed_over else 0.0
+
+    def iteration_done(self, record: IterationRecord) -> None:
+        """Tell the arbiter."""
+        self._tell(pack_iteration(record))
+
+    def interval(self, stage: int, start_s: float, end_s: float, wait_s: float) -> None:
+        """Tell the runtime's trace; both sides read the same monotonic clock."""
+        self._tell(INTERVAL_MESSAGE.pack(INTERVAL, stage, start_s, end_s, wait_s))
+
+    def _channel(self) -> socket.socket:
+        channel: socket.socket | None = getattr(self._local, "channel", None)
+        if channel is None:
+            channel = self._local.channel = self._open_channel()
+        return channel
+
+    def _open_channel(self) -> socket.socket:
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            socket.send_fds(self._main, [bytes([CHANNEL])], [theirs.fileno()])
+        return own
+
+    def _tell(self, message: bytes) -> None:
+        """Send a message, whatever a signal handler of the script raises meanwhile: that comes after it."""
+        raised: BaseException | None = None
+        sent: list[int] = []
+        while not sent and not self._lost:
+            try:
+                _call(self._channel().send, message, sent)
+            except OSError:
+                self._lost = True
+            except BaseException as error:  # kept until the message is on its way
+                raised = error
+        if raised is not None:
+            raise raised
+
+    def _ask(self, kind: int, stage: int) -> float:
+        """Send a request and wait for its answer: the seconds that the arbiter let wait.
+
+        A signal handler of the script may raise at any time. Once the request stands at the runtime its answer is
+        waited for, what it grants goes back, and then the script has its exception.
+        """
+        message = STAGE_MESSAGE.pack(kind, stage)
+        raised: BaseException | None = None
+        sent: list[int] = []
+        answers: list[bytes] = []
+        while not answers and not self._lost:
+            try:
+                if not sent:
+                    _call(self._channel().send, message, sent)
+                _call(self._channel().recv, LARGEST_MESSAGE_BYTES, answers)
+            except OSError:
+                self._lost = True
+            except BaseException as error:  # kept until the answer is there
+                if not sent:
+                    raise
+                raised = error
+        answer = answers[0] if answers else b""
+        self._lost |= not answer  # the runtime closed the connection
+        if raised is not None:
+            if kind == ACQUIRE and answer[:1] == bytes([GRANTED]):
+                self.release(stage)
+            raise raised
+        return self._waited_s(answer)
+
+    def _waited_s(self, answer: bytes) -> float:
+        if not answer:
+            return 0.0
+        kind, waited_s = ANSWER.unpack(answer)
+        if kind == INTERRUPTED:
+            raise SystemExit(128 + signal.SIGTERM)
+        return float(waited_s)
+
+
+def is_gated(environment: Mapping[str, str]) -> bool:
+    """Whether this process is a member's own (and not only a child of one), so that its stages are granted."""
+    return _own_address(environment) is not None
+
+
+def _call(function: Callable[[Argument], Result], argument: Argument, results: list[Result]) -> None:
+    """Append what a function returns, even if a signal handler raises right after: Python runs it between two steps."""
+    results.extend(map(function, (argument,)))
+
+
+def gate_from_environment(environment: Mapping[str, str]) -> ProcessGate | None:
+    """The gate of this process; None when it is no member's own process (or only a child of one)."""
+    address = _own_address(environment)
+    if address is None:
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        main = socket.socket(fileno=address.socket_fd)
+        main.set_inheritable(False)
+        page = mmap.mmap(address.page_fd, PAGE_BYTES, prot=mmap.PROT_READ)
+        os.close(address.page_fd)
+        return ProcessGate(main, page, traced=address.traced)
+    return None
+
+
+def _own_address(environment: Mapping[str, str]) -> GateAddress | None:
+    address = GateAddress.parse(environment.get(VARIABLE, ""))
+    return address if address is not None and address.pid == os.getpid() else None

@@ -1,0 +1,301 @@
+"""Frames between `muri run` and the runtime: a version byte, a length, and JSON.
+
+The member's standard input, output and error travel once, as open file descriptors beside the
+first frame. The member then writes to the very files that its job has, so nothing is copied,
+nothing is re-ordered and subprocesses can inherit them.
+"""
+
+import array
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from muri.errors import MuriError
+
+VERSION: Final = 1
+ISOLATION_VARIABLE: Final = "MURI_ISOLATION"
+"""In a member's environment: "thread" or "process", whatever the site's default is."""
+
+LARGEST_FRAME_BYTES: Final = 64 * 1024 * 1024
+_HEADER: Final = struct.Struct("!BI")
+_CREDENTIALS: Final = struct.Struct("3i")
+
+RUN_DIR_VARIABLE: Final = "MURI_RUN_DIR"
+LONGEST_SOCKET_PATH: Final = 107
+"""The kernel's limit for the path of a Unix socket, in bytes."""
+
+
+Frame = dict[str, Any]
+
+
+class ProtocolError(MuriError):
+    """The other side speaks another protocol, or is another user."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachRequest:
+    """What a member hands over to run in the runtime.
+
+    Attributes:
+        job_id: The member's Slurm job id.
+        target: Path of the script, or name of the module.
+        module: Whether `target` is a module.
+        arguments: What follows the script.
+        cwd: Working directory.
+        environment: The member's environment.
+        umask: File mode creation mask.
+        prefix: sys.prefix of the member's Python.
+        python: sys.version of the member's Python.
+    """
+
+    job_id: str
+    target: str
+    module: bool
+    arguments: tuple[str, ...]
+    cwd: str
+    environment: Mapping[str, str]
+    umask: int
+    prefix: str
+    python: str
+
+    def to_frame(self) -> Frame:
+        """The frame that carries it."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return fields | {"type": "attach", "environment": dict(self.environment)}
+
+    @classmethod
+    def from_frame(cls, frame: Frame) -> "AttachRequest":
+        """Read it back.
+
+        Raises:
+            ProtocolError: A field is missing.
+        """
+        try:
+            fields = {name: frame[name] for name in cls.__dataclass_fields__}
+        except KeyError as error:
+            raise ProtocolError(f"the attach request lacks {error}") from error
+        return cls(**fields | {"arguments": tuple(fields["arguments"])})
+
+
+def encode(frame: Frame) -> bytes:
+    """The bytes of one frame."""
+    body = json.dumps(frame).encode()
+    if len(body) > LARGEST_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {len(body)} bytes is larger than {LARGEST_FRAME_BYTES}")
+    return _HEADER.pack(VERSION, len(body)) + body
+
+
+def send(connection: socket.socket, frame: Frame) -> None:
+    """Send one frame."""
+    connection.sendall(encode(frame))
+
+
+def send_with_files(connection: socket.socket, frame: Frame, files: Sequence[int]) -> None:
+    """Send one frame with open file descriptors beside it."""
+    data = encode(frame)
+    sent = socket.send_fds(connection, [data], list(files))
+    if sent < len(data):  # sending nothing fails as well once the other side has answered and closed
+        connection.sendall(data[sent:])
+
+
+def receive(connection: socket.socket) -> Frame | None:
+    """The next frame, None when the other side has closed.
+
+    Raises:
+        ProtocolError: What came is not a frame of this version.
+    """
+    header = _receive_exactly(connection, _HEADER.size)
+    return None if header is None else _receive_body(connection, header)
+
+
+def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Frame, list[int]] | None:
+    """The first frame and the file descriptors beside it, None when the other side has closed.
+
+    Raises:
+        ProtocolError: What came is not a frame of this version with that many files.
+    """
+    space = socket.CMSG_SPACE(file_count * array.array("i").itemsize)
+    start, ancillary, _, _ = connection.recvmsg(_HEADER.size, space, socket.MSG_CMSG_CLOEXEC)
+    if not start:
+        return None
+    files = _files_of(ancillary)
+    try:
+        return _finish_first_frame(connection, start, len(files) - file_count), files
+    except (ProtocolError, OSError):
+        for file in files:
+            os.close(file)
+        raise
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """User id of the process at the other end, as the kernel knows it."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])
+
+
+def require_same_user(connection: socket.socket) -> None:
+    """Refuse to speak with another user's process.
+
+    Raises:
+        ProtocolError: The other end belongs to another user.
+    """
+    uid = peer_uid(connection)
+    if uid != os.geteuid():
+        raise ProtocolError(f"the process at the other end belongs to user id {uid}, not to {os.geteuid()}")
+
+
+def _files_of(ancillary: Sequence[tuple[int, int, bytes]]) -> list[int]:
+    files = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            files.frombytes(data[: len(data) - len(data) % files.itemsize])
+    return list(files)
+
+
+def _finish_first_frame(connection: socket.socket, start: bytes, surplus: int) -> Frame:
+    if surplus:
+        raise ProtocolError(
+            f"the first frame came with {abs(surplus)} open files too {'many' if surplus > 0 else 'few'}"
+        )
+    rest = _receive_exactly(connection, _HEADER.size - len(start)) if len(start) < _HEADER.size else b""
+    if rest is None:
+        raise ProtocolError("the connection ended within a frame")
+    return _receive_body(connection, start + rest)
+
+
+def _receive_body(connection: socket.socket, header: bytes) -> Frame:
+    version, length = _HEADER.unpack(header)
+    if version != VERSION:
+        raise ProtocolError(f"the other side speaks version {version} of the protocol, this Muri speaks {VERSION}")
+    if length > LARGEST_FRAME_BYTES:
+        raise ProtocolError(f"a frame of {length} bytes was announced; the most is {LARGEST_FRAME_BYTES}")
+    body = _receive_exactly(connection, length)
+    if body is None:
+        raise ProtocolError("the connection ended within a frame")
+    try:
+        frame = json.loads(body)
+    except ValueError as error:
+        raise ProtocolError(f"a frame is not JSON: {error}") from error
+    if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
+        raise ProtocolError("a frame has no type")
+    return frame
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
+    parts = bytearray()
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            if parts:
+                raise ProtocolError("the connection ended within a frame")
+            return None
+        parts += part
+    return bytes(parts)
+
+
+class RendezvousError(MuriError):
+    """The run directory cannot be trusted or used."""
+
+
+def default_run_dir(environment: Mapping[str, str]) -> Path:
+    """$MURI_RUN_DIR, else /tmp/muri-<uid>."""
+    return Path(environment.get(RUN_DIR_VARIABLE) or f"/tmp/muri-{os.geteuid()}")  # noqa: S108 (verified)
+
+
+def verify_run_dir(run_dir: Path) -> None:
+    """Make sure that only this user can enter the directory.
+
+    Raises:
+        RendezvousError: It is a link, not a directory, another user's, or open to others.
+    """
+    status = run_dir.lstat()
+    if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
+        raise RendezvousError(f"the run directory {run_dir} is a link or a file; remove it or set {RUN_DIR_VARIABLE}")
+    if status.st_uid != os.geteuid():
+        raise RendezvousError(
+            f"the run directory {run_dir} belongs to user id {status.st_uid}, not to {os.geteuid()}; "
+            f"set {RUN_DIR_VARIABLE} to a directory of your own"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        raise RendezvousError(
+            f"the run directory {run_dir} has mode {stat.S_IMODE(status.st_mode):04o}, so others can enter; "
+            f"it must be 0700: chmod 700 {run_dir}"
+        )
+
+
+def make_run_dir(run_dir: Path) -> None:
+    """Create the directory if it is missing and verify it.
+
+    Raises:
+        RendezvousError: It cannot be made, or cannot be trusted.
+    """
+    try:
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        verify_run_dir(run_dir)
+    except OSError as error:
+        raise RendezvousError(f"cannot use the run directory {run_dir}: {error.strerror}") from error
+
+
+def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
+    """The name under which a member finds its runtime; with a rank in a group of several ranks."""
+    return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
+
+
+def pilot_socket(run_dir: Path, pilot_job: str) -> Path:
+    """The name under which a new member finds the runtime of a pilot job."""
+    return run_dir / f"host-{pilot_job}.sock"
+
+
+def runtime_socket(run_dir: Path, pid: int) -> Path:
+    """The socket on which a runtime listens; the members' names lead to it."""
+    return run_dir / f"runtime-{pid}.sock"
+
+
+def require_short(path: Path) -> None:
+    """Refuse a socket path that the kernel cannot take.
+
+    Raises:
+        RendezvousError: The path is too long.
+    """
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise RendezvousError(
+            f"the socket path {path} is longer than {LONGEST_SOCKET_PATH} bytes; set {RUN_DIR_VARIABLE} to a "
+            "shorter directory"
+        )
+
+
+def connect(path: Path) -> socket.socket | None:
+    """Connect to a runtime's socket; None when nobody listens there.
+
+    Raises:
+        RendezvousError: Something else than absence stands in the way.
+    """
+    require_short(path)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.connect(os.fspath(path))
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    except OSError as error:
+        connection.close()
+        raise RendezvousError(f"cannot connect to {path}: {error.strerror}") from error
+    return connection
+
+
+def remove_stale_sockets(run_dir: Path) -> None:
+    """Remove the names that runtimes which died have left behind."""
+    for path in sorted(run_dir.glob("*.sock")):
+        probe = connect(path)
+        if probe is None:
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+        else:
+            probe.close()

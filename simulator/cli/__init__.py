@@ -1,0 +1,1 @@
+"""The commands `muri simulate` and `muri trace`."""

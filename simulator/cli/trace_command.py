@@ -1,0 +1,338 @@
+"""The commands `muri trace …`."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from muri.profiler.records import RESOURCES
+
+if TYPE_CHECKING:
+    from muri.profiler.records import StageProfile
+    from muri.simulator.model import Trace
+    from muri.simulator.traces.read import TraceReading
+
+
+class ReadOptions(NamedTuple):
+    """Options for reading a trace."""
+
+    format: str | None
+    skip_bad_rows: bool
+    seed: int
+    profiles: Path | None
+
+
+class Weights(click.ParamType[dict[str, float]]):
+    """A list such as `1=0.7,2=0.3`; a name without a weight counts 1."""
+
+    name = "weights"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, float]:
+        """Names and their weights."""
+        weights: dict[str, float] = {}
+        for part in str(value).split(","):
+            name, separator, weight = part.strip().partition("=")
+            try:
+                weights[name] = float(weight) if separator else 1.0
+            except ValueError:
+                self.fail(f"{part!r} is not of the form NAME=WEIGHT", param, ctx)
+            if not name:
+                self.fail("a name is missing; write for instance gpu=2,network=1", param, ctx)
+        return weights
+
+
+def _read_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options for reading, passed to the command as one `options`."""
+
+    @wraps(command)
+    def with_options(
+        *, format_name: str | None, skip_bad_rows: bool, profile_seed: int, profiles: Path | None, **others: object
+    ) -> None:
+        command(options=ReadOptions(format_name, skip_bad_rows, profile_seed, profiles), **others)
+
+    decorated: Callable[..., None] = with_options
+    for decorate in (
+        click.option(
+            "--profiles",
+            metavar="JSON",
+            type=click.Path(dir_okay=False, path_type=Path),
+            help="For traces without stage times: assign these, from `muri profile export`.  "
+            "[default: the Muri paper's models]",
+        ),
+        click.option(
+            "--profile-seed",
+            type=click.IntRange(0),
+            default=0,
+            show_default=True,
+            help="For traces without stage times: seeds which model's profile each job gets.",
+        ),
+        click.option("--skip-bad-rows", is_flag=True, help="Leave bad rows out and count them."),
+        click.option(
+            "--from",
+            "format_name",
+            metavar="FORMAT",
+            help="The file's format; see `muri trace import --help`.  [default: guessed]",
+        ),
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+_file_argument = click.argument("file", type=click.Path(allow_dash=True, path_type=Path))
+_output_option = click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead of printing."
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_gpus_option = click.option("--gpus", type=click.IntRange(1), help="Show the load of a cluster with this many GPUs.")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def trace() -> None:
+    """Import, generate, show and check traces for `muri simulate`.
+
+    A trace lists jobs: submit time, GPUs, iterations, and the time that one iteration needs of
+    storage, CPU, GPU and network. docs/traces.md describes Muri's schema.
+
+    \b
+    Examples:
+      muri trace import --from sacct last-month.txt -o last-month.csv
+      muri trace generate --jobs 1000 --gpus 64 --load 0.9 --seed 1 -o t.csv
+      muri trace show t.csv --gpus 64
+      muri trace check t.csv
+    """
+
+
+class _ImportCommand(click.Command):
+    """Shows the formats and the sacct command in its help."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the formats, and how to get a trace of a real cluster."""
+        from muri.simulator.traces.log_formats import SACCT_COMMAND
+        from muri.simulator.traces.read import FORMATS  # -- only for this help page
+
+        with formatter.section("Formats"):
+            formatter.write_dl([(item.name, item.summary) for item in FORMATS.values()])
+        with formatter.section("What your cluster did in the last 30 days (--from sacct)"):
+            formatter.write("".join(f"    {line}\n" for line in f"{SACCT_COMMAND} \\\n  > last-month.txt".splitlines()))
+            formatter.write("    muri trace import --from sacct last-month.txt -o last-month.csv\n")
+
+
+@trace.command("import", cls=_ImportCommand, short_help="Turn another trace into Muri's schema.")
+@_file_argument
+@_read_options
+@_output_option
+def import_command(file: Path, options: ReadOptions, output: Path | None) -> None:
+    """Turn FILE, a trace of any known format, into Muri's schema; - reads the standard input.
+
+    Jobs without GPUs, and jobs that never ran or had not ended, are left out and counted. If a log
+    has no stage times, its jobs get profiles of known models by a seeded assignment.
+
+    \b
+    Examples:
+      muri trace import --from philly cluster_job_log -o philly.csv
+      muri trace import --from helios cluster_log.csv --skip-bad-rows -o venus.csv
+      muri trace import --from pai folder-with-both-tables -o pai.csv
+      muri trace import --from sacct last-month.txt --profiles profiles.json
+    """
+    reading = _read(file, options)
+    _write(reading.trace, output)
+    _report(reading, "imported" if output else "printed")
+
+
+@trace.command("generate", short_help="Generate a trace: Philly-like, at a given load.")
+@click.option("--jobs", type=click.IntRange(1), required=True, help="How many jobs.")
+@click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the cluster that the load is meant for.")
+@click.option(
+    "--load", type=float, default=0.9, show_default=True, help="GPU-seconds of the jobs over those of the cluster."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same trace."
+)
+@click.option("--gpu-mix", type=Weights(), help="Weights of GPU counts.  [default: 1=0.762,2=0.02,4=0.093,8=0.125]")
+@click.option("--bottlenecks", type=Weights(), default=",".join(RESOURCES), show_default=True, help="Their weights.")
+@click.option(
+    "--models",
+    type=click.Choice(("muri", "synergy")),
+    default="muri",
+    show_default=True,
+    help="What jobs train: the Muri paper's models, by --bottlenecks; or Synergy's, each as often, with batch models.",
+)
+@click.option("--users", type=click.IntRange(1), default=20, show_default=True, help="How many users.")
+@click.option("--opportunistic", type=float, default=0.5, show_default=True, help="Share of opportunistic jobs.")
+@click.option(
+    "--durations",
+    metavar="FLOOR,MEDIAN,SIGMA,LONGEST",
+    help="Log-normal above a floor, seconds.  [default: Philly's, by GPU count]",
+)
+@click.option(
+    "--pairs",
+    metavar="TABLE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Instead of --models: those of this table of pair speeds, as `muri simulate --interference` takes it, each as "
+    "often, with batch models; memory is assumed.",
+)
+@_output_option
+def generate_command(output: Path | None, **figures: Any) -> None:
+    """Generate a trace.
+
+    Durations and GPU counts are like those of Microsoft's Philly cluster, arrivals are a Poisson
+    process, bottlenecks and users are drawn by weight. The same options give the same file.
+
+    \b
+    Examples:
+      muri trace generate --jobs 1000 --gpus 64 --load 0.9 --seed 1 -o t.csv
+      muri trace generate --jobs 500 --gpus 32 --bottlenecks storage=2,gpu=1
+      muri trace generate --jobs 99 --gpus 8 --gpu-mix 1=0.8,2=0.2 \\
+          --durations 60,600,1.5,86400 -o short.csv
+      muri trace generate --jobs 240 --gpus 64 --pairs pairs.csv -o pairs-240.csv
+    """
+    from muri.simulator.traces.generator import generate  # -- numbers and tables only when needed
+
+    made = generate(_recipe(output, figures))
+    _write(made, output)
+    if output is not None:
+        click.echo(f"wrote {len(made.jobs)} jobs to {output}", err=True)
+
+
+@trace.command("show", short_help="Jobs, GPU mix, load, bottlenecks, durations.")
+@_file_argument
+@_gpus_option
+@_read_options
+@_json_option
+def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bool) -> None:
+    """Describe FILE, a trace of any known format.
+
+    \b
+    Examples:
+      muri trace show t.csv --gpus 64
+      muri trace show t.csv --json | jq .by_bottleneck
+    """
+    from muri.simulator.traces.overview import overview_of
+
+    reading = _read(file, options)
+    overview = overview_of(reading.trace)
+    if as_json:
+        document = {"format": reading.format, **overview.as_json(gpus), "left_out": reading.left_out}
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    from rich.console import Console  # -- rich takes a while to load
+
+    from muri.simulator.traces.overview import print_overview
+
+    print_overview(Console(highlight=False), overview, gpus)
+    _report_left_out(reading)
+
+
+@trace.command("check", short_help="Check that a trace can be read.")
+@_file_argument
+@_read_options
+@_json_option
+def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
+    """Check that FILE is a valid trace. Exit code 0: it is; 2: it is not.
+
+    The message names file, line and column of the first five bad rows and counts the others.
+
+    \b
+    Examples:
+      muri trace check t.csv
+      muri trace check --from helios cluster_log.csv --skip-bad-rows
+    """
+    reading = _read(file, options)
+    if as_json:
+        figures = {"jobs": len(reading.trace.jobs), "skipped_rows": reading.trace.skipped_rows}
+        click.echo(json.dumps({"format": reading.format, **figures, "left_out": reading.left_out}))
+    else:
+        _report(reading, "good", err=False)
+
+
+def _read(file: Path, options: ReadOptions) -> "TraceReading":
+    from muri.simulator.traces.read import read_with_notes  # -- `muri --help` stays fast
+
+    return read_with_notes(
+        file,
+        options.format,
+        skip_bad_rows=options.skip_bad_rows,
+        seed=options.seed,
+        profiles=None if options.profiles is None else _exported_profiles(options.profiles),
+    )
+
+
+def _exported_profiles(path: Path) -> "tuple[StageProfile, ...]":
+    from muri.profiler.exchange import from_json
+
+    return from_json(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
+    from muri.simulator.traces.rows import TraceError
+
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not UTF-8 text (byte {error.start})") from error
+
+
+def _write(made: "Trace", output: Path | None) -> None:
+    from muri.simulator.traces.schema import write_rows, write_trace
+
+    if output is None:
+        with click.open_file("-", "w", encoding="utf-8") as stream:
+            write_rows(made, stream)
+    else:
+        write_trace(made, output)
+
+
+def _report(reading: "TraceReading", done: str, *, err: bool = True) -> None:
+    """Print what was read, and what was left out."""
+    jobs, skipped = len(reading.trace.jobs), reading.trace.skipped_rows
+    click.echo(f"{done}: {jobs} {'job' if jobs == 1 else 'jobs'} (format {reading.format})", err=err)
+    if skipped:
+        click.echo(f"skipped: {skipped} bad {'row' if skipped == 1 else 'rows'}", err=err)
+    _report_left_out(reading, err=err)
+
+
+def _report_left_out(reading: "TraceReading", *, err: bool = True) -> None:
+    for reason, count in sorted(reading.left_out.items()):
+        click.echo(f"left out: {count} that {reason}", err=err)
+
+
+def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
+    """The generator's recipe from the command's options."""
+    from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe
+    from muri.simulator.traces.models import batched_models, models_of_pairs
+
+    chosen = dict(figures)
+    gpu_mix, models, pairs = chosen.pop("gpu_mix"), chosen.pop("models"), chosen.pop("pairs")
+    if pairs is not None and models != "muri":
+        raise click.BadParameter(f"both --models {models} and --pairs say what jobs train; give one of them")
+    trained = batched_models() if models == "synergy" else ()
+    return Recipe(
+        models=trained if pairs is None else models_of_pairs(_text(pairs).splitlines()),
+        **chosen | {"durations": _durations(chosen["durations"])},
+        gpu_mix=PHILLY_GPU_MIX if gpu_mix is None else _gpu_counts(gpu_mix),
+        name="generated" if output is None else output.stem,
+    )
+
+
+def _gpu_counts(weights: Mapping[str, float]) -> dict[int, float]:
+    wrong = [name for name in weights if not (name.isascii() and name.isdigit())]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is no number of GPUs; write for instance 1=0.8,2=0.2")
+    return {int(name): weight for name, weight in weights.items()}
+
+
+def _durations(text: str | None) -> Any:
+    from muri.simulator.traces.generator import Durations
+
+    if text is None:
+        return None
+    try:
+        floor_s, median_s, sigma, longest_s = (float(part) for part in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not FLOOR,MEDIAN,SIGMA,LONGEST, such as 60,600,1.5,86400") from None
+    return Durations(floor_s, median_s, sigma, longest_s)

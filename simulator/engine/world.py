@@ -1,0 +1,351 @@
+"""The simulated cluster: how jobs wait, run and end, and the queue of coming events."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import IntEnum
+from heapq import heapify, heappop, heappush
+from typing import ClassVar, Final, NamedTuple
+
+from muri.policies.types import PlanJob, Running
+from muri.simulator.engine.jobs import LiveJob, Seat, Unit, WaitingJobs, planned_profiles
+from muri.simulator.engine.meter import Meter
+from muri.simulator.engine.nodes import Nodes
+from muri.simulator.engine.pace import Speeds
+from muri.simulator.model import GroupSpan, JobRecord, Settings, TraceJob
+
+_MANY: Final = 10_000
+"""Outdated events that may pile up before they are swept out."""
+
+
+class Kind(IntEnum):
+    """What happens.
+
+    Attributes:
+        ARRIVAL: A job is submitted; the subject is its id.
+        PROFILED: The dry run of a model ends; the subject is the number of its key.
+        RESUME: A job has loaded its checkpoint and progresses from now on.
+        COMPLETION: A job ends.
+        NODE_FAILS: A node fails and its jobs stop; the subject is the node's index.
+        NODE_RETURNS: The node is back.
+        DRAIN_BEGINS: A node takes no new jobs.
+        DRAIN_ENDS: The node takes jobs again.
+        OUT_OF_MEMORY: A job allocates more GPU memory than the others on its GPUs leave; the version is the number of
+            its unit.
+    """
+
+    ARRIVAL = 0
+    PROFILED = 1
+    RESUME = 2
+    COMPLETION = 3
+    NODE_FAILS = 4
+    NODE_RETURNS = 5
+    DRAIN_BEGINS = 6
+    DRAIN_ENDS = 7
+    OUT_OF_MEMORY = 8
+
+
+OF_RUNNING_JOBS: Final = (Kind.RESUME, Kind.COMPLETION, Kind.OUT_OF_MEMORY)
+"""Events of a running job; a change of its speed or unit makes them outdated."""
+
+
+class Event(NamedTuple):
+    """Something that happens at a time.
+
+    Attributes:
+        time_s: Time.
+        sequence: Order of announcement, which decides between events at one time.
+        kind: Kind.
+        subject: A job's id, a node's index or a model's number.
+        version: Version of the job's speed at the time of announcement; the event is outdated once the job's is newer.
+    """
+
+    time_s: float
+    sequence: int
+    kind: Kind
+    subject: int
+    version: int = 0
+
+
+class EventQueue:
+    """The events to come. The queue skips outdated ones, and sweeps them out when there are many.
+
+    Args:
+        is_outdated: Tells whether an event no longer holds.
+    """
+
+    def __init__(self, is_outdated: Callable[[Event], bool]) -> None:
+        self._heap: list[Event] = []
+        self._is_outdated = is_outdated
+        self._sequence = 0
+        self._sweep_at = _MANY
+        self.from_outside = 0
+        """Number of events left that do not come from running jobs."""
+
+    def announce(self, time_s: float, kind: Kind, subject: int, version: int = 0) -> None:
+        """Schedule an event."""
+        heappush(self._heap, Event(time_s, self._sequence, kind, subject, version))
+        self._sequence += 1
+        self.from_outside += kind not in OF_RUNNING_JOBS
+        if len(self._heap) > self._sweep_at:
+            self._sweep()
+
+    def next_time_s(self) -> float | None:
+        """Time of the next event; None: there is none."""
+        heap = self._heap
+        while heap and self._is_outdated(heap[0]):
+            heappop(heap)
+        return heap[0].time_s if heap else None
+
+    def pop_at(self, time_s: float) -> Event | None:
+        """The next event of this instant; None: there is no more."""
+        if self.next_time_s() != time_s:
+            return None
+        event = heappop(self._heap)
+        self.from_outside -= event.kind not in OF_RUNNING_JOBS
+        return event
+
+    def _sweep(self) -> None:
+        self._heap = [event for event in self._heap if not self._is_outdated(event)]
+        heapify(self._heap)
+        self._sweep_at = max(_MANY, 2 * len(self._heap))
+
+
+class World:
+    """The state of the cluster at one moment.
+
+    Attributes:
+        packs: Whether jobs share GPUs one by one, instead of in groups.
+        elastic: Whether jobs may hold another number of GPUs than they asked for.
+
+    Args:
+        jobs: The jobs of the trace.
+        nodes: The nodes of the cluster, all free.
+        settings: How to simulate.
+        speeds: How fast groups progress.
+        waiting: An empty queue.
+    """
+
+    packs: ClassVar[bool] = False
+    elastic = False
+
+    def __init__(
+        self,
+        jobs: Sequence[TraceJob],
+        nodes: Nodes,
+        settings: Settings,
+        speeds: Speeds,
+        waiting: WaitingJobs,
+    ) -> None:
+        planned = planned_profiles(jobs, settings.profile_noise, settings.seed)
+        self.jobs = {
+            job.job_id: LiveJob(
+                job,
+                speeds.of_job[job.job_id],
+                planned[job.job_id],
+                replace(job, profile=planned[job.job_id]).gpu_share,
+                speeds.sensitivities[job.job_id],
+                settings.restart_s if job.restart_s is None else job.restart_s,
+                job.service_s,
+            )
+            for job in jobs
+        }
+        self.now_s = 0.0
+        self.settings = settings
+        self.cluster = nodes.cluster
+        self.nodes = nodes
+        self.waiting = waiting
+        self.units: dict[int, Unit] = {}
+        self.shared_units = 0
+        self.allocates = False
+        """Whether any plan has given CPUs and memory other than in proportion to GPUs."""
+        self.meter = Meter(nodes.cluster.gpu_count, speeds.used, 1.0 if self.packs else math.inf)
+        self.events = EventQueue(self._is_outdated)
+        self.records: list[JobRecord] = []
+        self.spans: list[GroupSpan] | None = None
+        self._speeds = speeds
+        self._started = 0
+
+    def run_out_of_memory(self, live: LiveJob) -> None:
+        """Fail: plans for groups always fit the GPU memory."""
+        raise AssertionError(f"job {live.job.job_id} of a group ran out of memory")
+
+    def _is_outdated(self, event: Event) -> bool:
+        return event.kind in OF_RUNNING_JOBS and self.jobs[event.subject].version != event.version
+
+    def pass_time(self, until_s: float) -> None:
+        """Advance to a time before which nothing happens."""
+        self.meter.pass_time(self.now_s, until_s)
+        self.now_s = until_s
+
+    def arrive(self, live: LiveJob) -> None:
+        """A job arrives; it enters the queue once its model is known."""
+        live.since_s = self.now_s
+        self.meter.wait(_waits_since(live), live.service_s - live.done_s)
+
+    def enqueue(self, live: LiveJob) -> None:
+        """A job enters the queue."""
+        live.as_waiting = self._as_planned(live)
+        self.waiting.add(live)
+
+    def running(self) -> tuple[Running, ...]:
+        """The units that a plan decides on: those on nodes where jobs may start."""
+        known, checkpoints = self.settings.durations_known, self.settings.checkpoints
+        return tuple(
+            [
+                unit.as_running(self.now_s, durations_known=known, checkpoints=checkpoints)
+                for unit in self.units.values()
+                if self.is_open(unit)
+            ]
+        )
+
+    def is_open(self, unit: Unit) -> bool:
+        """Whether all nodes of a unit take jobs; otherwise the unit runs to its end undisturbed."""
+        return self.nodes.available_count == self.cluster.node_count or all(map(self.nodes.is_available, unit.nodes))
+
+    def start(self, members: Sequence[LiveJob], seat: Seat, undisturbed: frozenset[int]) -> None:
+        """Jobs start to share GPUs.
+
+        Args:
+            members: Jobs that run nowhere, in the ordering in which they interleave.
+            seat: What they get.
+            undisturbed: Ids of jobs that keep their GPUs and only get a partner, so they pay no restart.
+        """
+        gpu_count = sum(share.gpu_count for share in seat.gpus)
+        nodes = self.nodes.indices(seat.gpus)
+        unit = Unit(self._started, list(members), seat, nodes, gpu_count, self.now_s)
+        self._started += 1
+        self._occupy(unit)
+        self.units[unit.number] = unit
+        self.shared_units += len(members) > 1
+        for live in members:
+            self._put(live, unit, restarts=live.start_s is not None and live.job.job_id not in undisturbed)
+        self._set_pace(unit)
+
+    def _put(self, live: LiveJob, unit: Unit, *, restarts: bool) -> None:
+        if live.as_waiting is not None:
+            self.waiting.remove(live)
+            self.meter.leave(_waits_since(live), live.service_s - live.done_s)
+            live.as_waiting = None
+        live.unit, live.since_s = unit, self.now_s
+        live.start_s = self.now_s if live.start_s is None else live.start_s
+        if restarts:
+            live.restarts += 1
+            live.kept_s = live.done_s
+            live.resuming = live.restart_s > 0
+            live.resumes_s = self.now_s + live.restart_s
+        if live.resuming:
+            live.version += 1
+            self.events.announce(live.resumes_s, Kind.RESUME, live.job.job_id, live.version)
+
+    def resume(self, live: LiveJob) -> None:
+        """A restart is over."""
+        live.resuming = False
+        self._set_speed(live, live.pace)
+
+    def stop(self, unit: Unit, *, keeps_progress: bool = True) -> None:
+        """Take the GPUs of a unit away; its members then run nowhere."""
+        self._end_span(unit)
+        for live in unit.members:
+            live.settle(self.now_s)
+            self._set_speed(live, 0.0)
+            if not keeps_progress:
+                live.done_s = live.kept_s
+            live.unit = None
+        self._free(unit)
+        self.shared_units -= len(unit.members) > 1
+
+    def requeue(self, live: LiveJob) -> None:
+        """A job that was stopped waits again."""
+        live.resuming = False
+        live.waiting_since_s = self.now_s
+        self.meter.wait(self.now_s, live.service_s - live.done_s)
+        self.enqueue(live)
+
+    def finish(self, live: LiveJob) -> None:
+        """A job ends; its partners go on."""
+        unit = live.unit
+        assert unit is not None
+        self._end_span(unit)
+        for member in unit.members:
+            member.settle(self.now_s)
+        self._set_speed(live, 0.0)
+        live.done_s, live.unit = live.service_s, None
+        self.records.append(live.record(self.now_s))
+        if len(unit.members) == 1:
+            self._free(unit)
+            return
+        unit.members.remove(live)
+        self._take_from(unit, live)
+        if len(unit.members) == 1:
+            self.shared_units -= 1
+            unit.seat = unit.seat._replace(mode="interleave")  # no job is left to run beside
+        unit.members = self._speeds.reorder(unit.members)
+        self._set_pace(unit)
+
+    def fail(self, node: int) -> None:
+        """A node fails; its jobs return to the queue."""
+        for unit in [unit for unit in self.units.values() if node in unit.nodes]:
+            members = list(unit.members)
+            self.stop(unit, keeps_progress=self.settings.checkpoints)
+            for live in members:
+                self.requeue(live)
+
+    def _occupy(self, unit: Unit) -> None:
+        self.nodes.hold(unit.seat.gpus)
+        self.meter.gpus_held += unit.gpu_count
+        self._give(unit)
+
+    def _free(self, unit: Unit) -> None:
+        del self.units[unit.number]
+        self.nodes.release(unit.seat.gpus)
+        self.nodes.hosts.change(unit.seat.gpus, unit.seat.cpu_mem_shares, -1)
+        self.meter.gpus_held -= unit.gpu_count
+
+    def _give(self, unit: Unit) -> None:
+        """Give CPUs and memory, where a plan said how many."""
+        seat = unit.seat
+        if seat.cpu_mem_shares:
+            self.allocates = True
+            self.nodes.hosts.change(seat.gpus, seat.cpu_mem_shares, 1)
+            unit.given = self.nodes.hosts.per_gpu(seat.gpus, seat.cpu_mem_shares)
+
+    def _take_from(self, unit: Unit, live: LiveJob) -> None:
+        """Take CPUs and memory from a member that has left."""
+        seat = unit.seat
+        if seat.cpu_mem_shares:
+            self.nodes.hosts.change(seat.gpus, seat.cpu_mem_shares, -1)
+            left = {job_id: share for job_id, share in seat.cpu_mem_shares.items() if job_id != live.job.job_id}
+            unit.seat = seat._replace(cpu_mem_shares=left)
+            self._give(unit)
+
+    def _set_pace(self, unit: Unit) -> None:
+        for live, speed in zip(unit.members, self._speeds.of(unit), strict=True):
+            live.pace = speed
+            if not live.resuming:
+                self._set_speed(live, speed)
+
+    def _set_speed(self, live: LiveJob, speed: float) -> None:
+        """Change a speed, after counting what the job received at the old one."""
+        live.settle(self.now_s)
+        self.meter.speed_up(live.shape, live.job.gpu_count, speed - live.speed)
+        live.speed = speed
+        live.fastest = max(live.fastest, speed)
+        live.version += 1
+        if speed > 0:
+            self.events.announce(live.ends_at(self.now_s), Kind.COMPLETION, live.job.job_id, live.version)
+
+    def _as_planned(self, live: LiveJob) -> PlanJob:
+        settings = self.settings
+        return live.as_planned(self.now_s, durations_known=settings.durations_known, checkpoints=settings.checkpoints)
+
+    def _end_span(self, unit: Unit) -> None:
+        """Record how long exactly these jobs have shared."""
+        if self.spans is not None and self.now_s > unit.since_s:
+            ids = tuple(live.job.job_id for live in unit.members)
+            self.spans.append(GroupSpan(unit.since_s, self.now_s, ids, unit.nodes[0], unit.gpu_count))
+        unit.since_s = self.now_s
+
+
+def _waits_since(live: LiveJob) -> float:
+    return live.job.submit_s if live.waiting_since_s is None else live.waiting_since_s

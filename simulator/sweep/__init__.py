@@ -1,0 +1,1 @@
+"""Several simulations: carried out here or on a cluster, and summed up in figures."""

@@ -1,0 +1,253 @@
+"""The figures of a simulation, and how they are written for people."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import accumulate
+from statistics import fmean, median
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from muri.policies.speed.model import Floats
+from muri.profiler.records import RESOURCES
+from muri.simulator.model import JobRecord, Sample, SimulationError, SimulationResult, TraceJob
+
+_Name = TypeVar("_Name", int, str)
+_STEPS: Final = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"))
+
+
+@dataclass(frozen=True, slots=True)
+class JobMetrics:
+    """Figures of some of the jobs.
+
+    Attributes:
+        jobs: How many.
+        avg_jct_s: Mean job completion time, from submission to end.
+        median_jct_s: Median of it.
+        p99_jct_s: The one at index ⌊0.99 n⌋ of n in ascending order.
+        queueing_delay_s: Mean of the seconds between submission and end without GPUs.
+    """
+
+    jobs: int
+    avg_jct_s: float
+    median_jct_s: float
+    p99_jct_s: float
+    queueing_delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Figures of a simulation, or of its steady state.
+
+    Means over time go from the first submission to the last end; of a steady state, from the submission of
+    its first job to that of its last.
+
+    Attributes:
+        jobs: How many jobs count.
+        avg_jct_s: Mean job completion time (JCT), from submission to end.
+        median_jct_s: Median JCT.
+        p99_jct_s: The JCT at index ⌊0.99 n⌋ of n in ascending order.
+        makespan_s: From the first submission to the last end.
+        queueing_delay_s: Mean of the seconds between submission and end without GPUs.
+        queue_length_mean: Waiting jobs, mean over time.
+        blocking_index_mean: Mean over waiting jobs of time waited / remaining time (Muri, section 6.1), mean over
+            time; 0 while no job waits.
+        utilization: Share of the cluster's storage, CPU, GPU and network that is busy, mean over time.
+        gpus_held_share: Share of the GPUs that jobs hold, mean over time.
+        finish_time_fairness_mean: Mean ρ: JCT over the time that the job would have taken with an equal share of
+            the cluster, which is its service alone × the mean over its stay of max(1, GPUs asked for by all jobs
+            in the system / GPUs of the cluster). Above 1 the job was worse off. After Themis (NSDI 2020, section 3.1).
+        finish_time_fairness_max: Largest ρ.
+        by_gpu_count: Figures by GPU count.
+        by_bottleneck: Figures by the resource that an iteration holds longest.
+        restarts: Starts after the first, moves and regroupings, of all jobs that count.
+        out_of_memory: Failures because GPU memory was short, of all jobs that count.
+        wall_s: Wall-clock seconds of the simulation.
+        decisions: Plans that were made.
+        decision_mean_s: Mean wall-clock seconds of a plan.
+        decision_p99_s: The time of a plan at index ⌊0.99 n⌋.
+    """
+
+    jobs: int
+    avg_jct_s: float
+    median_jct_s: float
+    p99_jct_s: float
+    makespan_s: float
+    queueing_delay_s: float
+    queue_length_mean: float
+    blocking_index_mean: float
+    utilization: dict[str, float]
+    gpus_held_share: float
+    finish_time_fairness_mean: float
+    finish_time_fairness_max: float
+    by_gpu_count: dict[int, JobMetrics]
+    by_bottleneck: dict[str, JobMetrics]
+    restarts: int
+    out_of_memory: int
+    wall_s: float
+    decisions: int
+    decision_mean_s: float
+    decision_p99_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for JSON, whose object names are strings."""
+        plain = asdict(self)
+        plain["by_gpu_count"] = {str(count): figures for count, figures in plain["by_gpu_count"].items()}
+        return plain
+
+
+def metrics_of(result: SimulationResult, first: int | None = None, last: int | None = None) -> Metrics:
+    """The figures of a simulation.
+
+    Args:
+        result: The simulation.
+        first: Index, in order of submission, of the first job that counts; None: 0.
+        last: Index behind the last job that counts; None: their number.
+
+    Raises:
+        SimulationError: There are no such jobs.
+    """
+    every = sorted(result.records, key=lambda record: (record.job.submit_s, record.job.job_id))
+    first, last = _bounds(len(every), first, last)
+    records = every[first:last]
+    begin_s, end_s = records[0].job.submit_s, max(record.end_s for record in records)
+    steady = (first, last) != (0, len(every))
+    over_time = _mean_sample(result.samples, begin_s, records[-1].job.submit_s if steady else end_s)
+    rho = _fairness(every, result.unfinished, result.cluster.gpu_count)[first:last]
+    figures = job_metrics(records)
+    return Metrics(
+        jobs=figures.jobs,
+        avg_jct_s=figures.avg_jct_s,
+        median_jct_s=figures.median_jct_s,
+        p99_jct_s=figures.p99_jct_s,
+        makespan_s=end_s - begin_s,
+        queueing_delay_s=figures.queueing_delay_s,
+        queue_length_mean=over_time.pending,
+        blocking_index_mean=over_time.blocking_index,
+        utilization=dict(zip(RESOURCES, over_time.utilization, strict=True)),
+        gpus_held_share=over_time.gpus_held / result.cluster.gpu_count,
+        finish_time_fairness_mean=float(rho.mean()),
+        finish_time_fairness_max=float(rho.max()),
+        by_gpu_count=_by(records, lambda record: record.job.gpu_count),
+        by_bottleneck=_by(records, lambda record: record.job.profile.bottleneck),
+        restarts=sum(record.restarts for record in records),
+        out_of_memory=sum(record.out_of_memory for record in records),
+        wall_s=result.wall_s,
+        decisions=len(result.decision_s),
+        decision_mean_s=fmean(result.decision_s) if result.decision_s else 0.0,
+        decision_p99_s=percentile_99(result.decision_s),
+    )
+
+
+def job_metrics(records: Sequence[JobRecord]) -> JobMetrics:
+    """Figures of some jobs, at least one."""
+    jct_s = [record.jct_s for record in records]
+    delay_s = fmean(max(0.0, record.jct_s - record.run_s) for record in records)
+    return JobMetrics(len(records), fmean(jct_s), median(jct_s), percentile_99(jct_s), delay_s)
+
+
+def percentile_99(values: Sequence[float]) -> float:
+    """The value at index ⌊0.99 n⌋ of n in ascending order, as Muri's published figures have it; 0 of none."""
+    return sorted(values)[int(0.99 * len(values))] if values else 0.0
+
+
+def _bounds(count: int, first: int | None, last: int | None) -> tuple[int, int]:
+    begin, end = 0 if first is None else first, count if last is None else last
+    if not 0 <= begin < end <= count:
+        raise SimulationError(
+            f"steady state is jobs {begin}:{end}, but the trace has {count}; valid are FIRST:LAST with "
+            f"0 ≤ FIRST < LAST ≤ {count}"
+        )
+    return begin, end
+
+
+def _by(records: Iterable[JobRecord], key: Callable[[JobRecord], _Name]) -> dict[_Name, JobMetrics]:
+    groups: dict[_Name, list[JobRecord]] = {}
+    for record in records:
+        groups.setdefault(key(record), []).append(record)
+    return {name: job_metrics(groups[name]) for name in sorted(groups)}
+
+
+def _mean_sample(samples: Iterable[Sample], begin_s: float, end_s: float) -> Sample:
+    """Means over an interval, each sample weighted by its part in the interval."""
+    weights, inside = [], []
+    for sample in samples:
+        weight = min(end_s, sample.start_s + sample.length_s) - max(begin_s, sample.start_s)
+        if weight > 0:
+            weights.append(weight)
+            inside.append(sample)
+    total_s = math.fsum(weights)
+    if not inside:
+        return Sample(begin_s, 0.0, 0, 0.0, 0, (0.0, 0.0, 0.0, 0.0))
+
+    def mean(of: Callable[[Sample], float]) -> float:
+        return math.fsum(weight * of(sample) for weight, sample in zip(weights, inside, strict=True)) / total_s
+
+    return Sample(
+        start_s=begin_s,
+        length_s=total_s,
+        pending=mean(lambda sample: sample.pending),
+        blocking_index=mean(lambda sample: sample.blocking_index),
+        gpus_held=mean(lambda sample: sample.gpus_held),
+        utilization=(
+            mean(lambda sample: sample.utilization[0]),
+            mean(lambda sample: sample.utilization[1]),
+            mean(lambda sample: sample.utilization[2]),
+            mean(lambda sample: sample.utilization[3]),
+        ),
+    )
+
+
+def _fairness(records: Sequence[JobRecord], unfinished: Iterable[TraceJob], gpu_count: int) -> Floats:
+    """ρ of each job that has ended, given all jobs of the trace."""
+    moments: dict[float, int] = {}
+    for job in unfinished:
+        moments[job.submit_s] = moments.get(job.submit_s, 0) + job.gpu_count
+    for record in records:
+        moments[record.job.submit_s] = moments.get(record.job.submit_s, 0) + record.job.gpu_count
+        moments[record.end_s] = moments.get(record.end_s, 0) - record.job.gpu_count
+    times = np.array(sorted(moments))
+    demand = np.array(list(accumulate(moments[time_s] for time_s in times.tolist())), dtype=np.float64)
+    # More demand than the cluster has slows an equal share down; less demand does not speed it up.
+    contention = np.maximum(1.0, demand / gpu_count)
+    passed = np.concatenate(([0.0], np.cumsum(contention[:-1] * np.diff(times))))
+    submit_s = np.array([record.job.submit_s for record in records])
+    end_s = np.array([record.end_s for record in records])
+    jct_s = end_s - submit_s
+    mean = (np.interp(end_s, times, passed) - np.interp(submit_s, times, passed)) / jct_s
+    service_s = np.array([record.job.service_s for record in records])
+    return np.asarray(jct_s / (service_s * mean), dtype=np.float64)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in the largest unit that leaves at least 1: "3.2 d", "12.4 h", "45 min", "8 s"."""
+    if seconds is None:
+        return "-"
+    for size_s, unit in _STEPS:
+        if abs(seconds) >= size_s:
+            return f"{_short(seconds / size_s)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def count(value: float | None) -> str:
+    """Three significant digits, without an exponent."""
+    return "-" if value is None else _short(value)
+
+
+def percent(share: float | None) -> str:
+    """A share as whole per cents."""
+    return "-" if share is None else f"{share:.0%}"
+
+
+def ratio(value: float | None) -> str:
+    """A factor: "2.03×"."""
+    return "-" if value is None else f"{value:.2f}×"
+
+
+def _short(value: float) -> str:
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    if abs(value) >= 100 or value == int(value):
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,0 +1,391 @@
+"""What jobs can train: models with measured stage times; for generated traces also with assumed memory and batches."""
+
+import csv
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import yaml
+
+from muri.policies.speed.measured import COLUMNS
+from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
+from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
+from muri.simulator.traces.rows import TraceError
+
+LOAD_SHARES = {
+    "shufflenet": 60 / 78,
+    "vgg": 24 / 28,
+    "gpt2": 0.06 / 0.09,
+    "a2c": 0.0,
+    "resnet": 60 / 78,
+    "bert": 0.06 / 0.09,
+    "dqn": 0.0,
+}
+"""Share of load in load + preprocess by the beginning of the model's name: Muri (SIGCOMM 2022), Table 1, for
+ShuffleNet, VGG19, GPT-2 and A2C; the other models take that of the nearest kind: ResNet reads the same images as
+ShuffleNet, BERT text as GPT-2 does, and DQN learns from a simulator's frames like A2C."""
+
+OTHER_LOAD_SHARE = 0.5
+_MS = 1000.0
+
+GPU_MEM_GIB: Final = {
+    "alexnet": 5.0,
+    "bert": 11.0,
+    "deepspeech": 8.0,
+    "gnmt": 7.0,
+    "lstm": 3.0,
+    "m5": 4.0,
+    "mobilenet": 9.0,
+    "res18": 8.0,
+    "res50": 13.0,
+    "shufflenet": 6.0,
+    "transformer": 10.0,
+    "vae": 2.0,
+}
+"""Assumed, of a GPU with 16 GiB: what each model takes with its whole batch."""
+
+FIXED_MEM_GIB: Final = 1.5
+"""Assumed: what a model takes without any sample."""
+
+FIXED_TIME_SHARE: Final = 0.1
+"""Assumed: share of an iteration on one GPU that does not depend on the batch."""
+
+MOST_STEPS: Final = 8
+"""Assumed: accumulation steps into which a batch can be split."""
+
+LARGEST_MEM_GIB: Final = 11.0
+"""Assumed, of a GPU with 16 GiB: what a model takes without any sample, and with the largest batch of the table."""
+
+OTHER_MEM_GIB: Final = 4.0
+"""Assumed for a model of a single configuration, whose batch is never split."""
+
+_BATCH_NAME: Final = re.compile(r"(?P<family>.+) \(batch size (?P<batch_size>\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """One iteration's stage times and length, seconds, and the GPU memory that it takes; 0: unknown."""
+
+    load_s: float
+    preprocess_s: float
+    propagate_s: float
+    synchronize_s: float
+    iteration_s: float
+    gpu_mem_gib: float = 0.0
+
+    @property
+    def bottleneck(self) -> str:
+        """The resource held longest; the earlier one on a tie."""
+        times = (self.load_s, self.preprocess_s, self.propagate_s, self.synchronize_s)
+        return RESOURCES[times.index(max(times))]
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The measured figures of a model.
+
+    Attributes:
+        name: Its name.
+        batch_size: Samples per iteration and GPU.
+        stages: By GPU count, ascending; at least one.
+        gpu_type: GRES type of the GPUs of the measurement.
+    """
+
+    name: str
+    batch_size: int
+    stages: tuple[tuple[int, Stages], ...]
+    gpu_type: str = "gpu"
+
+    def profile(self, gpu_count: int) -> StageProfile:
+        """Profile on this many GPUs, with the figures of the largest measured count up to it, else of the smallest."""
+        fitting = [stages for count, stages in self.stages if count <= gpu_count]
+        return self._profile(fitting[-1] if fitting else self.stages[0][1], gpu_count)
+
+    def profile_bound_by(self, resource: str, gpu_count: int) -> StageProfile | None:
+        """Profile with this bottleneck: the figures of the nearest GPU count that has it; None if none has."""
+        fitting = [(abs(count - gpu_count), count, stages) for count, stages in self.stages]
+        bound = [item for item in fitting if item[2].bottleneck == resource]
+        return self._profile(min(bound, key=lambda item: item[:2])[2], gpu_count) if bound else None
+
+    def _profile(self, stages: Stages, gpu_count: int) -> StageProfile:
+        return StageProfile(
+            key=ProfileKey(self.name, self.batch_size, gpu_count, self.gpu_type),
+            load_s=stages.load_s,
+            preprocess_s=stages.preprocess_s,
+            propagate_s=stages.propagate_s,
+            synchronize_s=stages.synchronize_s,
+            iteration_s=stages.iteration_s,
+            gpu_mem_gib=stages.gpu_mem_gib,
+            source="import",
+        )
+
+
+def load_share(model: str) -> float:
+    """Share of load in a model's load + preprocess time; one half for a model of no known kind."""
+    name = model.lower().replace("-", "").replace("_", "")
+    return next((share for kind, share in LOAD_SHARES.items() if name.startswith(kind)), OTHER_LOAD_SHARE)
+
+
+def split_exactly(total: float, share: float) -> tuple[float, float]:
+    """Two parts of about share : 1 − share whose sum in floating point is the total, to the last bit.
+
+    The larger part is at least half of the total, so subtracting it from the total is exact (Sterbenz' lemma).
+    """
+    larger = total - total * min(share, 1 - share)
+    smaller = total - larger
+    return (larger, smaller) if share > 1 - share else (smaller, larger)
+
+
+@cache
+def measured_models() -> tuple[Model, ...]:
+    """The Muri paper's eight models, by name."""
+    return tuple(
+        Model(name, int(entry["batch_size"]), tuple((int(n), _measured(name, row)) for n, row in _by_gpus(entry)))
+        for name, entry in sorted(_table()["measured"].items())
+    )
+
+
+@cache
+def synergy_models() -> dict[str, Model]:
+    """Synergy's models, measured on one GPU, by name."""
+    return {
+        name: Model(name, int(entry["batch_size"]), ((1, _synergy(entry)),))
+        for name, entry in sorted(_table()["synergy"].items())
+    }
+
+
+@cache
+def profiles_bound_by(resource: str, gpu_count: int) -> tuple[StageProfile, ...]:
+    """Profiles with this bottleneck of all models that can have it, by model name."""
+    profiles = (model.profile_bound_by(resource, gpu_count) for model in measured_models())
+    return tuple(profile for profile in profiles if profile is not None)
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = files(__package__).joinpath("model_profiles.yaml").read_text(encoding="utf-8")
+    table: dict[str, Any] = yaml.safe_load(text)
+    return table
+
+
+def _by_gpus(entry: dict[str, Any]) -> list[tuple[int, dict[str, float]]]:
+    return sorted(entry["by_gpu_count"].items())
+
+
+def _measured(name: str, row: dict[str, float]) -> Stages:
+    load_s, preprocess_s = split_exactly(row["input_ms"] / _MS, load_share(name))
+    return Stages(
+        load_s, preprocess_s, row["propagate_ms"] / _MS, row["synchronize_ms"] / _MS, row["iteration_ms"] / _MS
+    )
+
+
+def _synergy(row: dict[str, float]) -> Stages:
+    return Stages(
+        row["load_ms"] / _MS, row["preprocess_ms"] / _MS, row["propagate_ms"] / _MS, 0.0, row["iteration_ms"] / _MS
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SynergyFigures:
+    """The figures of a model in Synergy's public simulator.
+
+    Attributes:
+        sensitivity: Throughput over CPUs and memory per GPU, relative to the fair share of 3 CPUs and 62.5 GiB, and
+            the demand.
+        speedup: Iterations per second with the demand, relative to the fair share. Close to what the matrix says.
+    """
+
+    sensitivity: Sensitivity
+    speedup: float
+
+
+def synergy_sensitivity(model: str) -> Sensitivity | None:
+    """The sensitivity of one of Synergy's models by its name in traces; None of any other model."""
+    known = synergy_figures().get(model)
+    return None if known is None else known.sensitivity
+
+
+@cache
+def synergy_figures() -> dict[str, SynergyFigures]:
+    """All of Synergy's models, by name."""
+    text = files(__package__).joinpath("synergy_sensitivities.yaml").read_text(encoding="utf-8")
+    table: dict[str, Any] = yaml.safe_load(text)
+    cpus = tuple(float(count) for count in table["cpus"])
+    mem_gib = tuple(float(amount) for amount in table["mem_gib"])
+    return {name: _synergy_figures(entry, cpus, mem_gib) for name, entry in sorted(table["models"].items())}
+
+
+def _synergy_figures(entry: dict[str, Any], cpus: tuple[float, ...], mem_gib: tuple[float, ...]) -> SynergyFigures:
+    rows = entry.get("throughput", [[1.0] * len(mem_gib)] * len(cpus))
+    throughput = tuple(tuple(float(value) for value in row) for row in rows)
+    demand = Demand(float(entry["demand"]["cpus"]), float(entry["demand"]["mem_gib"]))
+    return SynergyFigures(Sensitivity(cpus, mem_gib, throughput, demand), float(entry["speedup"]))
+
+
+class BatchedModel(NamedTuple):
+    """One of Synergy's models, with assumed memory, batch model and synchronization.
+
+    Attributes:
+        alone: The model as measured on one GPU.
+    """
+
+    alone: Model
+
+    @property
+    def name(self) -> str:
+        """Name, as Synergy's tables have it."""
+        return self.alone.name
+
+    @property
+    def gpu_mem_gib(self) -> float:
+        """Memory that it takes on each GPU."""
+        return GPU_MEM_GIB[self.name]
+
+    def profile(self, gpu_count: int) -> StageProfile:
+        """Its profile: each GPU does the same work, and they synchronize afterwards."""
+        alone = self._on_one
+        synchronize_s = self._synchronize_s(gpu_count)
+        stages = Stages(
+            alone.load_s,
+            alone.preprocess_s,
+            alone.propagate_s,
+            synchronize_s,
+            alone.iteration_s + synchronize_s,
+            self.gpu_mem_gib,
+        )
+        return Model(self.name, self.alone.batch_size, ((gpu_count, stages),)).profile(gpu_count)
+
+    def batch_on(self, gpu_count: int) -> BatchModel:
+        """How its batch can be split."""
+        iteration_s, size = self._on_one.iteration_s, self.alone.batch_size
+        return BatchModel(
+            size,
+            FIXED_TIME_SHARE * iteration_s,
+            (1 - FIXED_TIME_SHARE) * iteration_s / size,
+            communicate_s=self._synchronize_s(gpu_count),
+            fixed_mem_gib=FIXED_MEM_GIB,
+            mem_gib_per_sample=(self.gpu_mem_gib - FIXED_MEM_GIB) / size,
+            max_accumulate_steps=min(MOST_STEPS, size),
+        )
+
+    @property
+    def _on_one(self) -> Stages:
+        return self.alone.stages[0][1]
+
+    def _synchronize_s(self, gpu_count: int) -> float:
+        return FIRST_SYNC_SHARE * self._on_one.iteration_s * ring_share(gpu_count)
+
+
+@cache
+def batched_models() -> tuple[BatchedModel, ...]:
+    """Synergy's models, by name."""
+    return tuple(BatchedModel(model) for model in synergy_models().values())
+
+
+class TrainedModel(NamedTuple):
+    """A configuration of a table of pair speeds.
+
+    Attributes:
+        name: Its name in the table.
+        iteration_s: Seconds of an iteration alone.
+        batch: How its batch can be split; None: it cannot.
+        gpu_mem_gib: Memory that it takes on each GPU.
+    """
+
+    name: str
+    iteration_s: float
+    batch: BatchModel | None
+    gpu_mem_gib: float
+
+    def profile(self, gpu_count: int) -> StageProfile:
+        """Its profile, which is the same on any number of GPUs."""
+        batch_size = 0 if self.batch is None else self.batch.batch_size
+        return StageProfile(
+            ProfileKey(self.name, batch_size, gpu_count, "gpu"),
+            load_s=0.0,
+            preprocess_s=0.0,
+            propagate_s=self.iteration_s,
+            synchronize_s=0.0,
+            iteration_s=self.iteration_s,
+            gpu_mem_gib=self.gpu_mem_gib,
+            source="import",
+        )
+
+    def batch_on(self, gpu_count: int) -> BatchModel | None:
+        """How its batch can be split, the same on any number of GPUs."""
+        return self.batch
+
+
+def models_of_pairs(lines: Iterable[str]) -> tuple[TrainedModel, ...]:
+    """The models of a table of pair speeds, by name.
+
+    Args:
+        lines: The table's lines, the header first, as `muri.policies.speed.measured.parse_interference` takes them.
+
+    Raises:
+        TraceError: A column is missing, or a speed alone is no number above 0.
+    """
+    alone = _alone_s(lines)
+    found: list[TrainedModel] = []
+    for family, names in groupby(sorted(alone, key=lambda name: (_family(name), name)), key=_family):
+        members = list(names)
+        sizes = {name: int(match["batch_size"]) for name in members if (match := _BATCH_NAME.fullmatch(name))}
+        if len(sizes) < 2:
+            found += [TrainedModel(name, alone[name], None, OTHER_MEM_GIB) for name in members]
+            continue
+        fixed_s, per_sample_s = _fit([(size, alone[name]) for name, size in sizes.items()], family)
+        per_sample_gib = (LARGEST_MEM_GIB - FIXED_MEM_GIB) / max(sizes.values())
+        for name, size in sizes.items():
+            batch = BatchModel(
+                size,
+                fixed_s,
+                per_sample_s,
+                fixed_mem_gib=FIXED_MEM_GIB,
+                mem_gib_per_sample=per_sample_gib,
+                max_accumulate_steps=MOST_STEPS,
+            )
+            found.append(TrainedModel(name, alone[name], batch, batch.mem_gib()))
+    return tuple(sorted(found, key=lambda model: model.name))
+
+
+def _alone_s(lines: Iterable[str]) -> dict[str, float]:
+    """Seconds of an iteration alone by model."""
+    reader = csv.DictReader(lines)
+    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise TraceError(f"the table of pairs has no column {missing[0]}; it needs {', '.join(COLUMNS)}")
+    alone: dict[str, float] = {}
+    for row in reader:
+        for name, rate in ((row["job_a"], row["solo_a_iters_per_s"]), (row["job_b"], row["solo_b_iters_per_s"])):
+            try:
+                alone[name] = 1 / float(rate)
+            except (ValueError, TypeError, ZeroDivisionError) as err:
+                raise TraceError(
+                    f"the table of pairs, line {reader.line_num}: {name} alone makes {rate!r} iterations per second; "
+                    "it must be a number above 0"
+                ) from err
+    return alone
+
+
+def _family(name: str) -> str:
+    match = _BATCH_NAME.fullmatch(name)
+    return match["family"] if match else name
+
+
+def _fit(points: list[tuple[int, float]], family: str) -> tuple[float, float]:
+    """α ≥ 0 and β of t = α + βB, by least squares of the relative errors."""
+    sizes, times = np.array([point[0] for point in points], float), np.array([point[1] for point in points])
+    matrix = np.stack([1 / times, sizes / times], axis=1)
+    fixed_s, per_sample_s = np.linalg.lstsq(matrix, np.ones(len(points)), rcond=None)[0].tolist()
+    if fixed_s < 0:
+        fixed_s, per_sample_s = 0.0, float((sizes / times).sum() / ((sizes / times) ** 2).sum())
+    if per_sample_s < 0:
+        raise TraceError(
+            f"the table of pairs: {family} trains larger batches in less time, which no batch model allows"
+        )
+    return fixed_s, per_sample_s

@@ -1,0 +1,1 @@
+"""The commands that administrators and users type."""

@@ -1,0 +1,256 @@
+"""Commands for administrators: the controller, drain, config, preempt."""
+
+import json
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muri.errors import UsageError
+from muri.slurm_plugin.config import Config, config_path, render_config
+from muri.utc import log_handler
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.execute.drain import Drained
+
+CONFIG_OPTION = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path),
+    help="Configuration file. [default: $MURI_CONFIG or /etc/muri/muri.yaml]",
+)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@CONFIG_OPTION
+@click.option("--once", is_flag=True, help="Run one cycle and exit (for cron and systemd timers).")
+@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), help="Run a cycle every SECONDS for ever.")
+@click.option("--dry-run", is_flag=True, help="Print what one cycle would do, as JSON lines, and change nothing.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+def controller(config_file: Path | None, once: bool, interval_s: float | None, dry_run: bool, verbose: bool) -> None:
+    """Read the queue, group waiting jobs, and start them.
+
+    A cycle that fails is tried again at the next one; jobs stay as they are meanwhile. A second controller
+    on the same state_dir says so and exits with 0.
+
+    \b
+    Examples:
+      muri-controller --dry-run             what would happen now?
+      muri-controller --once                one cycle
+      muri-controller --interval 360        a cycle every six minutes
+    """
+    from muri.slurm_plugin.controller.assemble import read_config
+
+    if sum((once, interval_s is not None, dry_run)) != 1:
+        raise UsageError("say one of --once, --interval SECONDS or --dry-run")
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[log_handler()], force=True)
+    config = read_config(config_file)
+    if dry_run:
+        _print_decision(config)
+    else:
+        _run(config, interval_s)
+
+
+def _print_decision(config: Config) -> None:
+    from muri.slurm_plugin.controller.assemble import open_controller
+    from muri.slurm_plugin.planning.actions import render_action
+
+    with open_controller(config, look_only=True) as instance:
+        decision = instance.decide()
+    for action in decision.repairs + decision.actions:
+        click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
+
+
+def _run(config: Config, interval_s: float | None) -> None:
+    from muri.slurm_plugin.controller.assemble import open_controller
+    from muri.slurm_plugin.controller.loop import only_one, run_for_ever
+
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with only_one(config.state_dir), open_controller(config) as instance:
+        if interval_s is None:
+            instance.cycle()
+        else:
+            run_for_ever(instance, interval_s, stop)
+
+
+def controller_main() -> None:
+    """Entry point of the console script `muri-controller`."""
+    from muri.commands import run_command
+
+    sys.exit(run_command(controller))
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@CONFIG_OPTION
+@click.option("--if-stale", "stale_s", type=float, help="Only when no cycle has finished for SECONDS (watchdog).")
+@click.option("--wait", is_flag=True, help="Stay until the last group has ended, for jobs that come back held.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; with --wait a line for each pass.")
+def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: bool) -> None:
+    """Release every held job with its original request.
+
+    Jobs that run in a group run on. One of them that is stopped to go on later, or that loses its group, waits
+    held for the next drain: use --wait, or leave the watchdog on. Stop the controller first, or it groups again.
+    New jobs with --muri are held until Muri's line is taken out of job_submit.lua; docs/operations.md has the
+    order of removal.
+
+    \b
+    Examples:
+      muri drain                         give every job back to Slurm
+      muri drain --wait                  the same, and look after running groups until they have ended
+      muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
+    """
+    from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.controller.status import age_s
+    from muri.slurm_plugin.execute.drain import drain as drain_jobs
+    from muri.slurm_plugin.execute.drain import drain_until_over
+
+    config = read_config(config_file)
+    age = age_s(config.state_dir / "status.json", time.time())
+    if stale_s is not None and age is not None and age < stale_s:
+        click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
+        return
+    with _only_one_unless_hung(config.state_dir, stale_s):
+        gateway = open_gateway(config.gateway)
+        for done in drain_until_over(gateway) if wait else (drain_jobs(gateway),):
+            _print_drained(done, as_json=as_json, one_line=wait)
+    if done.running and not as_json:
+        click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",
+                   err=True)  # fmt: skip
+    if done.failed:
+        sys.exit(1)
+
+
+@contextmanager
+def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[None]:
+    """Hold the controller's lock; go on without it where its holder has finished no cycle for `stale_s` seconds.
+
+    A controller that hangs is as good as dead to the jobs that it holds. If it wakes up after all, it takes
+    a drain beside it as it takes one after its death: what it had begun is mended by the next cycle, or drain.
+    """
+    from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
+    from muri.slurm_plugin.controller.status import age_s
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_one(state_dir))
+        except AnotherControllerError:
+            held_s = age_s(state_dir / LOCK_NAME, time.time())
+            if stale_s is None or held_s is None or held_s < stale_s:
+                raise
+            click.echo(f"a controller hangs: its lock is {held_s:.0f} s old; jobs are released all the same", err=True)
+        yield
+
+
+def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
+    fields = {name: values for name, values in asdict(done).items() if values or not one_line}
+    if as_json:
+        click.echo(json.dumps(asdict(done), indent=None if one_line else 1))
+    elif one_line:
+        click.echo("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in fields.items()) or "all done")
+    else:
+        for name, values in fields.items():
+            click.echo(f"{name:<10}{', '.join(map(str, values)) or '-'}")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def config() -> None:
+    """Show or check the configuration file.
+
+    \b
+    Examples:
+      muri config show                   what is in force, each key under its meaning
+      muri config show --defaults        a file to start from
+      muri config check /etc/muri/muri.yaml
+    """
+
+
+@config.command("show")
+@CONFIG_OPTION
+@click.option("--defaults", is_flag=True, help="Ignore any file.")
+@click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
+def config_show(config_file: Path | None, defaults: bool, as_json: bool) -> None:
+    """Print the configuration in force."""
+    from muri.slurm_plugin.controller.assemble import read_config
+
+    current = Config() if defaults else read_config(config_file)
+    click.echo(current.model_dump_json(indent=1) if as_json else render_config(current), nl=as_json)
+
+
+@config.command("check")
+@click.argument("file", type=click.Path(path_type=Path), required=False)
+def config_check(file: Path | None) -> None:
+    """Check a configuration file; exits with 2 when something is wrong."""
+    from muri.slurm_plugin.controller.assemble import policy_of, read_config
+
+    policy_of(read_config(file))
+    click.echo(f"{config_path(file) or 'built-in defaults'}: fine")
+
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.config import Config
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job_id", metavar="JOB", type=int)
+@CONFIG_OPTION
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; needs --yes.")
+def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> None:
+    """Stop running JOB at its next iteration; it waits in the queue and goes on later.
+
+    For administrators and the job's owner. Only a job that was submitted with --muri=checkpoint=1 and whose
+    script has called muri.checkpoint can be stopped. The controller decides when it runs again.
+
+    \b
+    Examples:
+      muri preempt 4711                  asks first
+      muri preempt 4711 --yes --json     for scripts
+    """
+    from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.node.membership import mark_stopped
+    from muri.slurm_plugin.planning.running import why_not_preemptible
+    from muri.slurm_plugin.records.roles import view_of
+
+    if as_json and not yes:
+        raise UsageError("--json asks no questions: give --yes, too")
+    config = read_config(config_file)
+    gateway = open_gateway(config.gateway)
+    view = view_of(gateway.snapshot(), config.partitions)
+    job = view.jobs.get(job_id)
+    if job is None:
+        raise UsageError(f"Slurm knows no job {job_id}; `squeue --me` lists yours")
+    reason = why_not_preemptible(job, view.roles[job_id])
+    if reason:
+        raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
+    _warn_if_nobody_would_resume(config)
+    if not yes:
+        click.confirm(f"Stop job {job_id} ({job.name}) of {job.user} and put it back into the queue?", abort=True)
+    mark_stopped(job_id, job.restart_count)
+    gateway.requeue_hold(job_id)
+    if as_json:
+        click.echo(json.dumps({"job_id": job_id, "stopped": True, "run": job.restart_count}))
+    else:
+        click.echo(f"job {job_id} is being saved; the controller puts it back into the queue at its next cycle")
+
+
+def _warn_if_nobody_would_resume(config: "Config") -> None:
+    from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
+    from muri.slurm_plugin.controller.status import age_s
+
+    age = age_s(config.state_dir / "status.json", time.time())
+    if age is not None and age > CYCLES_MISSED * config.interval_s:
+        click.echo(
+            f"warning: the controller finished its last cycle {age:.0f} s ago; a stopped job waits, held, for its next "
+            "one, or for `muri drain`",
+            err=True,
+        )

@@ -1,0 +1,299 @@
+"""`muri doctor`: examine what Muri needs on this machine; changes nothing, unless told to set a store aside."""
+
+import json
+import logging
+import os
+import pwd
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from muri.errors import MuriError
+from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
+from muri.profiler.resource_usage.nvml import check as why_no_gpu
+from muri.profiler.store import ProfileStore
+from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
+from muri.slurm_plugin.cli.admin import CONFIG_OPTION
+from muri.slurm_plugin.cli.doctor_checks import (
+    Finding,
+    Folder,
+    Level,
+    examine_select,
+    exit_code,
+    judge_cycle,
+    judge_damaged,
+    judge_folder,
+    judge_space,
+    judge_way_of_writing,
+)
+from muri.slurm_plugin.config import Config, config_path
+from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profiles_path, read_config
+from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
+from muri.slurm_plugin.controller.status import age_s
+from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+from muri.slurm_plugin.records.journal import SCHEMA_VERSION
+
+_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_INDENT = 26
+_WIDTH = 80
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@CONFIG_OPTION
+@click.option("--store", type=click.Path(dir_okay=False, path_type=Path), help="Another profile store than its own.")
+@click.option("--set-aside", is_flag=True, help="Rename the profile store, if it is damaged.")
+@click.option("-y", "--yes", is_flag=True, help="With --set-aside: don't ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: bool, as_json: bool) -> None:
+    """Examine what Muri needs: configuration, state directory, profile store, journal, Slurm, GPUs, disk.
+
+    Changes nothing without --set-aside. Exits with 1 when something has to be done; warnings alone
+    give 0. Works where there is no Slurm, and says so.
+
+    \b
+    Examples:
+      muri doctor
+      muri doctor --json | jq '.findings[] | select(.level != "ok")'
+      muri doctor --set-aside    rename a damaged store
+    """
+    logging.getLogger("muri").addHandler(logging.NullHandler())  # each warning is a finding here
+    if set_aside:
+        _set_aside(config_file, store, yes, as_json)
+        return
+    findings = []
+    for finding in examine(config_file, store):
+        findings.append(finding)
+        if not as_json:
+            _print(finding)
+    if as_json:
+        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, ensure_ascii=False))
+    else:
+        click.echo(_summary(findings))
+    click.get_current_context().exit(exit_code(findings))
+
+
+def _print(finding: Finding) -> None:
+    head = click.style(f"{finding.level.upper():<9}", fg=_COLOURS[finding.level]) + f"{finding.name:<17}"
+    space = " " * _INDENT
+    text = click.wrap_text(finding.text, _WIDTH - _INDENT, preserve_paragraphs=True)
+    click.echo(head + text.replace("\n", f"\n{space}"))
+    if finding.remedy:
+        click.echo(click.wrap_text(finding.remedy, _WIDTH, f"{space}→ ", f"{space}  "))
+
+
+def _summary(findings: Sequence[Finding]) -> str:
+    problems, warnings = (sum(item.level is level for item in findings) for level in (Level.PROBLEM, Level.WARNING))
+    return f"{problems} problem(s), {warnings} warning(s)"
+
+
+def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json: bool) -> None:
+    from muri.slurm_plugin.controller.assemble import profiles_path, read_config
+
+    refused: list[str] = []
+
+    def confirm(question: str) -> bool:
+        if yes or click.confirm(question, err=True):
+            return True
+        refused.append(question)
+        return False
+
+    config = read_config(config_file)
+    place = set_store_aside(config, store, confirm)
+    if as_json:
+        click.echo(json.dumps({"set_aside": None if place is None else str(place)}))
+    elif place is not None:
+        click.echo(f"set aside as {place}; save what is left of it with `sqlite3 {place} .recover`")
+    elif not refused:
+        click.echo(f"{store or profiles_path(config)} is whole; nothing to set aside")
+    if refused:
+        click.echo("Nothing was changed.", err=True)
+        click.get_current_context().exit(1)
+
+
+class DoctorError(MuriError):
+    """What was asked for would do harm now."""
+
+
+def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
+    """Look at one thing after the other.
+
+    Args:
+        config_file: The configuration; None for the site's.
+        store: The profile store; None for the configured one.
+    """
+    config, finding = examine_config(config_file)
+    yield finding
+    yield judge_folder(_folder(config.state_dir))
+    yield _space(config.state_dir)
+    yield from examine_store(store or profiles_path(config))
+    yield examine_journal(config.state_dir / "journal.db")
+    yield judge_cycle(age_s(config.state_dir / "status.json", time.time()), config.interval_s)
+    yield examine_slurm(config)
+    if (allocates := examine_select(config)) is not None:
+        yield allocates
+    yield examine_gpus()
+
+
+def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
+    """Read the configuration; the built-in one goes on when it is wrong."""
+    try:
+        config = read_config(config_file)
+        policy_of(config)
+    except MuriError as error:
+        return Config(), Finding("configuration", Level.PROBLEM, str(error), "mend it, then `muri config check`")
+    return config, Finding("configuration", Level.OK, str(config_path(config_file) or "built-in defaults"))
+
+
+def examine_store(path: Path) -> Iterator[Finding]:
+    """The profile store: whole, of this format, written as its file system allows."""
+    name = "profile store"
+    try:
+        with ProfileStore(path, read_only=True) as store:
+            store.check()
+            profiles, stale = len(store.list()), len(store.stale_marks())
+        yield Finding(name, Level.OK, f"{path}: whole; {profiles} profiles, {stale} of them stale")
+    except StoreMissingError:
+        yield Finding(name, Level.OK, f"there is no {path} yet; the first dry run makes it")
+    except StoreOutdatedError as error:
+        yield Finding(name, Level.WARNING, str(error))
+    except CorruptStoreError as error:
+        remedy = f"the controller sets it aside at its next start; to do it now: muri doctor --store {path} --set-aside"
+        yield Finding(name, Level.PROBLEM, f"{path} is damaged: {error.detail}", remedy)
+    except MuriError as error:
+        yield Finding(name, Level.PROBLEM, str(error))
+    kind = file_system_of(path)
+    further = (
+        judge_way_of_writing(kind, is_network(kind), existing_journal(path)),
+        judge_damaged(set_aside_stores(path)),
+    )
+    yield from (finding for finding in further if finding is not None)
+
+
+def examine_journal(path: Path) -> Finding:
+    """The controller's journal: whole and of this format."""
+    name = "journal"
+    if not exists(path):
+        return Finding(name, Level.OK, f"there is no {path} yet; the first cycle makes it")
+    remedy = f"move it aside (mv {path} {path}.damaged): the jobs' own AdminComment holds what is needed to go on"
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+            problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])
+            version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    except sqlite3.OperationalError as error:
+        return Finding(name, Level.WARNING, f"cannot read {path}: {error}", "run this as the controller's user")
+    except sqlite3.DatabaseError as error:
+        return Finding(name, Level.PROBLEM, f"{path} is damaged: {error}", remedy)
+    if problem != "ok":
+        return Finding(name, Level.PROBLEM, f"{path} is damaged: {problem}", remedy)
+    if version > SCHEMA_VERSION:
+        return Finding(
+            name, Level.PROBLEM, f"{path} was written by a newer Muri (schema {version})", "upgrade this one"
+        )
+    return Finding(name, Level.OK, f"{path}: whole")
+
+
+def examine_slurm(config: Config) -> Finding:
+    """Whether Slurm answers."""
+    try:
+        gateway = open_gateway(config.gateway)
+        snapshot = gateway.snapshot()
+    except GatewayUnavailableError as error:
+        remedy = "nothing, if the controller runs on another machine"
+        return Finding("Slurm", Level.WARNING, f"no Slurm on this machine: {error}", remedy)
+    except MuriError as error:
+        return Finding("Slurm", Level.PROBLEM, str(error), "`scontrol ping` says more; jobs stay as they are meanwhile")
+    gpus = sum(node.gpu_count for node in snapshot.nodes)
+    size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
+    return Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+
+
+def examine_gpus() -> Finding:
+    """Whether this machine's GPUs can be read."""
+    reason = why_no_gpu()
+    if reason is None:
+        return Finding("GPUs", Level.OK, "NVML can be read")
+    return Finding("GPUs", Level.WARNING, reason, "nothing, unless jobs run on this machine")
+
+
+def set_store_aside(config: Config, store: Path | None, confirm: Callable[[str], bool]) -> Path | None:
+    """Rename a store that is damaged.
+
+    Args:
+        config: The configuration.
+        store: The profile store; None for the configured one.
+        confirm: Asks whether to do it.
+
+    Returns:
+        Its new place; None when it is not damaged, or the answer was no.
+
+    Raises:
+        DoctorError: A controller has it open.
+        StoreError: It is not there, cannot be read, or cannot be renamed.
+    """
+    path = store or profiles_path(config)
+    damage = _damage(path)
+    if not damage or not confirm(f"{path} is damaged ({damage}). Rename it, so that models are measured again?"):
+        return None
+    if path != profiles_path(config):
+        return set_aside(path, datetime.now(UTC))
+    try:
+        with only_one(config.state_dir):
+            return set_aside(path, datetime.now(UTC))
+    except AnotherControllerError as error:
+        raise DoctorError(
+            f"{error}. It sets a damaged store aside by itself; or stop it, and give this command again"
+        ) from error
+
+
+def _damage(path: Path) -> str:
+    """What is wrong with a store, "" when it is whole."""
+    try:
+        with ProfileStore(path, read_only=True) as opened:
+            opened.check()
+            opened.list()
+    except CorruptStoreError as error:
+        return error.detail
+    return ""
+
+
+def _folder(path: Path) -> Folder:
+    user = _user(os.geteuid())
+    try:
+        if not path.exists():
+            return Folder(path, exists=False)
+    except PermissionError:
+        return Folder(path, exists=True, is_directory=True, owner="another user", user=user)
+    uid = path.stat().st_uid
+    entries = list(path.iterdir()) if path.is_dir() and os.access(path, os.R_OK | os.X_OK) else []
+    foreign = sorted(entry.name for entry in entries if entry.lstat().st_uid != uid)
+    return Folder(
+        path,
+        exists=True,
+        is_directory=path.is_dir(),
+        owner=_user(uid),
+        user=user,
+        writable=os.access(path, os.W_OK | os.X_OK),
+        foreign_files=tuple(foreign),
+    )
+
+
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _space(path: Path) -> Finding:
+    for folder in (path.absolute(), *path.absolute().parents):
+        with suppress(FileNotFoundError, PermissionError):
+            return judge_space(folder, shutil.disk_usage(folder).free)
+    return judge_space(Path("/"), shutil.disk_usage("/").free)

@@ -1,0 +1,174 @@
+"""What `muri doctor` makes of what it found. Pure."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from muri.errors import MuriError
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.gateway.commands import SlurmCommands
+
+MIB: Final = 1024**2
+
+LEAST_FREE_MIB: Final = 50
+
+LITTLE_FREE_MIB: Final = 1024
+
+CYCLES_MISSED: Final = 3
+"""A controller that has not finished a cycle for so many intervals is thought to be down."""
+
+_NAME = "CPUs and memory"
+
+
+class Level(StrEnum):
+    """How bad a finding is. WARNING: Muri works, though not as it could. PROBLEM: something has to be done."""
+
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the examination.
+
+    Attributes:
+        name: What was looked at.
+        level: How bad it is.
+        text: What was found.
+        remedy: What to do, "" when nothing.
+    """
+
+    name: str
+    level: Level
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """What is known of the state directory.
+
+    Attributes:
+        path: Where it is.
+        exists: Whether there is anything.
+        is_directory: Whether that is a directory.
+        owner: Its owner's name.
+        user: Who asks.
+        writable: Whether they may write there.
+        foreign_files: Files in it that another user than its owner owns.
+    """
+
+    path: Path
+    exists: bool
+    is_directory: bool = False
+    owner: str = ""
+    user: str = ""
+    writable: bool = False
+    foreign_files: tuple[str, ...] = ()
+
+
+def judge_folder(folder: Folder) -> Finding:
+    """The state directory: there, a directory, and all of it owned by one user."""
+    name = "state directory"
+    if not folder.exists:
+        return Finding(name, Level.WARNING, f"there is no {folder.path} yet", "the controller's first cycle makes it")
+    if not folder.is_directory:
+        remedy = "move it away, or set state_dir to a directory"
+        return Finding(name, Level.PROBLEM, f"{folder.path} is no directory", remedy)
+    if folder.foreign_files:
+        files = ", ".join(folder.foreign_files)
+        remedy = f"chown {folder.owner} them: a controller that runs as {folder.owner} cannot write them"
+        return Finding(name, Level.WARNING, f"not owned by {folder.owner} like {folder.path}: {files}", remedy)
+    if not folder.writable:
+        remedy = f"run the controller, and this command for a full check, as {folder.owner}"
+        text = f"{folder.path} belongs to {folder.owner}; {folder.user} may not write there"
+        return Finding(name, Level.WARNING, text, remedy)
+    return Finding(name, Level.OK, f"{folder.path}, of {folder.owner}, writable")
+
+
+def judge_space(path: Path, free_bytes: int) -> Finding:
+    """Free space where the state is kept."""
+    free_mib = free_bytes / MIB
+    text = f"{free_mib / 1024:.1f} GiB free at {path}"
+    if free_mib < LEAST_FREE_MIB:
+        return Finding("disk space", Level.PROBLEM, text, "make room: the journal cannot be written on a full disk")
+    if free_mib < LITTLE_FREE_MIB:
+        return Finding("disk space", Level.WARNING, text, "make room before it is full")
+    return Finding("disk space", Level.OK, text)
+
+
+def judge_cycle(age_s: float | None, interval_s: float) -> Finding:
+    """When the controller last finished a cycle."""
+    remedy = "see `systemctl status muri-controller.timer` and `journalctl -u muri-controller`"
+    if age_s is None:
+        return Finding("controller", Level.WARNING, "no cycle has finished yet", remedy)
+    text = f"the last cycle finished {age_s:.0f} s ago"
+    if age_s > CYCLES_MISSED * interval_s:
+        return Finding("controller", Level.WARNING, f"{text}; one is due every {interval_s:g} s", remedy)
+    return Finding("controller", Level.OK, text)
+
+
+def judge_way_of_writing(file_system: str, is_network: bool, journal: str | None) -> Finding | None:
+    """Whether the store is written in a way that its file system allows; None when it is."""
+    if journal != "wal" or not is_network:
+        return None
+    return Finding(
+        "profile store",
+        Level.WARNING,
+        f"it has a write-ahead log on {file_system}, where several machines cannot share one",
+        "close every program that has it open; the next one that writes switches it to a rollback journal",
+    )
+
+
+def judge_damaged(places: Sequence[Path]) -> Finding | None:
+    """Damaged stores that were set aside; None when there are none."""
+    if not places:
+        return None
+    names = ", ".join(str(place) for place in places)
+    remedy = f"save what is left with `sqlite3 {places[-1]} .recover`, then delete it"
+    return Finding("profile store", Level.WARNING, f"damaged and set aside: {names}", remedy)
+
+
+def exit_code(findings: Sequence[Finding]) -> int:
+    """1 when something has to be done."""
+    return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def examine_select(config: Config, commands: SlurmCommands | None = None) -> Finding | None:
+    """Look at how Slurm allocates; None where Slurm cannot be asked, which other findings say."""
+    try:
+        text = (commands or SlurmCommands()).run("read the configuration", ["scontrol", "show", "config"])
+    except MuriError:
+        return None
+    return judge_select(text, config)
+
+
+def judge_select(text: str, config: Config) -> Finding | None:
+    """Judge the text of `scontrol show config`; None where it doesn't tell, or nothing is to be given out.
+
+    Args:
+        text: What scontrol printed.
+        config: What of jobs' requests may be changed.
+    """
+    settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, flags=re.MULTILINE))
+    kind, parameters = settings.get("SelectType", ""), settings.get("SelectTypeParameters", "").upper()
+    allocation = config.allocation
+    if not kind or allocation.cpus == allocation.memory == "off":
+        return None
+    shown = f"{kind} with {parameters or 'no parameters'}"
+    if "cons_" not in kind:
+        remedy = "SelectType=select/cons_tres with CR_Core_Memory, or allocation.cpus and allocation.memory: off"
+        return Finding(_NAME, Level.WARNING, f"Slurm gives out whole nodes ({shown})", remedy)
+    lacking = []
+    if allocation.cpus != "off" and not re.search(r"CR_(CPU|CORE|SOCKET)", parameters):
+        lacking.append("CPUs")
+    if allocation.memory != "off" and "MEMORY" not in parameters:
+        lacking.append("memory")
+    if not lacking:
+        return Finding(_NAME, Level.OK, f"given out by Slurm: {shown}")
+    remedy = "SelectTypeParameters=CR_Core_Memory makes what a policy plans of them real"
+    return Finding(_NAME, Level.WARNING, f"Slurm does not count {' and '.join(lacking)} ({shown})", remedy)

@@ -1,0 +1,290 @@
+"""Commands that only look: queue, explain, snapshot, plan, policies."""
+
+import json
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from muri.errors import UsageError
+from muri.policies.allocation.names import ALIASES, ORDERS, SYNERGY_NAMES
+from muri.policies.registry import PolicyInfo, describe_policies, policy_problems
+from muri.profiler.records import STAGES
+from muri.slurm_plugin.cli.admin import CONFIG_OPTION
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.config import Config
+    from muri.slurm_plugin.controller.status import JobStatus, Status
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+def _current(config: "Config") -> "Status":
+    from muri.slurm_plugin.controller.assemble import open_gateway
+    from muri.slurm_plugin.controller.status import read_status, refresh
+    from muri.slurm_plugin.records.roles import view_of
+
+    status = read_status(config.state_dir / "status.json")
+    return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions))
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def queue(config_file: Path | None, as_json: bool) -> None:
+    """Show each Muri job: state, group, partners, predicted and measured speed.
+
+    Speed 1.00 is as fast as alone; ! marks a measured speed that differs from the planned one by more than 20 %.
+    CPUS, where Muri gave any: those asked for → those given.
+    States: waiting (held until Muri starts it), grouped (about to start with
+    its partners), interleaved (running with them), shared (the same without
+    turns), alone (Slurm decides, or running), user-held.
+
+    \b
+    Examples:
+      muri queue
+      muri queue --json | jq '.jobs[] | select(.state == "waiting")'
+    """
+    from muri.slurm_plugin.controller.assemble import read_config
+
+    status = _current(read_config(config_file))
+    if as_json:
+        click.echo(json.dumps(asdict(status), indent=1, sort_keys=True))
+        return
+    _print_table(status)
+
+
+def _speed(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _cpus(job: "JobStatus") -> str:
+    asked = job.asked_cpu_count
+    return str(job.cpu_count) if asked in (None, job.cpu_count) else f"{asked} → {job.cpu_count}"
+
+
+def _print_table(status: "Status") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name, justify in (("JOB", "right"), ("USER", "left"), ("MODEL", "left"), ("STATE", "left")):
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for name in ("GROUP", "PARTNERS", "PLANNED", "MEASURED"):
+        table.add_column(name, justify="left" if name == "PARTNERS" else "right")
+    given = any(job.asked_cpu_count is not None for job in status.jobs)
+    if given:
+        table.add_column("CPUS", justify="right")
+    for job in status.jobs:
+        partners = ",".join(map(str, job.partners)) or "-"
+        group = "-" if job.group is None else str(job.group)
+        planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
+        speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
+        cpus = (_cpus(job),) if given else ()
+        table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds, *cpus)
+    Console(highlight=False).print(table)
+    if any(job.estimated for job in status.jobs):
+        click.echo("~ planned with an estimated profile until it is measured (muri profile)")
+    age_s = max(0.0, time.time() - status.cycle_s)
+    click.echo(f"{len(status.jobs)} jobs; last cycle {age_s:.0f} s ago, policy {status.policy}")
+    for error in status.errors:
+        click.echo(f"refused by Slurm in the last cycle: {error}", err=True)
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("job_id", metavar="JOB", type=int)
+@CONFIG_OPTION
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
+    """Say why JOB waits, whom it was grouped with and why, or why not.
+
+    \b
+    Example:
+      muri explain 4711
+    """
+    from muri.slurm_plugin.controller.assemble import read_config
+
+    status = _current(read_config(config_file))
+    job = next((job for job in status.jobs if job.job_id == job_id), None)
+    if job is None:
+        known = ", ".join(str(job.job_id) for job in status.jobs) or "none"
+        raise UsageError(
+            f"job {job_id} is not a waiting or running job submitted with --muri; such jobs now: {known}. "
+            f"For an ended job ask Slurm: scontrol show job {job_id}"
+        )
+    if as_json:
+        click.echo(json.dumps(asdict(job), indent=1, sort_keys=True))
+        return
+    for line in explanation(job):
+        click.echo(line)
+
+
+def explanation(job: "JobStatus") -> list[str]:
+    """Return what `muri explain` prints for one job."""
+    from muri.slurm_plugin.planning.starts import given_text
+
+    lines = [f"Job {job.job_id} ({job.model or job.name}) of {job.user}: {job.state}, {job.slurm_state} in Slurm."]
+    if job.group is not None:
+        partners = ", ".join(map(str, job.partners)) or "nobody any more"
+        how = ", without turns" if job.state == "shared" else ""
+        lines.append(f"It shares the GPUs of host job {job.group} with {partners}{how}.")
+    if job.predicted_speed is not None:
+        planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
+        lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")
+    if job.asked_cpu_count is not None:
+        had = (job.asked_cpu_count, job.cpu_count, job.asked_mem_per_node_mib or 0, job.mem_per_node_mib)
+        lines.append(f"What it asked for → what Muri gave it: {given_text(*had)}.")
+    lines += measured_lines(job)
+    lines += [f"- {reason}" for reason in job.reasons]
+    return lines
+
+
+def measured_lines(job: "JobStatus") -> list[str]:
+    """Return what the group's runtime has measured of a job, for `muri explain`."""
+    lines = []
+    if job.off_plan:
+        lines.append("That differs from the plan by more than 20 %: its profile may be out of date (muri profile).")
+    if job.iterations is not None:
+        lines.append(
+            f"{job.iterations} iterations done in this group, under {job.discipline or 'an unknown discipline'}."
+        )
+    if job.stage_s and job.wait_s:
+        parts = zip(STAGES, job.stage_s, job.wait_s, strict=True)
+        times = ", ".join(f"{stage} {held * 1e3:.1f} + {wait * 1e3:.1f}" for stage, held, wait in parts)
+        lines.append(f"Milliseconds per iteration in each stage + waiting for its resource: {times}.")
+    return lines
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+def snapshot(config_file: Path | None) -> None:
+    """Print the queue and the nodes as JSON.
+
+    \b
+    Example:
+      muri snapshot > s.json && muri plan --snapshot s.json
+    """
+    from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.records.cluster import dump_snapshot
+
+    click.echo(dump_snapshot(open_gateway(read_config(config_file).gateway).snapshot()), nl=False)
+
+
+@click.command(context_settings=_CONTEXT)
+@CONFIG_OPTION
+@click.option(
+    "--snapshot",
+    "file",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A file written by `muri snapshot`.",
+)
+@click.option("--profiles", type=click.Path(path_type=Path), help="Profile store. [default: profiles.db in state_dir]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one action a line.")
+def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: bool) -> None:
+    """Print the plan for a snapshot; needs no Slurm and changes nothing.
+
+    The snapshot's own time is the clock: the same files give the same plan, byte for byte.
+
+    \b
+    Example:
+      muri plan --snapshot s.json
+    """
+    from muri.profiler.store import ProfileStore
+    from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config
+    from muri.slurm_plugin.controller.cycle import knowledge
+    from muri.slurm_plugin.planning.actions import ReleaseSolo, render_action
+    from muri.slurm_plugin.planning.decision import decide
+    from muri.slurm_plugin.profile_use import read_traits, with_estimates
+    from muri.slurm_plugin.records.cluster import load_snapshot
+    from muri.slurm_plugin.records.roles import view_of
+
+    config = read_config(config_file)
+    path = profiles or profiles_path(config)
+    queue_then, know = load_snapshot(file), knowledge(None, ())
+    if path.exists():
+        with ProfileStore(path, read_only=True) as store:
+            know = replace(knowledge(None, store.list()), traits=read_traits(store))
+            know = with_estimates(know, view_of(queue_then, config.partitions), store, config)
+    elif profiles is not None:
+        raise UsageError(f"there is no profile store {profiles}")
+    decision = decide(queue_then, (), know, policy_of(config), config)
+    if as_json:
+        for action in decision.repairs + decision.actions:
+            click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
+        return
+    for group in decision.plan.groups:
+        members = ", ".join(map(str, group.members))
+        turns = f"γ = {group.efficiency:.3f}, T = {group.period_s:.4f} s"
+        click.echo(f"group on {group.node}: jobs {members}; {'without turns' if group.mode == 'plain' else turns}")
+    releases = {action.job_id: action for action in decision.actions if isinstance(action, ReleaseSolo)}
+    for solo in decision.plan.solo:
+        click.echo(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")
+    for run in decision.preparation.dry_runs:
+        click.echo(f"dry run: {run.key}, script of job {run.job_id}")
+    for job_id, why in sorted(decision.preparation.waiting.items()):
+        click.echo(f"waiting: job {job_id}: {why}")
+    for waiting in decision.plan.waiting:
+        click.echo(f"waiting: job {waiting.job_id}: {'; '.join(map(str, waiting.reasons))}")
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def policies(as_json: bool) -> None:
+    """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
+
+    Choose one with `policy:` in the configuration. The first is the default. Running jobs are only ever stopped if they
+    can go on from a checkpoint. Some policies exist for comparisons in `muri simulate` only; baselines
+    are there to compare others with, and no cluster gains by choosing one. Other distributions add
+    policies by the entry point group "muri.policies".
+    Exits with 1 when one of those cannot be used.
+
+    \b
+    Examples:
+      muri policies
+      muri policies --json | jq -r '.policies[] | select(.shares) | .name'
+      muri policies --json | jq -r '.policies[].name' | grep synergy
+    """
+    infos, problems = describe_policies(), policy_problems()
+    if as_json:
+        click.echo(json.dumps({"policies": [asdict(info) for info in infos], "problems": problems}, indent=1))
+    else:
+        _print_policies(infos)
+    broken = (*(info.problem for info in infos if info.problem), *problems)
+    for problem in broken:
+        click.echo(f"muri: {problem}", err=True)
+    if broken:
+        raise click.exceptions.Exit(1)
+
+
+def _print_policies(infos: Iterable[PolicyInfo]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):
+        table.add_column(name, no_wrap=name != "GOES FIRST")
+    table.add_column("WHAT IT DOES")
+    for info in _one_order_of_each(infos):
+        summary = "cannot be used, see below" if info.problem else info.summary
+        origin = "" if info.source == "built-in" else f" ({info.source})"
+        only = " (simulated only)" if info.simulated_only else " (baseline, for comparison)" if info.is_baseline else ""
+        table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
+    Console(highlight=False, markup=False).print(table)
+    others = ", ".join(f"-{order}" for order in ORDERS[1:])
+    click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
+
+
+def _one_order_of_each(infos: Iterable[PolicyInfo]) -> Iterable[PolicyInfo]:
+    """Of Synergy's policies only those with a short name, by that."""
+    short = {name: alias for alias, name in ALIASES.items()}
+    for info in infos:
+        if info.name in short or info.name not in SYNERGY_NAMES:
+            yield replace(info, name=short.get(info.name, info.name))
+
+
+def _word(value: bool | None) -> str:
+    return "?" if value is None else "yes" if value else "no"

@@ -1,0 +1,132 @@
+"""Put the controller's parts together from a configuration: policy, gateway, stores."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from muri.policies.allocation.names import listed
+from muri.policies.registry import describe_policies, get_policy
+from muri.policies.types import Policy
+from muri.profiler.store import ProfileStore
+from muri.profiler.store_file import JournalMode
+from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
+from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
+from muri.slurm_plugin.gateway.commands import CommandGateway
+from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
+from muri.slurm_plugin.profile_use import open_profiles
+from muri.slurm_plugin.records.journal import Journal
+
+log = logging.getLogger(__name__)
+
+GatewayKind = Literal["auto", "pyslurm", "command"]
+
+GATEWAY_KINDS: tuple[GatewayKind, ...] = ("auto", "pyslurm", "command")
+
+
+def read_config(path: Path | None) -> Config:
+    """Load the configuration that a command was given, or the site's; $MURI_STATE_DIR wins over its state_dir.
+
+    Raises:
+        ConfigError: The file is unreadable or wrong.
+    """
+    config = load_config(config_path(path))
+    state_dir = os.environ.get("MURI_STATE_DIR")
+    return config.model_copy(update={"state_dir": Path(state_dir)}) if state_dir else config
+
+
+def policy_of(config: Config) -> Policy:
+    """Make the configured policy.
+
+    Raises:
+        UnknownPolicyError: No policy has that name.
+        SitePolicyError: The distribution that offers it is broken.
+        OptionsError: An option contradicts what the policy is.
+        ConfigError: The policy exists in the simulator only.
+    """
+    grouping, tiresias = config.grouping, config.tiresias
+    choices = {"grouping": grouping.method, "objective": grouping.objective, "speed_model": grouping.speed_model}
+    options = {
+        "max_group_size": grouping.max_group_size,
+        "ordering": grouping.ordering,
+        "matching": grouping.matching,
+        "max_wait_s": grouping.max_wait_s,
+        "preemption": config.preemption.enabled,
+        "min_speedup": grouping.min_speedup,
+        **tiresias.model_dump(),
+        **{f"horus_{name}": value for name, value in config.horus},
+        **{option: value for option, value in choices.items() if value != "default"},
+    }
+    policy = get_policy(config.policy, options)
+    if policy.simulated_only:
+        valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
+        raise ConfigError(
+            f"policy {config.policy} is for comparisons in `muri simulate` only, Slurm can't be run by it; choose one "
+            f"of these for the cluster: {valid}"
+        )
+    return policy
+
+
+def profiles_path(config: Config) -> Path:
+    """Return where the profile store lives: $MURI_PROFILES, or profiles.db in the state directory."""
+    explicit = os.environ.get("MURI_PROFILES")
+    return Path(explicit) if explicit else config.state_dir / "profiles.db"
+
+
+@contextmanager
+def open_controller(config: Config, gateway: Gateway | None = None, *, look_only: bool = False) -> Iterator[Controller]:
+    """Open journal, profiles and gateway and give a controller; all are closed at the end.
+
+    Args:
+        config: The configuration.
+        gateway: Use this one instead of opening the configured kind.
+        look_only: Leave a damaged profile store where it is; the caller changes nothing.
+
+    Raises:
+        ConfigError: The state directory cannot be made or written.
+        CorruptStoreError: With `look_only`, the profile store is damaged.
+    """
+    policy = policy_of(config)
+    try:
+        config.state_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make state_dir {config.state_dir}: {error.strerror}") from error
+    rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None
+    path = profiles_path(config)
+    profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
+    with profiles as store, Journal(config.state_dir / "journal.db") as journal:
+        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config)
+
+
+def open_gateway(kind: GatewayKind = "auto") -> Gateway:
+    """Open the way to Slurm that the configuration names.
+
+    Args:
+        kind: "pyslurm", "command", or "auto": pyslurm where it works, else the commands, with one logged line.
+
+    Raises:
+        GatewayUnavailableError: It cannot work on this machine; the text says what to do.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    if kind not in GATEWAY_KINDS:
+        raise GatewayUnavailableError(f"gateway {kind!r} is unknown: choose one of {', '.join(GATEWAY_KINDS)}")
+    if kind == "command":
+        return CommandGateway()
+    try:
+        return PyslurmGateway(helper=_helper())
+    except GatewayUnavailableError as err:
+        if kind == "pyslurm":
+            raise
+        log.warning("using the command gateway: %s", err)
+        return CommandGateway()
+
+
+def _helper() -> CommandGateway | None:
+    try:
+        return CommandGateway()
+    except GatewayUnavailableError as err:
+        log.warning("Slurm's commands cannot be used beside pyslurm: %s", err)
+        return None

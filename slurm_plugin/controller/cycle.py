@@ -1,0 +1,141 @@
+"""The controller's cycle: read Slurm and the stores, decide, mend, carry out, tell."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from muri.policies.types import Policy
+from muri.profiler.errors import CorruptStoreError, StoreError
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.profiler.upkeep import StaleMark
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
+from muri.slurm_plugin.execute.executor import Executor
+from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.planning.actions import Action
+from muri.slurm_plugin.planning.cycle_input import Knowledge, served_gpu_s
+from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.repairs import requested_gib
+from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
+from muri.slurm_plugin.records.journal import DRY_RUN, GPU_MEM, Journal
+from muri.slurm_plugin.records.roles import View, view_of
+
+log = logging.getLogger("muri.controller")
+
+# Closed intents are kept this long for `muri explain`.
+_KEEP_INTENTS_S = 7 * 86400.0
+
+
+def knowledge(journal: Journal | None, profiles: Sequence[StageProfile], marks: Sequence[StaleMark] = ()) -> Knowledge:
+    """Gather what a cycle knows beyond the snapshot; without a journal only the profiles."""
+    known = {profile.key: profile for profile in profiles}
+    if journal is None:
+        return Knowledge(known)
+    running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
+    return Knowledge(
+        profiles=known,
+        stale=frozenset(mark.key for mark in marks),
+        profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
+        targets=frozenset(int(intent.payload["job_id"]) for intent in running),
+        failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
+        bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
+        served_gpu_s=served_gpu_s(journal.intents()),
+        gpu_mem_gib=requested_gib(journal.facts(GPU_MEM)),
+    )
+
+
+class Controller:
+    """Runs cycles against one cluster."""
+
+    def __init__(self, gateway: Gateway, journal: Journal, store: ProfileStore, policy: Policy, config: Config) -> None:
+        """Bind the controller to its cluster, memory and policy."""
+        self._gateway = gateway
+        self._journal = journal
+        self._store = store
+        self._policy = policy
+        self._config = config
+
+    def cycle(self) -> Status:
+        """Run one cycle and write the status file.
+
+        A profile store that turns out to be damaged is set aside, and the cycle begins anew with an empty
+        one: each step of a cycle can be repeated, and models are measured again.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer; nothing is lost, the next cycle carries on.
+        """
+        try:
+            return self._cycle()
+        except CorruptStoreError as error:
+            log_set_aside(error, self._store.start_over(datetime.now(UTC)))
+            return self._cycle()
+
+    def _cycle(self) -> Status:
+        """Run one cycle.
+
+        Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
+        rests on what is true now.
+        """
+        decision = self.decide()
+        errors: list[str] = []
+        if decision.repairs:
+            errors += self._apply(decision, decision.repairs)
+            decision = self.decide()
+        errors += self._apply(decision, decision.actions)
+        errors += self._keep_up(decision)
+        status = self._status(decision, errors)
+        write_status(self._config.state_dir / "status.json", status)
+        self._tidy(decision.view)
+        return status
+
+    def _keep_up(self, decision: Decision) -> list[str]:
+        """Look for drift and count, which is worth no cycle."""
+        jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
+        try:
+            watch(self._store, decision.view, self._config)
+            note_reuse(self._store, decision.actions, jobs, self._journal.intents(), now_s)
+        except CorruptStoreError:
+            raise
+        except StoreError as error:
+            log.warning("drift is not watched in this cycle: %s", error)
+            return [str(error)]
+        return []
+
+    def decide(self) -> Decision:
+        """Look at the cluster and decide, changing nothing."""
+        snapshot = self._gateway.snapshot()
+        know = knowledge(self._journal, self._store.list(), self._store.stale_marks())
+        know = replace(know, traits=read_traits(self._store))
+        know = with_estimates(know, view_of(snapshot, self._config.partitions), self._store, self._config)
+        return decide(snapshot, self._journal.intents(), know, self._policy, self._config)
+
+    def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:
+        if not actions:
+            return []
+        now_s = decision.view.snapshot.taken_s
+        executor = Executor(self._gateway, self._journal, self._store, self._config, decision.view, now_s)
+        executor.carry_out(actions)
+        return executor.errors
+
+    def _status(self, decision: Decision, errors: list[str]) -> Status:
+        # Seen before the actions: what they change shows in Slurm at once and here at the next cycle,
+        # except for who was grouped, which the journal already knows.
+        estimated = notes_of(decision.preparation.request.jobs, decision.plan)
+        notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
+        for job_id, reasons in self._journal.facts("solo").items():
+            notes[int(job_id)] = (*reasons, *notes.get(int(job_id), ()))
+        for job_id, why in self._journal.facts("bar").items():
+            notes[int(job_id)] = (*notes.get(int(job_id), ()), f"not grouped again: {why}")
+        intents = self._journal.intents()
+        view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
+        jobs = status_of(view, decision.plan, decision.preparation.waiting, intents, notes)
+        return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
+
+    def _tidy(self, view: View) -> None:
+        self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
+        for name in ("solo", "bar", GPU_MEM):
+            for job_id in self._journal.facts(name):
+                if int(job_id) not in view.jobs:
+                    self._journal.forget_fact(name, job_id)

@@ -1,0 +1,77 @@
+"""The controller as a process: one at a time, a cycle again and again until it is told to stop."""
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Protocol
+
+from muri.errors import MuriError
+from muri.slurm_plugin.controller.cycle import Controller
+
+log = logging.getLogger("muri.controller")
+
+
+LOCK_NAME: Final = "controller.lock"
+"""In the state directory; its time of change tells since when it is held."""
+
+
+class AnotherControllerError(MuriError):
+    """Another controller is at work; this one has nothing to do, which is no failure."""
+
+    exit_code = 0
+
+
+@contextmanager
+def only_one(state_dir: Path) -> Iterator[None]:
+    """Hold the controller's lock.
+
+    Raises:
+        AnotherControllerError: Another controller holds it.
+    """
+    state_dir.mkdir(parents=True, exist_ok=True)
+    handle = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(handle, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise AnotherControllerError(
+                f"another controller (process {holder}) is at work on {state_dir}; nothing to do"
+            ) from error
+        os.truncate(handle, 0)
+        os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(handle)
+
+
+class StopFlag(Protocol):
+    """The part of threading.Event that the loop needs."""
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        ...
+
+    def wait(self, timeout: float) -> bool:
+        """Sleep until told to stop, at most `timeout` seconds."""
+        ...
+
+
+def run_for_ever(controller: Controller, interval_s: float, stop: StopFlag) -> None:
+    """Run a cycle every `interval_s` seconds until told to stop.
+
+    A cycle that fails is logged and the next one tried: jobs stay as they are meanwhile.
+    """
+    while not stop.is_set():
+        begun_s = time.monotonic()
+        try:
+            controller.cycle()
+        except MuriError as error:
+            log.error("cycle skipped: %s", error)  # noqa: TRY400
+        except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
+            log.exception("cycle skipped")
+        stop.wait(max(0.0, interval_s - (time.monotonic() - begun_s)))

@@ -1,0 +1,269 @@
+"""What the last cycle decided about each job, in a file that every user may read."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from muri.errors import MuriError
+from muri.policies.types import Plan, PlanJob, sentences
+from muri.profiler.estimates import why_estimated
+from muri.slurm_plugin.planning.joins import begun_joins, groups_by_host
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
+from muri.slurm_plugin.records.comment_tags import mode_of
+from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.roles import Role, View
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+
+_STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
+
+_TUPLES = ("partners", "stage_s", "wait_s", "reasons")
+
+
+class StatusError(MuriError):
+    """The status file is missing or unreadable."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What Muri knows of one job.
+
+    Attributes:
+        job_id: Slurm's job id.
+        user: Owner.
+        name: Job name.
+        model: Model name as given, "" when none.
+        state: "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without
+            turns), "alone" (running or queued by itself) or "user-held".
+        slurm_state: Slurm's own state.
+        group: Host job id, None when in no group.
+        partners: Job ids of the other members that still wait or run.
+        predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
+        measured_speed: Speed measured by the runtime, None while there is none.
+        off_plan: Whether measured and predicted speed differ by more than 20 %.
+        solo_iteration_s: Iteration time alone, from the profile; None when in no group.
+        estimated: Whether the plan rests on an estimate of its profile.
+        cpu_count: CPUs that it has or asks for now.
+        mem_per_node_mib: Memory on each node that it has or asks for now; 0 when not set.
+        asked_cpu_count: CPUs that it had asked for before Muri gave it others; None when it has its own request.
+        asked_mem_per_node_mib: The same of memory.
+        iterations: Iterations done in the group; None while unknown, like the rest.
+        stage_s: Seconds of an iteration in each stage.
+        wait_s: Seconds of an iteration waiting for each stage's resource.
+        discipline: The discipline in force in the group.
+        reasons: Sentences for people, the last decision first.
+    """
+
+    job_id: int
+    user: str
+    name: str
+    model: str
+    state: str
+    slurm_state: str
+    group: int | None = None
+    partners: tuple[int, ...] = ()
+    predicted_speed: float | None = None
+    measured_speed: float | None = None
+    off_plan: bool = False
+    solo_iteration_s: float | None = None
+    iterations: int | None = None
+    stage_s: tuple[float, ...] = ()
+    wait_s: tuple[float, ...] = ()
+    discipline: str | None = None
+    reasons: tuple[str, ...] = ()
+    estimated: bool = False
+    cpu_count: int = 0
+    mem_per_node_mib: int = 0
+    asked_cpu_count: int | None = None
+    asked_mem_per_node_mib: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """One cycle's outcome.
+
+    Attributes:
+        cycle_s: When the cycle ran, seconds since the epoch.
+        policy: The policy that planned.
+        gateway: "pyslurm" or "command".
+        jobs: All Muri jobs that still wait or run.
+        errors: What Slurm refused.
+    """
+
+    cycle_s: float
+    policy: str
+    gateway: str
+    jobs: tuple[JobStatus, ...] = ()
+    errors: tuple[str, ...] = field(default=())
+
+
+def _with_report(job: JobStatus, view: View) -> JobStatus:
+    """Add what the member's host reports in its own comment."""
+    report = member_report(view, job.group, job.job_id)
+    if report is None:
+        return replace(job, measured_speed=None, off_plan=False)
+    speed = report.speed(job.solo_iteration_s)
+    return replace(
+        job,
+        measured_speed=speed,
+        off_plan=is_off_plan(speed, job.predicted_speed),
+        iterations=report.iterations,
+        stage_s=report.stage_s,
+        wait_s=report.wait_s,
+        discipline=report.discipline,
+    )
+
+
+def status_of(
+    view: View,
+    plan: Plan | None,
+    waiting: Mapping[int, str],
+    intents: tuple[Intent, ...],
+    notes: Mapping[int, tuple[str, ...]],
+) -> tuple[JobStatus, ...]:
+    """Describe every Muri job that still waits or runs.
+
+    Args:
+        view: The snapshot after the cycle's actions.
+        plan: The cycle's plan, None when planning was skipped.
+        waiting: Jobs that were not ready for planning, with the reason.
+        intents: Group starts, for partners and predictions.
+        notes: Older reasons by job id (released alone, barred from groups).
+    """
+    reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
+    if plan is not None:
+        reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
+    groups, joins = groups_by_host(intents), begun_joins(intents)
+    return tuple(
+        _describe(job, view, groups, joins.get(job.job_id), reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
+        for job in view.snapshot.jobs
+        if job.state.is_active and view.roles[job.job_id] not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
+    )
+
+
+def _state_name(job: Job, role: Role, host: Job | None) -> str:
+    if role in _STATES:
+        return _STATES[role]
+    if job.state is JobState.PENDING:
+        return "grouped"
+    return "shared" if host is not None and mode_of(host.admin_comment) == "plain" else "interleaved"
+
+
+def _describe(
+    job: Job, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
+) -> JobStatus:
+    request = parse_request(job.admin_comment) or SubmitRequest()
+    role = view.roles[job.job_id]
+    state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
+    intent = groups.get(state.host) if state is not None else None
+    members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
+    own = next((member for member in members if member["job_id"] == job.job_id), None)
+    host = state.host if state is not None else None
+    solo_iteration_s = own["solo_iteration_s"] if own is not None else None
+    described = JobStatus(
+        job_id=job.job_id,
+        user=job.user,
+        name=job.name,
+        model=request.model,
+        state=_state_name(job, role, None if host is None else view.jobs.get(host)),
+        slurm_state=job.state.value,
+        group=host,
+        partners=_partners(job.job_id, host, members, view),
+        predicted_speed=own["speed"] if own is not None else None,
+        solo_iteration_s=solo_iteration_s,
+        estimated=own is not None and own.get("estimated", False),
+        reasons=_why_there(host, intent, join) + reasons,
+    )
+    return _with_report(_with_resources(described, job), view)
+
+
+def _partners(job_id: int, host: int | None, members: list[dict[str, Any]], view: View) -> tuple[int, ...]:
+    """The other members of a group that have neither ended nor left it."""
+    others = {member["job_id"] for member in members} - {job_id}
+    return tuple(sorted(other for other in others if _is_member_of(view.active(other), host)))
+
+
+def _is_member_of(job: Job | None, host: int | None) -> bool:
+    state = tags.parse_state(job.admin_comment) if job is not None else None
+    return state is not None and state.host == host
+
+
+def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
+    """Why a job is in its group: it joined it, or began with it."""
+    if join is not None and host is not None and int(join.payload["host"]) == host:
+        return tuple(join.payload["reasons"])
+    return tuple(group.payload["reasons"]) if group is not None else ()
+
+
+def _with_resources(described: JobStatus, job: Job) -> JobStatus:
+    given = tags.parse_given(job.admin_comment)
+    return replace(
+        described,
+        cpu_count=job.cpu_count,
+        mem_per_node_mib=job.mem_per_node_mib,
+        asked_cpu_count=None if given is None else given.original.cpu_count,
+        asked_mem_per_node_mib=None if given is None else given.original.mem_per_node_mib,
+    )
+
+
+def refresh(status: Status, view: View) -> Status:
+    """Bring a cycle's status up to what Slurm shows now: states, measured speeds, new and ended jobs."""
+    known = {job.job_id: job for job in status.jobs}
+    jobs = []
+    for fresh in status_of(view, None, {}, (), {}):
+        old = known.get(fresh.job_id)
+        if old is None:
+            unseen = "no controller cycle has seen it yet" if fresh.state == "waiting" else "released before a cycle"
+            jobs.append(replace(fresh, reasons=(unseen,)))
+        elif old.group != fresh.group:
+            jobs.append(replace(fresh, reasons=old.reasons))
+        else:
+            now = replace(old, state=fresh.state, slurm_state=fresh.slurm_state)
+            jobs.append(_with_report(_with_resources(now, view.jobs[fresh.job_id]), view))
+    return replace(status, jobs=tuple(jobs))
+
+
+def write_status(path: Path, status: Status) -> None:
+    """Replace the status file in one step, readable by every user."""
+    draft = path.with_suffix(".new")
+    draft.write_text(json.dumps(asdict(status), indent=1, sort_keys=True) + "\n")
+    draft.chmod(0o644)
+    draft.replace(path)
+
+
+def read_status(path: Path) -> Status:
+    """Read the status file.
+
+    Raises:
+        StatusError: There is none yet, or it cannot be read.
+    """
+    try:
+        fields = json.loads(path.read_text())
+        jobs = tuple(
+            JobStatus(**{**job, **{name: tuple(job.get(name, ())) for name in _TUPLES}}) for job in fields.pop("jobs")
+        )
+        return Status(**{**fields, "jobs": jobs, "errors": tuple(fields["errors"])})
+    except FileNotFoundError as error:
+        raise StatusError(
+            f"there is no {path}: no controller cycle has run yet. Start one with: muri-controller --once"
+        ) from error
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise StatusError(f"cannot read {path}: {error}") from error
+
+
+def age_s(path: Path, now_s: float) -> float | None:
+    """Return the seconds since the last finished cycle, None when there was none."""
+    try:
+        return now_s - path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:
+    """What to say of the jobs that were planned with an estimate and are in no group; groups say it themselves."""
+    grouped = {job_id for group in plan.groups for job_id in group.members}
+    said = {job.job_id: why_estimated(job.profile) for job in jobs if job.profile is not None}
+    return {job_id: why for job_id, why in said.items() if why and job_id not in grouped}

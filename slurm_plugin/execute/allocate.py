@@ -1,0 +1,110 @@
+"""Give jobs CPUs and memory on Slurm, and take them back. Every step can be repeated.
+
+What a job asked for goes into its AdminComment before anything of it is changed. A controller that dies in between
+leaves a held job with that tag, and the next cycle, or `muri drain`, puts its own request back.
+"""
+
+import logging
+
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
+from muri.slurm_plugin.planning.actions import GivenShare
+from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU, given_change, reset_change
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobChange
+
+log = logging.getLogger("muri.controller")
+
+_VARIABLES_PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
+
+
+def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> str:
+    """Change what a held job asks for.
+
+    Returns:
+        Why it keeps its own request; "" when it was changed.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        SlurmUnreachableError: slurmctld does not answer; the next cycle mends what was begun.
+        GatewayError: Slurm refused to put its own request back; the next cycle tries again.
+    """
+    try:
+        per_gpu = _asks_per_gpu(gateway, job.job_id)
+    except SlurmUnreachableError:
+        raise
+    except GatewayError as error:
+        return f"nobody can say whether it asks for CPUs or memory per GPU: {error}"
+    if per_gpu:
+        return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
+    given = tags.Given(int(now_s), share.original)
+    comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
+    if refusal := _refusal(gateway, job, JobChange(admin_comment=comment)):
+        return refusal
+    refusal = _refusal(gateway, job, given_change(share))
+    if refusal:
+        gateway.modify(job.job_id, reset_change(job, share.original))
+    return refusal
+
+
+def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
+    """Make a change; return Slurm's words where it refuses, "" where it does not."""
+    try:
+        gateway.modify(job.job_id, change)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError as error:
+        return f"Slurm refused other CPUs or memory: {error}"
+    return ""
+
+
+def _asks_per_gpu(gateway: Gateway, job_id: int) -> bool:
+    """Whether CPUs or memory were asked for per GPU; Slurm's records of a job don't tell it of memory."""
+    environment = gateway.job_environment(job_id)
+    if environment is not None:
+        return any(name in environment for name in _VARIABLES_PER_GPU)
+    directives = (line for line in gateway.batch_script(job_id).splitlines() if line.startswith("#SBATCH"))
+    return any(option in line for line in directives for option in OPTIONS_PER_GPU)
+
+
+def reset_request(gateway: Gateway, job: Job) -> None:
+    """Give a pending job its own CPUs and memory back.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    given = tags.parse_given(job.admin_comment)
+    if given is None:
+        return
+    try:
+        gateway.modify(job.job_id, reset_change(job, given.original))
+    except NoSuchJobError:
+        log.info("job %d: gone already", job.job_id)
+    except GatewayError as error:
+        if not job_started(error):
+            raise
+        log.info("job %d: has started meanwhile", job.job_id)
+
+
+def reset_or_release(gateway: Gateway, job: Job) -> None:
+    """Give a held job its own request back; where Slurm refuses, release it with what it was given.
+
+    Raises:
+        GatewayError: Slurm refused, and the job is released unless it refused that too.
+    """
+    try:
+        reset_request(gateway, job)
+    except SlurmUnreachableError:
+        raise
+    except GatewayError:
+        gateway.release(job.job_id)
+        raise
+
+
+def release_as_asked(gateway: Gateway, job: Job) -> None:
+    """Release a held job with its own request.
+
+    Raises:
+        GatewayError: Slurm refused; it is released as it is, unless Slurm refused that too.
+    """
+    reset_or_release(gateway, job)
+    gateway.release(job.job_id)

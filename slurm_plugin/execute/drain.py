@@ -1,0 +1,113 @@
+"""Give every job back to Slurm as its user submitted it. Needs no journal: Slurm's own comments suffice."""
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
+from muri.slurm_plugin.execute.executor import restore_request
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.planning.slurm_requests import without_retries
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_tags import parse_given, retries_memory
+from muri.slurm_plugin.records.roles import Role, View, view_of
+
+log = logging.getLogger("muri.drain")
+
+_POLL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """What a drain did.
+
+    Attributes:
+        released: Held jobs that were released as they were.
+        restored: Waiting members, and jobs that were given other CPUs or memory, that got their own request back.
+        cancelled: Muri's own jobs that were ended (waiting hosts, dry runs).
+        running: Members that run on in their group.
+        failed: Jobs that Slurm refused to change, with its words.
+        leaving: Groups' host jobs, which end after their members, and jobs that Slurm is ending and may put back,
+            held.
+    """
+
+    released: tuple[int, ...]
+    restored: tuple[int, ...]
+    cancelled: tuple[int, ...]
+    running: tuple[int, ...]
+    failed: tuple[str, ...]
+    leaving: tuple[int, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no job is left that could come back held: this drain changed nothing, and nobody is at work."""
+        return not any((self.released, self.restored, self.cancelled, self.running, self.failed, self.leaving))
+
+
+def drain(gateway: Gateway) -> Drained:
+    """Release every held job with its original request; groups that run already are left to finish.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    view = view_of(gateway.snapshot())
+    members = view.having(Role.MEMBER)
+    waiting_members = [job for job in members if job.state is JobState.PENDING]
+    own = [job for job in view.having(Role.HOST) if job.state is JobState.PENDING]
+    own += view.having(Role.DRY_RUN)
+    failed: list[str] = []
+    held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
+    released = _each(held, lambda job: release_as_asked(gateway, job), failed)
+    waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
+    given = [job for job in waiting if parse_given(job.admin_comment) is not None]
+    # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
+    restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
+    restored += _each(given, lambda job: reset_request(gateway, job), failed)
+    # Nobody would plan them anew if they came back out of memory.
+    retrying = [job for job in members if job.state is not JobState.PENDING and retries_memory(job.admin_comment)]
+    _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
+    cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
+    running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
+    return Drained(released, restored, cancelled, running, tuple(failed), _leaving(view))
+
+
+def _leaving(view: View) -> tuple[int, ...]:
+    hosts = [job.job_id for job in view.having(Role.HOST) if job.state is not JobState.PENDING]
+    # A stopped job stays in this state while it saves its checkpoint.
+    ending = [job.job_id for job in view.having(Role.RELEASED) if job.state is JobState.COMPLETING]
+    return (*hosts, *ending)
+
+
+def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
+    """Drain again and again until no job is left that could come back held, and say what each pass did.
+
+    A member that is saved and stopped, or whose group breaks, waits held for somebody who gives it its own
+    request back. Once the controller is gone, this is that somebody.
+    """
+    while True:
+        try:
+            done = drain(gateway)
+        except SlurmUnreachableError as error:
+            log.warning("slurmctld does not answer, waiting for it: %s", error)
+        else:
+            yield done
+            if done.is_over:
+                return
+        time.sleep(_POLL_S)
+
+
+def _each(jobs: Iterable[Job], change: Callable[[Job], None], failed: list[str]) -> tuple[int, ...]:
+    """Change every job that can be changed; one that is gone needs nothing any more."""
+    changed = []
+    for job in jobs:
+        try:
+            change(job)
+            changed.append(job.job_id)
+        except NoSuchJobError:
+            log.info("job %d: gone already", job.job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            failed.append(f"job {job.job_id}: {error}")
+    return tuple(changed)

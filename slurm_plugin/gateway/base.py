@@ -1,0 +1,224 @@
+"""The protocol behind which both gateways stand, their errors, and what they do alike."""
+
+import logging
+import struct
+from pathlib import Path
+from typing import Protocol
+
+from muri.errors import MuriError
+from muri.slurm_plugin.records.cluster import JobChange, NewJob, Snapshot
+
+_UNREACHABLE = (
+    "unable to contact slurm controller",
+    "communication connection failure",
+    "communication send failure",
+    "communication receive failure",
+    "communication shutdown failure",
+    "connection refused",
+    "connection timed out",
+    "connection reset",
+    "socket timed out",
+    "unable to establish controller machine",
+    "unable to establish configuration source",
+    "in standby mode",
+    "standby",
+    "zero bytes were transmitted",
+)
+
+_NO_SUCH_JOB = ("invalid job id",)
+
+_ENDED = ("already completing or completed", "job has already finished", "already finished")
+
+_PENDING = ("job is pending execution",)
+
+_STARTED = ("job is no longer pending execution", "job has already started")
+
+_LEAST_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+
+log = logging.getLogger(__name__)
+
+#: slurmctld spreads its job directories over this many folders.
+_HASH_FOLDERS = 10
+
+
+class GatewayError(MuriError):
+    """Slurm refused, or could not be reached; the text carries Slurm's own words."""
+
+
+class SlurmUnreachableError(GatewayError):
+    """slurmctld does not answer; the cycle is skipped and tried again at the next."""
+
+
+class NoSuchJobError(GatewayError):
+    """slurmctld no longer knows the job, or the job has ended."""
+
+
+class GatewayUnavailableError(GatewayError):
+    """This way of speaking to Slurm cannot work on this machine; the text says what to do instead."""
+
+    worth_retrying = False
+
+
+class Gateway(Protocol):
+    """Everything that Muri asks of Slurm. Each call is one RPC unless it says otherwise."""
+
+    @property
+    def name(self) -> str:
+        """Return "pyslurm" or "command"."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes, in at most two bulk RPCs.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        ...
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id.
+
+        Raises:
+            GatewayError: Slurm refused it.
+        """
+        ...
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a pending job.
+
+        Raises:
+            NoSuchJobError: The job is gone.
+            GatewayError: Slurm refused the change.
+        """
+        ...
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job; holding a held one is no error."""
+        ...
+
+    def release(self, job_id: int) -> None:
+        """Release a held job; releasing a released one is no error."""
+        ...
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it."""
+        ...
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job; cancelling an ended one is no error."""
+        ...
+
+    def batch_script(self, job_id: int) -> str:
+        """Return the text of a job's batch script.
+
+        Raises:
+            NoSuchJobError: The job is gone or has none.
+        """
+        ...
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with.
+
+        Slurm offers no RPC for it; it is read from slurmctld's state directory when the controller runs
+        beside slurmctld. None when it cannot be read.
+        """
+        ...
+
+
+def slurm_error(action: str, words: str) -> GatewayError:
+    """Return the error of the class that fits Slurm's words.
+
+    Args:
+        action: What was tried, such as "hold job 12".
+        words: Slurm's message.
+    """
+    lines = [line.strip() for line in words.splitlines() if line.strip()]
+    bare = lines[0] if lines else "Slurm gave no reason"  # later lines of scontrol repeat it in other words
+    text = f"cannot {action}: {bare}"
+    if _says(bare, _UNREACHABLE):
+        return SlurmUnreachableError(f"{text}; is slurmctld running? (`scontrol ping`)")
+    if _says(bare, _NO_SUCH_JOB + _ENDED):
+        return NoSuchJobError(text)
+    return GatewayError(text)
+
+
+def _says(words: str, phrases: tuple[str, ...]) -> bool:
+    lowered = words.lower()
+    return any(phrase in lowered for phrase in phrases)
+
+
+def job_ended(error: GatewayError) -> bool:
+    """Whether Slurm refused because the job has ended already."""
+    return _says(str(error), _ENDED)
+
+
+def job_pending(error: GatewayError) -> bool:
+    """Whether Slurm refused because the job has not started yet."""
+    return _says(str(error), _PENDING)
+
+
+def job_started(error: GatewayError) -> bool:
+    """Whether Slurm refused because the job has started already."""
+    return _says(str(error), _STARTED)
+
+
+def check_new_job(job: NewJob) -> None:
+    """Refuse what Slurm or a gateway would misread.
+
+    Raises:
+        GatewayError: The job cannot be submitted; the text says which part is wrong.
+    """
+    if not job.script.startswith("#!"):
+        raise GatewayError(f"job {job.name!r}: its script must begin with #! and an interpreter")
+    for what, text in (("script", job.script), ("admin comment", job.admin_comment), ("output", job.output)):
+        if "\0" in text:
+            raise GatewayError(f"job {job.name!r}: its {what} holds a NUL character")
+    if "\r\n" in job.script:
+        raise GatewayError(f"job {job.name!r}: its script has DOS line ends (\\r\\n); convert them to \\n")
+    for name, value in job.environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise GatewayError(f"job {job.name!r}: its environment variable {name!r} is malformed")
+    if job.cpu_count < 1 or job.node_count < 1:
+        raise GatewayError(f"job {job.name!r}: it needs at least one CPU and one node")
+
+
+def explicit_environment(job: NewJob) -> dict[str, str]:
+    """Return the job's environment; an empty one would make Slurm fill in the caller's."""
+    return dict(job.environment or _LEAST_ENVIRONMENT)
+
+
+def job_directory(state_save_location: str, job_id: int) -> Path:
+    """Return where slurmctld keeps a batch job's script and environment."""
+    return Path(state_save_location, f"hash.{job_id % _HASH_FOLDERS}", f"job.{job_id}")
+
+
+def job_environment(state_save_location: str, job_id: int) -> dict[str, str] | None:
+    """Return the environment that a batch job was submitted with, None when it cannot be read.
+
+    It can be read by root or SlurmUser on slurmctld's machine, from the submission until the job has ended.
+    """
+    path = job_directory(state_save_location, job_id) / "environment"
+    try:
+        return parse_environment(path.read_bytes())
+    except OSError as err:
+        log.debug("job %d: its environment cannot be read: %s", job_id, err)
+    except ValueError as err:
+        log.warning("job %d: %s is not in the form that Muri knows: %s", job_id, path, err)
+    return None
+
+
+def parse_environment(content: bytes) -> dict[str, str]:
+    """Parse slurmctld's file: the count as a 32-bit number in the machine's order, then NUL-ended strings.
+
+    Raises:
+        ValueError: The content has another form.
+    """
+    if len(content) < struct.calcsize("=I"):
+        raise ValueError("it is shorter than its header")
+    (count,) = struct.unpack_from("=I", content)
+    body = content[struct.calcsize("=I") :]
+    items = body.split(b"\0")
+    if items.pop() != b"" or len(items) != count:
+        raise ValueError(f"it announces {count} variables and holds {len(items)}")
+    pairs = [item.decode("utf-8", "surrogateescape").partition("=") for item in items]
+    return {name: value for name, separator, value in pairs if name and separator}

@@ -1,0 +1,315 @@
+"""The gateway through pyslurm: Slurm's C API without a process per call."""
+
+import importlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from muri.slurm_plugin.gateway import libslurm
+from muri.slurm_plugin.gateway.base import (
+    GatewayError,
+    GatewayUnavailableError,
+    NoSuchJobError,
+    SlurmUnreachableError,
+    check_new_job,
+    explicit_environment,
+    job_ended,
+    job_environment,
+    job_started,
+    slurm_error,
+)
+from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record, submit_fields
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
+
+log = logging.getLogger(__name__)
+
+#: pyslurm's release → releases of libslurm that it was seen to build for and to work with.
+COMPATIBLE: Mapping[str, tuple[str, ...]] = {"25.11": ("25.11", "26.05")}
+
+_WHAT_TO_DO = (
+    "Rebuild pyslurm against the libslurm of this machine (`pip install --force-reinstall --no-cache-dir "
+    "--no-binary :all: pyslurm==<Slurm's release>.*`), or set `gateway: command` in muri.yaml"
+)
+
+_submit_lock = threading.Lock()
+
+
+class Helper(Protocol):
+    """What pyslurm cannot say, done some other way; the command gateway fits."""
+
+    def gpu_counts(self, job_ids: list[int]) -> Mapping[int, int]:
+        """Return how many GPUs each of these jobs asks for."""
+        ...
+
+    def set_least_cpus(self, job_id: int, change: JobChange) -> None:
+        """Set how many CPUs a pending job needs on each of its nodes."""
+        ...
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job so that its user may release it, too."""
+        ...
+
+    def requeue_hold(self, job_id: int) -> None:
+        """Requeue and hold a job that has not ended."""
+        ...
+
+
+class PyslurmGateway:
+    """Speaks to slurmctld through pyslurm.
+
+    Four things pyslurm cannot express. `helper` does them; without it their weaker forms are used:
+
+    - GPUs asked for with --gpus or --gpus-per-socket are not shown on a cluster without slurmdbd. The helper is
+      asked once per job, all jobs of a cycle together, and only for jobs with Muri's tag. Otherwise: 0.
+    - The least number of CPUs per node, which sbatch sets from --cpus-per-task. Otherwise: a job keeps it, and
+      gets no fewer CPUs however few `JobChange.cpu_count` says.
+    - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
+    - A requeue that spares a job which has just ended. Otherwise: a look at its state first.
+
+    Args:
+        helper: Another way to speak to the same slurmctld.
+
+    Raises:
+        GatewayUnavailableError: pyslurm is missing or does not fit this Slurm.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+
+    name = "pyslurm"
+
+    def __init__(self, helper: Helper | None = None) -> None:
+        self._pyslurm = import_pyslurm()
+        self._libslurm = libslurm.Libslurm()
+        check_library(str(self._pyslurm.__version__), self._libslurm.release())
+        with self._slurm("read the configuration"):
+            config = self._pyslurm.slurmctld.Config.load()
+            self._cluster = str(config.cluster_name)
+            self._slurm_version = str(config.version)
+            self._state_save_location = str(config.state_save_location)
+        check_controller(self._slurm_version, self._libslurm.release())
+        self._helper = helper
+        self._gpus_looked_up: dict[int, int] = {}
+        self._partitions = self._load_partitions()
+
+    @property
+    def slurm_version(self) -> str:
+        """Return slurmctld's version."""
+        return self._slurm_version
+
+    def _load_partitions(self) -> dict[str, tuple[str, ...]]:
+        with self._slurm("read the nodes"):
+            nodes = self._pyslurm.Nodes.load()
+            return {node.name: tuple(sorted(node.partitions)) for node in nodes.values()}
+
+    @contextmanager
+    def _slurm(self, action: str) -> Iterator[None]:
+        """Turn what pyslurm raises into Muri's errors."""
+        try:
+            yield
+        except self._pyslurm.RPCError as err:
+            raise slurm_error(action, str(err)) from err
+        except (ValueError, KeyError, OverflowError) as err:
+            raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
+
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes in two bulk RPCs."""
+        taken_s = time.time()
+        with self._slurm("read the jobs"):
+            loaded = self._pyslurm.Jobs.load()
+            jobs = sorted((job_record(job, taken_s) for job in loaded.values()), key=lambda job: job.job_id)
+        return Snapshot(
+            taken_s=taken_s,
+            cluster=self._cluster,
+            slurm_version=self._slurm_version,
+            jobs=tuple(self._with_hidden_gpus(jobs)),
+            nodes=self._nodes(),
+        )
+
+    def _nodes(self) -> tuple[Node, ...]:
+        try:
+            table = self._libslurm.node_table()
+        except OSError as err:
+            raise slurm_error("read the nodes", err.strerror or str(err)) from err
+        nodes = libslurm.nodes_of_table(table, self._partitions)
+        if any(node.name not in self._partitions for node in nodes):  # added since the gateway was opened
+            self._partitions = self._load_partitions()
+            nodes = libslurm.nodes_of_table(table, self._partitions)
+        return nodes
+
+    def _with_hidden_gpus(self, jobs: list[Job]) -> Iterator[Job]:
+        hidden = [job.job_id for job in jobs if job.state.is_active and not job.gpu_count and _tagged(job)]
+        unknown = [job_id for job_id in hidden if job_id not in self._gpus_looked_up]
+        if unknown and self._helper is not None:
+            try:
+                self._gpus_looked_up.update(dict.fromkeys(unknown, 0) | dict(self._helper.gpu_counts(unknown)))
+            except SlurmUnreachableError:
+                raise
+            except GatewayError as err:
+                log.warning("cannot learn how many GPUs jobs %s ask for: %s", unknown, err)
+        for job in jobs:
+            looked_up = self._gpus_looked_up.get(job.job_id, 0) if job.job_id in hidden else 0
+            yield replace(job, gpu_count=looked_up) if looked_up else job
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id."""
+        check_new_job(job)
+        action = f"submit job {job.name!r}"
+        fields = submit_fields(job) | {"environment": explicit_environment(job)}
+        with self._slurm(action), _submit_lock, _without_slurm_variables():
+            return int(self._pyslurm.JobSubmitDescription(**fields).submit())
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a pending job."""
+        if self._helper is not None:
+            self._helper.set_least_cpus(job_id, change)
+        if fields := change_fields(change):
+            with self._slurm(f"change job {job_id}"):
+                self._job(job_id).modify(self._pyslurm.JobSubmitDescription(**fields))
+
+    def _job(self, job_id: int) -> Any:
+        return self._pyslurm.Job(job_id)
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job."""
+        if self._helper is not None:
+            self._helper.hold(job_id)
+            return
+        with self._slurm(f"hold job {job_id}"):
+            self._job(job_id).hold()
+
+    def release(self, job_id: int) -> None:
+        """Release a held job."""
+        try:
+            with self._slurm(f"release job {job_id}"):
+                self._job(job_id).release()
+        except GatewayError as err:
+            if not (job_started(err) or job_ended(err)):
+                raise
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it; a pending one is held."""
+        if self._helper is not None:
+            self._helper.requeue_hold(job_id)
+        elif self._state(job_id) is JobState.PENDING:
+            self.hold(job_id)
+        elif self._still_there(job_id):  # Slurm would run an ended job again
+            with self._slurm(f"requeue job {job_id}"):
+                self._job(job_id).requeue(hold=True)
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job."""
+        try:
+            with self._slurm(f"cancel job {job_id}"):
+                self._job(job_id).cancel()
+        except SlurmUnreachableError:
+            raise
+        except NoSuchJobError:
+            log.debug("job %d: gone before it was cancelled", job_id)
+        except GatewayError:
+            # pyslurm looks at errno even when the call succeeded, and may find an old one there.
+            if self._still_there(job_id):
+                raise
+
+    def _still_there(self, job_id: int) -> bool:
+        with suppress(NoSuchJobError):
+            state = self._state(job_id)
+            return state.is_active and state is not JobState.COMPLETING
+        return False
+
+    def _state(self, job_id: int) -> JobState:
+        with self._slurm(f"read job {job_id}"):
+            return job_record(self._pyslurm.Job.load(job_id), time.time()).state
+
+    def batch_script(self, job_id: int) -> str:
+        """Return the text of a job's batch script."""
+        with self._slurm(f"read the script of job {job_id}"):
+            script = self._job(job_id).get_batch_script()
+        if not script:
+            raise NoSuchJobError(f"job {job_id} has no batch script")
+        return str(script)
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with, None when it cannot be read."""
+        return job_environment(self._state_save_location, job_id)
+
+
+def _tagged(job: Job) -> bool:
+    return any(token.startswith(REQUEST_PREFIX) for token in job.admin_comment.split())
+
+
+@contextmanager
+def _without_slurm_variables() -> Iterator[None]:
+    """Hide SLURM_* from pyslurm, which would add the caller's to the job's environment."""
+    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
+
+
+def import_pyslurm() -> Any:
+    """Return the module pyslurm.
+
+    Raises:
+        GatewayUnavailableError: It is missing, or cannot be loaded on this machine.
+    """
+    try:
+        return importlib.import_module("pyslurm")
+    except ModuleNotFoundError as err:
+        if err.name != "pyslurm":
+            raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err
+        raise GatewayUnavailableError(
+            "pyslurm is not installed for this Python. Install it (`pip install muri[slurm]`, which needs Slurm's "
+            "headers), or set `gateway: command` in muri.yaml"
+        ) from err
+    except (ImportError, OSError, AttributeError) as err:
+        raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err
+
+
+def release(version: str) -> str:
+    """Return a version's release: "25.11" of "25.11.2"."""
+    return ".".join(version.split(".")[:2])
+
+
+def check_library(pyslurm_version: str, library: str) -> None:
+    """Refuse a pyslurm that was not made for the libslurm in this process.
+
+    The structures that both share differ from release to release; a mismatch reads wrong memory. The dynamic
+    linker catches most of them, for libslurm's file name changes as well.
+
+    Args:
+        pyslurm_version: Such as "25.11.2".
+        library: libslurm's release such as "26.05", "" when it is newer than Muri and cannot be judged.
+
+    Raises:
+        GatewayUnavailableError: They don't fit.
+    """
+    fits = COMPATIBLE.get(release(pyslurm_version), (release(pyslurm_version),))
+    if library and library not in fits:
+        raise GatewayUnavailableError(
+            f"pyslurm {pyslurm_version} was made for Slurm {' or '.join(fits)}, but libslurm here is of Slurm "
+            f"{library}. {_WHAT_TO_DO}"
+        )
+
+
+def check_controller(slurmctld_version: str, library: str) -> None:
+    """Refuse a libslurm newer than slurmctld, which Slurm does not support.
+
+    Raises:
+        GatewayUnavailableError: It is newer.
+    """
+    if library and _order(slurmctld_version) < _order(library):
+        raise GatewayUnavailableError(
+            f"libslurm is of Slurm {library}, newer than slurmctld {slurmctld_version}, and Slurm serves clients of "
+            "its own or an older release only. Install the client packages of slurmctld's release, or set "
+            "`gateway: command` in muri.yaml and give it commands of that release"
+        )
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in release(version).split(".") if part.isdigit())

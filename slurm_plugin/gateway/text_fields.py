@@ -1,0 +1,155 @@
+"""Slurm's small notations, read the same way for both gateways: states, GRES, dependencies, numbers."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
+
+#: What Slurm shows in place of a base state when a flag matters more, and what it means for Muri.
+_SHOWN_FLAGS: Mapping[str, JobState] = {
+    "CONFIGURING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "STAGE_OUT": JobState.COMPLETING,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "REVOKED": JobState.CANCELLED,
+}
+
+#: Node states and flags under which no new job starts there.
+_CLOSED_NODE_WORDS = frozenset(
+    {
+        "BLOCKED", "CLOUD_DOWN", "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE",
+        "INVAL", "INVALID", "INVALID_REG", "MAINT", "MAINTENANCE", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN",
+        "POWER_DOWN", "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "RES", "RESERVED", "UNKNOWN",
+    }
+)  # fmt: skip
+_OPEN_NODE_STATES = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
+#: The one-letter suffixes of a node state, see the section "NODE STATE CODES" of sinfo's manual.
+_NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^": "REBOOT", "%": "POWERING_DOWN",
+                  "!": "POWERING_DOWN", "~": "POWERED_DOWN", "#": "POWERING_UP", "-": "PLANNED"}  # fmt: skip
+
+_GRES = re.compile(
+    r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
+)
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def job_state(words: Iterable[str]) -> JobState:
+    """Map Slurm's state words to one state; what is not known becomes UNKNOWN."""
+    names = [word.upper() for word in words]
+    if "COMPLETING" in names:
+        return JobState.COMPLETING
+    for name in names:
+        if name in _SHOWN_FLAGS:
+            return _SHOWN_FLAGS[name]
+    for name in names:
+        if name in JobState.__members__:
+            return JobState[name]
+    return JobState.UNKNOWN
+
+
+def node_words(text: str) -> list[str]:
+    """Split a node's state such as "IDLE+DRAIN*" into words, suffix signs spelled out."""
+    words = []
+    for part in text.upper().split("+"):
+        bare = part.rstrip("".join(_NODE_SUFFIXES))
+        words += [bare, *(_NODE_SUFFIXES[sign] for sign in part[len(bare) :])]
+    return [word for word in words if word]
+
+
+def node_usable(words: Iterable[str]) -> bool:
+    """Whether new jobs can start on a node in this state."""
+    names = [word.upper() for word in words]
+    return bool(_OPEN_NODE_STATES.intersection(names)) and not _CLOSED_NODE_WORDS.intersection(names)
+
+
+def node_mem_mib(configured_mib: int, set_aside_mib: int = 0) -> int:
+    """A node's memory for jobs; 0 where the administrator configured none, for which Slurm has 1 MiB.
+
+    Args:
+        configured_mib: RealMemory.
+        set_aside_mib: MemSpecLimit, for the system.
+    """
+    return max(configured_mib - set_aside_mib, 0) if configured_mib > 1 else 0
+
+
+def gres_counts(text: str) -> dict[str, int]:
+    """Count per GRES, keyed "gpu" or "gpu:a100", of any of Slurm's notations.
+
+    Requests ("gres/gpu:a100:2", in Slurm 22.05 "gres:gpu:2", per task "gres/gpu=1"), a node's configuration
+    and its use ("gpu:2(S:0-1)", "gpu:a100:1(IDX:0)") differ in their dressing only. Without a number it is one.
+    """
+    counts: dict[str, int] = {}
+    for item in re.sub(r"\([^)]*\)", "", text or "").split(","):
+        match = _GRES.match(item.strip())
+        if not match or match["name"] in ("N", "null", "none"):
+            continue
+        if match["name"] in ("cpu", "mem", "node", "billing", "energy"):
+            continue  # tres_per_task holds more than GRES
+        key = f"{match['name']}:{match['type']}" if match["type"] else match["name"]
+        count = int(match["count"] or 1) * _UNITS[match["unit"] or ""]
+        counts[key] = counts.get(key, 0) + count
+    return counts
+
+
+def gpu_total(counts: Mapping[str, int]) -> int:
+    """Sum the GPUs of all types. Where Slurm lists both the sum and the types, the larger is the truth."""
+    typed = sum(count for key, count in counts.items() if key.startswith("gpu:"))
+    return max(counts.get("gpu", 0), typed) if typed and "gpu" in counts else counts.get("gpu", 0) + typed
+
+
+def gpu_type(counts: Mapping[str, int]) -> str:
+    """The first GPU type in alphabetical order, "gpu" when untyped or there is none."""
+    types = sorted(key.split(":", 1)[1] for key in counts if key.startswith("gpu:"))
+    return types[0] if types else "gpu"
+
+
+def request_text(counts: Mapping[str, int]) -> str:
+    """Write a GRES request in the notation of Slurm 23 and later, "gres/gpu:a100:2"."""
+    return ",".join(f"gres/{key}:{count}" for key, count in sorted(counts.items()))
+
+
+def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, node_count: int, task_count: int) -> int:
+    """Return how many GPUs a job asks for, whichever option of sbatch it used.
+
+    --gpus counts for the whole job and --gpus-per-node (as --gres) once per node. --gpus-per-socket is taken
+    as one socket per node, the least that Slurm can give.
+    """
+    if asked := gpu_total(gres_counts(per_job)):
+        return asked
+    if asked := gpu_total(gres_counts(per_node)):
+        return asked * max(1, node_count)
+    if asked := gpu_total(gres_counts(per_task)):
+        return asked * max(1, task_count)
+    return gpu_total(gres_counts(per_socket)) * max(1, node_count)
+
+
+def dependency_text(text: str) -> str:
+    """Bring a dependency into one form: no progress notes such as "(unfulfilled)", one job each, sorted.
+
+    The order of the parts means nothing to Slurm; sorting makes both gateways give the same text.
+    """
+    bare = re.sub(r"\([^)]*\)", "", text or "")
+    delimiter = "?" if "?" in bare else ","
+    parts = set()
+    for part in filter(None, (piece.strip() for piece in bare.split(delimiter))):
+        kind, *jobs = part.split(":")
+        parts.update([f"{kind}:{job}" for job in jobs] or [kind])
+    return delimiter.join(sorted(parts))
+
+
+def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
+    """Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, stands for one."""
+    if any(word.upper() == "SPECIAL_EXIT" for word in state_words):
+        return SPECIAL_EXIT
+    return "" if text in (None, "None") else str(text)
+
+
+def first_partition(text: str | None) -> str:
+    """The first of the partitions that a job asked for."""
+    return (text or "").split(",")[0]

@@ -1,0 +1,124 @@
+"""The dry-run job's own process: run a script until its model is measured, then end it.
+
+The user's batch script arrives on standard input. `muri run` inside it measures and leaves its result in a
+file; the script is ended right then, so that nothing after the training command runs. The result goes into
+the comment of the waiting job, where it stays until the controller has read it.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muri.profiler.dryrun.messages import DryRunRequest, Limits
+from muri.profiler.dryrun.runner import end, last_words
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.node.slurm_calls import job_field, set_comment
+from muri.slurm_plugin.records.comment_reports import comment_with
+
+_TICK_S = 0.05
+
+
+def measure(script: bytes, arguments: Sequence[str], limits: Limits) -> dict[str, Any]:
+    """Run a batch script until `muri run` in it has measured enough.
+
+    Args:
+        script: The batch script.
+        arguments: Its arguments.
+        limits: How much it may take.
+
+    Returns:
+        What `DryRunResult.from_dict` reads, or {"error": why}.
+    """
+    with tempfile.TemporaryDirectory(prefix="muri-dryrun-") as folder:
+        path, output = Path(folder, "script"), Path(folder, "output")
+        request = DryRunRequest(limits, Path(folder, "result.json"))
+        path.write_bytes(script)
+        path.chmod(0o700)
+        environment = {**os.environ, **request.environment()}
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env=environment,
+                start_new_session=True,
+            )
+            try:
+                in_time = _wait(process, request)
+            finally:
+                end(process)  # and everything it started: its later commands must not run
+        return _read(request, process.returncode, output, in_time=in_time)
+
+
+def _wait(process: "subprocess.Popen[bytes]", request: DryRunRequest) -> bool:
+    """Wait for the result or the end of the script; False when it took too long."""
+    deadline_s = time.monotonic() + request.limits.time_limit_s
+    while process.poll() is None and not request.result_path.exists():
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_TICK_S)
+    return True
+
+
+def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> dict[str, Any]:
+    value: dict[str, Any] = {"error": f"the script ended with code {code} too early"}
+    try:
+        if not in_time:
+            value = {"error": f"no result within {request.limits.time_limit_s:g} s"}
+        elif request.result_path.exists():
+            value = dict(json.loads(request.result_path.read_text()))
+    except ValueError:
+        value = {"error": "the launcher left an unreadable result"}
+    if "error" in value:
+        words = last_words(output)
+        value["error"] += f"; its last words: {words}" if words else ""
+    return value
+
+
+def publish(target: int, token: str, result: dict[str, Any]) -> None:
+    """Put a result into the comment of the job that it was measured for, keeping the user's text.
+
+    Where that job has ended, the dry run's own comment takes it.
+
+    Raises:
+        GatewayError: Slurm refused it.
+    """
+    try:
+        set_comment(target, comment_with(job_field(target, "comment"), token, result))
+    except NoSuchJobError:
+        own = int(os.environ["SLURM_JOB_ID"])
+        print(f"job {target} is gone; the result stands in the comment of job {own}", file=sys.stderr)
+        set_comment(own, comment_with(job_field(own, "comment"), token, result))
+
+
+@click.command()
+@click.option("--target", type=int, required=True, help="The waiting job whose comment takes the result.")
+@click.option("--token", required=True, help="Name of this dry run.")
+@click.option("--limits", "text", required=True, help="How much is measured, as in MURI_DRY_RUN.")
+@click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(target: int, token: str, text: str, time_limit_s: float, arguments: tuple[str, ...]) -> None:
+    """Measure a model with the batch script on standard input, called with ARGUMENTS."""
+    limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
+    result = measure(sys.stdin.buffer.read(), arguments, limits)
+    print(json.dumps(result))
+    try:
+        publish(target, token, result)
+    except GatewayError as error:
+        print(f"muri: cannot publish the result: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.exit(1 if "error" in result else 0)
+
+
+if __name__ == "__main__":
+    main()

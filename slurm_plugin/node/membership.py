@@ -1,0 +1,127 @@
+"""What `muri run` asks of Slurm when it runs inside a member's job (muri.launcher's Membership)."""
+
+import os
+import sys
+import time
+
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, requeue, requeue_hold, set_comment
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import may_try_again, times_told, told
+from muri.slurm_plugin.records.comment_tags import retries_memory
+
+_RETRY_S = 10.0
+
+
+class SlurmMembership:
+    """Tells whether a job was given to a group, and puts it back into the queue."""
+
+    def expects_group(self, job_id: str) -> bool:
+        """Return whether the job's AdminComment names a host job.
+
+        A member must not run without its group's GPUs, so this keeps asking while slurmctld is away.
+        """
+        while True:
+            try:
+                return tags.token(job_field(int(job_id), "admin_comment"), tags.STATE_PREFIX) is not None
+            except NoSuchJobError:
+                return False
+            except SlurmUnreachableError as error:
+                print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
+                time.sleep(_RETRY_S)
+            except (GatewayError, ValueError) as error:
+                print(f"muri: cannot tell whether this job is in a group: {error}", file=sys.stderr, flush=True)
+                return True
+
+    def requeue(self, job_id: str, reason: str) -> None:
+        """Put the job back into the queue, held, so that the controller gives it its own GPUs.
+
+        A job that Slurm is ending already, because its user cancelled it, is left to that.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        try:
+            requeue_hold(int(job_id))
+        except NoSuchJobError:
+            outcome = "Slurm is ending the job already, and it does not go back to the queue"
+        else:
+            outcome = "the job goes back to the queue and runs alone next time"
+        print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
+
+    def pilot_of(self, job_id: str) -> str | None:
+        """Return the host job that the job's AdminComment names, None when it names none.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
+        return None if state is None else str(state.host)
+
+    def accumulate_steps(self, job_id: str) -> int:
+        """Return what the plan chose, as the job's AdminComment says; 1 when it says nothing.
+
+        Raises:
+            GatewayError: Slurm cannot say now.
+        """
+        state = tags.parse_state(job_field(int(job_id), "admin_comment"))
+        return 1 if state is None else state.accumulate_steps
+
+    def runs(self, job_id: str) -> bool:
+        """Return whether the job runs and Slurm is not ending it.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        return active_jobs([int(job_id)]).get(int(job_id)) == "RUNNING"
+
+    def requeue_for_memory(self, job_id: str) -> bool:
+        """Put a job that ran out of GPU memory beside others back into the queue, held, as often as it may try again.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        comment = job_field(int(job_id), "comment")
+        run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+        if times_told(comment)[0] == run:
+            return True  # another rank of the job has told, and is putting it back
+        if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
+            return False
+        print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
+              file=sys.stderr, flush=True)  # fmt: skip
+        _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, told(run, times_told(comment)[1] + 1))
+        requeue_hold(int(job_id))
+        return True
+
+    def requeue_stopped(self, job_id: str, run: int) -> None:
+        """Put a saved job back: a member held, for the controller to plan it anew; another to Slurm's own queue.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        mark_stopped(int(job_id), run)
+        if self.pilot_of(job_id) is None:
+            requeue(int(job_id))
+        else:
+            requeue_hold(int(job_id))
+
+    def declare_checkpoint(self, job_id: str, run: int) -> None:
+        """Say in the job's own comment that this run of it has a checkpoint.
+
+        Raises:
+            GatewayError: Slurm refused.
+        """
+        _set_token(int(job_id), tags.CHECKPOINT_PREFIX, run)
+
+
+def mark_stopped(job_id: int, run: int) -> None:
+    """Say in a job's own comment that this run of it is stopped on purpose, to be resumed.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    _set_token(job_id, tags.STOPPED_PREFIX, run)
+
+
+def _set_token(job_id: int, prefix: str, value: int | str) -> None:
+    set_comment(job_id, tags.with_token(job_field(job_id, "comment"), prefix, str(value)))

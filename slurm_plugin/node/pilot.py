@@ -1,0 +1,287 @@
+"""The process of a group's placeholder job: starts the runtime on the GPUs, reports speeds, ends with the last member.
+
+The batch script that `slurm_requests.host_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --members …`.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
+from muri.slurm_plugin.records import comment_reports as telemetry
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import fault_token
+from muri.utc import log_handler
+
+log = logging.getLogger("muri.host")
+
+_TICK_S = 0.25
+
+# While members are at work their end shows in the runtime's own status; Slurm is asked only now and then.
+_SLOW_POLL_S = 60.0
+
+# Once every member's training has ended, their jobs are about to: the GPUs are given back without delay.
+_EAGER_POLL_S = 0.5
+
+_EAGER_POLLS = 20
+
+_RUNTIME_GRACE_S = 20.0
+
+KEY_VARIABLE = "MURI_GROUP_KEY"
+
+
+def private_dir(path: Path) -> Path:
+    """Make a directory that only the user can enter.
+
+    Raises:
+        GatewayError: It exists and is not the user's own, or others can enter it.
+    """
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = path.lstat()
+    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or path.is_symlink():
+        raise GatewayError(f"{path} must be a directory of yours with mode 0700; remove it or set MURI_RUN_DIR")
+    return path
+
+
+def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
+    """Return the step that runs the runtime, one task for each of the host's GPUs."""
+    step, ranks = step_options(options)
+    trace = ["--trace", str(status.with_suffix(".trace.json"))] if options["trace"] else []
+    return [
+        "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
+        sys.executable, "-m", "muri.launcher.runtime.main",
+        "--members", options["members"],
+        "--run-dir", str(run_dir),
+        "--discipline", options["discipline"],
+        "--isolation", options["isolation"],
+        "--ordering", options["ordering"],
+        "--solo-iteration-s", options["solo_iteration_s"],
+        "--predicted-speed", options["predicted_speed"],
+        *(["--gpu-mem-gib", options["gpu_mem_gib"]] if options["gpu_mem_gib"] else []),
+        *(["--accumulate-steps", options["accumulate_steps"]] if options.get("accumulate_steps") else []),
+        "--hang-timeout-s", f"{options['hang_timeout_s']:g}",
+        "--status-file", str(status),
+        *ranks,
+        *trace,
+    ]  # fmt: skip
+
+
+class Host:
+    """Watches one runtime and its members."""
+
+    def __init__(self, options: dict[str, Any], status: Path, runtime: "subprocess.Popen[bytes]") -> None:
+        """Bind the watch to a started runtime."""
+        self._members = [int(member) for member in options["members"].split(",")]
+        self._options = options
+        self._status = status
+        self._runtime = runtime
+        self._begun_s = time.monotonic()
+        self._polled_s = time.monotonic()
+        self._reported_s = time.monotonic()
+        self._report: str | None = None
+        self._eager_polls_left = _EAGER_POLLS
+
+    def watch(self) -> int:
+        """Return the host's exit code once the runtime or the last member has ended."""
+        while True:
+            code = self._runtime.poll()
+            if code is not None:
+                log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
+                self._tell_fault()
+                return code or 1
+            if self._finished():
+                self._report_speeds()
+                return self._end_runtime()
+            if time.monotonic() - self._reported_s >= self._options["telemetry_s"]:
+                self._report_speeds()
+            time.sleep(_TICK_S)
+
+    def _runtime_status(self) -> dict[str, Any]:
+        """What the runtime last wrote about itself; empty before its first words."""
+        try:
+            status = json.loads(self._status.read_text())
+        except (OSError, ValueError):
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    def _members_status(self) -> dict[str, Any]:
+        members = self._runtime_status().get("members")
+        return members if isinstance(members, dict) else {}
+
+    def _finished(self) -> bool:
+        """Ask Slurm whether any member is left, seldom while members are at work."""
+        member_states = {member.get("state") for member in self._members_status().values()}
+        busy = "running" in member_states
+        now_s = time.monotonic()
+        if now_s - self._polled_s < self._poll_interval_s(member_states):
+            return False
+        self._polled_s = now_s
+        if member_states == {"ended"}:
+            self._eager_polls_left = max(0, self._eager_polls_left - 1)
+        try:
+            late = now_s - self._begun_s > self._options["attach_timeout_s"]
+            states = present_members(self._members, self._members_status(), late=late)
+        except SlurmUnreachableError as error:
+            log.warning("cannot ask for the members' states, going on: %s", error)
+            return False
+        if not states:
+            log.info("every member has ended")
+            return True
+        if late and not busy and all(state == "PENDING" for state in states.values()):
+            log.warning("members %s could not start beside the host; giving the GPUs back", sorted(states))
+            return True
+        return False
+
+    def _poll_interval_s(self, member_states: set[str | None]) -> float:
+        if "running" in member_states:
+            self._eager_polls_left = _EAGER_POLLS
+            return _SLOW_POLL_S
+        if member_states == {"ended"} and self._eager_polls_left:
+            return _EAGER_POLL_S
+        return float(self._options["poll_s"])
+
+    def _report_speeds(self) -> None:
+        """Tell the controller each member's progress and times through the host job's comment."""
+        self._reported_s = time.monotonic()
+        report = telemetry.compact(self._runtime_status())
+        if report is not None and report != self._report:
+            try:
+                set_comment(int(os.environ["SLURM_JOB_ID"]), report)
+                self._report = report
+            except GatewayError as error:
+                log.warning("cannot report speeds: %s", error)
+
+    def _tell_fault(self) -> None:
+        """Tell the controller, through the host job's comment, who may have broken the GPU's context."""
+        token = fault_token(self._runtime_status())
+        if token is not None:
+            try:
+                set_comment(int(os.environ["SLURM_JOB_ID"]), token)
+            except GatewayError as error:
+                log.warning("cannot tell of the fault; every member runs alone: %s", error)
+
+    def _end_runtime(self) -> int:
+        """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""
+        with contextlib.suppress(KeyError, ProcessLookupError):
+            os.kill(self._runtime_status()["pid"], signal.SIGTERM)
+        try:
+            self._runtime.wait(_RUNTIME_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._runtime.kill()
+        return 0
+
+
+@click.command()
+@click.option("--members", required=True, help="Job ids of the members, separated by commas.")
+@click.option("--discipline", required=True, help="auto, fair, lockstep or plain.")
+@click.option("--isolation", default="thread", help="thread or process, for members that do not say it themselves.")
+@click.option("--ordering", required=True, help="Job ids in the planned ordering.")
+@click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
+@click.option("--predicted-speed", default="", help="JOB=SPEED pairs: planned speeds, 1 = as fast as alone.")
+@click.option("--gpu-mem-gib", default="", help="JOB=GIB pairs: peak GPU memory alone, where it is known.")
+@click.option("--accumulate-steps", default="", help="JOB=N pairs: micro-batches, where batches are split.")
+@click.option("--node-count", type=int, default=1, help="Nodes of the group.")
+@click.option("--gpus-per-node", type=int, default=1, help="GPUs on each node; each gets a runtime, a rank.")
+@click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
+@click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
+@click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
+@click.option("--hang-timeout-s", type=float, default=900.0, help="End what has hung for so long; 0: never.")
+@click.option("--trace", is_flag=True, help="Keep a trace of every stage beside the log.")
+def main(**options: Any) -> None:
+    """Hold a group's GPUs and run its runtime until the last member has ended."""
+    uid = os.getuid()
+    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108
+    job_id = os.environ["SLURM_JOB_ID"]
+    log_path = run_dir / f"host-{job_id}.log"
+    status = run_dir / f"host-{job_id}.json"
+    with log_path.open("ab", buffering=0) as stream:
+        os.dup2(stream.fileno(), 1)
+        os.dup2(stream.fileno(), 2)
+    logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
+    log.info("host job %s for members %s", job_id, options["members"])
+    command = runtime_command(options, run_dir, status)
+    runtime = start(command)
+    # scancel and the time limit end the host: the runtime must not outlive it.
+    signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
+    code = Host(options, status, runtime).watch()
+    log.info("host job %s ends with code %d", job_id, code)
+    status.unlink(missing_ok=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
+
+
+def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
+    """Return the states of the members that still wait or run.
+
+    A job that was stopped and went back to the queue is a member no more, whatever becomes of it: its
+    AdminComment names this host no longer. That is only looked at when no member is at work, and not of
+    members that have yet to come: the controller tags them a moment after the host was submitted.
+
+    Args:
+        known: The members that the host started with.
+        status: The members' part of the runtime's status.
+        late: Whether members should have come by now.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    host = int(os.environ["SLURM_JOB_ID"])
+    members = dict.fromkeys(known)
+    with contextlib.suppress(NoSuchJobError):
+        members |= dict.fromkeys((tags.parse_host(job_field(host, "admin_comment")) or ("", ()))[1])
+    states = active_jobs(list(members))
+    at_work = {name: member.get("state") for name, member in status.items()}
+    if "running" in at_work.values():
+        return states
+    came = {job_id for job_id in states if late or at_work.get(str(job_id)) == "ended"}
+    return {job_id: state for job_id, state in states.items() if job_id not in came or _serves(host, job_id)}
+
+
+def _serves(host: int, job_id: int) -> bool:
+    try:
+        comment = job_field(job_id, "admin_comment")
+    except NoSuchJobError:
+        return False
+    state = tags.parse_state(comment)
+    return state is not None and state.host == host
+
+
+def step_options(options: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Return what srun and each runtime are told of the group's ranks.
+
+    Slurm numbers the tasks; rank 0 is on the node where this host runs, which srun tells the others.
+    """
+    nodes, gpus = options["node_count"], options["gpus_per_node"]
+    if nodes * gpus == 1:
+        return ["--ntasks=1"], []
+    step = [f"--nodes={nodes}", f"--ntasks={nodes * gpus}", f"--ntasks-per-node={gpus}", "--distribution=block"]
+    return step, ["--world-size", str(nodes * gpus), "--order-port", str(free_port())]
+
+
+def free_port() -> int:
+    """Return a TCP port of this node that nobody uses now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def start(command: list[str]) -> "subprocess.Popen[bytes]":
+    """Start the step, with a fresh key by which its ranks know each other."""
+    environment = os.environ | {KEY_VARIABLE: secrets.token_hex(32)}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

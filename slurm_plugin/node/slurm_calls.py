@@ -1,0 +1,82 @@
+"""The few Slurm commands that run on compute nodes, in the user's name, inside a job."""
+
+from collections.abc import Sequence
+
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
+from muri.slurm_plugin.gateway.commands import SlurmCommands
+
+_COMMANDS = SlurmCommands(timeout_s=30.0)
+
+_ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
+
+
+def active_jobs(job_ids: Sequence[int]) -> dict[int, str]:
+    """Return the state of those of the jobs that still wait or run.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    try:
+        text = _COMMANDS.run(
+            "ask for the members' states",
+            ["squeue", "--noheader", "--format=%i %T", f"--jobs={','.join(map(str, job_ids))}"],
+        )
+    except NoSuchJobError:
+        # squeue says so when it knows none of them any more.
+        return {}
+    pairs = (line.split() for line in text.splitlines() if line.strip())
+    return {int(job_id): state for job_id, state in pairs if job_id.isdigit() and state not in _ENDED}
+
+
+def job_field(job_id: int, field: str) -> str:
+    """Return one long text field of a job as `squeue --Format` names it ("comment", "admin_comment").
+
+    Raises:
+        NoSuchJobError: Slurm does not know the job.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    # The width is stated because squeue cuts a field at 20 characters otherwise.
+    text = _COMMANDS.run(
+        f"read the {field} of job {job_id}",
+        ["squeue", "--noheader", f"--Format={field}:8192", f"--jobs={job_id}", "--states=all"],
+    )
+    value = text.rstrip("\n").rstrip()
+    return "" if value == "(null)" else value
+
+
+def set_comment(job_id: int, comment: str) -> None:
+    """Replace the comment of one of the user's own jobs.
+
+    Raises:
+        GatewayError: Slurm refused it.
+    """
+    _COMMANDS.run(f"set the comment of job {job_id}", ["scontrol", "update", f"jobid={job_id}", f"comment={comment}"])
+
+
+def requeue_hold(job_id: int) -> None:
+    """Put one of the user's own running jobs back into the queue, held; one that is back there already stays as it is.
+
+    Raises:
+        NoSuchJobError: It has ended, or Slurm is ending it: its user cancelled it, perhaps with all others at once.
+        GatewayError: Slurm refused it.
+    """
+    _requeue("requeuehold", job_id)
+
+
+def requeue(job_id: int) -> None:
+    """Put one of the user's own running jobs back into the queue; one that is back there already stays as it is.
+
+    Raises:
+        NoSuchJobError: It has ended, or Slurm is ending it.
+        GatewayError: Slurm refused it.
+    """
+    _requeue("requeue", job_id)
+
+
+def _requeue(command: str, job_id: int) -> None:
+    try:
+        # Without "incomplete" Slurm runs a cancelled job again once its processes have ended.
+        _COMMANDS.run(f"requeue job {job_id}", ["scontrol", command, "incomplete", str(job_id)])
+    except GatewayError as error:
+        if not job_pending(error):
+            raise

@@ -1,0 +1,307 @@
+"""What a cycle can do to Slurm, as plain records: rendered for `--dry-run`, carried out by the executor."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin.records.comment_tags import Original
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPlan:
+    """A member-to-be.
+
+    Attributes:
+        job_id: Its job id.
+        original: Its request before grouping.
+        solo_iteration_s: Iteration time alone, from its profile.
+        speed: Predicted speed in the group, 1 = as fast as alone.
+        time_limit_s: Its time limit inside the group, 0 = unlimited.
+        cpu_count: CPUs that its own processes keep, one for each task.
+        gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
+        estimated: Whether its profile is an estimate.
+        accumulate_steps: Into how many micro-batches its batches are split.
+    """
+
+    job_id: int
+    original: Original
+    solo_iteration_s: float
+    speed: float
+    time_limit_s: int
+    cpu_count: int = 1
+    gpu_mem_gib: float = 0.0
+    estimated: bool = False
+    accumulate_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StartGroup:
+    """Submit a host job and make its members.
+
+    Attributes:
+        members: In the planned ordering.
+        node: Where: a node, or a folded list of them.
+        uid: Owner of all members.
+        gid: The owner's group.
+        user: The owner's name.
+        partition: Partition of all members.
+        account: Account of the first member.
+        qos: QOS of the first member.
+        gpu_request: GRES per node of the host.
+        cpu_count: CPUs of each of the host's tasks.
+        mem_per_node_mib: Memory of the host; 0 = default.
+        time_limit_s: Time limit of the host; 0 = default.
+        efficiency: Predicted γ.
+        period_s: Predicted T.
+        reasons: Why, for people.
+        node_count: Nodes of the host.
+        gpus_per_node: GPUs on each; each gets a runtime of its own.
+        mode: How members share, as in `Group.mode`.
+    """
+
+    members: tuple[MemberPlan, ...]
+    node: str
+    uid: int
+    gid: int
+    user: str
+    partition: str
+    account: str
+    qos: str
+    gpu_request: str
+    cpu_count: int
+    mem_per_node_mib: int
+    time_limit_s: int
+    efficiency: float
+    period_s: float
+    reasons: tuple[str, ...]
+    node_count: int = 1
+    gpus_per_node: int = 1
+    mode: Literal["interleave", "plain"] = "interleave"
+
+
+@dataclass(frozen=True, slots=True)
+class GivenShare:
+    """CPUs and memory that a job gets in place of those it asked for.
+
+    Attributes:
+        cpu_count: CPUs of the whole job.
+        cpus_per_task: CPUs of each task.
+        mem_per_node_mib: Memory on each node; 0 leaves it as it is.
+        nodes: Where they are free, folded host list.
+        original: What the job had asked for.
+    """
+
+    cpu_count: int
+    cpus_per_task: int
+    mem_per_node_mib: int
+    nodes: str
+    original: Original
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSolo:
+    """Release a job to run alone.
+
+    Attributes:
+        job_id: The job.
+        reasons: Why, for people.
+        share: CPUs and memory to give it before; None leaves its own request untouched.
+    """
+
+    job_id: int
+    reasons: tuple[str, ...]
+    share: GivenShare | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetRequest:
+    """Give a pending job its own CPUs and memory back; whether it is held stays as it is."""
+
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartDryRun:
+    """Measure the model of a job by a job of its own.
+
+    Attributes:
+        job_id: The waiting job whose script is run.
+        key: Text of the profile key, for people.
+        again: Whether the model has a profile already; its jobs need not wait for the new one.
+    """
+
+    job_id: int
+    key: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CarryOnGroup:
+    """Finish a start that was cut off in the middle."""
+
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Close an intent that can't be carried on; what it left behind is taken back by other actions."""
+
+    token: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """Give a member its original request back and release it to run alone."""
+
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End one of Muri's own jobs (a host or a dry run)."""
+
+    job_id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preempt:
+    """Stop a running job that has a checkpoint and put it back into the queue.
+
+    Attributes:
+        job_id: The job.
+        run: How often it was requeued before: the stop is for this run only.
+        reasons: Why, for people.
+        token: The intent that was begun for it, "" for a new one.
+        served_gpu_s: GPU-seconds that this run of the job has had.
+    """
+
+    job_id: int
+    run: int
+    reasons: tuple[str, ...]
+    token: str = ""
+    served_gpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnToQueue:
+    """Make a job that was stopped a candidate again, with its original request.
+
+    Attributes:
+        job_id: The job.
+        token: The intent that stopped it, "" when it stopped by itself.
+        why: For people.
+    """
+
+    job_id: int
+    token: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskForMore:
+    """Make a member that ran out of GPU memory a candidate again, which asks for more of it.
+
+    Attributes:
+        job_id: The job.
+        gpu_mem_gib: What it asks for on each of its GPUs from now on.
+        why: For people.
+    """
+
+    job_id: int
+    gpu_mem_gib: float
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Add a waiting job to a group that runs.
+
+    Attributes:
+        host: The group's host job.
+        node: Its node.
+        member: The job.
+        others: Members that it joins, with the time limits that they need beside it, 0 = unlimited.
+        host_limit_s: Time limit that the host needs, 0 = as it is.
+        reasons: Why, for people.
+        token: The intent that was begun for it, "" for a new one.
+    """
+
+    host: int
+    node: str
+    member: MemberPlan
+    others: tuple[tuple[int, int], ...]
+    host_limit_s: int
+    reasons: tuple[str, ...]
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepProfile:
+    """Store what a dry run measured.
+
+    Attributes:
+        token: The dry run's intent.
+        profile: The figures.
+        accumulates: Whether the script has said that its batches can be split.
+    """
+
+    token: str
+    profile: StageProfile
+    accumulates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DryRunFailed:
+    """Note that a dry run gave no profile.
+
+    Attributes:
+        token: The dry run's intent.
+        key: Text of the profile key.
+        why: What went wrong.
+    """
+
+    token: str
+    key: str
+    why: str
+
+
+Action = (
+    StartGroup
+    | ReleaseSolo
+    | ResetRequest
+    | StartDryRun
+    | CarryOnGroup
+    | Abandon
+    | Restore
+    | Cancel
+    | Preempt
+    | ReturnToQueue
+    | AskForMore
+    | Join
+    | KeepProfile
+    | DryRunFailed
+)
+
+
+def started(actions: Iterable[Action]) -> frozenset[int]:
+    """The jobs that these actions start: alone, in a new group, or in one that runs."""
+    found: set[int] = set()
+    for action in actions:
+        match action:
+            case StartGroup(members=members):
+                found |= {member.job_id for member in members}
+            case ReleaseSolo(job_id=job_id):
+                found.add(job_id)
+            case Join(member=member):
+                found.add(member.job_id)
+    return frozenset(found)
+
+
+def render_action(action: Action) -> dict[str, Any]:
+    """Return an action as plain values under its name, as `--dry-run` and `muri plan` print it."""
+    return {"action": type(action).__name__, **asdict(action)}

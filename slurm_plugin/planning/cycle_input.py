@@ -1,0 +1,64 @@
+"""What a cycle knows beyond the snapshot, as planning takes it. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.model_traits import KnownTraits
+from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.journal import PREEMPT, Intent
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What a cycle knows beyond the snapshot.
+
+    Attributes:
+        profiles: Stored profiles, and estimates of models without one.
+        profiling: Keys that a dry run is measuring now.
+        targets: Jobs whose script a dry run executes, or is about to; they wait for it.
+        stale: Keys whose profile serves, but is to be measured again.
+        failures: Failed dry runs by key text: how many, and the last cause.
+        bars: Why a job must not be grouped again, by job id.
+        served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
+        traits: What is stored of models beyond their stage profiles.
+        gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
+    """
+
+    profiles: Mapping[ProfileKey, StageProfile]
+    profiling: frozenset[ProfileKey] = frozenset()
+    targets: frozenset[int] = frozenset()
+    stale: frozenset[ProfileKey] = frozenset()
+    failures: Mapping[str, tuple[int, str]] | None = None
+    bars: Mapping[int, str] | None = None
+    served_gpu_s: Mapping[int, float] | None = None
+    traits: KnownTraits = field(default_factory=KnownTraits)
+    gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
+
+    def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
+        """Return what a job may be planned with.
+
+        The job whose own script a dry run executes has nothing: twice at once it could spoil its own files. It
+        waits for the measurement, as the first job of a model does.
+        """
+        return None if job.job_id in self.targets else self.profiles.get(key)
+
+    def needed_gib(self, job_id: int, profile: StageProfile) -> float:
+        """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
+        return self.gpu_mem_gib.get(job_id, profile.gpu_mem_gib)
+
+    def failed(self, key: ProfileKey, config: Config) -> str:
+        """Return why a model is not profiled any more, "" when it still may be."""
+        count, why = (self.failures or {}).get(str(key), (0, ""))
+        return why if count >= config.profiling.attempts else ""
+
+
+def served_gpu_s(intents: tuple[Intent, ...]) -> dict[int, float]:
+    """Return the GPU-seconds that jobs had before the controller stopped them, by job id."""
+    served: dict[int, float] = {}
+    for intent in intents:
+        if intent.kind == PREEMPT and intent.state != "abandoned":
+            job_id = int(intent.payload["job_id"])
+            served[job_id] = served.get(job_id, 0.0) + float(intent.payload["served_gpu_s"])
+    return served

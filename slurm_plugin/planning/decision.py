@@ -1,0 +1,95 @@
+"""A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from muri.policies.cycle.validation import RequestError
+from muri.policies.types import Plan, Policy
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import Action, ReleaseSolo, StartDryRun, started
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.joins import find_joins
+from muri.slurm_plugin.planning.model_traits import with_measured_pairs
+from muri.slurm_plugin.planning.packing import ask_to_share
+from muri.slurm_plugin.planning.repairs import reconcile
+from muri.slurm_plugin.planning.request import Preparation, prepare
+from muri.slurm_plugin.planning.running import Settled, running_units, settle, stop_actions
+from muri.slurm_plugin.planning.starts import actions_of
+from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.roles import Role, View, view_of
+
+log = logging.getLogger("muri.controller")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a cycle would do, before it does anything.
+
+    Attributes:
+        view: What it looked at.
+        repairs: Actions that mend what an earlier cycle left unfinished.
+        preparation: What the policy was asked.
+        plan: What the policy answered.
+        actions: What follows from the plan.
+    """
+
+    view: View
+    repairs: tuple[Action, ...]
+    preparation: Preparation
+    plan: Plan
+    actions: tuple[Action, ...]
+
+
+def decide(
+    snapshot: Snapshot, intents: tuple[Intent, ...], know: Knowledge, policy: Policy, config: Config
+) -> Decision:
+    """Make a cycle's decision. Pure: the snapshot's own time is the clock."""
+    view = view_of(snapshot, config.partitions)
+    repairs = reconcile(view, intents, config, snapshot.taken_s)
+    preparation = prepare(view, know, config, snapshot.taken_s, policy.profile_use)
+    know = preparation.know
+    if policy.supports_packing:
+        shared, preparation = ask_to_share(policy, preparation, view, know, config)
+        plan, starts, stops = shared.plan, shared.actions, stop_actions((), preparation.request, view)
+    else:
+        settled, preparation = ask(policy, preparation, view, know, config)
+        plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
+        starts = actions_of(plan, view, know, config) + find_joins(view, plan, know, config, snapshot.taken_s)
+    why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
+    releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
+    runs = without_started(preparation, starts)
+    # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
+    new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
+    actions = stops + releases + new + starts + again
+    return Decision(view, repairs, preparation, plan, actions)
+
+
+def ask(
+    policy: Policy, preparation: Preparation, view: View, know: Knowledge, config: Config
+) -> tuple[Settled, Preparation]:
+    """Ask the policy, with what runs if it may stop running jobs."""
+    request = preparation.request
+    if config.preemption.enabled:
+        request = replace(request, running=running_units(view, know, config, request.now_s))
+    request = with_measured_pairs(request, policy, know.traits.pairs)
+    preparation = replace(preparation, request=request)
+    try:
+        return settle(policy.plan(request), request), preparation
+    except RequestError as error:
+        if not request.running:
+            raise
+        log.warning("running jobs are left alone in this cycle: %s", error)
+    request = replace(request, running=())
+    return settle(policy.plan(request), request), replace(preparation, request=request)
+
+
+def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:
+    """The dry runs, but none with the script of a job that starts.
+
+    Another job of the model will wait some day; a script that runs twice at once costs GPUs twice, and could spoil
+    its own files.
+    """
+    gone = started(starts)
+    return tuple(run for run in preparation.dry_runs if run.job_id not in gone)

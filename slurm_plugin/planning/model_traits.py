@@ -1,0 +1,296 @@
+"""What is known of models beyond their stage profiles, converted to what policies plan with. Pure.
+
+CPU and memory sensitivities, how times and memory follow the batch size, and how pairs slow each other down.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain, product
+from typing import Final
+
+from muri.errors import MuriError
+from muri.policies.allocation.demand import derived_sensitivity
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.traits import BatchModel, Demand, Sensitivity, TraitError
+from muri.policies.types import PlanJob, PlanRequest, Policy
+from muri.profiler.errors import FitError
+from muri.profiler.interference.models import (
+    LinearFit,
+    Point,
+    computation_name,
+    estimated_ratio,
+    fit_computation,
+    fit_line,
+)
+from muri.profiler.interference.ratios import Interference, find
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.sensitivity import record
+from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
+from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
+from muri.slurm_plugin.records.cluster import Job, Node
+
+log = logging.getLogger("muri.controller")
+
+_MIB_PER_GIB = 1024.0
+
+_SAME = DOUBT * RUN_SPREAD
+
+UNUSABLE: Final = (MuriError, ArithmeticError, TypeError, ValueError)
+"""What figures of a stored document raise that are of another kind, or that cannot be true."""
+
+_Pairs = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTraits:
+    """What is stored of models, read once in a cycle.
+
+    Attributes:
+        sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
+        fits: Iteration times over batch sizes, by name.
+        pairs: Models that were measured side by side.
+        accumulating: Profile keys, as text, of scripts that have said that their batches can be split.
+    """
+
+    sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
+    fits: Mapping[str, LinearFit] = field(default_factory=dict)
+    pairs: tuple[Interference, ...] = ()
+    accumulating: frozenset[str] = frozenset()
+
+    def is_measured(self, key: ProfileKey) -> bool:
+        """Whether it was measured what CPUs do to a model."""
+        return str(key) in self.sensitivities or key.model in self.sensitivities
+
+    def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
+        """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown.
+
+        Args:
+            key: What the job is profiled under.
+            least_mem_gib: Memory per GPU that the job is not to get less than.
+        """
+        found = self.sensitivities.get(str(key)) or self.sensitivities.get(key.model)
+        if found is None:
+            return None
+        try:
+            return sensitivity_of(found, key.gpu_count, least_mem_gib)
+        except UNUSABLE as error:
+            log.warning("the sensitivity of %s is not used: %s", found.name, error)
+            return None
+
+
+def gpu_utilization(profile: StageProfile | None) -> float | None:
+    """Share of its GPUs' time that a model computes on them, as telemetry measured or the graph predicts it. Pure.
+
+    None where neither is known; what a policy then makes of the stage times is its own business.
+    """
+    return None if profile is None else profile.detail.gpu_utilisation
+
+
+def sensitivity_of(known: record.SensitivityProfile, gpu_count: int = 1, least_mem_gib: float = 0.0) -> Sensitivity:
+    """Convert a stored sensitivity. Pure.
+
+    What measurements cannot tell from the greatest throughput counts as saturated: otherwise noise would keep a job
+    from giving up CPUs that do nothing for it.
+
+    It was measured on one GPU. Each GPU of a larger job is taken to want the same CPUs; the job's GPUs share one
+    cache of the dataset and the bandwidth of its storage.
+
+    Args:
+        known: CPU curve as measured, memory by the cache model.
+        gpu_count: GPUs of the job.
+        least_mem_gib: Memory per GPU below which the demand is not to lie.
+
+    Raises:
+        TraitError: The stored figures make no sensitivity.
+        SensitivityError: The dataset's figures make no sense.
+    """
+    process_gib = known.process_gib or 0.0
+    cpus = sorted({1, *(point.cpus for point in known.cpu.points)})
+    enough = (1 - _SAME) * known.cpu.throughput(cpus[-1])
+    at_full = [min(known.cpu.throughput(count), enough) for count in cpus]
+    best = min(known.cpu.throughput(known.cpu.saturating_cpus), enough)
+    if known.dataset is None:
+        caches_gib, needed_gib = [0.0], 0.0
+        rows: list[tuple[float, ...]] = [(value,) for value in at_full]
+    else:
+        dataset = _shared(known.dataset, gpu_count)
+        needed_gib = saturating_cache_gib(dataset, best)
+        caches_gib = sorted({*cache_sizes(dataset), needed_gib})
+        rows = [tuple(throughput(dataset, value, gib) for gib in caches_gib) for value in at_full]
+    demand = Demand(float(known.cpu.saturating_cpus), max(process_gib + needed_gib, least_mem_gib))
+    return Sensitivity(
+        tuple(float(count) for count in cpus), tuple(process_gib + gib for gib in caches_gib), tuple(rows), demand
+    )
+
+
+def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
+    """One GPU's part of the dataset and of its storage's bandwidth."""
+    if gpu_count < 1:
+        raise TraitError(f"a job with {gpu_count} GPUs has no share of a dataset")
+    part_gib = dataset.dataset_gib / gpu_count
+    return replace(
+        dataset,
+        dataset_gib=part_gib,
+        batch_mib=min(dataset.batch_mib, part_gib * _MIB_PER_GIB),
+        storage_mib_per_s=dataset.storage_mib_per_s / gpu_count,
+    )
+
+
+def with_derived(planned: PlanJob, job: Job, nodes: Iterable[Node]) -> PlanJob:
+    """Let a job's measured stage profile stand in for a sensitivity that nobody measured. Pure.
+
+    Its dry run had the CPUs that the job asks for; the demand is never below them, for a loader that works ahead
+    hides from the stages how many CPUs it needs.
+    """
+    profile = planned.profile
+    if planned.sensitivity is not None or profile is None or profile.is_estimate:
+        return planned
+    gpu_count = max(1, job.gpu_count)
+    asked = Demand(job.cpu_count / gpu_count, job.mem_per_node_mib * max(1, job.node_count) / gpu_count / _MIB_PER_GIB)
+    usable = [node for node in nodes if node.gpu_count and job.partition in node.partitions]
+    most_cpus = max((node.cpu_count / max(1, job.gpus_per_node) for node in usable), default=asked.cpus)
+    derived = derived_sensitivity(profile, asked, most_cpus)
+    if derived is None:
+        return planned
+    demand = Demand(max(derived.demand.cpus, asked.cpus), max(derived.demand.mem_gib, asked.mem_gib))
+    return replace(planned, sensitivity=replace(derived, demand=demand))
+
+
+def batch_model(
+    key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile], fits: Mapping[str, LinearFit], accumulate: int
+) -> BatchModel | None:
+    """Return SJF-BSBF's model of a job, None where its batch size or its times over batch sizes are unknown.
+
+    Args:
+        key: What the job is profiled under.
+        profiles: Stored profiles.
+        fits: Stored fits; without one, the model's profiles with other batch sizes are fitted.
+        accumulate: Into how many micro-batches the job's script can split a batch at most.
+    """
+    profile = profiles.get(key)
+    if profile is None or key.batch_size < 1:
+        return None
+    family = [item for item in profiles.values() if _same_but_for_batch(item.key, key) and not item.is_estimate]
+    try:
+        times = fits.get(computation_name(key)) or fit_computation(family)
+        fixed_gib, per_sample_gib = _memory(profile, family)
+        return BatchModel(
+            batch_size=key.batch_size,
+            compute_fixed_s=times.fixed_s,
+            compute_per_sample_s=times.per_unit_s,
+            communicate_s=profile.synchronize_s if key.gpu_count > 1 else 0.0,
+            fixed_mem_gib=fixed_gib,
+            mem_gib_per_sample=per_sample_gib,
+            max_accumulate_steps=accumulate,
+        )
+    except UNUSABLE as error:
+        log.debug("%s has no batch model: %s", key, error)
+        return None
+
+
+def interference_table(
+    waiting: Iterable[ProfileKey],
+    running: Iterable[ProfileKey],
+    known: Mapping[ProfileKey, StageProfile],
+    pairs: tuple[Interference, ...],
+) -> InterferenceTable:
+    """Return speeds of all models beside those that run: measured ones first, estimates from both profiles else.
+
+    Nobody joins a job that has not started, so that a long queue costs no more than its models times those at work.
+    A table tells models apart by name alone. Of a model's several profiles the least key's counts.
+
+    Args:
+        waiting: What waiting jobs are profiled under.
+        running: The same of running ones.
+        known: Stored profiles, and estimates.
+        pairs: Measured pairs.
+    """
+    at_work = _by_model(running, known)
+    everybody = _by_model((*at_work.values(), *waiting), known)
+    rows = [
+        _pair(a, b, known, pairs)
+        for model, a in at_work.items()
+        for other, b in everybody.items()
+        if other not in at_work or model <= other
+    ]
+    return InterferenceTable(tuple(rows))
+
+
+def _by_model(keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfile]) -> dict[str, ProfileKey]:
+    found: dict[str, ProfileKey] = {}
+    for key in sorted(set(keys)):
+        if key in known:
+            found.setdefault(key.model, key)
+    return found
+
+
+def _pair(
+    a: ProfileKey, b: ProfileKey, known: Mapping[ProfileKey, StageProfile], pairs: tuple[Interference, ...]
+) -> PairSpeed:
+    measured = find(pairs, a, b)
+    if measured is not None:
+        return PairSpeed(a.model, b.model, 1 / measured.a.ratio, 1 / measured.b.ratio)
+    speed = 1 / estimated_ratio(known[a], known[b])
+    return PairSpeed(a.model, b.model, speed, speed)
+
+
+def _same_but_for_batch(a: ProfileKey, b: ProfileKey) -> bool:
+    return (a.model, a.gpu_count, a.gpu_type) == (b.model, b.gpu_count, b.gpu_type)
+
+
+def _memory(profile: StageProfile, family: Iterable[StageProfile]) -> tuple[float, float]:
+    """GiB of GPU memory whatever the batch size, and per sample; all of it is fixed where one size is known."""
+    points = [Point(item.key.batch_size, item.gpu_mem_gib) for item in family if item.gpu_mem_gib > 0]
+    try:
+        line = fit_line(points, "profiles with a known GPU memory")
+    except FitError:
+        return profile.gpu_mem_gib, 0.0
+    return line.fixed_s, line.per_unit_s
+
+
+def with_measured_pairs(request: PlanRequest, policy: Policy, measured: Sequence[Interference]) -> PlanRequest:
+    """Return the request with the speeds of measured pairs, for a policy whose groups may share without turns.
+
+    Estimates are left out: whether turns help is just what they can't tell.
+
+    Args:
+        request: Jobs that wait and run.
+        policy: Who will be asked.
+        measured: What the profile store has of pairs.
+    """
+    if not policy.plain_groups:
+        return request
+    everybody = chain(request.jobs, *(unit.members for unit in request.running))
+    keys = {job.profile.key for job in everybody if job.profile is not None and job.gpu_count == 1}
+    rows = _rows(keys, measured)
+    return replace(request, interference=InterferenceTable(rows) if rows else None)
+
+
+def _rows(keys: set[ProfileKey], measured: Sequence[Interference]) -> tuple[PairSpeed, ...]:
+    """Pairs of models of which every two keys were measured, each model with its least speed.
+
+    A table tells models apart by name alone: a batch size that nobody measured must not pass for one that was.
+    """
+    family: dict[str, list[ProfileKey]] = defaultdict(list)
+    for key in sorted(keys):
+        family[key.model].append(key)
+    speeds = {pair: speed for item in measured for pair, speed in _both_ways(item).items() if keys.issuperset(pair)}
+    names = sorted({(a.model, b.model) for a, b in speeds if a.model <= b.model})
+    rows = (_row(family[first], family[second], speeds) for first, second in names)
+    return tuple(row for row in rows if row is not None)
+
+
+def _both_ways(item: Interference) -> _Pairs:
+    """A pair's speeds in either order."""
+    a, b = item.a, item.b
+    return {(b.key, a.key): (1 / b.ratio, 1 / a.ratio), (a.key, b.key): (1 / a.ratio, 1 / b.ratio)}
+
+
+def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Pairs) -> PairSpeed | None:
+    found = [speeds.get(pair) for pair in product(first, second)]
+    known = [pair for pair in found if pair is not None]
+    if len(known) < len(found):
+        return None
+    return PairSpeed(first[0].model, second[0].model, min(a for a, _ in known), min(b for _, b in known))

@@ -1,0 +1,319 @@
+"""Policies that give out GPUs one by one, on Slurm: a job that may be joined runs in a group of its own. Pure.
+
+Slurm lends a job's GPUs to nobody. So a job that others may share with starts through a host job, as a group of one,
+and a later one joins it where it is to have just the same GPUs (`whole_sets_only`).
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from muri.policies.cycle.packed import mem_gib_of
+from muri.policies.cycle.validation import RequestError
+from muri.policies.traits import BatchModel
+from muri.policies.types import (
+    FreeNode,
+    Group,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    Policy,
+    Reason,
+    Running,
+    Sharer,
+    Solo,
+    Waiting,
+    sentences,
+)
+from muri.profiler.records import ProfileKey
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.joins import join_to, why_no_room
+from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.planning.request import Preparation
+from muri.slurm_plugin.planning.running import RunningGroup, running_groups, running_units
+from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
+from muri.slurm_plugin.planning.starts import actions_of
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Node
+from muri.slurm_plugin.records.roles import View
+from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+
+log = logging.getLogger("muri.controller")
+
+Place = tuple[str, int]
+
+_PARTLY = Reason(
+    "the plan puts it on GPUs that running jobs hold only in part or in several sets; on Slurm it can only join one "
+    "running job, on just the same GPUs"
+)
+_UNMEASURED = Reason("its model has no profile yet; its script must not run beside its own dry run")
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What can be done of a plan.
+
+    Attributes:
+        plan: The plan in terms of groups and jobs alone.
+        actions: Starts and joins.
+    """
+
+    plan: Plan
+    actions: tuple[Action, ...]
+
+
+def ask_to_share(
+    policy: Policy, preparation: Preparation, view: View, know: Knowledge, config: Config
+) -> tuple[Shared, Preparation]:
+    """Ask a policy that gives out GPUs one by one, and say what its answer means on Slurm.
+
+    Args:
+        policy: The policy.
+        preparation: The request for policies that group.
+        view: The snapshot by roles.
+        know: What the cycle knows.
+        config: Limits.
+    """
+    request = sharing_request(preparation.request, view, know, config)
+    try:
+        plan = policy.plan(request)
+    except RequestError as error:
+        if not request.running:
+            raise
+        log.warning("nobody can join a running job in this cycle: %s", error)
+        request = replace(request, running=())
+        plan = policy.plan(request)
+    return share(plan, request, view, know, config), replace(preparation, request=request)
+
+
+def share(plan: Plan, request: PlanRequest, view: View, know: Knowledge, config: Config) -> Shared:
+    """Return what a plan with sharers means on Slurm.
+
+    Args:
+        plan: The policy's answer.
+        request: What it was asked, by `sharing_request`.
+        view: The snapshot by roles.
+        know: As for the request.
+        config: Limits.
+    """
+    at_work = {job.job_id for unit in request.running for job in unit.members}
+    jobs = {job.job_id: job for job in request.jobs}
+    sorted_out = _SortedOut(
+        request, {member.job_id: group for group in running_groups(view) for member in group.members}
+    )
+    for sharer in plan.sharers:
+        if sharer.job_id not in at_work:
+            sorted_out.add(sharer, jobs[sharer.job_id], view, know, config)
+    waiting = [item for item in plan.waiting if item.job_id not in at_work]
+    solo = (*(item for item in plan.solo if item.job_id not in at_work), *sorted_out.solo)
+    done = replace(
+        plan, groups=tuple(sorted_out.groups), solo=solo, waiting=(*waiting, *sorted_out.waiting), sharers=()
+    )
+    starts = tuple(_prepared(action, sorted_out.steps, jobs, view) for action in actions_of(done, view, know, config))
+    return Shared(done, (*starts, *sorted_out.joins))
+
+
+class _SortedOut:
+    """The new sharers of a plan by what they become."""
+
+    def __init__(self, request: PlanRequest, groups: Mapping[int, RunningGroup]) -> None:
+        self.groups: list[Group] = []
+        self.solo: list[Solo] = []
+        self.waiting: list[Waiting] = []
+        self.joins: list[Join] = []
+        self.steps: dict[int, int] = {}
+        self._now_s = request.now_s
+        self._running_groups = groups
+        self._holders: dict[frozenset[Place], int] = {}
+        self._held: dict[Place, int] = {}
+        for unit in request.running:
+            self._hold(unit.members[0].job_id, _places(unit.gpus))
+
+    def add(self, sharer: Sharer, job: PlanJob, view: View, know: Knowledge, config: Config) -> None:
+        """Decide what becomes of one."""
+        self.steps[sharer.job_id] = sharer.accumulate_steps
+        places = _places(sharer.gpus)
+        met = {self._held[place] for place in places if place in self._held}
+        if not met:
+            self._start(sharer, job, config)
+            self._hold(sharer.job_id, places)
+            return
+        group = self._running_groups.get(self._holders.get(places, 0))
+        if group is not None and not any(join.host == group.host.job_id for join in self.joins):
+            self._join(sharer, job, group, view, know, config)
+        elif met & {started.members[0] for started in self.groups}:
+            why = Reason("it will join job {} once that one runs", (min(met),))
+            self.waiting.append(Waiting(sharer.job_id, (why,)))
+        else:
+            self.waiting.append(Waiting(sharer.job_id, (_PARTLY,)))
+
+    def _hold(self, job_id: int, places: frozenset[Place]) -> None:
+        self._holders.setdefault(places, job_id)
+        self._held |= {place: self._held.get(place, job_id) for place in places}
+
+    def _start(self, sharer: Sharer, job: PlanJob, config: Config) -> None:
+        if job.groupable and job.profile is None and self._now_s - job.submit_s <= config.grouping.max_wait_s:
+            self.waiting.append(Waiting(sharer.job_id, (_UNMEASURED,)))
+            return
+        if not job.groupable or job.profile is None:
+            self.solo.append(Solo(sharer.job_id, sharer.reasons, sharer.gpus))
+            return
+        speed, period_s = {sharer.job_id: sharer.speed}, job.profile.iteration_s
+        self.groups.append(
+            # Whoever joins takes turns with it: pairs may be mere estimates here.
+            Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
+        )
+
+    def _join(
+        self, sharer: Sharer, planned: PlanJob, group: RunningGroup, view: View, know: Knowledge, config: Config
+    ) -> None:
+        job = view.jobs[sharer.job_id]
+        if why := why_no_room(job, group, view, config):
+            self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
+            return
+        join = join_to(job, group, sharer.speed, view, know, self._now_s, sentences(sharer.reasons))
+        self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
+
+
+def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
+    return frozenset((share.node, gpu_id) for share in gpus for gpu_id in share.gpu_ids)
+
+
+def _split(member: MemberPlan, job: PlanJob, steps: int) -> MemberPlan:
+    """A member whose batches are computed in so many steps, which takes less memory."""
+    return member if steps == 1 else replace(member, accumulate_steps=steps, gpu_mem_gib=mem_gib_of(job, steps))
+
+
+def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJob], view: View) -> Action:
+    """A start with its members' steps, behind a host with room for one who joins."""
+    if not isinstance(action, StartGroup):
+        return action
+    members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
+    node = next(node for node in view.snapshot.nodes if node.name == action.node)
+    cpus, mem_mib = _for_two(action, node)
+    return replace(action, members=members, cpu_count=cpus, mem_per_node_mib=mem_mib)
+
+
+def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
+    """CPUs and memory (MiB) of two such jobs, as far as the GPU's part of the node goes and the node has them now.
+
+    What a host holds can't grow later, and one who joins runs in it; its batch script has a CPU and a little memory
+    of its own.
+    """
+    scripts = action.members[0].cpu_count + 1
+    cpus = max(action.cpu_count, min(2 * action.cpu_count, node.cpu_count // node.gpu_count - scripts))
+    cpus = max(1, min(cpus, node.cpu_count - node.cpus_allocated - scripts))
+    if not action.mem_per_node_mib:
+        return cpus, 0
+    scripts_mib = 2 * (member_mem_mib(action.members[0].original) or 0)
+    part_mib = min(node.mem_mib // node.gpu_count, node.mem_mib - node.mem_allocated_mib) - scripts_mib
+    return cpus, max(action.mem_per_node_mib, min(2 * action.mem_per_node_mib, part_mib))
+
+
+_NO_HOST = "it runs without a host job, so that nobody can join it"
+_SEVERAL_GPUS = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
+_NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
+
+
+def sharing_request(request: PlanRequest, view: View, know: Knowledge, config: Config) -> PlanRequest:
+    """Return the request as policies that give out GPUs one by one want it.
+
+    Args:
+        request: For policies that group.
+        view: The snapshot by roles.
+        know: Profiles, and what else is stored of models.
+        config: Limits.
+    """
+    units = tuple(_one_by_one(running_units(view, know, config, request.now_s), view))
+    nodes, running = _numbered(request.nodes, units)
+    traits = _Traits(know, view, config)
+    jobs = tuple(traits.of(job) for job in request.jobs)
+    running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
+    at_work = _keys(job for unit in running for job in unit.members)
+    table = interference_table(_keys(jobs), at_work, know.profiles, know.traits.pairs)
+    return replace(request, jobs=jobs, nodes=nodes, running=running, interference=table, whole_sets_only=True)
+
+
+def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
+    return [job.profile.key for job in jobs if job.profile is not None]
+
+
+class _Traits:
+    """Adds to jobs what policies of this kind want to know."""
+
+    def __init__(self, know: Knowledge, view: View, config: Config) -> None:
+        self._know, self._view = know, view
+        grouping = config.grouping
+        self._joins = grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
+        self._found: dict[tuple[ProfileKey, int], BatchModel | None] = {}
+
+    def of(self, job: PlanJob) -> PlanJob:
+        alone = job.alone_reason
+        if not alone and not self._joins:
+            alone = _NO_JOINING
+        elif not alone and job.gpu_count > 1:
+            alone = _SEVERAL_GPUS
+        return replace(job, groupable=not alone, alone_reason=alone, batch=self._batch(job))
+
+    def _batch(self, job: PlanJob) -> BatchModel | None:
+        if job.profile is None:
+            return None
+        request = parse_request(self._view.jobs[job.job_id].admin_comment) or SubmitRequest()
+        steps = request.accumulate
+        if steps == 1 and str(job.profile.key) in self._know.traits.accumulating:
+            steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit
+        name = job.profile.key, steps
+        if name not in self._found:
+            self._found[name] = batch_model(name[0], self._know.profiles, self._know.traits.fits, name[1])
+        return self._found[name]
+
+
+def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
+    """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
+    members = (member for group in running_groups(view) for member in group.members)
+    hosted = {member.job_id: tags.parse_state(member.admin_comment) for member in members}
+    for number, unit in enumerate(units):
+        for job in unit.members:
+            # What a member asks for now is Muri's doing: it was groupable, or it would be in no group.
+            why = "" if job.job_id in hosted else job.alone_reason or _NO_HOST
+            known = replace(job, groupable=not why, alone_reason=why)
+            state = hosted.get(job.job_id)
+            steps = 1 if state is None else state.accumulate_steps
+            yield number, replace(unit, members=(known,), cpu_mem_shares={}, accumulate_steps=steps)
+
+
+def _numbered(
+    nodes: tuple[FreeNode, ...], units: tuple[tuple[int, Running], ...]
+) -> tuple[tuple[FreeNode, ...], tuple[Running, ...]]:
+    """Give the GPUs of each node numbers: running jobs the first ones, the free ones the last."""
+    room = {node.name: node.gpu_count - node.free_gpus for node in nodes}
+    taken = dict.fromkeys(room, 0)
+    shares: dict[int, tuple[NodeShare, ...] | None] = {}
+    running: list[Running] = []
+    for number, unit in units:
+        if number not in shares:
+            shares[number] = _take(unit, taken, room)
+        if (own := shares[number]) is not None:
+            running.append(replace(unit, gpus=own))
+    return tuple(_with_numbers(node) for node in nodes), tuple(running)
+
+
+def _take(unit: Running, taken: dict[str, int], room: Mapping[str, int]) -> tuple[NodeShare, ...] | None:
+    """The next numbers of each node; None where the snapshot shows fewer GPUs in use than the job holds."""
+    if any(taken.get(share.node, 0) + share.gpu_count > room.get(share.node, 0) for share in unit.gpus):
+        return None
+    found = []
+    for share in unit.gpus:
+        first = taken[share.node]
+        taken[share.node] += share.gpu_count
+        found.append(replace(share, gpu_ids=tuple(range(first, first + share.gpu_count))))
+    return tuple(found)
+
+
+def _with_numbers(node: FreeNode) -> FreeNode:
+    ids = tuple(range(node.gpu_count))
+    free = ids[node.gpu_count - node.free_gpus :] if node.free_gpus else ()
+    return replace(node, islands=(free,) if free else (), topology=(ids,))

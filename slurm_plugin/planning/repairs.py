@@ -1,0 +1,343 @@
+"""Compare what the controller meant to do with what Slurm shows, and say what mends the difference. Pure."""
+
+from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from muri.policies.horus.cost import MAX_RAISES, raised_gib
+from muri.profiler.records import ProfileError, ProfileKey
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import (
+    Abandon,
+    Action,
+    AskForMore,
+    Cancel,
+    CarryOnGroup,
+    DryRunFailed,
+    KeepProfile,
+    Preempt,
+    ResetRequest,
+    Restore,
+    ReturnToQueue,
+)
+from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_reports import fault_of, profile_in, times_told
+from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
+from muri.slurm_plugin.records.roles import Role, View, run_told
+from muri.utc import text_of
+
+# A host ends itself a few seconds after its last member; only a host that did not is cancelled.
+_HOST_GRACE_S = 60.0
+
+
+def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: float) -> tuple[Action, ...]:
+    """Return the repairs that a cycle makes before it plans.
+
+    Args:
+        view: The snapshot by roles.
+        intents: The journal's intents, closed ones included.
+        config: Time-outs.
+        now_s: The cycle's time, seconds since the epoch.
+    """
+    actions: list[Action] = []
+    groups = {intent.token: intent for intent in intents if intent.kind == GROUP}
+    begun = [intent for intent in groups.values() if intent.state == "begun"]
+    actions += [_open_group(view, intent) for intent in begun]
+    moves = (*resume_stops(view, intents), *resume_joins(view, intents))
+    actions += moves
+    settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | under_way(intents).keys()
+    joined = begun_joins(intents)
+    settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
+    short_of_memory = [after_out_of_memory(view, job, intents, config) for job in view.having(Role.MEMBER)]
+    returns = [action for action in short_of_memory if action is not None and action.job_id not in settled]
+    actions += returns
+    settled |= {action.job_id for action in returns}
+    since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
+    actions += _members(view, config, now_s, {intent.host_job for intent in begun}, settled, since_s)
+    actions += resets(view, config, now_s, settled)
+    actions += _hosts(view, groups, config, now_s)
+    for intent in intents:
+        if intent.kind == DRY_RUN and intent.state == "begun":
+            actions += _dry_run(view, intent)
+    known = {intent.token for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"}
+    for job in view.having(Role.DRY_RUN):
+        if tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) not in known:
+            actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
+    actions += _half_submitted(view, now_s)
+    return tuple(actions)
+
+
+def _half_submitted(view: View, now_s: float) -> Iterator[Action]:
+    """Cancel what a killed controller left between submitting a job of its own and tagging it.
+
+    The command gateway submits with the tag in the job's own comment and moves it to AdminComment before
+    the job is released.
+    """
+    for job in view.having(Role.OTHER):
+        mark = tags.token(job.comment, tags.HOST_PREFIX) or tags.token(job.comment, tags.DRY_RUN_PREFIX)
+        if mark is not None and job.held and job.state is JobState.PENDING and now_s - job.submit_s > _HOST_GRACE_S:
+            yield Cancel(job.job_id, "its submission was cut off")
+
+
+def find_host(view: View, token: str) -> Job | None:
+    """Return the host job that carries a start's token, whether it still runs or not."""
+    for job in view.snapshot.jobs:
+        parsed = tags.parse_host(job.admin_comment)
+        if parsed is not None and parsed[0] == token:
+            return job
+    return None
+
+
+def _open_group(view: View, intent: Intent) -> Action:
+    host = find_host(view, intent.token)
+    if host is None:
+        return Abandon(intent.token, "its host job was never accepted, or is forgotten")
+    if not host.state.is_active:
+        return Abandon(intent.token, f"its host job {host.job_id} has ended ({host.state})")
+    return CarryOnGroup(intent.token)
+
+
+def _members(
+    view: View,
+    config: Config,
+    now_s: float,
+    open_hosts: set[int | None],
+    settled: AbstractSet[int],
+    since_s: Mapping[int, float],
+) -> Iterator[Action]:
+    """Give back to Slurm the members that cannot run in their group.
+
+    Args:
+        view: The snapshot by roles.
+        config: Time-outs.
+        now_s: The cycle's time.
+        open_hosts: Hosts of groups whose start is not finished.
+        settled: Jobs that other actions look after.
+        since_s: When jobs joined a group that ran already, by job id.
+    """
+    for job in view.having(Role.MEMBER):
+        if job.state is not JobState.PENDING or job.job_id in settled:
+            continue
+        state = tags.parse_state(job.admin_comment)
+        host = view.active(state.host) if state else None
+        if job.set_aside:
+            yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
+        elif host is None:
+            yield after_the_host(view, job, state.host if state else 0)
+        elif host.job_id in open_hosts:
+            continue
+        elif job.held:
+            yield Restore(job.job_id, "it was taken out of its group")
+        elif _overdue(host, config, now_s):
+            yield Restore(job.job_id, f"host job {host.job_id} could not start in time")
+        elif host.state is JobState.RUNNING and _waited_s(job, host, since_s, now_s) > config.host.attach_timeout_s:
+            yield Restore(job.job_id, "it could not start beside its group")
+
+
+def _waited_s(job: Job, host: Job, since_s: Mapping[int, float], now_s: float) -> float:
+    return now_s - max(host.start_s, since_s.get(job.job_id, 0.0))
+
+
+def _overdue(host: Job, config: Config, now_s: float) -> bool:
+    return host.state is JobState.PENDING and now_s - host.submit_s > config.host.start_timeout_s
+
+
+def _hosts(view: View, groups: dict[str, Intent], config: Config, now_s: float) -> Iterator[Action]:
+    served = {
+        state.host for job in view.having(Role.MEMBER) if (state := tags.parse_state(job.admin_comment)) is not None
+    }
+    for host in view.having(Role.HOST):
+        token = (tags.parse_host(host.admin_comment) or ("", ()))[0]
+        intent = groups.get(token)
+        if intent is None or intent.state == "abandoned":
+            # With the journal lost, the members' own tags still say whom they belong to.
+            if host.job_id not in served:
+                yield Cancel(host.job_id, "no member of its group is left")
+        elif intent.state == "done" and _overdue(host, config, now_s):
+            yield Cancel(host.job_id, "it could not start in time")
+        elif (
+            intent.state == "done"
+            and host.job_id not in served
+            and now_s - max(host.start_s, host.submit_s) > _HOST_GRACE_S
+        ):
+            yield Cancel(host.job_id, "no member of its group is left")
+
+
+def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
+    target = view.jobs.get(int(intent.payload["job_id"]))
+    key = ProfileKey(**intent.payload["key"])
+    run = next((job for job in view.snapshot.jobs if _is_run(job, intent)), None)
+    measured = _measured(target, intent) or _measured(run, intent)
+    if measured is not None:
+        yield _result(intent, key, measured)
+        return
+    if target is not None and view.roles[target.job_id] in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
+        yield Abandon(intent.token, f"job {target.job_id}, whose script it runs, starts itself")
+        if run is not None and run.state.is_active:
+            yield Cancel(run.job_id, f"job {target.job_id}, whose script it runs, starts itself")
+        return
+    # A job whose model has a profile does not wait for the new one and may end before it.
+    still_wanted = intent.payload.get("again", False) and run is not None and run.state.is_active
+    if not still_wanted and (target is None or not target.state.is_active):
+        yield Abandon(intent.token, "the job that it measured for is gone")
+        return
+    if run is None and intent.host_job is None:
+        yield Abandon(intent.token, "the dry run was never submitted")
+    elif run is None or not run.state.is_active:
+        state = run.state if run is not None else "forgotten by Slurm"
+        yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
+
+
+def _measured(job: Job | None, intent: Intent) -> dict[str, Any] | None:
+    """What a dry run left in a job's comment."""
+    told = tags.parse_json(tags.token(job.comment, tags.PROFILE_PREFIX)) if job is not None else None
+    return told if told is not None and told.get("token") == intent.token else None
+
+
+def _is_run(job: Job, intent: Intent) -> bool:
+    return tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) == intent.token
+
+
+def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action:
+    if "error" in measured:
+        return DryRunFailed(intent.token, str(key), str(measured["error"]))
+    measured_at = text_of(intent.begun_s)
+    try:
+        profile = profile_in(measured, key, measured_at)
+    except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
+        return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
+    return KeepProfile(intent.token, profile, bool(measured.get("accumulates")))
+
+
+def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
+    """Give back their own request to jobs that were given another and do not start with it.
+
+    A held one was left behind by a controller that died before it released the job, or was stopped or held again.
+    A released one waits for a share that turned out not to be there: Slurm's queue decides with its own request.
+
+    Args:
+        view: The snapshot by roles.
+        config: How long a start may take.
+        now_s: The cycle's time.
+        settled: Jobs that other actions look after.
+    """
+    for role in (Role.CANDIDATE, Role.NOT_OURS, Role.USER_HELD, Role.RELEASED):
+        for job in view.having(role):
+            given = tags.parse_given(job.admin_comment)
+            if given is None or job.state is not JobState.PENDING or job.job_id in settled:
+                continue
+            if role is not Role.RELEASED:
+                yield ResetRequest(job.job_id, "it was not started with the CPUs and memory that it was given")
+            elif now_s - given.given_s > config.host.start_timeout_s:
+                yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
+
+
+def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
+    """What jobs ask for since an out-of-memory error, by job id."""
+    return {int(job_id): float(gib) for job_id, gib in facts.items()}
+
+
+def after_out_of_memory(
+    view: View, job: Job, intents: tuple[Intent, ...], config: Config
+) -> AskForMore | Restore | None:
+    """What to do with a held member if its last run ended for want of GPU memory; None if it did not.
+
+    The last try is one without company, whether the memory of the GPUs is known or not.
+
+    Args:
+        view: The snapshot by roles.
+        job: The member.
+        intents: The journal's, which say what memory it was given room for.
+        config: Memory of the GPUs.
+    """
+    run, times = times_told(job.comment)
+    if job.state is not JobState.PENDING or not job.held or times < 1 or run != job.restart_count - 1:
+        return None
+    nodes = (node for node in view.snapshot.nodes if node.usable and job.partition in node.partitions)
+    capacity_gib = max((config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
+    asked_gib = _planned_gib(job.job_id, intents)
+    gib = raised_gib(asked_gib, times - 1, capacity_gib)
+    if gib is None or (times >= MAX_RAISES and not capacity_gib):
+        return Restore(job.job_id, f"it ran out of GPU memory beside others {times} times")
+    return AskForMore(job.job_id, gib, f"it ran out of GPU memory beside others; it asks for {gib:.1f} GiB now")
+
+
+def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
+    """The memory that the newest start or join of a job counted on."""
+    members = [
+        (intent.begun_s, member)
+        for intent in intents
+        if intent.kind == GROUP
+        for member in intent.payload["members"]
+        if int(member["job_id"]) == job_id
+    ]
+    join = begun_joins(intents).get(job_id)
+    if join is not None:
+        members.append((join.begun_s, join.payload["member"]))
+    newest = max(members, key=lambda item: item[0], default=None)
+    return float(newest[1].get("gpu_mem_gib", 0.0)) if newest else 0.0
+
+
+def after_the_host(view: View, job: Job, host: int) -> Action:
+    """What to do with a member whose host has ended.
+
+    Args:
+        view: The snapshot by roles.
+        job: The member, waiting.
+        host: Its host's job id, 0 when the member's own tag does not tell.
+    """
+    fault = fault_of(view.jobs.get(host))
+    if fault is None:
+        return Restore(job.job_id, "its group's host job has ended")
+    if job.job_id in fault.culprits:
+        return Restore(job.job_id, f"its group ended with an error that it may have caused: {fault.cause}")
+    return ReturnToQueue(job.job_id, "", f"its group ended with an error that another member caused: {fault.cause}")
+
+
+def under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the stops that were begun, by job id."""
+    return {
+        int(intent.payload["job_id"]): intent
+        for intent in intents
+        if intent.kind == PREEMPT and intent.state == "begun"
+    }
+
+
+def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
+    """Carry on with stops that were begun, and take back into the queue what has stopped."""
+    begun = under_way(intents)
+    for job_id, intent in begun.items():
+        action = _next_step(view.active(job_id), job_id, intent)
+        if action is not None:
+            yield action
+    for job in (*view.having(Role.MEMBER), *view.having(Role.CANDIDATE)):
+        if job.job_id not in begun and (why := _why_back(job, view)):
+            yield ReturnToQueue(job.job_id, "", why)
+
+
+def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
+    run = int(intent.payload["run"])
+    if job is None:
+        return Abandon(intent.token, f"job {job_id} ended before it was stopped")
+    if job.state is JobState.PENDING and job.held:
+        return ReturnToQueue(job_id, intent.token, str(intent.payload["why"]))
+    if job.state is JobState.PENDING or job.restart_count > run:
+        return Abandon(intent.token, f"job {job_id} was released by somebody else")
+    if job.state is JobState.RUNNING:
+        return Preempt(job_id, run, (str(intent.payload["why"]),), intent.token)
+    return None  # it is being saved
+
+
+def _why_back(job: Job, view: View) -> str:
+    """Return why a held job that ran before has to be made a candidate again, "" when it need not be."""
+    if job.state is not JobState.PENDING or not job.held or not job.restart_count:
+        return ""
+    stopped = run_told(job, tags.STOPPED_PREFIX) == job.restart_count - 1
+    if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+        return "it was saved and stopped" if stopped else ""
+    # A candidate lacks nothing but the right to start before Slurm's delay is over.
+    if job.begin_s > view.snapshot.taken_s:
+        return "it was saved and stopped" if stopped else "it was requeued"
+    return ""

@@ -1,0 +1,212 @@
+"""What runs now, as a policy sees it, and what a plan means for it. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ClusterShell.NodeSet import NodeSet
+
+from muri.policies.types import (
+    CpuMemShare,
+    CpuMemShares,
+    Group,
+    NodeShare,
+    Plan,
+    PlanJob,
+    PlanRequest,
+    Running,
+    Solo,
+    Waiting,
+    sentences,
+)
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import Preempt
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.model_traits import with_derived
+from muri.slurm_plugin.planning.request import plan_job
+from muri.slurm_plugin.planning.starts import as_asked
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_tags import Mode, mode_of
+from muri.slurm_plugin.records.roles import Role, View, profile_key, run_told
+from muri.slurm_plugin.records.submit_option import parse_request
+
+
+@dataclass(frozen=True, slots=True)
+class RunningGroup:
+    """A group at work.
+
+    Attributes:
+        host: Its host job.
+        members: Members that still wait or run, by job id.
+    """
+
+    host: Job
+    members: tuple[Job, ...]
+
+    @property
+    def mode(self) -> Mode:
+        """How they share, as in `Group.mode`."""
+        return mode_of(self.host.admin_comment)
+
+
+def running_groups(view: View) -> tuple[RunningGroup, ...]:
+    """The groups whose host job runs, by host."""
+    members: dict[int, list[Job]] = {}
+    for job in view.having(Role.MEMBER):
+        if (state := tags.parse_state(job.admin_comment)) is not None:
+            members.setdefault(state.host, []).append(job)
+    return tuple(
+        RunningGroup(host, tuple(members[host.job_id]))
+        for host in view.having(Role.HOST)
+        if host.state is JobState.RUNNING and host.job_id in members
+    )
+
+
+def as_submitted(job: Job, host: Job) -> Job:
+    """A member with the request that it had before it was grouped."""
+    state = tags.parse_state(job.admin_comment)
+    if state is None:
+        return job
+    return replace(job, gpu_count=host.gpu_count, gpu_request=state.original.gpu_request)
+
+
+def running_units(view: View, know: Knowledge, config: Config, now_s: float) -> tuple[Running, ...]:
+    """Return what runs and belongs to Muri: groups, and jobs that were released alone."""
+    known = {node.name for node in view.snapshot.nodes if node.usable and node.gpu_count}
+    units = [*_groups(view, know, config, now_s), *_solos(view, know, config, now_s)]
+    return tuple(unit for unit in units if unit.gpus and all(share.node in known for share in unit.gpus))
+
+
+def _groups(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:
+    for group in running_groups(view):
+        if any(job.state is not JobState.RUNNING for job in group.members):
+            continue  # on its way in or out: Slurm's word first
+        members = tuple(_plan_job(as_submitted(job, group.host), view, know, config, now_s) for job in group.members)
+        yield Running(members, _shares(group.host), _group_hosts(group), mode=group.mode)
+
+
+def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:
+    for job in view.having(Role.RELEASED):
+        if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
+            asked = as_asked(job)
+            yield Running((_plan_job(asked, view, know, config, now_s),), _shares(job), {job.job_id: _host_shares(job)})
+
+
+def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
+    """A part of the CPUs and memory that a job holds on each of its nodes."""
+    names = sorted(NodeSet(job.nodes)) if job.nodes else []
+    mem_gib = part * job.mem_per_node_mib / 1024
+    return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
+
+
+def _group_hosts(group: RunningGroup) -> CpuMemShares:
+    """What a group's host holds, the same part of it for each member."""
+    shares = _host_shares(group.host, 1 / len(group.members))
+    return {member.job_id: shares for member in group.members}
+
+
+def _shares(job: Job) -> tuple[NodeShare, ...]:
+    names = sorted(NodeSet(job.nodes)) if job.nodes else []
+    if not names or job.gpu_count % len(names):
+        return ()
+    return tuple(NodeShare(name, job.gpu_count // len(names)) for name in names)
+
+
+def _plan_job(job: Job, view: View, know: Knowledge, config: Config, now_s: float) -> PlanJob:
+    key = profile_key(job, view.snapshot.nodes)
+    planned = with_derived(plan_job(job, key, view.snapshot.slurm_version, know, config), job, view.snapshot.nodes)
+    ran_s = max(0.0, now_s - job.start_s)
+    left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
+    settled = ran_s >= config.preemption.least_run_s
+    return replace(
+        planned,
+        remaining_s=left_s,
+        attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
+        restart_s=config.preemption.restart_s,
+        preemptible=settled and not why_not_preemptible(job, view.roles[job.job_id]),
+    )
+
+
+def stop_actions(stops: tuple[Waiting, ...], request: PlanRequest, view: View) -> tuple[Preempt, ...]:
+    """Return the actions that stop running jobs, each with the service that the job has had in this run."""
+    ran_s = {job_id: request.now_s - view.jobs[job_id].start_s for job_id in (item.job_id for item in stops)}
+    gpus = {job.job_id: job.gpu_count for unit in request.running for job in unit.members}
+    return tuple(
+        Preempt(
+            item.job_id,
+            view.jobs[item.job_id].restart_count,
+            sentences(item.reasons),
+            served_gpu_s=max(0.0, ran_s[item.job_id]) * gpus[item.job_id],
+        )
+        for item in stops
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A plan, split into what can be done now.
+
+    Attributes:
+        plan: Starts that need no running job to stop first.
+        stops: Running jobs that have to stop, with the reasons; what was planned for their GPUs is
+            planned anew when these are free.
+    """
+
+    plan: Plan
+    stops: tuple[Waiting, ...]
+
+
+def settle(plan: Plan, request: PlanRequest) -> Settled:
+    """Take out of a plan what runs already, and what has to wait until running jobs have stopped."""
+    at_work = {job.job_id for unit in request.running for job in unit.members}
+    stops = [item for item in plan.waiting if item.job_id in at_work and item.preempted]
+    for group in plan.groups:
+        stops += [Waiting(job, group.reasons, True) for job in group.members if job in at_work and not group.kept]
+    stops += [Waiting(solo.job_id, solo.reasons, True) for solo in plan.solo if _moves(solo, at_work)]
+    free = {node.name: node.free_gpus for node in request.nodes}
+    groups = [group for group in plan.groups if not at_work & set(group.members) and _fits(group, free)]
+    solo = [item for item in plan.solo if item.job_id not in at_work and _fits(item, free)]
+    started = {job for group in groups for job in group.members} | {item.job_id for item in solo}
+    waiting = [item for item in plan.waiting if item.job_id not in at_work]
+    waiting += _postponed(plan, started | at_work)
+    return Settled(replace(plan, groups=tuple(groups), solo=tuple(solo), waiting=tuple(waiting)), tuple(stops))
+
+
+def _moves(solo: Solo, at_work: set[int]) -> bool:
+    return solo.job_id in at_work and not solo.kept
+
+
+def _fits(item: Group | Solo, free: dict[str, int]) -> bool:
+    """Take a start's GPUs out of what is free now; False when running jobs still hold them."""
+    if any(share.gpu_count > free.get(share.node, 0) for share in item.gpus):
+        return False
+    for share in item.gpus:
+        free[share.node] -= share.gpu_count
+    return True
+
+
+def _postponed(plan: Plan, settled: set[int]) -> Iterator[Waiting]:
+    for group in plan.groups:
+        yield from (Waiting(job, group.reasons) for job in group.members if job not in settled)
+    yield from (Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled)
+
+
+def why_not_preemptible(job: Job, role: Role) -> str:
+    """Return why a job must not be stopped, "" when it may be.
+
+    Both are needed: the user's word at submission, and a script that in this very run has told how to save it.
+    """
+    request = parse_request(job.admin_comment)
+    if request is None or role not in {Role.MEMBER, Role.RELEASED}:
+        return "it was not submitted with --muri, or Muri has not started it"
+    checks = (
+        (job.state is not JobState.RUNNING, f"it does not run ({job.state})"),
+        (not request.checkpoint, "it was not submitted with --muri=checkpoint=1"),
+        (not job.can_requeue, "it was submitted with --no-requeue"),
+        (job.array or job.het, "job arrays and heterogeneous jobs are not stopped"),
+        (
+            run_told(job, tags.CHECKPOINT_PREFIX) != job.restart_count,
+            "its script has not called muri.checkpoint in this run",
+        ),
+    )
+    return next((reason for applies, reason in checks if applies), "")

@@ -1,0 +1,229 @@
+"""What Muri submits and what it changes in jobs, materialised in full before anything is sent. Pure."""
+
+import hashlib
+import shlex
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Final
+
+from muri.policies.horus.cost import RAISING_POLICIES
+from muri.profiler.records import ProfileKey
+from muri.slurm_plugin.config import Config, Grouping
+from muri.slurm_plugin.planning.actions import (
+    GivenShare,
+    StartGroup,
+)
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
+from muri.slurm_plugin.records.comment_tags import with_mode
+
+# Variables of the submission that describe the old job, or would mark the new one for Muri.
+_STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
+
+_KEPT = ("SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "MURI_RUN_DIR")
+
+OPTIONS_PER_GPU: Final = ("--cpus-per-gpu", "--mem-per-gpu")
+
+# What a member's own batch script needs while the runtime does its work.
+_MEMBER_MEM_MIB = 512
+
+
+def plain_environment(user: str) -> dict[str, str]:
+    """Return the least environment that a batch script needs."""
+    return {"PATH": "/usr/local/bin:/usr/bin:/bin", "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
+
+
+def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
+    """Return the job that holds a group's GPUs and runs its runtime.
+
+    Args:
+        action: The group.
+        token: The start's unique name, which the job carries in its AdminComment.
+        config: The nodes' Python and the host's time-outs.
+    """
+    members = [member.job_id for member in action.members]
+    ids = ",".join(map(str, members))
+    solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
+    memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.6g}" for member in action.members if member.gpu_mem_gib)
+    speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
+    split = ",".join(
+        f"{member.job_id}={member.accumulate_steps}" for member in action.members if member.accumulate_steps > 1
+    )
+    command = [
+        config.node_python, "-m", "muri.slurm_plugin.node.pilot",
+        "--members", ids,
+        *runtime_options(action, config.grouping),
+        "--ordering", ids,
+        "--solo-iteration-s", solo,
+        "--predicted-speed", speed,
+        *_rank_options(action),
+        *(["--gpu-mem-gib", memory] if memory else []),
+        *(["--accumulate-steps", split] if split else []),
+        "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
+        "--telemetry-s", f"{config.host.telemetry_s:g}",
+        "--poll-s", f"{config.host.poll_s:g}",
+        "--hang-timeout-s", f"{config.host.hang_timeout_s:g}",
+        *(["--trace"] if config.host.trace else []),
+    ]  # fmt: skip
+    return NewJob(
+        name="muri-host",
+        uid=action.uid,
+        gid=action.gid,
+        script=f"#!/bin/sh\nexec {shlex.join(command)}\n",
+        environment=plain_environment(action.user),
+        partition=action.partition,
+        account=action.account,
+        qos=action.qos,
+        gpu_request=action.gpu_request,
+        node_count=action.node_count,
+        tasks_per_node=action.gpus_per_node,
+        cpu_count=action.cpu_count,
+        mem_per_node_mib=action.mem_per_node_mib,
+        time_limit_s=action.time_limit_s,
+        required_nodes=action.node,
+        admin_comment=with_mode(tags.HOST_PREFIX + tags.format_host(token, tuple(members)), action.mode),
+    )
+
+
+def _rank_options(action: StartGroup) -> list[str]:
+    """A group on one GPU has one runtime and needs none."""
+    if action.node_count * action.gpus_per_node == 1:
+        return []
+    return ["--node-count", str(action.node_count), "--gpus-per-node", str(action.gpus_per_node)]
+
+
+def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str, str]:
+    """Return the environment of a dry run: the job's own without what names the old job."""
+    if submitted is None:
+        return plain_environment(user)
+    return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
+
+
+def script_arguments(job: Job) -> list[str]:
+    """Return what the user passed to the batch script, read from the submit line.
+
+    Slurm keeps that line without quotes, so an argument that holds a space becomes several.
+    """
+    script = job.command.split()[0] if job.command else ""
+    words = job.submit_line.split()
+    for index, word in enumerate(words[1:], start=1):
+        if script and str(PurePosixPath(job.work_dir, word)) == script:
+            return words[index + 1 :]
+    return []
+
+
+def dry_run_job(
+    job: Job, key: ProfileKey, token: str, script: str, environment: dict[str, str], config: Config
+) -> NewJob:
+    """Return the job that measures a model by the first iterations of a waiting job's script.
+
+    Args:
+        job: The waiting job.
+        key: What is measured.
+        token: The dry run's unique name.
+        script: The waiting job's batch script.
+        environment: The environment to run it in.
+        config: Iterations and limits.
+    """
+    end = "MURI_END_" + hashlib.sha256(script.encode()).hexdigest()[:16]
+    command = [
+        config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
+        "--target", str(job.job_id),
+        "--token", token,
+        "--limits", config.profiling.limits.text,
+        "--time-limit-s", str(config.profiling.time_limit_s),
+        "--", *script_arguments(job),
+    ]  # fmt: skip
+    text = script if script.endswith("\n") else script + "\n"
+    return NewJob(
+        name="muri-dryrun",
+        uid=job.uid,
+        gid=job.gid,
+        script=f"#!/bin/sh\n# {key}\nexec {shlex.join(command)} <<'{end}'\n{text}{end}\n".replace("\r", ""),
+        environment=environment,
+        partition=config.profiling.partition or job.partition,
+        account=job.account,
+        qos=job.qos,
+        work_dir=job.work_dir,
+        gpu_request=job.gpu_request,
+        node_count=job.node_count,
+        tasks_per_node=max(1, job.task_count // max(1, job.node_count)) if job.gpu_count > 1 else 1,
+        cpu_count=job.cpus_per_task if job.gpu_count > 1 else job.cpu_count,
+        mem_per_node_mib=job.mem_per_node_mib,
+        time_limit_s=config.profiling.time_limit_s + 60,
+        admin_comment=tags.DRY_RUN_PREFIX + token,
+    )
+
+
+def runtime_options(action: StartGroup, grouping: Grouping) -> list[str]:
+    """Return how a group's runtime is told to let members share.
+
+    Pairs are measured as separate processes, so members that share plainly are that too, unless their scripts ask for
+    threads.
+    """
+    plain = action.mode == "plain"
+    discipline, isolation = ("plain", "process") if plain else (grouping.discipline, grouping.isolation)
+    return ["--discipline", discipline, "--isolation", isolation]
+
+
+def original_request(job: Job) -> JobChange:
+    """Return the change that gives a job its own request back and lets it start at once."""
+    state = tags.parse_state(job.admin_comment)
+    if state is None:
+        given = tags.parse_given(job.admin_comment)
+        own = JobChange() if given is None else reset_change(job, given.original)
+        return replace(own, start_now=True)
+    original, per_cpu_mib = state.original, state.original.mem_per_cpu_mib
+    return JobChange(
+        gpu_request=original.gpu_request,
+        required_nodes=original.required_nodes,
+        cpu_count=original.cpu_count,
+        cpus_per_task=original.cpus_per_task,
+        dependency="",
+        start_now=True,
+        mem_per_node_mib=None if per_cpu_mib else original.mem_per_node_mib or None,
+        mem_per_cpu_mib=per_cpu_mib or None,
+        time_limit_s=original.time_limit_s or None,
+        admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
+    )
+
+
+def with_retries(admin_comment: str, policy: str) -> str:
+    """A member's AdminComment that says whether it is given another try with more memory."""
+    return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if policy in RAISING_POLICIES else None)
+
+
+def without_retries(admin_comment: str) -> JobChange:
+    """The change after which a member that runs out of GPU memory fails as it would alone."""
+    return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
+
+
+def given_change(share: GivenShare) -> JobChange:
+    """Return the change that gives a held job its share.
+
+    Memory is always said per node: a request per CPU would grow and shrink with the CPUs.
+    """
+    return JobChange(
+        required_nodes=share.nodes,
+        cpu_count=share.cpu_count,
+        cpus_per_task=share.cpus_per_task,
+        mem_per_node_mib=share.mem_per_node_mib or None,
+    )
+
+
+def reset_change(job: Job, original: tags.Original) -> JobChange:
+    """Return the change that gives a pending job its own CPUs, memory and nodes back, and drops the tag."""
+    per_cpu = original.mem_per_cpu_mib
+    return JobChange(
+        required_nodes=original.required_nodes,
+        cpu_count=original.cpu_count,
+        cpus_per_task=original.cpus_per_task,
+        mem_per_node_mib=None if per_cpu else original.mem_per_node_mib or None,
+        mem_per_cpu_mib=per_cpu or None,
+        admin_comment=tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, None),
+    )
+
+
+def member_mem_mib(original: tags.Original) -> int | None:
+    """Return the memory that a member keeps for its batch script, None to leave it as it is."""
+    return min(original.mem_per_node_mib, _MEMBER_MEM_MIB) if original.mem_per_node_mib else None

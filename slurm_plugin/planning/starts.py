@@ -1,0 +1,244 @@
+"""From a plan to starts: groups and jobs alone, with the CPUs and memory that the plan gives them. Pure."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from ClusterShell.NodeSet import NodeSet
+
+from muri.policies.types import CpuMemShare, Group, Plan, Solo, sentences
+from muri.profiler.estimates import why_estimated
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin.config import Allocation, Config
+from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.roles import View, profile_key
+
+# A host outlives its members by this much, for the last of them to leave in order.
+_HOST_EXTRA_S = 600
+
+_MIB_PER_GIB: Final = 1024
+
+# Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
+_SLACK: Final = 1e-6
+
+
+def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple[Action, ...]:
+    """Turn a plan into actions, groups first, in the plan's order."""
+    groups = tuple(_start_group(group, plan, view, know, config) for group in plan.groups)
+    return groups + tuple(_release_solo(solo, plan, view, know, config) for solo in plan.solo)
+
+
+def _release_solo(solo: Solo, plan: Plan, view: View, know: Knowledge, config: Config) -> ReleaseSolo:
+    job = view.jobs[solo.job_id]
+    measured = know.traits.is_measured(profile_key(job, view.snapshot.nodes))
+    planned = plan.cpu_mem_shares.get(solo.job_id, ())
+    names = {share.node for share in planned}
+    threads = max((node.threads_per_core for node in view.snapshot.nodes if node.name in names), default=1)
+    share = share_of(job, planned, config.allocation, measured=measured, threads_per_core=threads)
+    reasons = sentences(solo.reasons)
+    return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
+
+
+def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: Config) -> StartGroup:
+    jobs = [view.jobs[job_id] for job_id in group.members]
+    names = {share.node for share in group.gpus}
+    nodes = [node for node in view.snapshot.nodes if node.name in names]
+    profiles = [know.profiles[profile_key(job, view.snapshot.nodes)] for job in jobs]
+    members = tuple(_member(job, group, profile, know) for job, profile in zip(jobs, profiles, strict=True))
+    gpus_per_node = group.gpu_count // len(nodes)
+    first = jobs[0]
+    limits = [member.time_limit_s for member in members]
+    shares = [plan.cpu_mem_shares.get(job.job_id, ()) for job in jobs]
+    # A plan counts on one member at a time at the CPUs.
+    least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
+    cpus = max(least_cpus, group_cpus(shares, config.allocation))
+    return StartGroup(
+        members=members,
+        node=str(NodeSet.fromlist(sorted(names))),
+        uid=first.uid,
+        gid=first.gid,
+        user=first.user,
+        partition=first.partition,
+        account=first.account,
+        qos=first.qos,
+        gpu_request=first.gpu_request,
+        cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, cpus),
+        mem_per_node_mib=group_mem_mib(jobs, shares, config.allocation),
+        time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
+        efficiency=group.efficiency,
+        period_s=group.period_s,
+        reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
+        node_count=len(nodes),
+        gpus_per_node=gpus_per_node,
+        mode=group.mode,
+    )
+
+
+def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterator[str]:
+    for job, profile in zip(jobs, profiles, strict=True):
+        if why := why_estimated(profile):
+            yield f"job {job.job_id}: {why}"
+
+
+def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> MemberPlan:
+    return MemberPlan(
+        job_id=job.job_id,
+        original=asked_by(job),
+        solo_iteration_s=profile.iteration_s,
+        speed=group.speed[job.job_id],
+        # The user's limit was meant for the job alone; sharing must not make it run out of time.
+        time_limit_s=job.time_limit_s * len(group.members),
+        cpu_count=job.task_count if job.gpu_count > 1 else 1,
+        gpu_mem_gib=know.needed_gib(job.job_id, profile),
+        estimated=profile.is_estimate,
+    )
+
+
+def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int, planned: int = 0) -> int:
+    """Return the CPUs of each task of a host, as far as the nodes have them.
+
+    Each member's own processes need a CPU per task beside the host.
+
+    Args:
+        jobs: The members.
+        nodes: Where.
+        gpus_per_node: GPUs on each node.
+        planned: CPUs on each node for the members together; 0: what the greediest of them has for a GPU.
+    """
+    kept = sum(-(-job.task_count // len(nodes)) if job.gpu_count > 1 else 1 for job in jobs)
+    spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
+    wanted = max(-(-job.cpu_count // (len(nodes) * gpus_per_node)) for job in jobs)
+    if planned:
+        wanted = (planned - kept) // gpus_per_node
+    return max(1, min(wanted, spare // gpus_per_node))
+
+
+def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
+    """Return the CPUs for members on one GPU that share without turns, those of their batch scripts included.
+
+    All of them compute at once: what they asked for together, as far as the GPU's part of its node goes, and never
+    less than the greediest of them alone.
+    """
+    asked = [job.cpu_count for job in jobs]
+    part = node.cpu_count // max(1, node.gpu_count) - len(jobs)
+    return len(jobs) + max(*asked, min(sum(asked), part))
+
+
+def asked_by(job: Job) -> tags.Original:
+    """Return a job's request as it stands in Slurm now."""
+    return tags.Original(
+        gpu_request=job.gpu_request,
+        required_nodes=job.required_nodes,
+        cpu_count=job.cpu_count,
+        cpus_per_task=job.cpus_per_task,
+        mem_per_node_mib=job.mem_per_node_mib,
+        time_limit_s=job.time_limit_s,
+        mem_per_cpu_mib=job.mem_per_cpu_mib,
+    )
+
+
+def as_asked(job: Job) -> Job:
+    """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
+    given = tags.parse_given(job.admin_comment)
+    if given is None:
+        return job
+    original = given.original
+    return replace(
+        job,
+        required_nodes=original.required_nodes,
+        cpu_count=original.cpu_count,
+        cpus_per_task=original.cpus_per_task,
+        mem_per_node_mib=original.mem_per_node_mib,
+        mem_per_cpu_mib=original.mem_per_cpu_mib,
+    )
+
+
+def share_of(
+    job: Job, planned: Sequence[CpuMemShare], allocation: Allocation, *, measured: bool, threads_per_core: int = 1
+) -> GivenShare | None:
+    """Return what a job is given when it starts, None where its own request stays as it is.
+
+    Args:
+        job: A held job with its own request.
+        planned: What the plan gives it of each of its nodes.
+        allocation: What may be changed.
+        measured: Whether it was measured what CPUs do to the job: only then it may get fewer than it asked for.
+        threads_per_core: CPUs of a core on the planned nodes. Slurm gives out whole cores; half of one would be
+            taken from a share planned for another job.
+    """
+    # What Slurm would lay out differently from the plan is left alone.
+    if not planned or len(planned) != max(1, job.node_count) or job.array or job.het or _per_gpu(job):
+        return None
+    cpus = min(share.cpus for share in planned)
+    cpus_per_task = _cpus_per_task(job, cpus, threads_per_core, allocation, measured=measured)
+    mem_mib = _mem_mib(job, min(share.mem_gib for share in planned), allocation)
+    if allocation.cpus == allocation.memory == "off":
+        return None
+    names = job.required_nodes or str(NodeSet.fromlist(sorted(share.node for share in planned)))
+    return GivenShare(cpus_per_task * job.task_count, cpus_per_task, mem_mib, names, asked_by(job))
+
+
+def _per_gpu(job: Job) -> bool:
+    """Whether CPUs or memory were asked for per GPU, as far as the submit line tells.
+
+    A changed count does not reach such a job's steps, and srun refuses memory both per GPU and per node.
+    """
+    return any(option in job.submit_line for option in OPTIONS_PER_GPU)
+
+
+def _cpus_per_task(job: Job, cpus: float, threads_per_core: int, allocation: Allocation, *, measured: bool) -> int:
+    tasks_per_node = -(-job.task_count // max(1, job.node_count))
+    wanted = max(1, math.floor((cpus + _SLACK) / tasks_per_node))
+    if wanted >= threads_per_core:
+        wanted -= wanted % threads_per_core
+    if allocation.cpus == "off" or not cpus:
+        return job.cpus_per_task
+    if allocation.cpus == "raise-only" or not measured:
+        return max(job.cpus_per_task, wanted)
+    return wanted
+
+
+def _mem_mib(job: Job, mem_gib: float, allocation: Allocation) -> int:
+    """Memory per node: never less than the job asked for; 0 leaves it alone, for then it may mean all of the node's."""
+    if not job.mem_per_node_mib or allocation.memory == "off":
+        return job.mem_per_node_mib
+    return max(job.mem_per_node_mib, math.floor(mem_gib * _MIB_PER_GIB + _SLACK))
+
+
+def group_cpus(shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
+    """Return the CPUs on each node that a plan gives a group's members together, 0 where it does not say."""
+    if allocation.cpus == "off" or not all(shares):
+        return 0
+    return math.floor(sum(min(share.cpus for share in planned) for planned in shares) + _SLACK)
+
+
+def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
+    """Return the memory on each node for a group: what its members asked for, or the plan's if that is more."""
+    asked_mib = sum(job.mem_per_node_mib for job in jobs)
+    if allocation.memory == "off" or not asked_mib or not all(shares):
+        return asked_mib
+    planned_gib = sum(min(share.mem_gib for share in planned) for planned in shares)
+    return max(asked_mib, math.floor(planned_gib * _MIB_PER_GIB + _SLACK))
+
+
+def share_text(share: GivenShare) -> str:
+    """Say for people what a job is given."""
+    original = share.original
+    return "it gets " + given_text(
+        original.cpu_count, share.cpu_count, original.mem_per_node_mib, share.mem_per_node_mib
+    )
+
+
+def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> str:
+    """Say what a job has, and what it had asked for where that differs; memory is per node, 0 where nothing is set."""
+    text = f"{asked_cpus} → {cpus} CPUs" if cpus != asked_cpus else f"{cpus} CPUs"
+    if not mem_mib:
+        return text
+    asked_gib, gib = asked_mem_mib / _MIB_PER_GIB, mem_mib / _MIB_PER_GIB
+    memory = f"{asked_gib:.1f} → {gib:.1f}" if mem_mib != asked_mem_mib else f"{gib:.1f}"
+    return f"{text} and {memory} GiB of memory on each node"

@@ -1,0 +1,289 @@
+"""All that reads or writes the profile store for the controller.
+
+A damaged store must not stop the controller: it is set aside, loudly, and never emptied. What cannot be read
+otherwise costs no cycle.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from muri.errors import MuriError
+from muri.policies.types import PlanJob
+from muri.profiler.differences import Drift, DriftRule, find_drift, is_due
+from muri.profiler.errors import CorruptStoreError
+from muri.profiler.estimates import estimates_of
+from muri.profiler.interference.models import KIND as FITS
+from muri.profiler.interference.models import LinearFit
+from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.interference.ratios import Interference
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.sensitivity import record
+from muri.profiler.store import REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
+from muri.profiler.store_file import JournalMode, set_aside
+from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import Action, started
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
+from muri.slurm_plugin.planning.running import as_submitted, running_groups
+from muri.slurm_plugin.records.comment_reports import member_report
+from muri.slurm_plugin.records.journal import DRY_RUN, Intent
+from muri.slurm_plugin.records.roles import Role, View, profile_key
+from muri.utc import moment, text_of
+
+log = logging.getLogger("muri.controller")
+
+_CLOCK: Final = "milliseconds"
+"""Cycles may follow each other within a second."""
+
+ACCUMULATES: Final = "accumulates"
+"""Kind of the documents that name models whose batches can be split."""
+
+
+class Observed(NamedTuple):
+    """An observation and the key that it is of."""
+
+    key: ProfileKey
+    observation: Observation
+
+
+def observed(view: View) -> Iterator[Observed]:
+    """What the members of running groups tell of their stages.
+
+    Without turns others slow a stage itself down, not the wait for it: that says nothing against a profile.
+    """
+    at = text_of(view.snapshot.taken_s, _CLOCK)
+    for group in (group for group in running_groups(view) if group.mode == "interleave"):
+        for job in group.members:
+            report = member_report(view, group.host.job_id, job.job_id)
+            if report is not None and report.iterations and len(report.stage_s) == len(STAGES):
+                key = profile_key(as_submitted(job, group.host), view.snapshot.nodes)
+                yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
+
+
+def watch(store: ProfileStore, view: View, config: Config) -> None:
+    """Keep a cycle's observations and set or take back marks.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    if not config.profiles.drift_limit:
+        return
+    found = tuple(observed(view))
+    rule = DriftRule(config.profiles.drift_limit, config.profiles.drift_after_s)
+    for key, item in found:
+        if is_due(store.observations(key), item.job_id, item.observed_at, rule):
+            store.observe(key, item)
+    marks = {mark.key: mark for mark in store.stale_marks()}
+    for key in sorted({each.key for each in found}):
+        profile = store.get(key)
+        drift = None if profile is None or profile.is_estimate else find_drift(profile, store.observations(key), rule)
+        if drift is not None:
+            _judge(store, key, drift, marks.get(key), config, view.snapshot.taken_s)
+
+
+def _judge(
+    store: ProfileStore, key: ProfileKey, drift: Drift, mark: StaleMark | None, config: Config, now_s: float
+) -> None:
+    if mark is None and drift.drifted and _may_mark(store, key, config, now_s):
+        log.warning("profile of %s is stale: %s; the next job of it is measured again", key, drift)
+        store.mark_stale(key, str(drift), Author(DRIFT, text_of(now_s, _CLOCK), "stale"))
+    elif mark is not None and mark.who == DRIFT and drift.right:
+        log.info("profile of %s is right again: %s", key, drift)
+        store.clear_stale(key, Author(DRIFT, text_of(now_s, _CLOCK), "clear"))
+
+
+def _may_mark(store: ProfileStore, key: ProfileKey, config: Config, now_s: float) -> bool:
+    """Whether the last mark is long ago: a measurement that did not help is not repeated at once."""
+    ours = (entry for entry in store.audit() if entry.key == key and entry.who == DRIFT and entry.action == "stale")
+    times = [at.timestamp() for entry in ours if (at := moment(entry.at)) is not None]
+    return not times or now_s - max(times) >= config.profiles.drift_again_s
+
+
+def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
+    """Open the controller's store; one that is damaged is set aside and an empty one opened.
+
+    Args:
+        path: The store.
+        journal: How to write it; None for the choice by file system.
+
+    Raises:
+        StoreError: It cannot be used for another reason, such as a newer format.
+    """
+    try:
+        store = ProfileStore(path, journal=journal)
+        try:
+            store.check()
+        except BaseException:
+            store.close()
+            raise
+    except CorruptStoreError as error:
+        log_set_aside(error, set_aside(path, datetime.now(UTC)))
+        return ProfileStore(path, journal=journal)
+    return store
+
+
+def log_set_aside(error: CorruptStoreError, place: Path) -> None:
+    """Say loudly what happened and what can be done."""
+    log.error(
+        "the profile store %s is damaged (%s): it was set aside as %s and an empty one begun, so models are "
+        "measured again. To save what is left of it: sqlite3 %s .recover",
+        error.path, error.detail, place, place,
+    )  # fmt: skip
+
+
+def reused(actions: Iterable[Action], jobs: Sequence[PlanJob], measured_for: Collection[int]) -> int:
+    """How many of a cycle's starts needed no dry run of their own. Pure.
+
+    Args:
+        actions: What the cycle did.
+        jobs: What the policy was asked about.
+        measured_for: Jobs that a dry run was made for.
+    """
+    profiles = {job.job_id: job.profile for job in jobs}
+    known = {job_id for job_id, profile in profiles.items() if profile is not None and not profile.is_estimate}
+    return len((known & started(actions)) - set(measured_for))
+
+
+def note_reuse(
+    store: ProfileStore, actions: Iterable[Action], jobs: Sequence[PlanJob], intents: Iterable[Intent], now_s: float
+) -> None:
+    """Add a cycle's count to the store's.
+
+    Raises:
+        StoreError: The store cannot be written.
+    """
+    measured_for = {int(intent.payload["job_id"]) for intent in intents if intent.kind == DRY_RUN}
+    count = reused(actions, jobs, measured_for)
+    if count:
+        at = text_of(now_s)
+        store.put_document(REUSE_KIND, Document(REUSE_NAME, at, {REUSE_COUNT: reuse_count(store) + count}))
+
+
+def read_traits(store: ProfileStore) -> KnownTraits:
+    """Read what is stored; what cannot be read costs no cycle.
+
+    Raises:
+        CorruptStoreError: The store is damaged, which the caller mends.
+    """
+    try:
+        return KnownTraits(
+            {found.name: found for found in _sensitivities(store)},
+            read_fits(store),
+            read_pairs(store),
+            read_accumulating(store),
+        )
+    except CorruptStoreError:
+        raise
+    except MuriError as error:
+        log.warning("this cycle plans without what is known of CPUs and memory: %s", error)
+        return KnownTraits()
+
+
+def _sensitivities(store: ProfileStore) -> Iterator[record.SensitivityProfile]:
+    for document in store.documents(record.KIND):
+        try:
+            found = record.SensitivityProfile.from_document(document)
+        except UNUSABLE as error:
+            log.warning("sensitivity %s is not used: %s", document.name, error)
+            continue
+        if found.cpu.points:
+            yield found
+
+
+class DocumentSink(Protocol):
+    """The part of the profile store that takes documents."""
+
+    def put_document(self, kind: str, document: Document) -> None:
+        """Store a document."""
+        ...
+
+    def remove_document(self, kind: str, name: str) -> bool:
+        """Forget one."""
+        ...
+
+
+def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates: bool) -> None:
+    """Remember whether a model's script has said in its dry run that its batches can be split."""
+    if accumulates:
+        store.put_document(ACCUMULATES, Document(str(profile.key), profile.measured_at, {}))
+    else:
+        store.remove_document(ACCUMULATES, str(profile.key))
+
+
+def read_accumulating(store: ProfileStore) -> frozenset[str]:
+    """Read whose scripts have said so: texts of profile keys.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    return frozenset(document.name for document in store.documents(ACCUMULATES))
+
+
+def read_fits(store: ProfileStore) -> dict[str, LinearFit]:
+    """Read the stored fits over batch sizes, by name; one that cannot be understood is left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: dict[str, LinearFit] = {}
+    for document in store.documents(FITS):
+        try:
+            found[document.name] = LinearFit.from_dict(document.body)
+        except UNUSABLE as error:
+            log.warning("fit %s is not used: %s", document.name, error)
+    return found
+
+
+def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
+    """Read the measured pairs; one that cannot be understood is left out.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    found: list[Interference] = []
+    for document in store.documents(PAIRS):
+        try:
+            found.append(Interference.from_dict(document.body))
+        except UNUSABLE as error:
+            log.warning("pair %s is not used: %s", document.name, error)
+    return tuple(found)
+
+
+def with_estimates(know: Knowledge, view: View, store: ProfileStore, config: Config) -> Knowledge:
+    """Add estimates of the queue's models that have no profile.
+
+    They count as stale: they serve planning at once, and a dry run measures the model when there is room for
+    one. A model whose dry runs failed gets none, and its jobs run alone as ever. Without estimates jobs wait for
+    their dry runs, so that a failure here costs only that.
+
+    Raises:
+        CorruptStoreError: The store is damaged; the cycle sets it aside.
+    """
+    if not config.profiling.use_estimates:
+        return know
+    missing = {key for key in _keys(view) if key not in know.profiles and not know.failed(key, config)}
+    try:
+        found = estimates_of(store, sorted(missing)) if missing else {}
+    except CorruptStoreError:
+        raise
+    except MuriError as error:
+        log.warning("this cycle plans without estimates: %s", error)
+        return know
+    except Exception:  # libraries of prediction too: an estimate is worth no cycle
+        log.exception("this cycle plans without estimates")
+        return know
+    return replace(know, profiles={**know.profiles, **found}, stale=know.stale | found.keys())
+
+
+def _keys(view: View) -> Iterator[ProfileKey]:
+    """What the jobs that wait, and those that run in groups or alone, are profiled under."""
+    for job in (*view.having(Role.CANDIDATE), *view.having(Role.RELEASED)):
+        yield profile_key(job, view.snapshot.nodes)
+    for group in running_groups(view):
+        for member in group.members:
+            yield profile_key(as_submitted(member, group.host), view.snapshot.nodes)

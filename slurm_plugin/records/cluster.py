@@ -1,0 +1,391 @@
+"""Slurm's state as Muri sees it: frozen records that can be written to a file and replayed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from muri.errors import UsageError
+
+GPUS_CAN_BE_TAKEN_AWAY: Final = (23, 2)
+"""The first Slurm whose waiting jobs can lose their GPUs: 22.05 shows "gres:gpu:0" after such a change
+and still hands out the GPU. Seen to work in 26.05; the versions between are untried."""
+
+SPECIAL_EXIT: Final = "SpecialExit"
+"""Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
+
+_SET_ASIDE: Final = frozenset({SPECIAL_EXIT, "JobHoldMaxRequeue"})
+
+#: Raised whenever a file of the old form could no longer be read.
+SCHEMA_VERSION = 1
+
+_SCHEMA = "muri-snapshot"
+
+
+class JobState(StrEnum):
+    """A job's base state in Slurm's own words; UNKNOWN for one that this version cannot name."""
+
+    PENDING = "PENDING"
+    RUNNING = "RUNNING"
+    SUSPENDED = "SUSPENDED"
+    COMPLETING = "COMPLETING"
+    COMPLETED = "COMPLETED"
+    CANCELLED = "CANCELLED"
+    FAILED = "FAILED"
+    TIMEOUT = "TIMEOUT"
+    NODE_FAIL = "NODE_FAIL"
+    PREEMPTED = "PREEMPTED"
+    BOOT_FAIL = "BOOT_FAIL"
+    DEADLINE = "DEADLINE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    UNKNOWN = "UNKNOWN"
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the job still waits or runs; an unknown state counts, so that nothing is forgotten."""
+        return self in _ACTIVE
+
+
+_ACTIVE = {JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.UNKNOWN}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One job of the queue.
+
+    Attributes:
+        job_id: Slurm's job id; of an array's pending tasks, the id of the record that stands for them.
+        user: Owner's name.
+        uid: Owner's numeric id.
+        gid: Owner's numeric group id.
+        account: Slurm account, "" when accounting is off.
+        partition: Partition name (the first, when several were asked for).
+        qos: Quality of service, "" when none.
+        name: Job name.
+        state: Base state.
+        reason: Why it waits, in Slurm's word ("JobHeldUser", "Dependency", …); "" when none.
+        held: Priority is 0: nothing starts it but a release.
+        submit_s: Submit time, seconds since the epoch.
+        begin_s: Earliest start asked for with --begin, seconds since the epoch; 0 when none.
+        start_s: Start time, 0 when it has not started.
+        end_s: End time, 0 when it has not ended.
+        time_limit_s: Time limit, 0 when unlimited or unknown.
+        gpu_count: GPUs asked for by the whole job.
+        gpu_request: Slurm's text of the per-node request ("gres/gpu:1"), "" when there is none.
+        node_count: Nodes asked for.
+        cpu_count: CPUs of the whole job.
+        cpus_per_task: CPUs per task, 1 when not set.
+        mem_per_node_mib: Memory per node asked for, 0 when not set.
+        nodes: Nodes allocated, folded host list; "" while pending.
+        required_nodes: Nodes asked for by name, folded host list.
+        dependency: Dependency expression, "" when none.
+        can_requeue: Whether Slurm may requeue it.
+        restart_count: How often it was requeued.
+        exit_code: Exit status of the batch script, 0 while it has none.
+        batch: Whether it has a batch script.
+        array: Whether it is an array's task or record.
+        het: Whether it is part of a heterogeneous job.
+        command: The batch script's path as submitted.
+        work_dir: Working directory.
+        submit_line: The sbatch command as typed, its words joined by spaces; "" when Slurm does not tell.
+        admin_comment: AdminComment, Muri's tags among others' text.
+        comment: The job's own comment, which its user may write.
+        mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
+    """
+
+    job_id: int
+    user: str
+    uid: int
+    gid: int
+    account: str
+    partition: str
+    qos: str
+    name: str
+    state: JobState
+    reason: str
+    held: bool
+    submit_s: float
+    begin_s: float
+    start_s: float
+    end_s: float
+    time_limit_s: int
+    gpu_count: int
+    gpu_request: str
+    node_count: int
+    cpu_count: int
+    cpus_per_task: int
+    mem_per_node_mib: int
+    nodes: str
+    required_nodes: str
+    dependency: str
+    can_requeue: bool
+    restart_count: int
+    exit_code: int
+    batch: bool
+    array: bool
+    het: bool
+    command: str
+    work_dir: str
+    submit_line: str
+    admin_comment: str
+    comment: str
+    mem_per_cpu_mib: int = 0
+
+    @property
+    def task_count(self) -> int:
+        """Tasks that Slurm counts CPUs for."""
+        return max(1, self.cpu_count // max(1, self.cpus_per_task))
+
+    @property
+    def set_aside(self) -> bool:
+        """Whether Slurm holds it for somebody to look at; released unseen, it would only fail again."""
+        return self.held and self.reason in _SET_ASIDE
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs on each of its nodes."""
+        return self.gpu_count // max(1, self.node_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node.
+
+    Attributes:
+        name: Node name.
+        usable: Whether new jobs can start there (not down, drained, reserved for maintenance or unknown).
+        state: Slurm's text of the state, for people.
+        partitions: Partitions that it belongs to.
+        cpu_count: CPUs that jobs may have.
+        cpus_allocated: CPUs given out.
+        gpu_count: GPUs configured.
+        gpus_allocated: GPUs given out.
+        gpu_type: GRES type, "gpu" when untyped.
+        mem_mib: Memory that jobs may have; 0 when unknown.
+        mem_allocated_mib: Memory given out.
+        threads_per_core: CPUs of one core, which jobs usually get together.
+    """
+
+    name: str
+    usable: bool
+    state: str
+    partitions: tuple[str, ...]
+    cpu_count: int
+    cpus_allocated: int
+    gpu_count: int
+    gpus_allocated: int
+    gpu_type: str
+    mem_mib: int = 0
+    mem_allocated_mib: int = 0
+    threads_per_core: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The queue and the nodes at one instant.
+
+    Attributes:
+        taken_s: When, seconds since the epoch.
+        cluster: ClusterName.
+        slurm_version: Version of the slurmctld that answered.
+        jobs: All jobs that slurmctld remembers, by job id.
+        nodes: All nodes, by name.
+    """
+
+    taken_s: float
+    cluster: str
+    slurm_version: str
+    jobs: tuple[Job, ...]
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What to change in a pending job; None leaves a field as it is.
+
+    Attributes:
+        gpu_request: GRES request per node ("gres/gpu:0" takes the GPUs away).
+        required_nodes: Folded host list; "" clears it.
+        cpu_count: CPUs of the whole job and the least per node; with `cpus_per_task` for one task.
+        cpus_per_task: CPUs per task.
+        dependency: Dependency expression; "" clears it.
+        mem_per_node_mib: Memory per node.
+        mem_per_cpu_mib: Memory per CPU; takes the place of `mem_per_node_mib`, never both.
+        time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
+        start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
+        admin_comment: The whole new AdminComment.
+    """
+
+    gpu_request: str | None = None
+    required_nodes: str | None = None
+    cpu_count: int | None = None
+    cpus_per_task: int | None = None
+    dependency: str | None = None
+    mem_per_node_mib: int | None = None
+    mem_per_cpu_mib: int | None = None
+    time_limit_s: int | None = None
+    start_now: bool = False
+    admin_comment: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A batch job to submit in a user's name.
+
+    Attributes:
+        name: Job name.
+        uid: The user to run as.
+        gid: That user's group.
+        script: Text of the batch script.
+        environment: The whole environment of the script.
+        partition: Partition.
+        account: Account, "" for the user's default.
+        qos: QOS, "" for the default.
+        work_dir: Working directory.
+        gpu_request: GRES per node ("gres/gpu:1"), "" for none.
+        node_count: Nodes.
+        cpu_count: CPUs for each task.
+        mem_per_node_mib: Memory per node; 0 for the partition's default.
+        time_limit_s: Time limit; 0 for the partition's default.
+        required_nodes: Folded host list, "" for any.
+        output: Path of stdout and stderr.
+        admin_comment: AdminComment.
+        requeue: Whether Slurm may requeue it.
+        tasks_per_node: Tasks on each node.
+    """
+
+    name: str
+    uid: int
+    gid: int
+    script: str
+    environment: dict[str, str]
+    partition: str
+    account: str = ""
+    qos: str = ""
+    work_dir: str = "/"
+    gpu_request: str = ""
+    node_count: int = 1
+    cpu_count: int = 1
+    mem_per_node_mib: int = 0
+    time_limit_s: int = 0
+    required_nodes: str = ""
+    output: str = "/dev/null"
+    admin_comment: str = ""
+    requeue: bool = False
+    tasks_per_node: int = 1
+
+
+class SnapshotFileError(UsageError):
+    """A file is no snapshot; the text names the place of the error."""
+
+
+def dump_snapshot(snapshot: Snapshot) -> str:
+    """Return a snapshot as JSON text: the same snapshot gives the same bytes, whatever order it was read in."""
+    document = {
+        "schema": _SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "taken_s": snapshot.taken_s,
+        "cluster": snapshot.cluster,
+        "slurm_version": snapshot.slurm_version,
+        "jobs": [asdict(job) for job in sorted(snapshot.jobs, key=lambda job: job.job_id)],
+        "nodes": [asdict(node) for node in sorted(snapshot.nodes, key=lambda node: node.name)],
+    }
+    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+
+
+def load_snapshot(path: Path) -> Snapshot:
+    """Read a snapshot file.
+
+    Raises:
+        SnapshotFileError: It cannot be read or is no snapshot.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as err:
+        raise SnapshotFileError(f"{path}: cannot be read: {err}") from err
+    return parse_snapshot(text, str(path))
+
+
+def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
+    """Parse the text of `dump_snapshot`.
+
+    Args:
+        text: JSON text.
+        source: The file's name, for messages.
+
+    Raises:
+        SnapshotFileError: It is no snapshot; the text says where and why.
+    """
+    try:
+        document = json.loads(text)
+    except ValueError as err:
+        raise SnapshotFileError(f"{source}: it is no JSON: {err}") from err
+    if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
+        raise SnapshotFileError(f"{source}: it is no snapshot; make one with `muri snapshot > {source}`")
+    if document.get("schema_version") != SCHEMA_VERSION:
+        raise SnapshotFileError(
+            f"{source}: schema_version is {document.get('schema_version')!r}, this Muri reads {SCHEMA_VERSION}; take "
+            "the snapshot again"
+        )
+    values = {name: value for name, value in document.items() if name not in ("schema", "schema_version")}
+    snapshot: Snapshot = _record(Snapshot, values, source)
+    _refuse_twins([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
+    _refuse_twins([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
+    return snapshot
+
+
+def _record(kind: Any, value: object, place: str) -> Any:
+    """Build one of the model's records, checking names and types of all fields."""
+    if not isinstance(value, Mapping):
+        raise SnapshotFileError(f"{place}: an object is expected, not {_shown(value)}")
+    hints = get_type_hints(kind)
+    names = [field.name for field in fields(kind)]
+    # What has a default came later: older files lack it.
+    needed = [field.name for field in fields(kind) if field.default is MISSING]
+    if missing := [name for name in needed if name not in value]:
+        raise SnapshotFileError(f"{place}: {', '.join(missing)} missing")
+    if unknown := sorted(set(value) - set(names)):
+        raise SnapshotFileError(f"{place}: unknown {', '.join(unknown)}; known are {', '.join(names)}")
+    return kind(**{name: _value(hints[name], value[name], f"{place}: {name}") for name in names if name in value})
+
+
+def _value(kind: Any, value: object, place: str) -> Any:
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise SnapshotFileError(f"{place}: a list is expected, not {_shown(value)}")
+        item = get_args(kind)[0]
+        return tuple(_value(item, element, f"{place}[{index}]") for index, element in enumerate(value))
+    if kind in (Job, Node):
+        return _record(kind, value, place)
+    if kind is JobState:
+        return _state(value, place)
+    if isinstance(kind, UnionType):
+        return None if value is None else _value(get_args(kind)[0], value, place)
+    allowed: tuple[type, ...] = (int, float) if kind is float else (kind,)
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise SnapshotFileError(f"{place}: {kind.__name__} is expected, not {_shown(value)}")
+    return value
+
+
+def _state(value: object, place: str) -> JobState:
+    try:
+        return JobState(value)  # type: ignore[arg-type]
+    except ValueError:
+        known = ", ".join(JobState)
+        raise SnapshotFileError(f"{place}: {_shown(value)} is no job state; known are {known}") from None
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _refuse_twins(keys: list[Any], place: str, name: str) -> None:
+    seen: set[Any] = set()
+    for index, key in enumerate(keys):
+        if key in seen:
+            raise SnapshotFileError(f"{place}[{index}]: {name} {key!r} stands there twice")
+        seen.add(key)

@@ -1,0 +1,225 @@
+"""What jobs tell the controller through their own comments, which Slurm limits to 1,024 bytes. Pure.
+
+A dry run's result, the speeds of a group's members, the error that ended a group, and runs that ended for want of
+GPU memory.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from muri.policies.horus.cost import MAX_RAISES
+from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.roles import View
+
+MOST_BYTES: Final = 1024
+"""Slurm's limit on a job's comment."""
+
+_DIGITS: Final = 4
+
+_ERROR_CHARACTERS: Final = 300
+
+_DISPENSABLE: Final = (
+    "stage_p95_s",
+    "stage_cv",
+    "iteration_p95_s",
+    "iteration_cv",
+    "busy_s",
+    "cpu_cores",
+    "gpu_utilisation",
+    "warmup_iterations",
+    "host_mem_gib",
+    "gradient_mib",
+    "confidence",
+)
+"""Details in the order in which they are left out where there is no room for them."""
+
+LARGEST_BYTES: Final = 1024
+"""Longer comments are cut off by some sites' databases; four members take about half of that."""
+
+DIFFERS_BY: Final = 0.2
+"""Measured and predicted speed that differ by more are pointed out."""
+
+_DISCIPLINE: Final = "d"
+
+FAULT_PREFIX: Final = "muri-fault:"
+
+_LONGEST_CAUSE: Final = 200
+"""Characters; a comment should not be longer than 1,024 bytes in all."""
+
+
+def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
+    """The comment with a result in it.
+
+    Args:
+        comment: The job's comment, whose other text is kept.
+        token: Name of the dry run.
+        result: What it found, or an error.
+    """
+    if "error" in result:
+        return _written(comment, {"error": str(result["error"])[:_ERROR_CHARACTERS], "token": token})
+    values = {name: _rounded(value) for name, value in result.items() if name != "stopped"} | {"token": token}
+    for name in ("", *_DISPENSABLE):
+        values["detail"] = {key: value for key, value in values.get("detail", {}).items() if key != name}
+        text = _written(comment, values)
+        if len(text.encode()) <= MOST_BYTES:
+            break
+    return text
+
+
+def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str) -> StageProfile:
+    """The profile that a comment tells of.
+
+    Raises:
+        ProfileError: A figure cannot be true.
+        KeyError, TypeError, ValueError: One is missing or is no number.
+    """
+    return DryRunResult.from_dict(measured).profile(key, measured_at)
+
+
+def _written(comment: str, value: Mapping[str, Any]) -> str:
+    return tags.with_token(comment, tags.PROFILE_PREFIX, tags.format_json(dict(value)))
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with as many digits as a measurement has."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, Mapping):
+        return {name: _rounded(item) for name, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """What the runtime measured of one member.
+
+    Attributes:
+        iteration_s: Seconds from one iteration's end to the next, lately.
+        iterations: Iterations done; None when not told.
+        stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not told.
+        wait_s: Seconds of an iteration waiting for each stage's resource; () when not told.
+        discipline: The discipline in force; None when not told.
+    """
+
+    iteration_s: float
+    iterations: int | None = None
+    stage_s: tuple[float, ...] = ()
+    wait_s: tuple[float, ...] = ()
+    discipline: str | None = None
+
+    def speed(self, solo_iteration_s: float | None) -> float | None:
+        """Normalized speed: 1 = as fast as alone; None when the time alone is not known."""
+        return None if solo_iteration_s is None else solo_iteration_s / self.iteration_s
+
+
+def compact(status: Mapping[str, Any]) -> str | None:
+    """The token for the host job's comment; None when no member has done an iteration.
+
+    Args:
+        status: Content of the runtime's status file.
+    """
+    members = {job_id: member for job_id, member in status.get("members", {}).items() if _iteration_s(member)}
+    if not members:
+        return None
+    report: dict[str, Any] = {job_id: _figures(member) for job_id, member in members.items()}
+    if status.get("discipline"):
+        report[_DISCIPLINE] = status["discipline"]
+    token = tags.SPEED_PREFIX + tags.format_json(report)
+    if len(token) > LARGEST_BYTES:
+        token = tags.SPEED_PREFIX + tags.format_json({job_id: _short(_iteration_s(m)) for job_id, m in members.items()})
+    return token
+
+
+def _iteration_s(member: Mapping[str, Any]) -> float:
+    rate = member.get("iterations_per_s")
+    return 1 / rate if rate else float(member.get("iteration_s") or 0.0)
+
+
+def _short(seconds: float) -> float:
+    return float(f"{seconds:.4g}")
+
+
+def _figures(member: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "n": member.get("iterations", 0),
+        "t": _short(_iteration_s(member)),
+        "s": [_short(member["stage_s"][stage]) for stage in STAGES],
+        "w": [_short(member["wait_s"][stage]) for stage in STAGES],
+    }
+
+
+def member_report(view: View, host_id: int | None, job_id: int) -> MemberReport | None:
+    """What a member's host tells of it in its own comment; None when there is nothing that makes sense."""
+    host = view.jobs.get(host_id) if host_id is not None else None
+    report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
+    if report is None:
+        return None
+    figures = report.get(str(job_id))
+    discipline = report.get(_DISCIPLINE)
+    try:
+        if isinstance(figures, int | float):
+            return MemberReport(float(figures)) if figures > 0 else None
+        if not isinstance(figures, dict) or not figures["t"] > 0:
+            return None
+        stage_s, wait_s = (tuple(map(float, figures[key])) for key in ("s", "w"))
+        return MemberReport(float(figures["t"]), int(figures["n"]), stage_s, wait_s, discipline)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def is_off_plan(measured: float | None, predicted: float | None) -> bool:
+    """Whether a member runs more than 20 % slower or faster than was planned."""
+    return measured is not None and predicted is not None and abs(measured - predicted) > DIFFERS_BY * predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Why a group's runtime ended.
+
+    Attributes:
+        cause: The error.
+        culprits: Job ids of the members that may have caused it.
+    """
+
+    cause: str
+    culprits: tuple[int, ...]
+
+
+def fault_token(status: Mapping[str, Any]) -> str | None:
+    """The token for the host job's comment; None when the runtime's status tells of no fault."""
+    fault = status.get("fault")
+    if not isinstance(fault, dict):
+        return None
+    told = {"cause": str(fault.get("cause", ""))[:_LONGEST_CAUSE], "culprits": fault.get("culprits", [])}
+    return FAULT_PREFIX + tags.format_json(told)
+
+
+def fault_of(host: Job | None) -> Fault | None:
+    """The fault that a host told of; None when there was none, or Slurm has forgotten the host."""
+    told = None if host is None else tags.parse_json(tags.token(host.comment, FAULT_PREFIX))
+    if told is None:
+        return None
+    culprits = told.get("culprits")
+    ids = culprits if isinstance(culprits, list) else []
+    return Fault(str(told.get("cause", "")), tuple(int(each) for each in ids if str(each).isdecimal()))
+
+
+def told(run: int, times: int) -> str:
+    """The token's text: the run of the job that ended so (0 = never requeued), and how often it has happened."""
+    return f"{run}.{times}"
+
+
+def times_told(comment: str) -> tuple[int, int]:
+    """The run that last ended so, and how often it happened; (-1, 0) where it never did."""
+    found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "")
+    return (int(found[1]), int(found[2])) if found else (-1, 0)
+
+
+def may_try_again(comment: str) -> bool:
+    """Whether a job that ran out of memory once more is given another try."""
+    return times_told(comment)[1] < MAX_RAISES

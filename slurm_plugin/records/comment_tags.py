@@ -1,0 +1,182 @@
+"""Muri's tokens in a job's AdminComment: what the controller did with the job.
+
+AdminComment is shared with other tools. Muri's part of it are whitespace-separated words that
+start with `muri`; everything else is kept as it is. Because the tokens live in Slurm itself, a
+lost journal loses no job: the original request of a changed job stands in its own comment.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+REQUEST_PREFIX: Final = "muri:"
+
+STATE_PREFIX: Final = "muri-state:"
+
+HOST_PREFIX: Final = "muri-host:"
+
+DRY_RUN_PREFIX: Final = "muri-dryrun:"
+
+SCRIPT_PREFIX: Final = "muri-script:"
+
+GIVEN_PREFIX: Final = "muri-given:"
+
+USER_HOLD: Final = "muri-hold:user"
+
+PROFILE_PREFIX: Final = "muri-profile:"
+
+SPEED_PREFIX: Final = "muri-speed:"
+
+CHECKPOINT_PREFIX: Final = "muri-checkpoint:"
+"""In a job's own comment: the run (0 = never requeued) that has told how to save it."""
+
+STOPPED_PREFIX: Final = "muri-stopped:"
+"""In a job's own comment: the run that was stopped on purpose, to go on from its checkpoint later."""
+
+RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
+
+OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
+"""In a job's own comment: the run that ended for want of GPU memory beside others, and how often that was."""
+
+Mode = Literal["interleave", "plain"]
+"""How members of a group share their GPU, as in `Group.mode`."""
+
+MODE_PREFIX: Final = "muri-mode:"
+"""In a host's AdminComment: plain where its members share without turns. It stands in Slurm, as `tags` explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """The parts of a job's request that Muri changes, as the user wrote them."""
+
+    gpu_request: str
+    required_nodes: str
+    cpu_count: int
+    cpus_per_task: int
+    mem_per_node_mib: int
+    time_limit_s: int
+    mem_per_cpu_mib: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """That a job was given other CPUs or memory than it asked for.
+
+    Attributes:
+        given_s: When, seconds since the epoch.
+        original: What it had asked for.
+    """
+
+    given_s: int
+    original: Original
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """That a job was made a member.
+
+    Attributes:
+        host: Job id of the group's host job.
+        original: What to put back when the group ends without the member having finished.
+        accumulate_steps: Into how many micro-batches its batches are to be split.
+    """
+
+    host: int
+    original: Original
+    accumulate_steps: int = 1
+
+
+def _words(comment: str, prefix: str) -> list[str]:
+    return [word[len(prefix) :] for word in comment.split() if word.startswith(prefix)]
+
+
+def token(comment: str, prefix: str) -> str | None:
+    """Return what follows `prefix` in the first such token of a comment, None when there is none."""
+    return next(iter(_words(comment, prefix)), None)
+
+
+def with_token(comment: str, prefix: str, value: str | None) -> str:
+    """Return the comment with its `prefix` token replaced, or taken out when `value` is None."""
+    kept = [word for word in comment.split() if not word.startswith(prefix)]
+    if value is not None:
+        kept.append(prefix + value)
+    return " ".join(kept)
+
+
+def format_json(value: Any) -> str:
+    """Write JSON without any space, so that it stays one token."""
+    # Escaping every space inside strings keeps the token in one piece.
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
+
+
+def parse_json(text: str | None) -> dict[str, Any] | None:
+    """Read a token's JSON object; None when it is missing or damaged."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):  # a user's comment may be nested as deeply as it is long
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def format_state(state: MemberState) -> str:
+    """Write a member's state as a token's text."""
+    steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
+    return format_json({"host": state.host, "original": asdict(state.original), **steps})
+
+
+def parse_state(admin_comment: str) -> MemberState | None:
+    """Read a member's state; None when the job is no member or the token is damaged."""
+    value = parse_json(token(admin_comment, STATE_PREFIX))
+    if value is None:
+        return None
+    try:
+        return MemberState(int(value["host"]), Original(**value["original"]), int(value.get("accumulate_steps", 1)))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def format_given(given: Given) -> str:
+    """Write that a job was given other CPUs or memory, as a token's text."""
+    return format_json(asdict(given))
+
+
+def parse_given(admin_comment: str) -> Given | None:
+    """Read what a job had asked for; None when it has its own request or the token is damaged."""
+    value = parse_json(token(admin_comment, GIVEN_PREFIX))
+    if value is None:
+        return None
+    try:
+        return Given(given_s=int(value["given_s"]), original=Original(**value["original"]))
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def format_host(host_token: str, members: tuple[int, ...]) -> str:
+    """Write a host job's token: which start it belongs to and who its members are."""
+    return f"{host_token}:{','.join(map(str, members))}"
+
+
+def parse_host(admin_comment: str) -> tuple[str, tuple[int, ...]] | None:
+    """Read a host job's token; None when the job is no host."""
+    text = token(admin_comment, HOST_PREFIX)
+    if text is None:
+        return None
+    name, _, members = text.partition(":")
+    return name, tuple(int(member) for member in members.split(",") if member.isdigit())
+
+
+def mode_of(admin_comment: str) -> Mode:
+    """Return how the members of a host with that AdminComment share."""
+    return "plain" if token(admin_comment, MODE_PREFIX) == "plain" else "interleave"
+
+
+def with_mode(admin_comment: str, mode: Mode) -> str:
+    """Return a new host's AdminComment with the way in which its members share."""
+    return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
+
+
+def retries_memory(admin_comment: str) -> bool:
+    """Whether a member is given another try with more memory."""
+    return token(admin_comment, RETRY_MEMORY_PREFIX) is not None

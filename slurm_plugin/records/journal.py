@@ -1,0 +1,170 @@
+"""The controller's memory between cycles: what it meant to do, and what it must not forget.
+
+SQLite in WAL mode with full synchronisation: an intent is on disk before the RPC that carries it
+out, so that a controller killed between any two lines can tell at its next start what it had begun.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Self
+
+from muri.errors import MuriError
+
+SCHEMA_VERSION = 1
+_SCHEMA = """
+CREATE TABLE intents (
+    token TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('begun', 'done', 'abandoned')),
+    host_job INTEGER,
+    begun_s REAL NOT NULL
+) STRICT;
+CREATE INDEX intents_by_state ON intents (state);
+CREATE TABLE facts (
+    name TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (name, subject)
+) STRICT;
+"""
+
+
+GROUP: Final = "group"
+JOIN: Final = "join"
+PREEMPT: Final = "preempt"
+DRY_RUN: Final = "dry-run"
+"""Kinds of intents."""
+
+GPU_MEM: Final = "gpu-mem"
+"""Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
+
+
+class JournalError(MuriError):
+    """The journal cannot be opened or written; without it the controller does not act."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Something that the controller set out to do.
+
+    Attributes:
+        token: Unique name; the jobs that it submits carry it in their AdminComment.
+        kind: GROUP, JOIN, PREEMPT or DRY_RUN.
+        payload: What is needed to carry it on.
+        state: "begun": perhaps half done; "done": every step was made; "abandoned": taken back.
+        host_job: Id of the job submitted for it, None while unknown.
+        begun_s: When, seconds since the epoch.
+    """
+
+    token: str
+    kind: str
+    payload: dict[str, Any]
+    state: str
+    host_job: int | None
+    begun_s: float
+
+
+class Journal:
+    """The journal file. Each method is one durable transaction."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the journal, making it when it is missing.
+
+        Raises:
+            JournalError: It cannot be opened, is damaged, or was written by a newer version.
+        """
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=10, isolation_level=None)
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute("PRAGMA synchronous=FULL")
+            self._migrate()
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(
+                f"cannot open the journal {path}: {error}. Check its directory's permissions and space; if it is "
+                "damaged, move it aside: the jobs' own AdminComment holds what is needed to go on."
+            ) from error
+
+    def _migrate(self) -> None:
+        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise JournalError(f"{self._path} was written by a newer Muri (schema {version}); upgrade this one")
+        if version == 0:
+            with self._transaction():
+                for statement in _SCHEMA.split(";\n"):
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            self._connection.execute("BEGIN IMMEDIATE")
+            yield
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise JournalError(f"cannot write the journal {self._path}: {error}") from error
+
+    def __enter__(self) -> Self:
+        """Use the journal in a with statement; it is closed at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    def begin(self, token: str, kind: str, payload: dict[str, Any], now_s: float) -> None:
+        """Write down an intent before its first RPC."""
+        with self._transaction():
+            self._connection.execute(
+                "INSERT INTO intents VALUES (?, ?, ?, 'begun', NULL, ?)",
+                (token, kind, json.dumps(payload, sort_keys=True), now_s),
+            )
+
+    def set_host(self, token: str, host_job: int) -> None:
+        """Remember the job that was submitted for an intent."""
+        with self._transaction():
+            self._connection.execute("UPDATE intents SET host_job=? WHERE token=?", (host_job, token))
+
+    def finish(self, token: str, state: str) -> None:
+        """Close an intent as "done" or "abandoned"."""
+        with self._transaction():
+            self._connection.execute("UPDATE intents SET state=? WHERE token=?", (state, token))
+
+    def intents(self, state: str | None = None) -> tuple[Intent, ...]:
+        """Return intents, oldest first; all of them or those in one state."""
+        where, values = ("WHERE state=?", (state,)) if state else ("", ())
+        rows = self._connection.execute(
+            f"SELECT token, kind, payload, state, host_job, begun_s FROM intents {where} ORDER BY begun_s, token",  # noqa: S608
+            values,
+        )
+        return tuple(Intent(r[0], r[1], json.loads(r[2]), r[3], r[4], r[5]) for r in rows)
+
+    def forget_before(self, begun_s: float) -> None:
+        """Drop closed intents that began before a time, so that the file stays small."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM intents WHERE state <> 'begun' AND begun_s < ?", (begun_s,))
+
+    def set_fact(self, name: str, subject: str, value: Any) -> None:
+        """Remember something about a job or a model."""
+        with self._transaction():
+            self._connection.execute(
+                "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, subject, json.dumps(value, sort_keys=True))
+            )
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """Return all facts of one name by subject."""
+        rows = self._connection.execute("SELECT subject, value FROM facts WHERE name=? ORDER BY subject", (name,))
+        return {subject: json.loads(value) for subject, value in rows}
+
+    def forget_fact(self, name: str, subject: str) -> None:
+        """Drop a fact; it is no error when it is not there."""
+        with self._transaction():
+            self._connection.execute("DELETE FROM facts WHERE name=? AND subject=?", (name, subject))

@@ -1,0 +1,549 @@
+"""Micro-batches train as whole batches do: `muri.accumulate`, called by the script or through hooks."""
+
+import sys
+from collections import UserDict, namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+import muri
+from muri.launcher.accumulation.loop import LocalState
+from muri.launcher.accumulation.splitting import UnsplittableError, cut, sample_count, sizes_of, varied
+from muri.launcher.job.environment import AccumulateError
+
+SAMPLES = 44  # batches of 12, the last one of 8
+CLASSES = 3
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Threads that wait for each other on a busy machine cost more than these sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def data(classes=CLASSES):
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(SAMPLES, 16, generator=generator)
+    return TensorDataset(inputs, torch.randint(0, classes, (SAMPLES,), generator=generator))
+
+
+def mlp():
+    return nn.Sequential(nn.Linear(16, 24), nn.Tanh(), nn.Linear(24, CLASSES))
+
+
+def cnn():
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.GroupNorm(2, 6),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(96, CLASSES),
+    )
+
+
+OPTIMIZERS = {
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+}
+
+
+def made(make, optimizer):
+    torch.manual_seed(1)
+    model = make().double()
+    return model, OPTIMIZERS[optimizer](model.parameters())
+
+
+def loader():
+    return DataLoader(data(), batch_size=12)
+
+
+def whole_curve(model, inputs, targets, loss_function):
+    """The loss on all data: what the weights are worth, whatever the loop saw."""
+    with torch.no_grad():
+        return loss_function(model(inputs.double()), targets).item()
+
+
+def train(make, optimizer, *, loss=functional.cross_entropy, around=nullcontext, after_backward=None, epochs=3):
+    """A plain training loop that knows nothing of Muri; the loss after each epoch and the model."""
+    model, stepper = made(make, optimizer)
+    schedule = torch.optim.lr_scheduler.StepLR(stepper, 4, gamma=0.5)
+    curve = []
+    with around():
+        for _ in range(epochs):
+            for inputs, targets in loader():
+                stepper.zero_grad()
+                loss(model(inputs.double()), targets).backward()
+                if after_backward is not None:
+                    after_backward(model)
+                stepper.step()
+                schedule.step()
+            with torch.no_grad():
+                curve.extend(loss(model(inputs.double()), targets).item() for inputs, targets in loader())
+    return curve, model, schedule.last_epoch
+
+
+def train_explicitly(make, optimizer, steps):
+    model, stepper = made(make, optimizer)
+    accumulate = muri.accumulate(steps)
+    curve = []
+    for _ in range(3):
+        for batch in loader():
+            stepper.zero_grad()
+            for inputs, targets in accumulate(batch):
+                accumulate.backward(functional.cross_entropy(model(inputs.double()), targets))
+            stepper.step()
+            curve.append(accumulate.loss.item())
+    return curve
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("steps", [2, 4, 5])
+def test_the_loss_curve_is_the_whole_batchs(make, optimizer, steps):
+    whole = train_explicitly(make, optimizer, 1)
+    assert train_explicitly(make, optimizer, steps) == pytest.approx(whole, rel=1e-9)
+    assert len(set(whole)) == len(whole)  # it does train
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("make", [mlp, cnn])
+@pytest.mark.parametrize("steps", [2, 4, 5])
+def test_hooks_train_an_unchanged_loop_alike(make, optimizer, steps, capfd):
+    whole, _, schedules = train(make, optimizer)
+    split, _, split_schedules = train(make, optimizer, around=lambda: muri.accumulate(steps))
+    assert split == pytest.approx(whole, rel=1e-9)
+    assert split_schedules == schedules == 12
+    assert not capfd.readouterr().err
+
+
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+
+
+def smooth(outputs, targets):
+    return functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def weighted(outputs, targets):
+    return functional.cross_entropy(outputs, targets, weight=WEIGHTS)
+
+
+def ignoring(outputs, targets):
+    return functional.cross_entropy(outputs, torch.where(targets == 1, -100, targets))
+
+
+def summed(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="sum")
+
+
+def divided(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none").sum() * (1 / len(targets))
+
+
+def squares(outputs, targets):
+    return ((outputs - targets[:, None]) ** 2).sum(1).mean() + 0.5 * functional.mse_loss(outputs, outputs.detach() + 1)
+
+
+def middle(outputs, targets):
+    """A function of means over samples: as many values as classes, whatever the batch."""
+    return outputs.mean(0).square().sum()
+
+
+@pytest.mark.parametrize("loss", [smooth, weighted, ignoring, summed, divided, squares])
+def test_losses_are_weighted_by_what_they_are_a_mean_of(loss, capfd):
+    whole, _, _ = train(mlp, "momentum", loss=loss)
+    split, _, _ = train(mlp, "momentum", loss=loss, around=lambda: muri.accumulate(3))
+    assert split == pytest.approx(whole, rel=1e-9)
+    assert not capfd.readouterr().err
+
+
+def clip(model):
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+
+
+def test_gradients_are_clipped_once_per_batch():
+    whole, _, _ = train(mlp, "momentum", after_backward=clip)
+    split, _, _ = train(mlp, "momentum", after_backward=clip, around=lambda: muri.accumulate(4))
+    free, _, _ = train(mlp, "momentum")
+    assert split == pytest.approx(whole, rel=1e-9)
+    assert whole != pytest.approx(free, rel=1e-3)
+
+
+def odd(outputs, targets):
+    return functional.cross_entropy(outputs, targets).sqrt()
+
+
+def own_clipping(model):
+    for parameter in model.parameters():
+        parameter.grad.clamp_(-0.01, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("loss", "after_backward", "reason"),
+    [
+        (odd, None, "SqrtBackward0"),
+        (lambda o, _: o[:3].square().mean(), None, "is none over"),
+        (middle, None, "is no sum over"),
+        (lambda o, t: functional.cross_entropy(o, t, reduction="sum") / 7, None, "divides a sum by 7"),
+        (functional.cross_entropy, own_clipping, "changes or clears gradients"),
+    ],
+)
+def test_what_cannot_be_split_runs_whole_and_says_why(loss, after_backward, reason, capfd):
+    whole, _, schedules = train(mlp, "adamw", loss=loss, after_backward=after_backward)
+    split, _, split_schedules = train(
+        mlp, "adamw", loss=loss, after_backward=after_backward, around=lambda: muri.accumulate(4)
+    )
+    assert split == whole
+    assert split_schedules == schedules
+    err = capfd.readouterr().err
+    assert err.count("batches are not split") == 1
+    assert reason in err
+
+
+def train_accumulating(around):
+    model, stepper = made(mlp, "momentum")
+    seen = []
+    with around():
+        for number, (inputs, targets) in enumerate(loader(), 1):
+            functional.cross_entropy(model(inputs.double()), targets).backward()
+            seen.append(len(inputs))
+            if number % 2 == 0:
+                stepper.step()
+                stepper.zero_grad()
+    return model
+
+
+def test_a_script_that_accumulates_itself_is_left_alone(capfd):
+    split = train_accumulating(lambda: muri.accumulate(3))
+    assert "accumulates gradients over several batches itself" in capfd.readouterr().err
+    # the part before the refusal counted as an iteration of the script's own
+    assert all(bool(torch.isfinite(parameter).all()) for parameter in split.parameters())
+
+
+def test_two_loaders_of_one_iteration_stay_in_step(capfd):
+    pairs = []
+    with muri.accumulate(2):
+        for (first,), (second,) in zip(
+            DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4),
+            DataLoader(TensorDataset(torch.arange(12.0)), batch_size=4),
+            strict=True,
+        ):
+            pairs.append((first.tolist(), second.tolist()))
+    assert [a for a, b in pairs if a == b] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert "two loaders" in capfd.readouterr().err
+
+
+def test_evaluation_sees_each_sample_once():
+    with muri.accumulate(3), torch.no_grad():
+        assert [len(batch) for (batch,) in DataLoader(TensorDataset(torch.zeros(10)), batch_size=4)] == [4, 4, 2]
+    with muri.accumulate(2):  # without no_grad it shows when nothing is trained on the first part
+        sizes = [len(batch) for (batch,) in DataLoader(TensorDataset(torch.zeros(10)), batch_size=4)]
+    assert sizes == [2, 2, 4, 2]
+
+
+def saved_at_once(around):
+    """Most bytes that autograd keeps for backward at a time."""
+    held, most = {}, [0]
+    model, stepper = made(mlp, "momentum")
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+
+    class Kept:
+        def __init__(self, tensor):
+            self.tensor = tensor
+            if tensor.data_ptr() not in parameters:
+                held[id(self)] = tensor.numel() * tensor.element_size()
+                most[0] = max(most[0], sum(held.values()))
+
+        def __del__(self):
+            held.pop(id(self), None)
+
+    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor), around():
+        for inputs, targets in DataLoader(data(), batch_size=32):
+            stepper.zero_grad()
+            functional.cross_entropy(model(inputs.double()), targets).backward()
+            stepper.step()
+    return most[0]
+
+
+def test_less_is_kept_for_backward():
+    whole, quarter = saved_at_once(nullcontext), saved_at_once(lambda: muri.accumulate(4))
+    assert quarter <= 0.3 * whole
+
+
+def test_batch_normalization_is_warned_of(capfd):
+    train(
+        lambda: nn.Sequential(nn.Linear(16, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)),
+        "adamw",
+        around=lambda: muri.accumulate(2),
+        epochs=1,
+    )
+    assert capfd.readouterr().err.count("batch normalization") == 1
+
+
+def test_leaving_the_loop_amid_a_batch_is_told(capfd):
+    model, stepper = made(mlp, "momentum")
+    with muri.accumulate(4):
+        for number, (inputs, targets) in enumerate(loader()):
+            stepper.zero_grad()
+            functional.cross_entropy(model(inputs.double()), targets).backward()
+            stepper.step()
+            if number == 5:
+                break
+    assert "left amid a batch" in capfd.readouterr().err
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
+def test_hooks_are_taken_out_again():
+    def places():
+        return (
+            torch.utils.data.dataloader._BaseDataLoaderIter.__next__,
+            torch.autograd.backward,
+            nn.Module.zero_grad,
+            torch.optim.Optimizer.zero_grad,
+            torch.optim.AdamW.step,
+            torch.optim.Optimizer.profile_hook_step,
+            torch.optim.lr_scheduler.LRScheduler.step,
+            torch.amp.GradScaler.step,
+            nn.utils.clip_grad_norm_,
+            nn.parallel.DistributedDataParallel.forward,
+        )
+
+    made(mlp, "adamw")
+    before = places()
+    with pytest.raises(RuntimeError, match="own"), muri.accumulate(2):
+        assert all(new is not old for new, old in zip(places(), before, strict=True))
+        raise RuntimeError("own")
+    assert places() == before
+
+
+def test_what_looks_like_a_mean_only_by_its_size_is_found_out(capfd):
+    """Six values, six samples in the first part: the first batch's parts differ, and that shows it."""
+
+    def twice(outputs, targets):
+        return middle(torch.cat([outputs, outputs], dim=1), targets)
+
+    whole, _, _ = train(mlp, "adamw", loss=twice)
+    split, _, _ = train(mlp, "adamw", loss=twice, around=lambda: muri.accumulate(2))
+    assert split == whole
+    assert "not split" in capfd.readouterr().err
+
+
+@given(st.integers(4, 200), st.integers(2, 20))
+@settings(deadline=None, max_examples=60)
+def test_parts_of_the_first_batch_differ(samples, steps):
+    equal = sizes_of(samples, min(steps, samples // 2))
+    sizes = varied(equal)
+    assert sum(sizes) == samples
+    assert min(sizes) >= 2
+    assert len(set(sizes)) > 1 or sizes == [2, 2]
+    assert max(sizes) in {max(equal), 4}
+
+
+def test_how_batches_are_cut():
+    pair = namedtuple("pair", "x y")
+    batch = {"a": torch.arange(5), "b": [torch.zeros(5, 2), "kept"], "n": ["p", "q", "r", "s", "t"], "k": 3}
+    assert sample_count(batch) == 5
+    part = cut(batch, 3, 5, 5)
+    assert part["a"].tolist() == [3, 4] and part["b"][0].shape == (2, 2) and part["b"][1] == "kept"
+    assert part["n"] == ["s", "t"] and part["k"] == 3
+    half = cut(pair(torch.arange(4), torch.tensor(7)), 0, 2, 4)
+    assert (half.x.tolist(), half.y.item()) == ([0, 1], 7)
+    assert isinstance(cut(UserDict(x=torch.arange(4)), 0, 1, 4), UserDict)
+    assert [sizes_of(7, 3), sizes_of(2, 4), sizes_of(0, 3)] == [[3, 2, 2], [1, 1], [0]]
+    with pytest.raises(UnsplittableError, match=r"found: 2, 3"):
+        sample_count([torch.zeros(2), torch.zeros(3)])
+
+
+def test_a_loader_of_odd_things_is_left_alone(capfd):
+    class Odd(TensorDataset):
+        shape, ndim = (2,), 1
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            if isinstance(index, slice):
+                raise TypeError("one at a time")
+            return index
+
+    with muri.accumulate(2):
+        assert next(iter(DataLoader(Odd(), batch_size=None, collate_fn=lambda _: Odd()))).shape == (2,)
+    assert "a batch cannot be cut" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.0, True, "4"])
+def test_a_senseless_number_is_refused(steps):
+    with pytest.raises(AccumulateError, match="whole number of 1 or more"):
+        muri.accumulate(steps)
+
+
+def test_without_a_number_the_scheduler_chooses(monkeypatch):
+    monkeypatch.delenv("MURI_ACCUMULATE", raising=False)
+    monkeypatch.delenv("MURI_ACCUMULATE_STEPS", raising=False)
+    assert muri.accumulate().steps == 1
+    monkeypatch.setenv("MURI_ACCUMULATE", "2")
+    assert muri.accumulate().steps == 2
+    monkeypatch.setenv("MURI_ACCUMULATE_STEPS", "8")
+    assert muri.accumulate().steps == 8
+    assert muri.accumulate(3).steps == 3
+    monkeypatch.setenv("MURI_ACCUMULATE_STEPS", "many")
+    assert muri.accumulate().steps == 2  # a broken number costs the parts, not the run
+
+
+def epochs_of(train_batch, around, loader_of=loader, epochs=2):
+    """Train a model by `train_batch(model, optimizer, inputs, targets)`; its loss on all data."""
+    model, stepper = made(mlp, "momentum")
+    with around():
+        for _ in range(epochs):
+            for inputs, targets in loader_of():
+                train_batch(model, stepper, inputs.double(), targets)
+    return whole_curve(model, *data().tensors, functional.cross_entropy)
+
+
+def test_a_gradient_scaler_steps_once_per_batch():
+    def loss_with(around):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+        def train_batch(model, stepper, inputs, targets):
+            stepper.zero_grad()
+            scaler.scale(functional.cross_entropy(model(inputs), targets)).backward()
+            scaler.unscale_(stepper)
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            scaler.step(stepper)
+            scaler.update()
+
+        return epochs_of(train_batch, around), scaler.get_scale()
+
+    whole, split = loss_with(nullcontext), loss_with(lambda: muri.accumulate(4))
+    assert split == pytest.approx(whole, rel=1e-9)
+    assert whole[1] == 1024.0 * 2**4  # 8 batches
+
+
+def test_gradients_cleared_after_the_step_and_through_the_model():
+    def train_batch(model, stepper, inputs, targets):
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+        model.zero_grad()
+
+    whole = epochs_of(train_batch, nullcontext)
+    assert epochs_of(train_batch, lambda: muri.accumulate(4)) == pytest.approx(whole, rel=1e-9)
+
+
+def test_loaders_with_workers_are_split_as_well():
+    def train_batch(model, stepper, inputs, targets):
+        stepper.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+
+    def with_workers():
+        return DataLoader(data(), batch_size=12, num_workers=1)
+
+    whole = epochs_of(train_batch, nullcontext, epochs=1)
+    split = epochs_of(train_batch, lambda: muri.accumulate(3), with_workers, epochs=1)
+    assert split == pytest.approx(whole, rel=1e-9)
+
+
+def closures(model, stepper, inputs, targets):
+    def closure():
+        stepper.zero_grad()
+        loss = functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    assert stepper.step(closure).item() > 0
+
+
+def turns(model, stepper, inputs, targets):
+    """As a GAN does: a second step that rests on the first."""
+    for _ in range(2):
+        stepper.zero_grad()
+        functional.cross_entropy(model(inputs), targets).backward()
+        stepper.step()
+
+
+def by_hand(model, stepper, inputs, targets):
+    for parameter in model.parameters():
+        parameter.grad = None
+    functional.cross_entropy(model(inputs), targets).backward()
+    stepper.step()
+
+
+def without_backward(model, stepper, inputs, targets):
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(functional.cross_entropy(model(inputs), targets), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    stepper.step()
+
+
+@pytest.mark.parametrize(
+    ("train_batch", "reason"),
+    [
+        (closures, "takes a closure"),
+        (turns, "several backward passes"),
+        (by_hand, "changes or clears gradients"),
+        (without_backward, "do not come from backward()"),
+    ],
+)
+@pytest.mark.parametrize("steps", [2, 4])
+def test_loops_that_cannot_be_split_train_on_whole_batches(train_batch, reason, steps, capfd):
+    whole = epochs_of(train_batch, nullcontext)
+    assert epochs_of(train_batch, lambda: muri.accumulate(steps)) == whole
+    assert capfd.readouterr().err.count(reason) == 1
+
+
+def test_trainers_that_fetch_ahead_get_whole_batches(monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "accelerate.data_loader", object())
+    whole, _, _ = train(mlp, "adamw")
+    assert train(mlp, "adamw", around=lambda: muri.accumulate(4))[0] == whole
+    assert "fetch batches ahead" in capfd.readouterr().err
+
+
+def test_prefetching_gets_whole_batches(capfd):
+    sizes = []
+    with muri.accumulate(4):
+        for inputs, _ in muri.batches(loader(), prefetch=1):
+            sizes.append(len(inputs))
+    assert sizes == [12, 12, 12, 8]
+    assert "fetches batches ahead" in capfd.readouterr().err
+
+
+def test_a_loader_that_another_thread_goes_on_reading_is_let_go(capfd):
+    model, stepper = made(mlp, "momentum")
+    with muri.accumulate(2):
+        iterator = iter(loader())
+        first = next(iterator)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(next, iterator).result()
+        assert (len(first[0]), len(second[0])) == (6, 12)
+        before = whole_curve(model, *data().tensors, functional.cross_entropy)
+        stepper.zero_grad()
+        functional.cross_entropy(model(second[0].double()), second[1]).backward()
+        stepper.step()
+    assert whole_curve(model, *data().tensors, functional.cross_entropy) != before
+    assert "several threads" in capfd.readouterr().err
+
+
+def test_other_threads_are_left_alone(monkeypatch):
+    monkeypatch.setenv("MURI_ACCUMULATE", "4")
+    assert LocalState().loop is not None
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: LocalState().loop).result() is None
+
+
+def test_explicit_calls_end_what_hooks_began(monkeypatch):
+    monkeypatch.setenv("MURI_ACCUMULATE", "4")
+    state = LocalState()
+    assert state.loop is not None
+    state.become_explicit()
+    assert state.loop is None

@@ -1,0 +1,178 @@
+"""`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
+
+import json
+import socket
+import sys
+import textwrap
+
+import pytest
+from launcher_harness import Launcher, ends, until
+
+from muri.launcher.job.scheduler import NoMembership
+from muri.launcher.runtime.admission import AdmissionControl
+from muri.launcher.runtime.member_table import MemberTable
+
+torch = pytest.importorskip("torch", reason="training needs torch")
+
+TRAIN = """
+    import sys
+    import torch
+    from torch import distributed, nn
+    from torch.utils.data import DataLoader, TensorDataset
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    inputs, targets = torch.randn(40, 8).double(), torch.randint(0, 3, (40,))
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+    exchanges = []
+    if "--ddp" in sys.argv:
+        distributed.init_process_group("gloo")
+        rank, ranks = distributed.get_rank(), distributed.get_world_size()
+        mine = TensorDataset(inputs[rank::ranks], targets[rank::ranks])
+        trained = nn.parallel.DistributedDataParallel(model)
+        def count(state, bucket):
+            exchanges.append(1)
+            return distributed.algorithms.ddp_comm_hooks.default_hooks.allreduce_hook(None, bucket)
+        import torch.distributed.algorithms.ddp_comm_hooks.default_hooks
+        trained.register_comm_hook(None, count)
+        loader = DataLoader(mine, batch_size=10 // ranks)
+    else:
+        trained = model
+        loader = DataLoader(TensorDataset(inputs, targets), batch_size=10)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+    batches = __import__("muri").batches(loader) if "--batches" in sys.argv else loader
+    sizes = []
+    for epoch in range(2):
+        for x, y in batches:
+            sizes.append(len(x))
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(trained(x), y).backward()
+            optimizer.step()
+    with torch.no_grad():
+        loss = nn.functional.cross_entropy(model(inputs), targets).item()
+    print(f"{loss:.12f}", sizes[:3], len(exchanges), flush=True)
+    if "--ddp" in sys.argv:
+        import muri
+        torch.manual_seed(4)
+        model = nn.Linear(8, 3).double()
+        trained = nn.parallel.DistributedDataParallel(model)
+        trained.register_comm_hook(None, count)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        accumulate, exchanges, curve = muri.accumulate(2), [], []
+        for batch in loader:
+            optimizer.zero_grad()
+            for x, y in accumulate(batch):
+                accumulate.backward(nn.functional.cross_entropy(trained(x), y))
+            optimizer.step()
+            curve.append(accumulate.loss)
+        mean = torch.stack(curve)
+        distributed.all_reduce(mean)
+        print((mean / ranks).tolist(), len(exchanges), flush=True)
+        distributed.destroy_process_group()
+    elif "--explicit" in sys.argv:
+        torch.manual_seed(4)
+        model = nn.Linear(8, 3).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+        curve = []
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        print(curve, flush=True)
+"""
+
+
+def losses_of_whole_batches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[float, list[float]]:
+    """The last loss of the unchanged loop, and the curve of the one that splits its batches itself."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "--explicit"])
+    threads = torch.get_num_threads()
+    exec(textwrap.dedent(TRAIN), {"__name__": "__main__"})
+    torch.set_num_threads(threads)
+    first, curve = capsys.readouterr().out.splitlines()
+    return float(first.split()[0]), json.loads(curve)
+
+
+def test_two_ranks_exchange_once_per_batch(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, home = launcher.script(TRAIN), launcher.folder
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    processes = []
+    for rank in ("0", "1"):
+        launcher.folder = home / rank
+        launcher.folder.mkdir()
+        processes.append(launcher.member(None, "--accumulate", "2", script, "--ddp", RANK=rank, **ranks))
+    whole, curve = losses_of_whole_batches(monkeypatch, capsys)
+    assert [ends(process) for process in processes] == [0, 0], (home / "0" / "solo.err").read_text()
+    for rank in ("0", "1"):
+        hooked, explicit = (home / rank / "solo.out").read_text().splitlines()
+        loss, *sizes, exchanges = hooked.split()
+        assert float(loss) == pytest.approx(whole, rel=1e-9)
+        assert " ".join(sizes) == "[3, 2, 3]"
+        assert int(exchanges) == 8
+        mean, _, exchanges = explicit.rpartition(" ")
+        assert (json.loads(mean), int(exchanges)) == (pytest.approx(curve, rel=1e-9), 4)
+        assert "not split" not in (home / rank / "solo.err").read_text()
+
+
+def test_a_members_iterations_are_whole_batches(launcher: Launcher) -> None:
+    launcher.runtime("7")
+    script = launcher.script(TRAIN)
+    for scripts, marks in enumerate(([], ["--batches"]), 1):
+        assert ends(launcher.member("7", "--accumulate", "4", script, *marks)) == 0, launcher.err("7")
+        assert launcher.out("7").splitlines()[-1].split()[1:4] == ["[3,", "3,", "2]"]
+        until(lambda count=8 * scripts: launcher.status()["members"]["7"]["iterations"] == count, "whole batches")
+    assert not launcher.err("7")
+
+
+@pytest.mark.parametrize("number", ["0", "two", "-1", "1.5"])
+def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
+    assert ends(launcher.member(None, "--accumulate", number, launcher.script("print('ran')"))) == 2
+    assert "give a whole number of 1 or more, or auto" in launcher.err(None)
+    assert "Traceback" not in launcher.err(None)
+    assert not launcher.out(None)
+
+
+class Scheduler(NoMembership):
+    """Has put jobs 102 and 103 into the group of host job 900."""
+
+    def pilot_of(self, job_id: str) -> str | None:
+        return "900"
+
+    def accumulate_steps(self, job_id: str) -> int:
+        return 4 if job_id == "102" else 1
+
+
+def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:
+    admission = AdmissionControl("900", MemberTable(["101", "104"], "fair"), "fair", Scheduler, {"101": 2})
+    assert [admission.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
+    chosen = [admission.environment(job_id) for job_id in ("101", "102", "103", "104")]
+    assert chosen == [{"MURI_ACCUMULATE_STEPS": "2"}, {"MURI_ACCUMULATE_STEPS": "4"}, {}, {}]
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_members_script_splits_as_the_scheduler_chose(launcher: Launcher, isolation: str) -> None:
+    launcher.runtime("7", options=("--accumulate-steps", "7=4", "--isolation", isolation))
+    assert ends(launcher.member("7", launcher.script("import muri; print(muri.accumulate().steps)"))) == 0
+    assert launcher.out("7") == "4\n"
+
+
+def test_a_dry_run_tells_that_a_script_can_be_split(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import muri, sys
+        accumulate = muri.accumulate() if "can" in sys.argv else None
+        for _ in muri.batches(range(1000)):
+            with muri.stage("propagate"):
+                sum(range(1000))
+    """)
+    for argument, told in (("can", True), ("no", None)):
+        result = launcher.folder / f"{argument}.json"
+        environment = {"MURI_DRY_RUN": "20:5", "MURI_DRY_RUN_RESULT": str(result)}
+        assert ends(launcher.member(None, script, argument, **environment)) == 0, launcher.err(None)
+        assert json.loads(result.read_text()).get("accumulates") is told

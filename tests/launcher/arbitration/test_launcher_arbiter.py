@@ -1,0 +1,196 @@
+"""The arbiters with real threads in virtual time: exclusion, progress, interruption, and the paper's rotation."""
+
+from collections.abc import Callable
+
+import pytest
+from virtual_clock import VirtualClock
+
+from muri.errors import UsageError
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.switching import make_arbiter
+from muri.launcher.runtime.options import parse_table
+
+MEMBERS = ["1", "2", "3", "4"]
+
+
+Make = Callable[[VirtualClock], Arbiter]
+EACH = pytest.mark.parametrize(
+    "make", [FairArbiter, lambda now: LockstepArbiter(MEMBERS, now)], ids=["fair", "lockstep"]
+)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+@EACH
+def test_one_member_holds_a_resource_and_all_get_on(make: Make, clock: VirtualClock) -> None:
+    arbiter = make(clock)
+    holders: list[list[str]] = [[], [], [], []]
+    clashes: list[str] = []
+
+    def work(member: str, rounds: int) -> None:
+        arbiter.join(member)
+        for _ in range(rounds):
+            for resource in range(4):
+                arbiter.acquire(member, resource)
+                holders[resource].append(member)
+                if holders[resource] != [member]:
+                    clashes.append(member)
+                clock.sleep(0.01 * int(member))
+                holders[resource].remove(member)
+                arbiter.release(member, resource)
+        arbiter.leave(member)
+
+    clock.finish(*[clock.start(work, member, 10 * int(member)) for member in MEMBERS])
+    assert clashes == []
+    assert arbiter.holders() == [None] * 4
+
+
+@EACH
+def test_wait_is_interrupted_and_leaving_frees_everything(make: Make, clock: VirtualClock) -> None:
+    arbiter = make(clock)
+    order = ["1", "2"]
+    for member in order:
+        arbiter.join(member)
+    arbiter.acquire("1", 0)
+    result: list[object] = []
+
+    def wait() -> None:
+        try:
+            result.append(arbiter.acquire("2", 0))
+        except WaitInterruptedError as error:
+            result.append(error)
+
+    thread = clock.start(wait)
+    clock.settle()
+    assert result == []
+    arbiter.interrupt("2")
+    clock.finish(thread)
+    assert isinstance(result[0], WaitInterruptedError)
+    arbiter.leave("1")
+    arbiter.acquire("2", 0)
+    assert arbiter.holders()[0] == "2"
+    arbiter.leave("2")
+    with pytest.raises(WaitInterruptedError):
+        arbiter.acquire("2", 0)
+
+
+def test_fair_hands_over_at_a_yield_point_to_the_member_behind(clock: VirtualClock) -> None:
+    arbiter = FairArbiter(clock)
+    arbiter.join("1", 1.0)
+    arbiter.join("2", 1.0)
+    arbiter.acquire("1", 2)
+    assert arbiter.yield_point("1", 2) == 0.0  # nobody waits
+    log: list[str] = []
+
+    def other() -> None:
+        arbiter.acquire("2", 2)
+        log.append("2")
+        clock.sleep(0.25)
+        arbiter.release("2", 2)
+
+    clock.start(other)
+    clock.sleep(1.0)
+    assert arbiter.yield_point("1", 2) == 0.25
+    log.append("1")
+    assert log == ["2", "1"]
+    assert arbiter._holder[2] == "1"
+
+
+def train(clock: VirtualClock, arbiter: Arbiter, member: str, stages: list[int], log: list[tuple[str, int]]) -> None:
+    """One member that goes through stages of 0.1 s and notes each grant."""
+    for resource in stages:
+        arbiter.acquire(member, resource)
+        log.append((member, resource))
+        clock.sleep(0.1)
+        arbiter.release(member, resource)
+    arbiter.leave(member)
+
+
+def test_lockstep_rotates_in_the_planned_ordering(clock: VirtualClock) -> None:
+    arbiter = LockstepArbiter(MEMBERS, clock)
+    log: list[tuple[str, int]] = []
+    for member in MEMBERS:
+        arbiter.join(member)
+    clock.finish(*[clock.start(train, clock, arbiter, member, [0, 1, 2, 3] * 5, log) for member in MEMBERS])
+    steps = {member: [index for index, (name, _) in enumerate(log) if name == member] for member in MEMBERS}
+    assert len(log) == 80
+    middle = log[30:50]  # all are under way: each step grants four different resources to four members
+    shift = {member: next(resource for name, resource in middle if name == member) for member in MEMBERS}
+    assert len(set(shift.values())) == 4
+    assert all(len(places) == 20 for places in steps.values())
+
+
+def test_lockstep_goes_on_without_a_member_that_stays_outside_of_stages(clock: VirtualClock) -> None:
+    arbiter = LockstepArbiter(["1", "2"], clock, idle_limit_s=5.0)
+    arbiter.join("1")
+    arbiter.join("2")
+    arbiter.acquire("1", 0)
+    arbiter.release("1", 0)  # and now it validates for a long time
+    log: list[tuple[str, int]] = []
+    clock.finish(clock.start(train, clock, arbiter, "2", [0, 1, 2, 3] * 3, log))
+    assert len(log) == 12
+    assert clock() == pytest.approx(5.0 + 12 * 0.1), "the others wait once for as long as they must"
+
+
+def test_lockstep_refuses_more_than_four() -> None:
+    with pytest.raises(UsageError, match="at most 4"):
+        make_arbiter("lockstep", ["1", "2", "3", "4", "5"], [])
+    arbiter = make_arbiter("lockstep", ["1", "2"], ["2", None, "1"])
+    for member in ("1", "2", "3", "4"):
+        arbiter.join(member)
+    with pytest.raises(UsageError, match="no place"):
+        arbiter.join("5")
+
+
+@pytest.mark.parametrize("bad", ["101", "101=", "101=fast", "101=0", "101=-1", "101=inf", "103=0.9"])
+def test_planned_speeds_that_make_no_sense_are_refused(bad: str) -> None:
+    with pytest.raises(UsageError, match=r"--predicted-speed: .* should be a member's id, = and a speed > 0"):
+        parse_table("--predicted-speed", f"102=0.9,{bad}", ["101", "102"], "a speed > 0")
+
+
+def test_planned_speeds_reach_the_choice() -> None:
+    speeds = parse_table("--predicted-speed", "101=0.9,102=0.85", ["101", "102"], "a speed > 0")
+    assert speeds == {"101": 0.9, "102": 0.85}
+    assert parse_table("--predicted-speed", "", ["101"], "a speed > 0") == {}
+    arbiter = make_arbiter("auto", ["101", "102"], [], speeds)
+    assert arbiter.discipline == "fair"
+    assert make_arbiter("auto", ["1", "2", "3", "4", "5"], []).discipline == "fair"  # no rotation for five
+
+
+def test_orders_from_outside_come_before_fairness(clock: VirtualClock) -> None:
+    turns = ["2", "1"]
+    arbiter = FairArbiter(clock, orders={3: lambda waiting: turns[0] if turns and turns[0] in waiting else None})
+    log: list[str] = []
+
+    def work(member: str) -> None:
+        arbiter.acquire(member, 3)
+        log.append(member)
+        turns.pop(0)
+        arbiter.release(member, 3)
+
+    arbiter.join("1", 1.0)
+    arbiter.join("2", 1.0)
+    first = clock.start(work, "1")
+    clock.settle()
+    assert log == [], "it is not the first one's turn"
+    clock.finish(first, clock.start(work, "2"))
+    assert log == ["2", "1"]
+
+
+def test_helper_thread_gets_a_resource_while_its_member_waits_for_another(clock: VirtualClock) -> None:
+    for arbiter in (FairArbiter(clock), make_arbiter("auto", ["1", "2"], [], now=clock)):
+        arbiter.join("1", 1.0)
+        arbiter.join("2", 1.0)
+        arbiter.acquire("2", 2)
+        waiting = clock.start(arbiter.acquire, "1", 2)
+        clock.settle()
+        assert arbiter.waiting_hint[2]
+        assert arbiter.acquire("1", 0) == 0.0
+        arbiter.release("1", 0)
+        arbiter.release("2", 2)
+        clock.finish(waiting)
+        assert arbiter.holders()[2] == "1"

@@ -1,0 +1,132 @@
+"""Plain sharing: members use a resource at the same time, in the runtime's process and in their own."""
+
+import json
+import mmap
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+
+import pytest
+from fake_cuda import FakeCuda, GpuMember
+from launcher_harness import Launcher, ends, until
+from trace_rules import names_of_threads, require_valid
+
+from muri.launcher.arbitration.arbiter import WaitInterruptedError
+from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
+from muri.launcher.job.stage_clock import FreePace, IterationRecord
+from muri.launcher.sessions.gpu_streams import Device
+from muri.launcher.sessions.process_session import Channels, share_waiting_hint
+from muri.launcher.telemetry import script_clock
+from muri.launcher.wire import process_gate
+from muri.launcher.wire.process_gate import ProcessGate
+
+GPU = 2
+MEETING = """
+    import os, sys, time
+    import muri
+    own, *others = sys.argv[1:]
+    for step in muri.batches(range(3)):
+        with muri.stage("propagate"):
+            open(f"{own}-{step}", "w").close()
+            end_s = time.monotonic() + 60
+            while not all(os.path.exists(f"{other}-{step}") for other in others):
+                assert time.monotonic() < end_s, f"nobody else is at the GPU in step {step}"
+                time.sleep(0.001)
+    print("met", os.getpid())
+"""
+
+
+def test_nobody_waits_and_nobody_holds() -> None:
+    arbiter = make_arbiter("plain", ["1", "2", "3", "4", "5"], [])
+    for member in ("1", "2"):
+        arbiter.join(member, 1.0)
+    assert [arbiter.acquire(member, GPU) for member in ("1", "2", "1")] == [0.0] * 3
+    assert arbiter.yield_point("1", GPU) == 0.0
+    assert arbiter.holders() == [None] * 4
+    arbiter.interrupt("1")
+    arbiter.release("1", GPU)
+    assert arbiter.acquire("1", GPU) == 0.0
+    arbiter.leave("1")
+    with pytest.raises(WaitInterruptedError):
+        arbiter.acquire("1", GPU)
+    assert arbiter.acquire("2", GPU) == 0.0
+
+
+def test_auto_never_shares_plainly() -> None:
+    arbiter = make_arbiter("auto", ["1", "2"], [], {"1": 1.0, "2": 1.0})
+    assert isinstance(arbiter, SwitchingArbiter)
+    assert sorted(arbiter._makers) == ["fair", "lockstep"]
+    assert arbiter.takes_turns
+
+
+def test_kernels_of_members_overlap() -> None:
+    cuda = FakeCuda()
+    device = Device(cuda, takes_turns=False)
+    one, two = GpuMember(device, cuda, "1"), GpuMember(device, cuda, "2")
+    one.iterate(0.3)
+    two.iterate(0.2)
+    assert (one.pace.stream.spans, two.pace.stream.spans) == ([(0.0, 0.3)], [(0.0, pytest.approx(0.2))])
+    assert device.suspects() == ["1", "2"]
+
+
+@pytest.fixture
+def gate_of() -> Iterator[Callable[[str], tuple[ProcessGate, list[IterationRecord]]]]:
+    """The gate of a member that the arbiter doesn't know: to ask it for anything would end the script."""
+    with ExitStack() as opened:
+
+        def make(discipline: str) -> tuple[ProcessGate, list[IterationRecord]]:
+            arbiter = make_arbiter(discipline, ["1", "2"], [])
+            page_fd = share_waiting_hint(arbiter)
+            opened.callback(os.close, page_fd)
+            own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            opened.enter_context(own)
+            records: list[IterationRecord] = []
+            Channels("1", arbiter, records.append, None).open(theirs)
+            return ProcessGate(own, mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)), records
+
+        yield make
+
+
+@pytest.mark.parametrize("discipline", ["plain", "fair"])
+def test_a_process_asks_for_nothing_and_waits_for_no_kernel(
+    discipline: str,
+    gate_of: Callable[[str], tuple[ProcessGate, list[IterationRecord]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate, records = gate_of(discipline)
+    monkeypatch.setattr(script_clock, "gate_from_environment", lambda _: gate)
+    clock = script_clock.clock_from_environment({})
+    assert isinstance(clock.gpu, FreePace) == (discipline == "plain")
+    clock.ask_batch()
+    with nullcontext() if discipline == "plain" else pytest.raises(SystemExit):
+        clock.enter(GPU)
+        clock.yield_point()
+        clock.leave()
+    clock.ask_batch()
+    until(lambda: records, "the iteration, which the runtime hears of all the same")
+    assert records == list(clock.recent)
+
+
+def test_threads_and_a_process_are_at_the_gpu_at_once(launcher: Launcher) -> None:
+    trace = launcher.folder / "trace.json"
+    jobs = ("101", "102", "103")
+    runtime = launcher.runtime(*jobs, options=("--discipline", "plain", "--trace", str(trace)))
+    script: Path = launcher.script(MEETING)
+    kinds = ("thread", "thread", "process")
+    members = [
+        launcher.member(job, script, job, *(other for other in jobs if other != job), MURI_ISOLATION=kind)
+        for job, kind in zip(jobs, kinds, strict=True)
+    ]
+    assert [ends(member) for member in members] == [0, 0, 0], launcher.err("101")
+    runtime.terminate()
+    assert ends(runtime) == 0
+    status = launcher.status()
+    assert (status["discipline"], status["disciplines"]) == ("plain", [])
+    assert [status["members"][job]["isolation"] for job in jobs] == list(kinds)
+    assert [status["members"][job]["iterations"] for job in jobs] == [3, 3, 3]
+    assert [sum(status["members"][job]["wait_s"].values()) for job in jobs] == [0, 0, 0]
+    events = json.loads(trace.read_text())
+    require_valid(events)
+    assert set(names_of_threads(events)) == {f"job {job}" for job in jobs}  # no resource has a holder to show

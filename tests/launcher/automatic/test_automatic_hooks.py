@@ -1,0 +1,357 @@
+"""Hooks at work in scripts that run alone: loaders, failures, explicit stages, DDP."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends, until
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+LOADERS = """
+    import time
+    import torch
+    from torch import nn
+    from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler, Subset
+    from muri.launcher.telemetry.script_clock import current_clock
+
+    READ_S, TRANSFORM_S = 0.002, 0.003
+
+    def slow(sample):
+        time.sleep(TRANSFORM_S)
+        return sample
+
+    class Samples(Dataset):
+        def __init__(self, transform=None):
+            self.transform = transform
+        def __len__(self):
+            return 16
+        def __getitem__(self, index):
+            time.sleep(READ_S)
+            if index == 99:
+                raise LookupError("no such sample")
+            sample = torch.zeros(4)
+            return self.transform(sample) if self.transform else sample
+
+    class AtOnce(Samples):
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    class Stream(IterableDataset):
+        def __iter__(self):
+            for _ in range(16):
+                time.sleep(READ_S)
+                yield torch.zeros(4)
+
+    def main():
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(batch):
+            model(batch).sum().backward()
+            optimizer.step()
+
+        def measured(name, loop):
+            clock = current_clock()
+            count, before = clock.iterations, list(clock.stage_s)
+            loop()
+            load, preprocess = (after - earlier for after, earlier in zip(clock.stage_s[:2], before[:2]))
+            print(name, clock.iterations - count, round(load, 4), round(preprocess, 4), flush=True)
+
+        def each(loader, epochs=1):
+            def loop():
+                for _ in range(epochs):
+                    for batch in loader:
+                        train(batch)
+            return loop
+
+        def by_hand():
+            iterator = iter(DataLoader(Samples(), batch_size=4))
+            for _ in range(4):
+                train(next(iterator))
+            try:
+                next(iterator)
+            except StopIteration:
+                pass
+
+        def failing():
+            loader = DataLoader(Samples(), batch_size=4, sampler=[0, 1, 2, 3, 99])
+            try:
+                each(loader)()
+            except LookupError as error:
+                assert str(error) == "no such sample"
+            else:
+                raise AssertionError
+
+        def left():
+            for _ in range(2):
+                for number, batch in enumerate(DataLoader(Samples(), batch_size=4)):
+                    train(batch)
+                    if number == 1:
+                        break
+
+        train(torch.zeros(1, 4))
+        measured("map", each(DataLoader(Samples(slow), batch_size=4)))
+        measured("subset", each(DataLoader(Subset(Samples(slow), range(8)), batch_size=4)))
+        measured("at_once", each(DataLoader(AtOnce(slow), batch_size=4)))
+        measured("iterable", each(DataLoader(Stream(), batch_size=4)))
+        sampler = BatchSampler(SequentialSampler(range(16)), 8, False)
+        measured("sampler", each(DataLoader(Samples(), batch_sampler=sampler)))
+        measured("unbatched", each(DataLoader(Samples(), batch_size=None)))
+        measured("by_hand", by_hand)
+        measured("failing", failing)
+        measured("left", left)
+        measured("forked", each(DataLoader(Samples(slow), batch_size=4, num_workers=2)))
+        keeping = DataLoader(Samples(slow), batch_size=4, num_workers=1, persistent_workers=True, prefetch_factor=3)
+        measured("persistent", each(keeping, epochs=2))
+        spawned = DataLoader(Samples(slow), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+        measured("spawned", each(spawned))
+        assert isinstance(keeping.dataset.transform, type(slow))
+
+    if __name__ == "__main__":
+        main()
+"""
+SAMPLE_READ_S, SAMPLE_TRANSFORM_S = 0.002, 0.003
+EXPECTED = {  # iterations, samples read here or in workers, samples transformed, workers
+    "map": (4, 16, 16, 1),
+    "subset": (2, 8, 8, 1),
+    "at_once": (4, 16, 16, 1),
+    "iterable": (4, 16, 0, 1),
+    "sampler": (2, 16, 0, 1),
+    "unbatched": (16, 16, 0, 1),
+    "by_hand": (4, 16, 0, 1),
+    "failing": (1, 4, 0, 1),
+    "left": (3, 16, 0, 1),  # the last of four ends when the next loop asks
+    "forked": (4 + 1, 16, 16, 2),
+    "persistent": (8, 32, 32, 1),
+    "spawned": (4, 0, 0, 1),
+}
+
+
+def test_loaders_of_every_kind(launcher: Launcher) -> None:
+    script = launcher.script(LOADERS)
+    assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
+    assert "switched off" not in launcher.err(None)
+    lines = {line.split()[0]: line.split()[1:] for line in launcher.out(None).splitlines()}
+    assert lines.keys() == EXPECTED.keys()
+    for name, (iterations, read, transformed, workers) in EXPECTED.items():
+        got_iterations, load_s, preprocess_s = int(lines[name][0]), float(lines[name][1]), float(lines[name][2])
+        assert got_iterations == iterations, name
+        assert load_s >= 0.9 * read * SAMPLE_READ_S / workers, name
+        assert preprocess_s >= 0.9 * transformed * SAMPLE_TRANSFORM_S / workers, name
+        if not transformed:
+            assert preprocess_s < 0.5 * load_s + 0.01, name
+
+
+SMALL = """
+    import sys
+    import torch
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in torch.utils.data.DataLoader([torch.ones(2)] * 6, batch_size=1):
+        model(batch).sum().backward()
+        optimizer.step()
+    print(sys.argv, __name__, sys.path[0], __file__)
+"""
+
+
+def test_script_sees_what_plain_python_shows(launcher: Launcher) -> None:
+    script = launcher.script(SMALL)
+    plain = subprocess.run([sys.executable, script, "--x"], capture_output=True, text=True, timeout=240, check=True)
+    assert ends(launcher.member(None, "--timing", script, "--x")) == 0, launcher.err(None)
+    assert launcher.out(None) == plain.stdout
+    assert "muri: 6 iterations" in launcher.err(None)
+
+
+@pytest.mark.parametrize("way", ["option", "environment"])
+def test_hooks_can_be_left_out(launcher: Launcher, way: str) -> None:
+    options = ("--no-automatic",) if way == "option" else ()
+    variables = {"MURI_AUTOMATIC": "0"} if way == "environment" else {}
+    script = launcher.script("import sys; sys.exit('muri.launcher.automatic' in sys.modules)")
+    assert ends(launcher.member(None, "--timing", *options, script, **variables)) == 0
+
+
+def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import torch, muri
+        model = torch.nn.Linear(2, 1)
+        for batch in torch.utils.data.DataLoader([torch.ones(2)] * 5, batch_size=1):
+            with muri.stage("preprocess"):
+                pass
+            model(batch).sum().backward()
+        clock = __import__("muri.launcher.api.stages").launcher.stages.current_clock()
+        held = dict(zip(("load", "preprocess", "propagate", "synchronize"), clock.stage_s))
+        print(clock.iterations, held["propagate"], held["preprocess"] > 0)
+    """)
+    assert ends(launcher.member(None, "--timing", script)) == 0, launcher.err(None)
+    assert launcher.out(None).split() == ["4", "0.0", "True"]
+
+
+def test_hook_that_fails_is_reported_once_and_the_script_goes_on(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import torch
+        from muri.launcher.job.stage_clock import StageClock
+        def broken(*_): raise RuntimeError("broken on purpose")
+        StageClock.enter = broken
+        model = torch.nn.Linear(2, 1)
+        for batch in torch.utils.data.DataLoader([torch.ones(2)] * 3, batch_size=1):
+            model(batch).sum().backward()
+        print("done")
+    """)
+    assert ends(launcher.member(None, "--timing", script)) == 0
+    assert launcher.out(None) == "done\n"
+    reports = [line for line in launcher.err(None).splitlines() if "switched off" in line]
+    assert sorted(line.split(" for ")[1].split(" failed")[0] for line in reports) == [
+        "DataLoader",
+        "backward",
+        "forward",
+    ]
+
+
+def test_compiled_traced_and_functional_code_still_works(launcher: Launcher) -> None:
+    script = launcher.script("""
+        import torch
+        from torch.utils.checkpoint import checkpoint
+        model = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+        x = torch.ones(3, 2)
+        plain = model(x)
+        assert torch.equal(torch.compile(model, backend="eager")(x), plain)
+        assert torch.equal(torch.jit.trace(model, x)(x), plain)
+        assert torch.equal(torch.fx.symbolic_trace(model)(x), plain)
+        values = dict(model.named_parameters())
+        torch.func.grad(lambda p: torch.func.functional_call(model, p, x).sum())(values)
+        checkpoint(model, x, use_reentrant=False).sum().backward()
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        def closure():
+            optimizer.zero_grad()
+            loss = model(x).square().sum()
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+        scaler = torch.amp.GradScaler("cpu")
+        sgd = torch.optim.SGD(model.parameters(), lr=0.01)
+        scaler.scale(model(x).sum()).backward()
+        scaler.step(sgd)
+        scaler.update()
+        print("done")
+    """)
+    assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
+    assert launcher.out(None) == "done\n"
+    assert "switched off" not in launcher.err(None)
+
+
+DATA_PARALLEL = """
+    import hashlib
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.norm = nn.Linear(32, 300), nn.BatchNorm1d(300)
+            self.second, self.last = nn.Linear(300, 300), nn.Linear(300, 1)
+            self.seldom = nn.Linear(300, 300)
+        def forward(self, inputs, use):
+            hidden = self.second(self.norm(self.first(inputs)).relu())
+            return self.last(hidden + self.seldom(hidden) if use else hidden)
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for case in ("plain", "unused", "static", "view", "accumulate", "hook", "builtin"):
+        torch.manual_seed(0)
+        options = {"unused": {"find_unused_parameters": True}, "static": {"static_graph": True},
+                   "view": {"gradient_as_bucket_view": True}}.get(case, {})
+        model = DistributedDataParallel(Model(), bucket_cap_mb=0.05, **options)
+        if case == "hook":
+            model.register_comm_hook(None, fp16_compress_hook)
+        if case == "builtin":
+            model._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+        generator = torch.Generator().manual_seed(rank)
+        for step in range(6):
+            inputs = torch.randn(16, 32, generator=generator)
+            use = case != "unused" or (step + rank) % 2 == 0
+            if case == "accumulate" and step % 3:
+                with model.no_sync():
+                    model(inputs, use).square().mean().backward()
+                continue
+            outputs = model(inputs, use)
+            outputs.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mean = outputs.detach().mean()
+            dist.all_reduce(mean)
+            dist.all_reduce(mean, async_op=True).wait()
+            everyone = [torch.zeros(()) for _ in range(dist.get_world_size())]
+            dist.all_gather(everyone, mean)
+        content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        if rank == 0:
+            print(case, hashlib.sha256(content).hexdigest(), mean.item(), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+RANKS = 3  # dividing by three is inexact: a division done otherwise would show
+
+
+def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher, tmp_path: Path) -> None:
+    script = launcher.script(DATA_PARALLEL)
+    results = []
+    for number, runner in enumerate(([], ["-m", "muri.launcher.run.solo"])):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MURI_")} | ENVIRONMENT
+        environment |= {"MURI_TIMING": "1"} if runner else {}
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(RANKS)}
+        launcher.environment = environment
+        ranks = []
+        for rank in range(RANKS):
+            with (
+                (tmp_path / f"{number}.{rank}.out").open("wb") as out,
+                (tmp_path / f"{number}.{rank}.err").open("wb") as err,
+            ):
+                command = [sys.executable, *runner, str(script)]
+                ranks.append(launcher.spawn(command, environment | {"RANK": str(rank)}, stdout=out, stderr=err))
+        assert [ends(process) for process in ranks] == [0] * RANKS, (tmp_path / f"{number}.0.err").read_text()
+        results.append((tmp_path / f"{number}.0.out").read_text())
+    assert len(results[0].splitlines()) == 7
+    assert results[1] == results[0]
+    report = (tmp_path / "1.0.err").read_text()
+    assert "switched off" not in report
+    seconds = {line.split()[1]: float(line.split()[2]) for line in report.splitlines() if line.startswith("muri:   ")}
+    assert seconds["synchronize"] > 0
+    assert seconds["propagate"] > 0
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_member_that_is_cancelled_within_hooks_ends_alone(launcher: Launcher) -> None:
+    endless = """
+        import torch, itertools
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        for epoch in itertools.count():
+            for batch in torch.utils.data.DataLoader([torch.ones(64)] * 64, batch_size=8):
+                model(batch).sum().backward()
+                optimizer.step()
+            print("epoch", epoch, flush=True)
+            if epoch == EPOCHS:
+                break
+    """
+    launcher.environment |= ENVIRONMENT
+    launcher.runtime("101", "102", options=("--preload", "torch"))
+    first = launcher.member("101", launcher.script(endless.replace("EPOCHS", "-1"), "endless.py"))
+    second = launcher.member("102", launcher.script(endless.replace("EPOCHS", "30"), "short.py"))
+    until(lambda: "epoch 3" in launcher.out("101") and "epoch" in launcher.out("102"), "both at work")
+    first.terminate()
+    assert ends(first) == 143
+    assert ends(second) == 0, launcher.err("102")

@@ -1,0 +1,191 @@
+"""A script that runs alone is saved at an iteration boundary and goes on as if nothing had happened."""
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from checkpoint_scripts import TRAIN, lines
+from launcher_harness import Launcher, ends, until
+from ranks_harness import free_port
+
+STOPPED = 128 + signal.SIGTERM
+
+
+@pytest.fixture
+def launcher(launcher: Launcher) -> Launcher:
+    launcher.warm = True
+    return launcher
+
+
+def run(launcher: Launcher, name: str, stop_at: int, **variables: str) -> int:
+    script = launcher.script(TRAIN)
+    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / f"{name}.checkpoints")}
+    process = launcher.member(None, script, launcher.folder / f"{name}.curve", stop_at, **place, **variables)
+    return ends(process)
+
+
+def curve_of(launcher: Launcher, name: str, *stops: int, **variables: str) -> list[str]:
+    codes = [run(launcher, name, stop_at, **variables) for stop_at in stops]
+    assert codes == [STOPPED if stop_at else 0 for stop_at in stops], launcher.err(None)
+    return lines(launcher.folder / f"{name}.curve")
+
+
+def test_stops_in_mid_epoch_and_at_its_end_leave_the_loss_curve_as_it_is(launcher, uninterrupted_curve):
+    # Ten iterations make an epoch: stops in the middle, at the end of one, and twice in the same one.
+    assert curve_of(launcher, "stopped", 4, 10, 27, 0) == uninterrupted_curve
+    assert len(uninterrupted_curve) == 31
+    assert "resumed at iteration 27" in launcher.err(None)
+
+
+def test_a_shuffling_generator_of_the_scripts_own_goes_on_too(launcher):
+    whole = curve_of(launcher, "whole", 0, OWN_GENERATOR="1")
+    assert curve_of(launcher, "stopped", 13, 0, OWN_GENERATOR="1") == whole
+
+
+def test_kill_at_any_moment_leaves_a_whole_checkpoint(launcher, uninterrupted_curve):
+    """With a checkpoint after every iteration, a killed script loses one iteration at most."""
+    text = TRAIN.replace("muri.checkpoint(save, load)", "muri.checkpoint(save, load, every_iterations=1)")
+    script, path = launcher.script(text), launcher.folder / "killed.curve"
+    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "killed.checkpoints"), "PAUSE_S": "0.005"}
+    for least in (3, 9, 16):
+        process = launcher.member(None, script, path, 0, **place)
+        until(lambda least=least: len(lines(path)) >= least, "the first iterations")
+        process.kill()
+        process.wait()
+    assert ends(launcher.member(None, script, path, 0, **place)) == 0
+    assert list(dict.fromkeys(lines(path))) == uninterrupted_curve  # a repeated iteration repeats its loss
+    assert len(lines(path)) <= len(uninterrupted_curve) + 3
+
+
+def test_own_handler_is_called_as_well(launcher):
+    script = launcher.script("""
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: print("own handler", flush=True))
+        import muri
+        muri.checkpoint(lambda path: path.write_text("state"), lambda path: print(path.read_text()))
+        for step in muri.batches(range(1000)):
+            if step == 0:
+                print("started", flush=True)
+            time.sleep(0.01)
+    """)
+    process = launcher.member(None, script, MURI_CHECKPOINT_DIR=str(launcher.folder / "c"))
+    until(lambda: "started" in launcher.out(None), "the script")
+    process.terminate()
+    assert ends(process) == STOPPED
+    assert "own handler" in launcher.out(None)
+    assert "saved at iteration" in launcher.err(None)
+
+
+OWN_LOOP = """
+    import os, signal, sys, muri
+    state = {"step": 0}
+    def load(path):
+        state["step"] = int(path.read_text())
+    start = muri.checkpoint(lambda path: path.write_text(str(state["step"])), load)
+    assert start.iteration == state["step"], (start, state)
+    while state["step"] < 20:
+        state["step"] += 1
+        if state["step"] == 7:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        if muri.should_stop():
+            sys.exit(5)
+    print("finished", state["step"])
+"""
+
+
+def test_a_loop_without_stages_asks_should_stop(launcher):
+    script = launcher.script(OWN_LOOP)
+    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
+    assert ends(launcher.member(None, script, **place)) == 5
+    assert ends(launcher.member(None, script, **place)) == 0
+    assert launcher.out(None) == "finished 20\n"
+
+
+FAILING = """
+    import os, signal, sys, muri
+    broken = sys.argv[1] == "broken"
+    def save(path):
+        path.mkdir()
+        (path / "part").write_text("half")
+        if broken:
+            raise OSError(28, "No space left on device")
+    start = muri.checkpoint(save, lambda path: None, every_iterations=5)
+    for step in muri.batches(range(8)):
+        if broken and step == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+    print("reached the end from", start.iteration)
+"""
+
+
+def test_a_failing_save_costs_neither_the_job_nor_the_last_checkpoint(launcher):
+    script = launcher.script(FAILING)
+    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
+    assert ends(launcher.member(None, script, "sound", **place)) == 0
+    assert ends(launcher.member(None, script, "broken", **place)) == 0
+    assert launcher.out(None) == "reached the end from 0\nreached the end from 5\n"
+    assert "no space left" in launcher.err(None)
+    assert "The job goes on" in launcher.err(None)
+    assert [entry.name for entry in (launcher.folder / "c").iterdir() if entry.is_dir()] == ["iteration-0000000005"]
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_a_clear_error_and_stays(launcher):
+    good = launcher.script("""
+        import muri
+        muri.checkpoint(lambda path: path.write_text("state"), print, every_iterations=1)
+        for step in muri.batches(range(3)): pass
+    """)
+    bad = launcher.script("import muri\nmuri.checkpoint(print, lambda path: 1 / 0)\n", "bad.py")
+    place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c")}
+    assert ends(launcher.member(None, good, **place)) == 0
+    assert ends(launcher.member(None, bad, **place)) == 1
+    said = launcher.err(None)
+    assert "could not be loaded: ZeroDivisionError: division by zero. Nothing was deleted" in said
+    assert (launcher.folder / "c" / "iteration-0000000003" / "state").read_text() == "state"
+
+
+TWO_RANKS = """
+    import os, signal, sys, torch, muri
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    state = torch.zeros(1)
+    start = muri.checkpoint(lambda path: torch.save(state, path), lambda path: state.copy_(torch.load(path)))
+    for step in muri.batches(range(4000)):
+        torch.distributed.all_reduce(state.add_(rank + 1), op=torch.distributed.ReduceOp.MAX)
+        if rank == 1 and step == 50 and not start.resumed:
+            os.kill(os.getpid(), signal.SIGTERM)
+        if start.resumed and step > start.iteration + 10:
+            break
+    print(f"rank {rank} from {start.iteration}", flush=True)
+"""
+
+
+def test_ranks_stop_and_resume_at_the_same_iteration(launcher, tmp_path):
+    script = launcher.script(TWO_RANKS)
+
+    def both() -> list[tuple[int, str, str]]:
+        port = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+        place = {"MURI_CHECKPOINT_DIR": str(tmp_path / "c")}
+        variables = launcher.environment | port | place
+        files = [(launcher.path(f"rank-{rank}", "out"), launcher.path(f"rank-{rank}", "err")) for rank in (0, 1)]
+        processes = [
+            launcher.spawn([sys.executable, str(script)], variables | {"RANK": str(rank)}, cwd=launcher.folder,
+                           stdout=out.open("wb"), stderr=err.open("wb"), warm=True)
+            for rank, (out, err) in enumerate(files)
+        ]  # fmt: skip
+        codes = [ends(process) for process in processes]
+        return [(code, out.read_text(), err.read_text()) for code, (out, err) in zip(codes, files, strict=True)]
+
+    first = both()
+    assert [code for code, _, _ in first] == [STOPPED, STOPPED], first
+    saved = [[int(entry.name[10:]) for entry in Path(tmp_path, "c", f"rank-{r}").glob("iter*")] for r in (0, 1)]
+    assert saved[0] == saved[1]
+    assert len(saved[0]) == 1
+    second = both()
+    assert [(code, out) for code, out, _ in second] == [(0, f"rank {r} from {saved[0][0]}\n") for r in (0, 1)], second
+
+
+def test_unconnected_ranks_are_refused(launcher):
+    script = launcher.script("import muri\nmuri.checkpoint(print, print)\n")
+    assert ends(launcher.member(None, script, WORLD_SIZE="2")) == 1
+    assert "call muri.checkpoint after" in launcher.err(None)

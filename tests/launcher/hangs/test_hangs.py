@@ -1,0 +1,268 @@
+"""Processes and members that hang: real ones, ended with a clear cause, and others that only look so."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends, until
+from ranks_harness import RankedLauncher
+
+from muri.launcher.arbitration.switching import make_arbiter
+from muri.launcher.hangs.evidence import IdleTimer, Look
+from muri.launcher.ranks.coordination import Stillness
+
+TIMEOUT_S = "1"
+SOON = ("--hang-timeout-s", TIMEOUT_S)
+AGAIN = {"MURI_REQUEUE_WAIT_S": "0.1"}
+WORK = """
+    import sys, time
+    import muri
+    print("starts", flush=True)
+    for step in range(int(sys.argv[1])):
+        with muri.stage("propagate"):
+            time.sleep(0.005)
+    print("finished", flush=True)
+"""
+DEADLOCK = """
+    import os, threading
+    import muri
+    lock = threading.Lock()
+    with muri.stage("propagate"):
+        print("holds", os.getpid(), flush=True)
+        lock.acquire()
+        lock.acquire()
+"""
+
+
+def said(launcher: Launcher, job: str, word: str) -> str:
+    """Wait until a member's output has a line with a word; returns the line."""
+    until(lambda: word in launcher.out(job) and launcher.out(job).endswith("\n"), f"{word!r} of {job}")
+    return next(line for line in launcher.out(job).splitlines() if word in line)
+
+
+def test_a_runtime_ends_at_once_although_a_member_waits_for_one_that_hangs(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101", "102", options=("--grace-s", "0.5"))
+    watchdog = next(pid for pid in children(runtime.pid) if b"hangs.watchdog" in command_line(pid))
+    hung = launcher.member("102", launcher.script(DEADLOCK, "deadlock.py"), **AGAIN)
+    said(launcher, "102", "holds")
+    waits = launcher.member("101", launcher.script(WORK), "5", **AGAIN)
+    said(launcher, "101", "starts")
+    time.sleep(0.3)  # until it waits; if it does not yet, the test is only easier to pass
+    runtime.terminate()
+    assert ends(runtime) == 0
+    assert [ends(waits), ends(hung)] == [75, 75]
+    until(lambda: not Path(f"/proc/{watchdog}").exists(), "the watchdog's end")
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def command_line(pid: int) -> bytes:
+    """A process's command line."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+SILENT = """
+    import ctypes, multiprocessing, subprocess, sys
+    import muri
+    busy = "import time\\nend = time.monotonic() + 1.3\\nwhile time.monotonic() < end: pass"
+    with muri.stage("propagate"):
+        print("holds", flush=True)
+        if sys.argv[1] == "works":
+            subprocess.run([sys.executable, "-c", busy], check=True)
+            worker = multiprocessing.get_context("fork").Process(target=exec, args=(busy,))
+            worker.start()
+            worker.join()
+        else:
+            ctypes.CDLL(None).sleep(2)
+    print("finished", flush=True)
+"""
+
+
+def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launcher) -> None:
+    launcher.runtime("101", "102", "103", "104", "105", options=SOON)
+    silent, deadlock = launcher.script(SILENT, "silent.py"), launcher.script(DEADLOCK, "deadlock.py")
+    works = launcher.member("101", silent, "works")
+    said(launcher, "101", "holds")
+    may_wait = launcher.member("102", silent, "waits", MURI_HANG_TIMEOUT_S="0")
+    said(launcher, "102", "holds")
+    hung = launcher.member("103", deadlock)
+    said(launcher, "103", "holds")
+    stopped = launcher.member("104", deadlock, MURI_ISOLATION="process")
+    last = launcher.member("105", launcher.script(WORK), "5")
+    os.kill(int(said(launcher, "104", "holds").split()[1]), signal.SIGSTOP)
+    assert [ends(works), ends(may_wait)] == [0, 0], (launcher.err("101"), launcher.err("102"))
+    assert [ends(hung), ends(stopped), ends(last)] == [124, 124, 0]
+    assert "muri: the script holds a resource for which other jobs wait" in launcher.err("103")
+    assert f"has worked for {TIMEOUT_S} s: it hangs" in launcher.err("103")
+    assert launcher.out("105") == "starts\nfinished\n"
+
+
+def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launcher) -> None:
+    launcher.runtime("101", options=SOON)
+    script = launcher.script("import os, time\nprint('here', os.getpid(), flush=True)\ntime.sleep(1000)")
+    stopped = launcher.member("101", script, MURI_ISOLATION="process")
+    os.kill(int(said(launcher, "101", "here").split()[1]), signal.SIGSTOP)
+    assert ends(stopped) == 124
+    assert "the script's process was stopped by a signal (SIGSTOP)" in launcher.err("101")
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "inf", "nan"])
+@pytest.mark.parametrize("name", ["MURI_HANG_TIMEOUT_S", "MURI_ATTACH_TIMEOUT_S", "MURI_REQUEUE_WAIT_S"])
+def test_a_duration_that_is_none_is_refused(launcher: Launcher, name: str, value: str) -> None:
+    process = launcher.member("101", launcher.script(WORK), "5", **{name: value})
+    assert ends(process) == 2
+    assert f"{name}={value!r} is not a number of seconds ≥ 0; give for example" in launcher.err("101")
+
+
+MEETING = """
+    import os, socket, sys, threading, time
+    import muri
+    rank, path = int(os.environ["SLURM_PROCID"]), f"\\0{os.environ['MURI_RUN_DIR']}"
+    peer = socket.socket(socket.AF_UNIX)
+    if rank == 0:
+        listener, peer = peer, None
+        listener.bind(path)
+        listener.listen()
+        peer, _ = listener.accept()
+    else:
+        while peer.connect_ex(path):
+            time.sleep(0.05)
+
+    def meet():
+        with muri.stage("synchronize"):
+            peer.send(b"x")
+            peer.recv(1)
+
+    meet()
+    end = time.monotonic() + 2
+    while rank == 1 and time.monotonic() < end:
+        sum(range(1000))  # the other rank waits for this one, and holds the network
+    meet()
+    print("met", flush=True)
+    if rank == 1:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    meet()
+"""
+NETWORK = """
+    import time
+    import muri
+    while True:
+        with muri.stage("synchronize"):
+            time.sleep(0.005)
+"""
+
+
+def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtime_ends_the_group(
+    launcher: Launcher,
+) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101", "102", options=SOON)
+    ranked.script = launcher.script(NETWORK, "network.py")
+    others = ranked.member("102", **AGAIN)
+    ranked.script = launcher.script(MEETING, "meeting.py")
+    assert [ends(process) for process in ranked.member("101")] == [124, 124], ranked.out("101", 0, "err")
+    for rank in range(2):
+        assert ranked.out("101", rank) == "met\n", ranked.out("101", rank, "err")
+        assert "nothing of it has worked on any of its ranks" in ranked.out("101", rank, "err")
+    assert [process.poll() for process in others] == [None, None]
+    ranked.runtimes[1].send_signal(signal.SIGSTOP)
+    assert [ends(runtime) for runtime in ranked.runtimes] == [1, 1]
+    assert "hangs and is ended: it was stopped by a signal (SIGSTOP)" in ranked.log(1)
+    assert "rank 0 ends, and its members go back to the queue" in ranked.log(0)
+    assert [ends(process) for process in others] == [75, 75]
+    assert "the group's runtime hung: it was stopped by a signal (SIGSTOP)" in ranked.out("102", 1, "err")
+
+
+class Steps:
+    """A clock that is told how far to go."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def watched(looks: list[tuple[float, Look]]) -> list[float]:
+    """What an interval of 5 s makes of looks, each some seconds after the one before."""
+    clock = Steps()
+    patience = IdleTimer(5.0, clock)
+    found = []
+    for step_s, look in looks:
+        clock.now_s += step_s
+        found.append(patience.still_s(look))
+    return found
+
+
+def seen(states: str, cpu_s: float = 0.0) -> Look:
+    return Look(frozenset(states), int(cpu_s * 1e9))
+
+
+def test_only_time_that_was_watched_makes_something_look_still() -> None:
+    assert watched([(5, seen("S"))] * 4) == [0, 5, 10, 15]
+    assert watched([(5, seen("S")), (5, seen("S")), (86400, seen("S")), (5, seen("S"))]) == [0, 5, 15, 20]
+
+
+@pytest.mark.parametrize("states", ["R", "RS", "D", "DS", "t"])
+def test_what_runs_or_waits_for_a_disk_or_is_debugged_is_not_still(states: str) -> None:
+    assert watched([(5, seen("S")), (5, seen("S")), (5, seen(states)), (5, seen("S"))]) == [0, 5, 0, 5]
+
+
+def test_little_cpu_is_no_sign_of_life_and_more_is() -> None:
+    asks_a_dead_worker = [(5.0, seen("S", 0.0002 * i)) for i in range(181)]
+    assert watched(asks_a_dead_worker)[-1] == 900
+    loads_slowly = [(5.0, seen("S", 0.005 * i)) for i in range(181)]
+    assert max(watched(loads_slowly)) <= 5
+    ends_a_subprocess = [(5, seen("S", 9)), (5, seen("S", 9)), (5, seen("S", 4)), (5, seen("S", 4))]
+    assert watched(ends_a_subprocess) == [0, 5, 0, 5]
+
+
+def test_a_member_hangs_only_if_it_does_on_all_ranks_and_is_in_the_way_on_one() -> None:
+    ranks, run = Stillness(), ("101", "0.0.0#1")
+    ranks.report(0, run, 150, in_the_way=True)
+    ranks.report(1, run, 20, in_the_way=False)
+    assert ranks.look() == []
+    ranks.report(1, run, 110, in_the_way=False)
+    assert (ranks.look(), ranks.look()) == ([run], [])
+    ranks.report(0, run, 150, in_the_way=False)
+    ranks.report(1, run, 150, in_the_way=False)
+    assert ranks.look() == []
+    ranks.report(1, run, 0, in_the_way=False)
+    ranks.report(0, run, 150, in_the_way=True)
+    ranks.left(1, run)
+    assert ranks.look() == [run]
+
+
+def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
+    ranks, run = Stillness(), ("101", "0.0.0#1")
+    ranks.report(1, run, 150, in_the_way=True)
+    for _ in range(5):
+        ranks.report(0, run, 0, in_the_way=True)
+        assert ranks.look() == []
+    ranks.report(0, run, 150, in_the_way=True)
+    assert ranks.look() == []
+
+
+@pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
+def test_who_holds_what_others_wait_for_is_in_the_way(discipline: str) -> None:
+    arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {})
+    for member in ("a", "b"):
+        arbiter.join(member, 1.0)
+    arbiter.acquire("a", 0)
+    assert not arbiter.obstructs("a")
+    waits = threading.Thread(target=arbiter.acquire, args=("b", 0))
+    waits.start()
+    until(lambda: arbiter.obstructs("a"), "the other member's wait")
+    assert not arbiter.obstructs("b")
+    arbiter.leave("a")
+    waits.join()
+    assert not arbiter.obstructs("a")

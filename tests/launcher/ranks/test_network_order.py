@@ -1,0 +1,306 @@
+"""The order of the network over several ranks: the connections, and what each rank grants."""
+
+import random
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+from launcher_harness import until
+from ranks_harness import free_port
+
+from muri.errors import UsageError
+from muri.launcher.arbitration.arbiter import WaitInterruptedError
+from muri.launcher.job.environment import missing_variables, task_of
+from muri.launcher.ranks.coordination import Ranks
+from muri.launcher.ranks.link import Listener, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.network_order import NETWORK, session_key
+from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
+
+KEY = b"k" * 64
+
+
+class Group:
+    """The ranks of a group, all in this process."""
+
+    def __init__(self, world_size: int) -> None:
+        port = free_port()
+        self.failures: list[tuple[int, str, int, int]] = []
+        self.lost: list[tuple[int, str]] = []
+        self.ended: list[int] = []
+        self.ranks = [self._rank(Place(rank, world_size, "127.0.0.1", port, KEY)) for rank in range(world_size)]
+        for ranks in self.ranks:
+            ranks.start()
+        until(lambda: all(len(ranks._links) >= 1 for ranks in self.ranks), "the connections")
+        until(lambda: len(self.ranks[0]._links) == world_size - 1, "all ranks")
+
+    def _rank(self, place: Place) -> Ranks:
+        return Ranks(
+            place,
+            lambda member, _key, rank, code: self.failures.append((place.rank, member, rank, code)),
+            lambda cause: self.lost.append((place.rank, cause)),
+            lambda: self.ended.append(place.rank),
+        )
+
+    def join(self, member: str, *, but: int | None = None) -> None:
+        """Start a session of the member on all ranks but one."""
+        for ranks in self.ranks:
+            if ranks.place.rank != but:
+                ranks.arbiter.announce(member, "0.0.0")
+                ranks.arbiter.join(member)
+
+    def close(self) -> None:
+        """End as the host does."""
+        self.ranks[0].end()
+        for ranks in self.ranks:
+            for link in list(ranks._links):
+                link.close()
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    """Three ranks."""
+    group = Group(3)
+    yield group
+    group.close()
+
+
+def in_thread(call, *arguments) -> tuple[threading.Thread, list[object]]:
+    """Run in a thread; the list gets the result, or the exception."""
+    results: list[object] = []
+
+    def work() -> None:
+        try:
+            results.append(call(*arguments))
+        except BaseException as error:  # looked at by the test
+            results.append(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread, results
+
+
+def test_followers_grant_in_the_leaders_order(group: Group) -> None:
+    group.join("1")
+    group.join("2")
+    leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
+    thread, _ = in_thread(follower.acquire, "2", NETWORK)
+    leader.acquire("1", NETWORK)
+    thread.join(0.3)
+    assert thread.is_alive(), "2 must wait for 1, which is first on rank 0"
+    follower.acquire("1", NETWORK)
+    follower.release("1", NETWORK)
+    thread.join(0.3)
+    assert thread.is_alive(), "rank 0 has not granted the network to 2 yet"
+    leader.release("1", NETWORK)
+    leader.acquire("2", NETWORK)
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
+    group.join("1", but=2)
+    thread, results = in_thread(group.ranks[0].arbiter.acquire, "1", NETWORK)
+    group.join("2")
+    group.ranks[0].arbiter.acquire("2", NETWORK)
+    assert group.ranks[0].arbiter.holders()[NETWORK] == "2"
+    group.ranks[0].arbiter.release("2", NETWORK)
+    assert thread.is_alive()
+    group.ranks[2].arbiter.announce("1", "0.0.0")
+    group.ranks[2].arbiter.join("1")
+    thread.join(10)
+    assert len(results) == 1
+    assert not isinstance(results[0], BaseException)
+
+
+def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
+    group.join("1")
+    group.join("2")
+    leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
+    leader.acquire("1", NETWORK)
+    leader.release("1", NETWORK)
+    leader.acquire("2", NETWORK)
+    thread, results = in_thread(follower.acquire, "2", NETWORK)
+    thread.join(0.2)
+    assert thread.is_alive()
+    follower.leave("1")
+    thread.join(10)
+    assert len(results) == 1
+    assert not isinstance(results[0], BaseException)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
+    group.join("1", but=2)
+    arbiter = group.ranks[rank].arbiter
+    thread, results = in_thread(arbiter.acquire, "1", NETWORK)
+    thread.join(0.2)
+    assert thread.is_alive()
+    arbiter.interrupt("1")
+    thread.join(10)
+    assert isinstance(results[0], WaitInterruptedError)
+
+
+def test_a_failure_is_told_to_all_other_ranks(group: Group) -> None:
+    group.join("1")
+    group.ranks[1].report_end("1", group.ranks[1].arbiter.key_of("1"), 3)
+    until(lambda: len(group.failures) == 2, "the others to be told")
+    assert sorted(group.failures) == [(0, "1", 1, 3), (2, "1", 1, 3)]
+    group.ranks[2].report_end("1", group.ranks[2].arbiter.key_of("1"), 0)
+    group.ranks[0].report_end("1", group.ranks[0].arbiter.key_of("1"), 1)
+    until(lambda: len(group.failures) == 4, "the leader's failure")
+    assert sorted(group.failures[2:]) == [(1, "1", 0, 1), (2, "1", 0, 1)]
+
+
+def test_a_lost_connection_is_the_end_on_both_sides(group: Group) -> None:
+    group.ranks[2]._links[0].close()
+    until(lambda: {rank for rank, _ in group.lost} >= {0, 2}, "the loss to be seen")
+
+
+def test_an_orderly_end_is_no_loss(group: Group) -> None:
+    group.ranks[0].end()
+    until(lambda: sorted(group.ended) == [1, 2], "the others to be told")
+    for ranks in group.ranks:
+        for link in ranks._links:
+            link.close()
+    assert group.lost == []
+
+
+def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
+    members, rounds = ("1", "2", "3"), 60
+    for member in members:
+        group.join(member)
+    orders: list[list[str]] = [[] for _ in group.ranks]
+    barriers = {member: threading.Barrier(len(group.ranks), timeout=60) for member in members}
+
+    def train(rank: int, member: str) -> None:
+        arbiter, delays = group.ranks[rank].arbiter, random.Random(f"{rank}{member}")
+        for _ in range(rounds):
+            for resource in (1, 2):
+                arbiter.acquire(member, resource)
+                threading.Event().wait(delays.uniform(0, 0.0005))
+                arbiter.release(member, resource)
+            arbiter.acquire(member, NETWORK)
+            orders[rank].append(member)
+            barriers[member].wait()  # a collective: nobody leaves before all have come
+            arbiter.release(member, NETWORK)
+
+    running = [in_thread(train, rank, member) for rank in range(len(group.ranks)) for member in members]
+    for thread, _ in running:
+        thread.join(60)
+    assert [results for _, results in running] == [[None]] * len(running)
+    assert orders[1] == orders[0]
+    assert orders[2] == orders[0]
+    assert len(orders[0]) == rounds * len(members)
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[Place, list[RankLink], Listener]]:
+    """Rank 0 of a group of two."""
+    links: list[RankLink] = []
+    place = Place(0, 2, "127.0.0.1", free_port(), KEY)
+    listener = Listener(place, links.append)
+    yield place, links, listener
+    listener.close()
+
+
+def peer(place: Place, rank: int = 1, key: bytes = KEY) -> Place:
+    """Another rank of the group."""
+    return Place(rank, place.world_size, place.host, place.port, key)
+
+
+def test_who_does_not_know_the_key_is_refused(listener) -> None:
+    place, links, _ = listener
+    with pytest.raises(RankLinkError, match="could not reach rank 0"):
+        connect(peer(place, key=b"w" * 64), 0.2)
+    assert links == []
+    connect(peer(place), 10).close()
+    until(lambda: len(links) == 1, "the rank with the key")
+
+
+def test_garbage_and_silence_do_not_keep_a_rank_out(listener) -> None:
+    place, links, _ = listener
+    silent = [socket.create_connection((place.host, place.port)) for _ in range(5)]
+    for junk in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, secrets.token_bytes(5000), b"\0\0\0\2{}"):
+        with socket.create_connection((place.host, place.port)) as raw:
+            raw.sendall(junk)
+    connect(peer(place), 10).close()
+    until(lambda: len(links) == 1, "the rank with the key")
+    for raw in silent:
+        raw.close()
+
+
+def test_a_rank_connects_once(listener) -> None:
+    place, links, _ = listener
+    link = connect(peer(place), 10)
+    until(lambda: len(links) == 1, "the first")
+    for rank in (1, 2, 0):
+        with pytest.raises(RankLinkError):
+            connect(peer(place, rank), 0.2)
+    link.close()
+    assert len(links) == 1
+
+
+def test_rank_0_is_known_by_the_key_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as impostor:
+        place = Place(1, 2, "127.0.0.1", impostor.getsockname()[1], KEY)
+
+        def pretend() -> None:
+            raw, _ = impostor.accept()
+            raw.sendall(b"\0\0\0\x20" + b"c" * 32)
+            raw.recv(4096)
+            raw.sendall(b"\0\0\0\x40" + b"0" * 64)
+
+        in_thread(pretend)
+        with pytest.raises(RankLinkError, match="does not know the group's key"):
+            connect(place, 0.0)
+
+
+def test_a_message_that_makes_no_sense_ends_the_group(group: Group) -> None:
+    group.ranks[1]._links[0].send({"grant": ["1", "0"]})
+    until(lambda: any(rank == 0 for rank, _ in group.lost), "rank 0 to give up")
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "host", "port", "environment", "message"),
+    [
+        (4, 4, "h", 1, {KEY_VARIABLE: "k" * 64}, "--rank 4 must be 0 to 3"),
+        (None, 4, "h", 1, {KEY_VARIABLE: "k" * 64}, "--rank -1"),
+        (0, 4, None, 1, {KEY_VARIABLE: "k" * 64}, "--order-host"),
+        (0, 4, "h", None, {KEY_VARIABLE: "k" * 64}, "--order-port"),
+        (0, 4, "h", 1, {KEY_VARIABLE: "short"}, "32 characters"),
+    ],
+)
+def test_a_place_is_told_in_full(rank, size, host, port, environment, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_place(rank, size, host, port, environment)
+
+
+def test_a_place_comes_from_slurm() -> None:
+    environment = {KEY_VARIABLE: "k" * 64, "SLURM_PROCID": "3", "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1"}
+    assert parse_place(None, 4, None, 5, environment) == Place(3, 4, "10.0.0.1", 5, KEY)
+    assert parse_place(None, 1, None, None, environment) is None
+
+
+def test_a_task_is_read_from_torchrun_or_srun() -> None:
+    srun = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}
+    assert task_of({}) == (0, 1)
+    assert task_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) == (0, 1), "a batch script is one process"
+    assert task_of(srun) == (3, 4)
+    assert task_of({**srun, "RANK": "1", "WORLD_SIZE": "2"}) == (1, 2)
+
+
+def test_a_task_learns_where_its_rank_0_is() -> None:
+    step = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[3-4]", "SLURM_JOB_ID": "7"}
+    given = missing_variables(step)
+    assert given["MASTER_ADDR"] == "n3"
+    assert 15000 <= int(given["MASTER_PORT"]) < 30000
+    assert missing_variables({**step, "SLURM_PROCID": "0"}) == given
+    assert missing_variables({**step, "MASTER_PORT": "1", "MASTER_ADDR": "x"}) == {}
+    assert missing_variables({"SLURM_JOB_ID": "7"}) == {}
+
+
+def test_runs_of_a_script_are_told_apart() -> None:
+    assert session_key({"SLURM_STEP_ID": "1"}) != session_key({"SLURM_STEP_ID": "2"})
+    assert session_key({"SLURM_RESTART_COUNT": "1"}) != session_key({})

@@ -1,0 +1,57 @@
+"""`muri run` of a member with a scheduler that notes what it is asked."""
+
+import subprocess
+import sys
+
+from launcher_harness import Launcher
+
+MEMBER = {"MURI_JOB": "on", "MURI_REQUEUE_WAIT_S": "0.1", "MURI_ATTACH_TIMEOUT_S": "0.5"}
+
+
+SLEEPER = "print('started', flush=True)\nimport time\ntime.sleep(600)\n"
+
+
+CLIENT = """
+    import json, os, sys
+    from muri.commands import run_command
+    from muri.launcher.run import command
+
+    class Recorder:
+        expected = {expected!r}
+
+        def expects_group(self, job_id):
+            return self.expected
+
+        def pilot_of(self, job_id):
+            return None
+
+        def requeue(self, job_id, reason):
+            with open("requeued.jsonl", "a") as file:
+                file.write(json.dumps([job_id, reason]) + "\\n")
+
+    sys.prefix = {prefix!r}
+    command.load_membership = Recorder
+    sys.exit(run_command(command.run))
+"""
+
+
+def member(
+    launcher: Launcher,
+    job_id: str,
+    *arguments: object,
+    expected: bool = True,
+    prefix: str = sys.prefix,
+    code: str = CLIENT,
+    **variables: str,
+) -> subprocess.Popen[bytes]:
+    """`muri run` with a scheduler that notes what it is asked."""
+    client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
+    process = subprocess.Popen(
+        [sys.executable, str(client), *map(str, arguments)],
+        cwd=launcher.folder,
+        env=launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables,
+        stdout=launcher.path(job_id, "out").open("wb"),
+        stderr=launcher.path(job_id, "err").open("wb"),
+    )
+    launcher.processes.append(process)
+    return process

@@ -1,0 +1,143 @@
+"""A member whose runtime fails it is requeued: it neither ends as if done, nor runs twice, nor without its GPUs."""
+
+import importlib.metadata
+import json
+import signal
+from importlib.metadata import EntryPoint
+
+import pytest
+from launcher_harness import Launcher, ends, until
+from requeue_client import SLEEPER, member
+
+from muri.errors import MuriError
+from muri.launcher.job.scheduler import MembershipError, NoMembership, load_membership
+from muri.launcher.run import command
+from muri.launcher.run.client import RuntimeLostError
+
+
+def requeued(launcher: Launcher) -> list[list[str]]:
+    path = launcher.folder / "requeued.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_runtime_that_dies_requeues_its_members(launcher: Launcher, number: int) -> None:
+    runtime = launcher.runtime("101", "102")
+    processes = [member(launcher, job, launcher.script(SLEEPER)) for job in ("101", "102")]
+    for job in ("101", "102"):
+        until(lambda job=job: "started" in launcher.out(job), "the scripts")
+    runtime.send_signal(number)
+    assert [ends(process) for process in processes] == [75, 75]
+    assert sorted(job for job, _ in requeued(launcher)) == ["101", "102"]
+    assert "runtime" in launcher.err("101")
+    assert launcher.out("101") == "started\n"
+
+
+def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101")
+    script = """
+        import signal, sys, time
+        signal.signal(signal.SIGTERM, lambda *_: (print("checkpoint"), sys.exit(0)))
+        print("started")
+        while True: time.sleep(0.01)
+    """
+    process = member(launcher, "101", launcher.script(script))
+    until(lambda: "started" in launcher.out("101"), "the script")
+    runtime.terminate()
+    assert ends(process) == 75
+    assert launcher.out("101") == "started\ncheckpoint\n"
+    assert len(requeued(launcher)) == 1
+
+
+def test_script_of_another_python_is_refused_and_requeued(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    script = launcher.script("print('ran')")
+    process = member(launcher, "101", script, prefix="/other/environment")
+    assert ends(process) == 75
+    assert "its Python is /other/environment" in launcher.err("101")
+    assert launcher.out("101") == ""
+    assert len(requeued(launcher)) == 1
+
+
+def test_member_waits_for_its_runtime(launcher: Launcher) -> None:
+    process = member(launcher, "101", launcher.script("print('ran')"), MURI_ATTACH_TIMEOUT_S="60")
+    launcher.runtime("101")
+    assert ends(process) == 0
+    assert launcher.out("101") == "ran\n"
+    until(lambda: launcher.status()["members"]["101"]["sessions"] == 1, "the status")
+    assert requeued(launcher) == []
+
+
+def test_member_without_runtime_is_requeued_and_never_run_here(launcher: Launcher) -> None:
+    process = member(launcher, "101", launcher.script("print('ran')"))
+    assert ends(process) == 75
+    assert launcher.out("101") == ""
+    assert requeued(launcher) == [["101", "the runtime of the group of job 101 did not come within 0.5 s"]]
+
+
+@pytest.mark.parametrize(
+    ("expected", "variables"),
+    [
+        (False, {}),
+        (True, {"CUDA_VISIBLE_DEVICES": "0"}),
+        (True, {"SLURM_JOB_GPUS": "1"}),
+        (True, {"SLURM_STEP_GPUS": "1"}),
+        (True, {"MURI_JOB": ""}),
+    ],
+)
+def test_job_that_is_no_member_runs_alone(launcher: Launcher, expected: bool, variables: dict[str, str]) -> None:
+    process = member(launcher, "101", launcher.script("print('ran')"), expected=expected, **variables)
+    assert ends(process) == 0
+    assert launcher.out("101") == "ran\n"
+
+
+def test_no_gpu_is_recognized_in_all_its_spellings() -> None:
+    for value in ("", "NoDevFiles", "-1"):
+        assert command.may_be_member({"MURI_JOB": "on", "CUDA_VISIBLE_DEVICES": value})
+    assert not command.may_be_member({"MURI_JOB": "on", "CUDA_VISIBLE_DEVICES": "GPU-1a2b"})
+
+
+def test_refused_requeue_is_tried_again_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(command.time, "sleep", slept.append)
+
+    class Refusing:
+        def expects_group(self, job_id: str) -> bool:
+            return True
+
+        def requeue(self, job_id: str, reason: str) -> None:
+            raise MuriError("slurmctld is away")
+
+    with pytest.raises(RuntimeLostError, match=r"gone.*slurmctld is away") as caught:
+        command.give_up("101", RuntimeLostError("gone"), Refusing())
+    assert caught.value.exit_code == 75
+    assert slept == list(command.REQUEUE_DELAYS_S)
+
+
+def test_absent_scheduler_plugin_means_no_groups() -> None:
+    membership = load_membership("muri.no_such_schedulers")
+    assert isinstance(membership, NoMembership)
+    assert not membership.expects_group("101")
+    with pytest.raises(MembershipError, match="not installed"):
+        membership.requeue("101", "reason")
+
+
+def test_the_installed_scheduler_is_found_by_its_entry_point() -> None:
+    assert type(load_membership()).__name__ == "SlurmMembership"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["muri.no_such_room:Membership"], r"one \(muri.no_such_room:Membership\) cannot be used: No module named"),
+        (["muri.errors:Membership"], "cannot be used: .*has no attribute 'Membership'"),
+        (["muri.errors:MuriError", "muri.errors:UsageError"], "several schedulers are installed for Muri: one .*, two"),
+    ],
+)
+def test_a_broken_scheduler_is_told_and_not_taken_for_none(
+    values: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [EntryPoint(name, value, "muri.schedulers") for name, value in zip(("one", "two"), values, strict=False)]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    with pytest.raises(MembershipError, match=message):
+        load_membership()

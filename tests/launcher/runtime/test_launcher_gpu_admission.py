@@ -1,0 +1,136 @@
+"""Who is let in by GPU memory, and that errors for want of memory cost only their member."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from launcher_harness import Launcher, ends, until
+
+from muri.launcher.runtime.admission import CONTEXT_GIB, MemoryAdmission
+
+
+class Group:
+    """Members that run, by the isolation that they have."""
+
+    def __init__(self, need_gib: dict[str, float], device_gib: float | None) -> None:
+        self.sessions: dict[str, SimpleNamespace] = {}
+        self.admission = MemoryAdmission(need_gib, lambda: list(self.sessions.values()), device_gib)
+
+    def start(self, member: str, isolation: str = "thread") -> None:
+        self.sessions[member] = SimpleNamespace(member=member, isolation=isolation)
+
+
+NEED = {"1": 4.0, "2": 3.0, "3": 1.0}
+
+
+def test_member_that_does_not_fit_beside_the_others_is_refused_with_figures() -> None:
+    group = Group(NEED, 7.0)
+    group.start("1")
+    refusal = group.admission.refusal("2")
+    assert refusal is not None
+    assert refusal["kind"] == "memory"
+    assert "job 2 needs 3.0 GiB" in refusal["reason"]
+    assert "4.5 of 7.0 GiB" in refusal["reason"]
+    assert group.admission.refusal("3") is None
+
+
+def test_exact_fit_is_let_in_and_a_process_has_a_context_of_its_own() -> None:
+    group = Group(NEED, 7.0 + CONTEXT_GIB)
+    group.start("1")
+    assert group.admission.refusal("2") is None
+    group.start("1", "process")
+    assert group.admission.refusal("2") is not None
+
+
+def test_first_member_is_always_let_in() -> None:
+    assert Group({"1": 40.0}, 8.0).admission.refusal("1") is None
+
+
+def test_two_that_come_at_once_are_not_both_let_in() -> None:
+    group = Group({"1": 5.0, "2": 5.0}, 8.0)
+    assert group.admission.refusal("1") is None
+    assert group.admission.refusal("2") is not None
+    group.start("1")
+    assert group.admission.refusal("2") is not None
+    del group.sessions["1"]
+    assert group.admission.refusal("2") is None
+
+
+def test_unknown_needs_and_unknown_devices_refuse_nobody() -> None:
+    group = Group(NEED, 1.0)
+    group.start("1")
+    assert group.admission.refusal("unknown") is None
+    group = Group(NEED, None)
+    group.start("1")
+    assert group.admission.refusal("2") is None
+
+
+def test_refused_member_goes_back_to_the_queue(launcher: Launcher) -> None:
+    needs = ("--gpu-mem-gib", "101=6,102=6", "--device-mem-gib", "8")
+    launcher.runtime("101", "102", options=needs)
+    script = launcher.script("import time; print('started', flush=True); time.sleep(1000)")
+    launcher.member("101", script)
+    until(lambda: "started" in launcher.out("101"), "the first member")
+    launcher.member("102", script)
+    until(lambda: "requeueing job 102" in launcher.err("102"), "the refusal")
+    assert "job 102 needs 6.0 GiB of GPU memory" in launcher.err("102")
+    assert launcher.out("102") == ""
+
+
+def resident_mib(pid: int) -> float:
+    """Physical memory of a process."""
+    line = next(s for s in Path(f"/proc/{pid}/status").read_text().splitlines() if s.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+
+HUNGRY = """
+    import signal
+    import muri
+    kept = bytearray(300 << 20)
+    signal.signal(signal.SIGUSR1, lambda *_: print(len(kept)))
+    with muri.stage("propagate"):
+        more = {more}
+"""
+LOOP = """
+    import time
+    import muri
+    for step in muri.batches(range(100)):
+        with muri.stage("propagate"):
+            time.sleep(0.01)
+    print("finished")
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "error"),
+    [
+        ("bytearray(1 << 50)", "MemoryError"),
+        ("__import__('torch').empty(1 << 50)", "can't allocate memory"),
+        ("(_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))", "OutOfMemoryError"),
+    ],
+)
+def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher, more: str, error: str) -> None:
+    runtime = launcher.runtime("101", "102", options=("--preload", "torch"))
+    assert ends(launcher.member("102", launcher.script("import torch", "warm.py"))) == 0
+    before_mib = resident_mib(runtime.pid)
+    other = launcher.member("102", launcher.script(LOOP, "loop.py"))
+    assert ends(launcher.member("101", launcher.script(HUNGRY.format(more=more)))) == 1
+    assert error in launcher.err("101")
+    assert ends(other) == 0
+    until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back", deadline_s=20)
+    assert "fault" not in launcher.status()
+
+
+def test_limit_of_a_process_costs_only_its_member(launcher: Launcher) -> None:
+    text = """
+        import resource
+        import muri
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        with muri.stage("propagate"):
+            much = bytearray(2 << 30)
+    """
+    launcher.runtime("101", "102")
+    other = launcher.member("102", launcher.script(LOOP, "loop.py"))
+    assert ends(launcher.member("101", launcher.script(text), MURI_ISOLATION="process")) == 1
+    assert "MemoryError" in launcher.err("101")
+    assert ends(other) == 0

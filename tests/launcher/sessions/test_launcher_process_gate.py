@@ -1,0 +1,220 @@
+"""The gate of a member's process and the runtime's end of it, over a real socket pair."""
+
+import gc
+import mmap
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from operator import le
+from pathlib import Path
+from types import FrameType
+
+import pytest
+from launcher_harness import until
+
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.sessions.process_session import Channels, share_waiting_hint
+from muri.launcher.wire import process_gate
+from muri.launcher.wire.process_gate import ProcessGate, gate_from_environment
+
+LOAD, GPU = 0, 2
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def measure_switches_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[float]]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import switch_cost
+
+    return switch_cost.measure_switches_s
+
+
+class Member:
+    """A gate, served by channels as the runtime would."""
+
+    def __init__(self, name: str, arbiter: Arbiter, page: mmap.mmap) -> None:
+        self.name, self.arbiter = name, arbiter
+        self.records: list[IterationRecord] = []
+        arbiter.join(name)
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        Channels(name, arbiter, self.records.append, None).open(theirs)
+        self.gate = ProcessGate(self.socket, page)
+
+    def holds(self, stage: int) -> bool:
+        """Whether the arbiter would let nobody else in."""
+        return self.arbiter._holder[stage] == self.name
+
+    def waits(self) -> bool:
+        """Whether it waits for anything."""
+        return any(waiter.member == self.name for waiting in self.arbiter._waiting for waiter in waiting)
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[str], Member]]:
+    arbiter = FairArbiter()
+    page_fd = share_waiting_hint(arbiter)
+    page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
+    members: list[Member] = []
+
+    def make_member(name: str) -> Member:
+        members.append(Member(name, arbiter, page))
+        return members[-1]
+
+    yield make_member
+    for member in members:
+        member.socket.close()
+    os.close(page_fd)
+
+
+def in_background(function: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=function, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member]) -> None:
+    one, two = make("1"), make("2")
+    one.gate.acquire(GPU)
+    end = threading.Event()
+    in_background(lambda: (two.gate.acquire(GPU), end.wait(60)))
+    until(two.waits, "the second member's wait")
+    one.gate.release(GPU)
+    until(lambda: two.holds(GPU), "the second member's turn")
+    end.set()
+
+
+def test_yield_point_speaks_only_when_somebody_waits(make: Callable[[str], Member]) -> None:
+    one, two = make("1"), make("2")
+    one.gate.acquire(GPU)
+    asked: list[tuple[int, int]] = []
+    ask = one.gate._ask
+    one.gate._ask = lambda kind, stage: (asked.append((kind, stage)), ask(kind, stage))[1]  # type: ignore[method-assign]
+    assert one.gate.yield_point(GPU) == 0.0
+    assert asked == []
+
+    def second() -> None:
+        two.gate.acquire(GPU)
+        two.gate.release(GPU)
+
+    thread = in_background(second)
+    until(two.waits, "the second member's wait")
+    assert one.gate.yield_point(GPU) > 0.0
+    thread.join(10)
+    assert asked == [(process_gate.YIELD, GPU)]
+    assert one.holds(GPU)
+    assert one.gate.yield_point(GPU) == 0.0
+    assert len(asked) == 1
+
+
+def test_each_thread_waits_for_itself_and_gives_back_what_it_held(make: Callable[[str], Member]) -> None:
+    one, two = make("1"), make("2")
+    two.gate.acquire(LOAD)
+    prefetch = in_background(lambda: one.gate.acquire(LOAD))
+    until(one.waits, "the prefetching thread's wait")
+    one.gate.acquire(GPU)  # not kept waiting by the other thread
+    two.gate.release(LOAD)
+    prefetch.join(10)
+    until(lambda: not one.holds(LOAD), "what the ended thread held")
+    assert one.holds(GPU)
+
+
+def test_exception_of_a_signal_handler_waits_for_the_answer_and_gives_it_back(make: Callable[[str], Member]) -> None:
+    one, two = make("1"), make("2")
+    one.gate.acquire(GPU)
+    in_handler = threading.Event()
+
+    def handler(_signum: int, _frame: FrameType | None) -> None:
+        in_handler.set()
+        raise KeyError("from the handler")
+
+    def disturb() -> None:
+        until(two.waits, "the second member's wait")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert in_handler.wait(10)
+        one.gate.release(GPU)
+
+    previous = signal.signal(signal.SIGUSR1, handler)
+    thread = in_background(disturb)
+    try:
+        with pytest.raises(KeyError, match="from the handler"):
+            two.gate.acquire(GPU)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
+    thread.join(10)
+    until(lambda: not two.holds(GPU), "the granted resource to come back")
+    two.gate.acquire(GPU)  # question and answer still belong together
+    assert two.holds(GPU)
+
+
+def test_iterations_reach_the_arbiter_with_their_times(make: Callable[[str], Member]) -> None:
+    one = make("1")
+    clock = StageClock(one.gate)
+    for _ in range(3):
+        clock.ask_batch()
+        clock.enter(GPU)
+        clock.leave()
+    clock.end_iteration()
+    until(lambda: len(one.records) == 3, "three records")
+    assert one.records == list(clock.recent)
+
+
+def test_member_that_left_is_told_to_end_and_a_lost_runtime_opens_the_gate(make: Callable[[str], Member]) -> None:
+    one = make("1")
+    one.arbiter.leave("1")
+    with pytest.raises(SystemExit) as ending:
+        one.gate.acquire(GPU)
+    assert ending.value.code == 143
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    gate = ProcessGate(own, mmap.mmap(-1, process_gate.PAGE_BYTES))
+    theirs.close()
+    gate.acquire(GPU)
+    gate.release(GPU)
+    own.close()
+
+
+def test_nonsense_ends_the_channel_only(make: Callable[[str], Member], caplog: pytest.LogCaptureFixture) -> None:
+    one, two = make("1"), make("2")
+    for message in (
+        b"?",
+        bytes([process_gate.ACQUIRE]),
+        bytes([process_gate.ACQUIRE, 9]),
+        bytes([process_gate.ITERATION]) * 9,
+    ):
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        Channels("1", one.arbiter, one.records.append, None).open(theirs)
+        own.send(message)
+        assert own.recv(10) == b""
+        own.close()
+    until(lambda: caplog.text.count("is not understood") == 4, "four warnings")
+    two.gate.acquire(GPU)
+    assert two.holds(GPU)
+    assert one.records == []
+
+
+@pytest.mark.parametrize("text", ["", "1:2:3", "a:b:c:d", "PARENT:0:1:0", "OWN:9999:9998:0"])
+def test_only_the_process_that_is_meant_takes_the_gate(text: str) -> None:
+    text = text.replace("PARENT", str(os.getppid())).replace("OWN", str(os.getpid()))
+    assert gate_from_environment({process_gate.VARIABLE: text}) is None
+
+
+def test_switches_between_processes_are_measured(measure_switches_s: Callable[[int], list[float]]) -> None:
+    switches_s = measure_switches_s(50)
+    assert switches_s  # how many is up to the machine's scheduler
+    assert all(s > 0 for s in switches_s)
+
+
+def test_member_processes_leave_no_descriptor_and_no_thread_behind(
+    measure_switches_s: Callable[[int], list[float]],
+) -> None:
+    def counts() -> tuple[int, int]:
+        gc.collect()  # sessions and their channels refer to each other
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    measure_switches_s(2)
+    before = counts()
+    for _ in range(3):
+        measure_switches_s(2)
+    until(lambda: all(map(le, counts(), before)), "descriptors and threads to be given back", deadline_s=20)

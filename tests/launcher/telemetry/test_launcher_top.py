@@ -1,0 +1,209 @@
+"""`muri top`: what it shows, where it looks, and what it says when there is nothing."""
+
+import io
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launcher_harness import DEADLINE_S, Launcher, ends, until
+from rich.console import Console
+
+from muri.launcher.telemetry import top
+from muri.launcher.telemetry.top import (
+    BAR_WIDTH,
+    GroupView,
+    NoGroupError,
+    StatusFileError,
+    differs,
+    find_groups,
+    read_group,
+    render,
+    sort_members,
+    stage_bar,
+)
+
+MURI = [sys.executable, "-c", "from muri.cli import main; main()"]
+LOOP = """
+    import sys, time, muri
+    for _ in muri.batches(range(int(sys.argv[1]))):
+        with muri.stage("propagate"):
+            time.sleep(0.005)
+"""
+
+
+def member(**changes: Any) -> dict[str, Any]:
+    return {
+        "state": "running",
+        "script": "/home/alice/experiments/train_a_long_name.py",
+        "iterations": 1234,
+        "iterations_per_s": 20.5,
+        "speed": 0.61,
+        "predicted_speed": 0.9,
+        "solo_iteration_s": 0.03,
+        "share": {"load": 0.5, "propagate": 0.25, "wait": 0.25},
+        "isolation": "thread",
+    } | changes
+
+
+def status(**members: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "pid": 17,
+        "host_job": "4711",
+        "updated": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "discipline": "fair",
+        "total_speed": 0.61,
+        "resources": {"storage": {"holder": "101", "busy": 0.5}, "gpu": {"holder": None, "busy": 0.25}},
+        "members": members,
+    }
+
+
+def shown(group: GroupView, sort: str = "job", width: int = 80) -> str:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(render([group], sort))
+    return console.export_text()
+
+
+def test_four_members_fit_80_columns() -> None:
+    names = {str(10_000_000 + i): member(iterations=10**7) for i in range(4)}
+    text = shown(GroupView(Path("s"), status(**names), 0.5))
+    assert max(map(len, text.splitlines())) <= 80
+    rows = [line for line in text.splitlines() if line.startswith("1000000")]
+    assert len(rows) == 4
+    assert "LLLLLLLLGGGGwwww" in rows[0]
+    assert "0.61!" in rows[0]
+    assert "storage 50% 101" in text
+
+
+def test_states_are_told() -> None:
+    members = {
+        "1": member(state="ended", exit_code=3, share={}, speed=None, iterations_per_s=None),
+        "2": member(isolation="process"),
+        "3": member(state="waiting", script="", share={}, speed=None, iterations_per_s=None),
+        "4": member(fault="CUDA error"),
+        "5": member(solo_iteration_s=None, predicted_speed=None),
+    }
+    lines = {line.split()[0]: line for line in shown(GroupView(Path("s"), status(**members), 99)).splitlines() if line}
+    assert "exit 3" in lines["1"]
+    assert "process" in lines["2"]
+    assert "waiting" in lines["3"]
+    assert "faulty" in lines["4"]
+    assert "~0.61" in lines["5"]
+    fault = {"fault": {"cause": "CUDA error: launch failed", "culprits": ["4"]}}
+    assert "Error of the GPU: CUDA error" in shown(GroupView(Path("s"), status(**members) | fault, 0))
+    assert "has not written for 99 s" in shown(GroupView(Path("s"), status(**members), 99))
+
+
+@pytest.mark.parametrize("shares", [{"load": 1.0}, {"load": 1 / 3, "preprocess": 1 / 3, "other": 1 / 3}, {"wait": 2.0}])
+def test_bar_has_its_width_whatever_the_shares(shares: dict[str, float]) -> None:
+    assert len(stage_bar(shares).plain) == BAR_WIDTH
+    assert stage_bar({}).plain == "-"
+
+
+def test_sorting() -> None:
+    members = {
+        "9": member(speed=0.5, iterations=1, share={"wait": 0.1}),
+        "10": member(speed=None, iterations=3, share={}),
+        "8": member(speed=0.2, iterations=2, share={"wait": 0.9}),
+    }
+    orders = {by: [name for name, _ in sort_members(members, by)] for by in ("job", "speed", "iterations", "wait")}
+    assert orders == {
+        "job": ["8", "9", "10"],
+        "speed": ["8", "9", "10"],
+        "iterations": ["10", "8", "9"],
+        "wait": ["8", "9", "10"],
+    }
+
+
+def test_difference_from_the_plan() -> None:
+    assert [differs(0.71, 0.9), differs(0.73, 0.9), differs(1.09, 0.9)] == [True, False, True]
+    assert not differs(None, 0.9)
+    assert not differs(0.5, None)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "s.json"
+    with pytest.raises(StatusFileError, match="No such file"):
+        read_group(path)
+    for content, message in (("{", "not JSON"), ("[]", "lacks the members"), ('{"members": {}}', "lacks the members")):
+        path.write_text(content)
+        with pytest.raises(StatusFileError, match=message):
+            read_group(path)
+
+
+def test_root_looks_only_into_directories_that_belong_to_their_user(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make directories of other users")
+    for uid, mode, owner in ((1001, 0o700, 1001), (1002, 0o755, 1002), (1003, 0o700, 1001)):
+        folder = tmp_path / f"muri-{uid}"
+        folder.mkdir()
+        (folder / f"host-{uid}.json").write_text(json.dumps(status(**{str(uid): member()})))
+        os.chown(folder, owner, owner)
+        folder.chmod(mode)
+    (tmp_path / "muri-1004").symlink_to(tmp_path / "muri-1001")
+    assert [p.name for p in tmp_path.glob("muri-*") if top._belongs_to_its_user(p)] == ["muri-1001"]
+
+
+def test_no_group_says_where_to_look(tmp_path: Path) -> None:
+    (tmp_path / "host-7.json").write_text("half a fi")
+    (tmp_path / "host-7.trace.json").write_text("[]")
+    with pytest.raises(NoGroupError, match=r"srun --overlap --pty --jobid=GROUP muri top"):
+        find_groups({"MURI_RUN_DIR": str(tmp_path)})
+    done = subprocess.run(
+        [*MURI, "top"], env=os.environ | {"MURI_RUN_DIR": str(tmp_path)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("muri: no group of yours runs on this node")
+    assert "Traceback" not in done.stderr
+
+
+def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
+    launcher.status_path = launcher.run_dir / "host-4711.json"
+    launcher.runtime("101", "102", options=("--solo-iteration-s", "101=0.005"))
+    job = launcher.member("101", launcher.script(LOOP), 100_000)
+    until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
+    plain = subprocess.run([*MURI, "top"], env=launcher.environment, capture_output=True, text=True, check=True)
+    assert max(map(len, plain.stdout.splitlines())) <= 80
+    assert "\x1b" not in plain.stdout
+    assert "train.py" in plain.stdout
+    whole = subprocess.run(
+        [*MURI, "top", "--json"], env=launcher.environment, capture_output=True, text=True, check=True
+    )
+    (group,) = json.loads(whole.stdout)
+    assert group["file"] == str(launcher.status_path)
+    assert group["members"]["101"]["iterations"] > 0
+    assert group["stale"] is False
+    text, code = in_a_terminal([*MURI, "top", "--interval", "0.2"], launcher.environment)
+    assert "101" in text
+    assert text.count("total speed") >= 1
+    assert code == 0
+    job.terminate()
+    ends(job)
+
+
+def in_a_terminal(command: list[str], environment: dict[str, str]) -> tuple[str, int]:
+    """Run in a pseudo-terminal until something was drawn, then press q."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        command, env=environment | {"TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True
+    )
+    os.close(theirs)
+    text, pressed, end_s = b"", False, time.monotonic() + DEADLINE_S
+    while time.monotonic() < end_s and process.poll() is None:
+        if select.select([ours], [], [], 0.1)[0]:
+            try:
+                text += os.read(ours, 65536)
+            except OSError:
+                break
+        if b"total speed" in text and not pressed:
+            os.write(ours, b"q")
+            pressed = True
+    code = process.wait(timeout=DEADLINE_S)
+    os.close(ours)
+    return text.decode(errors="replace"), code

@@ -1,0 +1,161 @@
+"""The run directory and the protocol: who is refused, and what is not a frame."""
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends
+
+from muri.launcher.run import client
+from muri.launcher.wire import protocol
+from muri.launcher.wire.protocol import AttachRequest, ProtocolError, RendezvousError
+
+
+def test_run_dir_is_made_private(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    protocol.make_run_dir(run_dir)
+    assert run_dir.stat().st_mode & 0o777 == 0o700
+    protocol.make_run_dir(run_dir)
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_run_dir_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
+    tmp_path.chmod(mode)
+    with pytest.raises(RendezvousError, match=rf"mode {mode:04o}.*chmod 700"):
+        protocol.make_run_dir(tmp_path)
+
+
+def test_run_dir_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    (tmp_path / "file").write_text("")
+    for name in ("link", "file"):
+        with pytest.raises(RendezvousError, match=r"link or a file|File exists"):
+            protocol.make_run_dir(tmp_path / name)
+    with pytest.raises(RendezvousError, match="No such file"):
+        protocol.make_run_dir(tmp_path / "absent" / "run")
+
+
+def test_run_dir_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = tmp_path / "run"
+    protocol.make_run_dir(run_dir)
+    monkeypatch.setattr(os, "geteuid", lambda: run_dir.stat().st_uid + 1)
+    with pytest.raises(RendezvousError, match="belongs to user id"):
+        protocol.make_run_dir(run_dir)
+
+
+def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        assert protocol.peer_uid(here) == os.geteuid()
+        protocol.require_same_user(here)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(ProtocolError, match="not to 12345"):
+            protocol.require_same_user(here)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
+def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    path = (launcher.run_dir / "job-101.sock").resolve()
+    path.chmod(0o777)  # as if somebody had opened both doors: the peer's uid still counts
+    launcher.run_dir.chmod(0o711)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(str(path))
+                answer = protocol.receive(connection) or {}
+                code = 0 if answer.get("type") == "refused" and "user id 65534" in answer["reason"] else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_too_long_socket_path_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousError, match="MURI_RUN_DIR"):
+        protocol.connect(tmp_path / ("x" * 120))
+
+
+def test_muri_run_refuses_an_open_run_dir_for_a_member(launcher: Launcher) -> None:
+    launcher.run_dir.chmod(0o755)
+    script = launcher.script("print('ran')")
+    assert ends(launcher.member("101", script, MURI_JOB="on")) == 1
+    assert "chmod 700" in launcher.err("101")
+    assert launcher.out("101") == ""
+    assert ends(launcher.member("102", script)) == 0  # no member: a job with GPUs of its own
+    assert launcher.out("102") == "ran\n"
+    launcher.run_dir.chmod(0o700)
+
+
+def a_request() -> AttachRequest:
+    return client.build_request("101", "train.py", False, ["--name", "caf\udce9"])
+
+
+def test_request_and_files_survive_the_journey(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    path = tmp_path / "out"
+    with here, there, path.open("wb") as file:
+        sent = a_request()
+        thread = threading.Thread(
+            target=protocol.send_with_files, args=(here, sent.to_frame(), [file.fileno()] * 3), daemon=True
+        )
+        thread.start()
+        received = protocol.receive_with_files(there, 3)
+        thread.join()
+        assert received is not None
+        assert AttachRequest.from_frame(received[0]) == sent
+        for descriptor in received[1]:
+            os.write(descriptor, b"x")
+            os.close(descriptor)
+    assert path.read_bytes() == b"xxx"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"\x02\x00\x00\x00\x02{}", "version 2"),
+        (b"\x01\xff\xff\xff\xff{}", "announced"),
+        (b"\x01\x00\x00\x00\x02{]", "not JSON"),
+        (b"\x01\x00\x00\x00\x02{}", "no type"),
+        (b"\x01\x00\x00\x00\x02[]", "no type"),
+        (b"\x01\x00\x00\x00\x09{}", "within a frame"),
+        (b"\x01\x00", "within a frame"),
+    ],
+)
+def test_what_is_not_a_frame_is_refused(data: bytes, message: str) -> None:
+    here, there = socket.socketpair()
+    with there:
+        here.sendall(data)
+        here.close()
+        with pytest.raises(ProtocolError, match=message):
+            protocol.receive(there)
+
+
+def test_closed_connection_is_no_frame() -> None:
+    here, there = socket.socketpair()
+    with there:
+        here.close()
+        assert protocol.receive(there) is None
+
+
+def test_frame_without_files_or_fields_is_refused(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(launcher.run_dir / "job-101.sock"))
+        protocol.send(connection, a_request().to_frame())
+        answer = protocol.receive(connection)
+    assert answer is not None
+    assert answer["type"] == "refused"
+    assert "open files" in answer["reason"]
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(launcher.run_dir / "job-101.sock"))
+        protocol.send_with_files(connection, {"type": "attach"}, [0, 1, 2])
+        answer = protocol.receive(connection)
+    assert answer is not None
+    assert "lacks" in answer["reason"]
+    assert ends(launcher.member("101", launcher.script("print('fine')"))) == 0

@@ -1,0 +1,222 @@
+"""Experiments as files: what they run, what they say of wrong keys, and the page with ours beside the published."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from browser import visit
+from sweep_builders import small_trace, trace_file
+
+from muri.commands import run_command
+from muri.profiler.records import RESOURCES
+from muri.simulator.cli.simulate_command import simulate
+from muri.simulator.experiments.experiment import (
+    ExperimentError,
+    experiment_names,
+    find_traces,
+    load_experiment,
+    parse_experiment,
+    published_runs,
+    runs_of_experiment,
+    submitted_at_zero,
+    with_bottlenecks,
+)
+from muri.simulator.experiments.page import compare, html_page, markdown_page
+from muri.simulator.model import Trace
+from muri.simulator.sweep.runs import run_one
+from muri.simulator.sweep.summary import summarise
+
+SMALL = """
+figure: Figure 0
+title: A small one
+about: Words.
+model: default
+nodes: 2
+gpus_per_node: 4
+traces: [small]
+submit_at_zero: [false, true]
+metrics: [avg_jct_s, makespan_s]
+published:
+  - {variant: fifo, trace: small, avg_jct_s: 1000}
+  - {variant: muri-s, avg_jct_s: 2000, at_most: true}
+variants:
+  - {name: fifo, policy: fifo}
+  - {name: muri-s, policy: muri-s, options: {max_group_size: 2}}
+"""
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    trace_file(folder, "muri_small")
+    return folder
+
+
+def test_every_shipped_experiment_can_be_run() -> None:
+    assert experiment_names() == (
+        "fig9", "fig10", "fig11", "fig12", "fig13", "fig14", "table4", "table5",
+    )  # fmt: skip
+    for name in experiment_names():
+        experiment = load_experiment(name)
+        wanted = runs_of_experiment(experiment, [small_trace("trace1", jobs=4)])
+        assert len(wanted) == len(experiment.variants) * len(experiment.submit_at_zero) * len(experiment.seeds)
+        assert experiment.figure.lower().replace("figure ", "fig").replace("table ", "table") == name
+
+
+def test_what_the_experiments_vary() -> None:
+    def variants(name: str) -> list[tuple[object, ...]]:
+        return [
+            (one.policy, one.options.get("max_group_size"), one.profile_noise, one.bottleneck_types)
+            for one in load_experiment(name).variants
+        ]
+
+    assert ("muri-l", 2, 0.0, None) in variants("fig12")
+    assert ("muri-l", 3, 0.0, None) in variants("fig12")
+    assert {policy for policy, *_ in variants("fig11")} == {"muri-l", "muri-l-worst-ordering", "muri-l-no-blossom"}
+    assert [kinds for *_, kinds in variants("fig13")][1:] == [1, 2, 3, 4]
+    assert [noise for *_, noise, _ in variants("fig14")] == [0, 0.2, 0.4, 0.6, 0.8, 1]
+    assert load_experiment("fig9").submit_at_zero == (False, True)
+
+
+def test_published_figures_of_the_public_simulator() -> None:
+    runs = published_runs()
+    assert {trace for trace, _ in runs} == {"trace1", "trace3"}
+    assert runs["trace1", "muri-s"].avg_jct_s == 867705.794
+    assert runs["trace3", "muri-l-no-blossom"].figure("p99_jct_s") == 936843.993
+    assert runs["trace3", "srsf"].figure("median_jct_s") is None
+
+
+def test_cells_hold_ours_the_published_and_the_ratio() -> None:
+    experiment = parse_experiment(SMALL, "small.yaml")
+    summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
+    cells = {(cell.trace, cell.variant, cell.metric): cell for cell in compare(experiment, summaries)}
+    assert len(cells) == 2 * 2 * 2
+    of_fifo = cells["small", "fifo", "avg_jct_s"]
+    assert of_fifo.ours == summaries[0].policies[0].figures["avg_jct_s"]
+    assert of_fifo.ratio == pytest.approx((of_fifo.ours or 0) / 1000)
+    assert cells["small'", "fifo", "avg_jct_s"].published is None
+    assert cells["small'", "fifo", "avg_jct_s"].ratio is None
+    assert cells["small", "fifo", "makespan_s"].published is None
+    anywhere = cells["small'", "muri-s", "avg_jct_s"]
+    assert (anywhere.published, anywhere.at_most) == (2000, True)
+    assert summaries[1].policies[0].outcomes[0].run.trace.jobs[-1].submit_s == 0
+
+
+def test_figures_relative_to_a_variant() -> None:
+    experiment = parse_experiment(SMALL + "relative_to: muri-s\n", "small.yaml")
+    summaries = summarise([run_one(run) for run in runs_of_experiment(experiment, [small_trace("small")])])
+    cells = {(cell.trace, cell.variant, cell.metric): cell.ours for cell in compare(experiment, summaries)}
+    fifo, muri = (policy.figures["avg_jct_s"] for policy in summaries[0].policies)
+    assert cells["small", "muri-s", "avg_jct_s"] == 1
+    assert cells["small", "fifo", "avg_jct_s"] == pytest.approx(fifo / muri)
+
+
+def test_command_writes_the_page(traces: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "own.yaml", tmp_path / "out"
+    file.write_text(SMALL.replace("traces: [small]", "traces: [small, other]"))
+    words = ["--experiment", str(file), "--traces", str(traces), "--out", str(out)]
+    assert run_command(simulate, words) == 0
+    text = capsys.readouterr().out
+    assert text.strip() == (out / "experiment.md").read_text().strip()
+    assert "traces were not given: other" in text
+    assert re.search(r"^\| fifo \| average JCT \| [\d,]+ s \([\d.]+ \w+\) \| 1,000 s \(16\.7 min\) \| \d\.\d{4} \|$",
+                     text, re.MULTILINE), text  # fmt: skip
+    assert re.search(r"^\| fifo \| makespan \| [\d,]+ s \([\d.]+ \w+\) \| none \| - \|$", text, re.MULTILINE), text
+    assert "| ≤ 2,000 s" in text
+    assert run_command(simulate, [*words, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["cells"]) == 8
+    assert set(document["traces"]) == {"small", "small'"}
+    seen = visit(out / "experiment.html", tmp_path)
+    assert seen.console == ()
+    assert seen.requests == ()
+    assert seen.dom.count("<table>") == 2
+    assert "≤ 2,000 s" in seen.dom
+
+
+def test_traces_by_path_instead_of_a_folder(tmp_path: Path) -> None:
+    experiment = parse_experiment(SMALL, "small.yaml")
+    path = trace_file(tmp_path, "muri_trace1")
+    assert find_traces(experiment, None, [path]).files == {"trace1": path}
+
+
+def test_no_traces_says_which_are_looked_for(tmp_path: Path) -> None:
+    experiment = load_experiment("fig9")
+    with pytest.raises(ExperimentError, match=r"needs --traces DIR with trace1\.csv or muri_trace1\.csv"):
+        find_traces(experiment, None, [])
+    with pytest.raises(ExperimentError, match=r"none of trace1\.csv"):
+        find_traces(experiment, tmp_path, [])
+    with pytest.raises(ExperimentError, match="No such file"):
+        find_traces(experiment, tmp_path / "nowhere", [])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("policy: fifo", "polcy: fifo"), "variants[0].polcy: Extra inputs"),
+        (("model: default", "model: paper"), "model: Input should be 'default' or 'reference'"),
+        (("nodes: 2", "nodes: many"), "nodes: Input should be a valid integer"),
+        (("variant: fifo", "variant: lifo"), "lifo is no variant; variants are: fifo, muri-s"),
+        (("name: muri-s", "name: fifo"), "fifo is there more than once"),
+        (("metrics: [avg_jct_s", "metrics: [avg_jct"), "metrics[0]: Input should be 'avg_jct_s'"),
+        (("figure:", "figure"), "not YAML"),
+    ],
+)
+def test_wrong_keys_are_named(change: tuple[str, str], said: str) -> None:
+    with pytest.raises(ExperimentError) as caught:
+        parse_experiment(SMALL.replace(*change), "small.yaml")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("small.yaml: ")
+
+
+def test_unknown_policy_of_a_variant_is_named() -> None:
+    experiment = parse_experiment(SMALL.replace("policy: fifo", "policy: lifo"), "small.yaml")
+    with pytest.raises(ExperimentError, match=r"Figure 0: variant fifo: unknown policy 'lifo'.*valid are"):
+        runs_of_experiment(experiment, [small_trace()])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--experiment", "fig8"), "unknown experiment 'fig8'; valid are: fig9, fig10"),
+        (("--experiment", "nowhere.yaml"), "nowhere.yaml: No such file"),
+        (("--experiment", "fig9", "--policy", "fifo"), "--experiment names its own"),
+        (("--experiment", "fig9", "--nodes", "4"), "--nodes"),
+        (("--experiment", "fig9"), "needs --traces DIR"),
+    ],
+)
+def test_wrong_command_lines(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(simulate, list(words)) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_submitted_at_zero_keeps_the_jobs() -> None:
+    trace = small_trace()
+    primed = submitted_at_zero(trace)
+    assert primed.name == "small'"
+    assert {job.submit_s for job in primed.jobs} == {0.0}
+    assert [job.service_s for job in primed.jobs] == [job.service_s for job in trace.jobs]
+
+
+@pytest.mark.parametrize("kinds", [1, 2, 3, 4])
+def test_bottlenecks_come_in_turn_and_lengths_stay(kinds: int) -> None:
+    trace = small_trace()
+    changed = with_bottlenecks(trace, kinds)
+    assert [job.profile.bottleneck for job in changed.jobs[:kinds]] == list(RESOURCES[:kinds])
+    assert {job.profile.bottleneck for job in changed.jobs} == set(RESOURCES[:kinds])
+    assert [job.service_s for job in changed.jobs] == [job.service_s for job in trace.jobs]
+
+
+def test_page_without_cells_is_still_a_page() -> None:
+    experiment = parse_experiment(SMALL, "small.yaml")
+    assert compare(experiment, summarise([])) == ()
+    assert markdown_page(experiment, (), ("small",)).startswith("# Figure 0: A small one\n")
+    assert "<h1>Figure 0: A small one</h1>" in html_page(experiment, (), ())
+
+
+def test_empty_trace_has_no_runs_to_compare() -> None:
+    experiment = parse_experiment(SMALL, "small.yaml")
+    assert runs_of_experiment(experiment, ()) == ()
+    assert submitted_at_zero(Trace("none", ())).jobs == ()

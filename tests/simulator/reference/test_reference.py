@@ -1,0 +1,226 @@
+"""The reference model against the published results of the public simulator, and what must hold on any trace."""
+
+import csv
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.simulator.model import Cluster, Settings, SimulationError, SimulationResult, Trace, TraceJob
+from muri.simulator.reference.run import REFERENCE_POLICIES
+from muri.simulator.run import simulate
+from muri.simulator.traces.read import read_trace
+
+SHARED = Path(__file__).parents[4] / "shared"
+PUBLISHED = SHARED / "reference" / "results_muri.csv"
+CLUSTER = Cluster(8, 8)
+REFERENCE = Settings(model="reference")
+
+EXACT = 1e-8
+"""The published figures have three digits after the point."""
+
+MODELS = {  # seconds on load with preprocess, propagate and synchronize, and of an iteration, on one GPU
+    "resnet18": (0.711, 0.110, 0.0, 0.779),
+    "gpt2": (0.0006, 0.410, 0.0, 0.426),
+    "dqn": (0.446, 0.008, 0.0, 0.490),
+    "vgg16": (0.117, 0.068, 0.0, 0.107),
+    "a2c": (0.514, 0.014, 0.0, 0.517),
+}
+
+needs_published = pytest.mark.skipif(not PUBLISHED.exists(), reason=f"no published results at {PUBLISHED}")
+
+
+@lru_cache
+def public_trace(name: str) -> Trace:
+    return read_trace(SHARED / "traces" / f"muri_{name}.csv")
+
+
+@lru_cache
+def published() -> dict[tuple[str, str], dict[str, float]]:
+    with PUBLISHED.open() as file:
+        rows = list(csv.DictReader(file))
+    return {(row["trace"], row["policy"]): {key: float(row[key]) for key in list(row)[2:5]} for row in rows}
+
+
+def figures(result: SimulationResult) -> dict[str, float]:
+    jct_s = sorted(record.jct_s for record in result.records)
+    return {
+        "avg_jct_s": sum(jct_s) / len(jct_s),
+        "makespan_s": max(record.end_s for record in result.records),
+        "p99_jct_s": jct_s[int(0.99 * len(jct_s))],
+    }
+
+
+@needs_published
+@pytest.mark.parametrize("trace", ["trace1", "trace3"])
+@pytest.mark.parametrize("policy", ["srtf", "srsf", "tiresias", "antman", "muri-l-no-blossom"])
+def test_published_to_the_digit(trace: str, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")  # the small traces below check every step
+    ours = figures(simulate(public_trace(trace), policy, CLUSTER, REFERENCE))
+    assert ours == pytest.approx(published()[trace, policy], rel=EXACT)
+
+
+@needs_published
+@pytest.mark.parametrize("trace", ["trace1", "trace3"])
+@pytest.mark.parametrize(("policy", "within"), [("muri-s", 0.02), ("muri-l", 0.02), ("muri-l-worst-ordering", 0.03)])
+def test_published_where_ties_in_the_matching_decide(
+    trace: str, policy: str, within: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
+    ours = figures(simulate(public_trace(trace), policy, CLUSTER, REFERENCE))
+    theirs = published()[trace, policy]
+    for name in ("avg_jct_s", "makespan_s"):
+        assert ours[name] == pytest.approx(theirs[name], rel=within), name
+
+
+@needs_published
+@pytest.mark.parametrize("trace", ["trace1", "trace3"])
+@pytest.mark.parametrize(("known", "beside"), [(True, "muri-s"), (False, "muri-l")])
+def test_muri_jct_is_a_tenth_below_the_published_muri(
+    trace: str, known: bool, beside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MURI_SIMULATOR_CHECKS", "0")
+    settings = replace(REFERENCE, durations_known=known)
+    ours = figures(simulate(public_trace(trace), "muri-jct", CLUSTER, settings))
+    theirs = published()[trace, beside]
+    assert ours["avg_jct_s"] < 0.9 * theirs["avg_jct_s"]
+    assert ours["makespan_s"] < 1.02 * theirs["makespan_s"]
+
+
+def job(job_id: int, submit_s: float, gpus: int, iterations: int, model: str, **more: object) -> TraceJob:
+    load_s, propagate_s, synchronize_s, iteration_s = MODELS[model]
+    key = ProfileKey(model, 16, gpus, "gpu")
+    profile = StageProfile(key, load_s / 2, load_s / 2, propagate_s, synchronize_s, iteration_s)
+    return replace(TraceJob(job_id, submit_s, gpus, iterations, profile), **more)  # type: ignore[arg-type]
+
+
+def busy_trace(count: int = 60) -> Trace:
+    """More work than two nodes can do at once, of all sizes."""
+    models, sizes = list(MODELS), (1, 2, 1, 4, 8, 1, 2, 16)
+    return Trace(
+        "busy",
+        tuple(
+            job(
+                index,
+                37.0 * (index // 2),
+                sizes[index % len(sizes)],
+                200 + 97 * (index * 7 % 23),
+                models[index % len(models)],
+                opportunistic=index % 3 == 0,
+            )
+            for index in range(count)
+        ),
+    )
+
+
+@pytest.mark.parametrize("policy", REFERENCE_POLICIES)
+def test_work_is_conserved(policy: str) -> None:
+    """Every step is checked as well (conftest.py): GPUs held, group sizes, nobody before arrival or after the end."""
+    trace = busy_trace()
+    result = simulate(trace, policy, Cluster(2, 8), REFERENCE, with_spans=True)
+    assert [record.job.job_id for record in result.records] == [job.job_id for job in trace.jobs]
+    held = sum(sample.length_s * sample.gpus_held for sample in result.samples)
+    spanned = sum((span.end_s - span.start_s) * span.gpu_count for span in result.spans)
+    if policy == "antman":  # jobs also hold GPUs before they run, and share them one by one
+        assert held <= 16 * max(record.end_s for record in result.records)
+    else:
+        assert held == pytest.approx(spanned, rel=1e-9)
+    for record in result.records:
+        own = [span for span in result.spans if record.job.job_id in span.members]
+        assert sum(span.end_s - span.start_s for span in own) == pytest.approx(record.run_s)
+        assert record.start_s == min(span.start_s for span in own)
+        assert record.end_s == max(span.end_s for span in own)
+        shared = [span for span in own if len(span.members) > 1]
+        assert sum(span.end_s - span.start_s for span in shared) == pytest.approx(record.shared_s)
+        assert all(len(span.members) <= 4 and span.gpu_count == record.job.gpu_count for span in own)
+        if policy in ("srtf", "srsf", "tiresias"):
+            assert record.run_s >= record.job.service_s * 1.015 * (1 - 1e-9)
+
+
+def test_every_event_costs_its_overhead_but_the_last() -> None:
+    """One ResNet of 1,000 iterations, disturbed once: 4 s are lost at the arrival of a job that nobody waits for."""
+    alone_s = 1_000 * 0.779 * 1.015
+    trace = Trace("two", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 100.0, 1, 2_000, "resnet18")))
+    ends = [record.end_s for record in simulate(trace, "srtf", Cluster(1, 8), REFERENCE).records]
+    assert ends[0] == pytest.approx(alone_s + 4.0)
+    assert ends[1] == pytest.approx(100.0 + 2 * alone_s + 4.0)
+
+
+def test_two_jobs_share_a_gpu_at_the_simulators_period() -> None:
+    """ResNet18 and GPT-2: max(0.711, 0.41) + max(0.0006, 0.11) = 0.821 s half a turn apart, × 1.33 / 1.015."""
+    trace = Trace("pair", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 0.0, 1, 1_000, "gpt2")))
+    result = simulate(trace, "muri-s", Cluster(1, 1), REFERENCE)
+    period_s = 0.821 * 1.33 / 1.015
+    assert [record.end_s for record in result.records] == pytest.approx([1_000 * period_s] * 2)
+    assert [record.shared_s for record in result.records] == [record.run_s for record in result.records]
+
+
+def test_nobody_shares_when_all_fit() -> None:
+    trace = Trace("pair", (job(0, 0.0, 1, 1_000, "resnet18"), job(1, 0.0, 1, 1_000, "gpt2")))
+    result = simulate(trace, "muri-s", Cluster(1, 2), REFERENCE)
+    assert [record.shared_s for record in result.records] == [0.0, 0.0]
+
+
+def test_muri_jct_runs_somebody_however_fast_events_come() -> None:
+    """Every second a job arrives, so that nobody makes progress for two minutes; A2C pays 38 s for each event."""
+    trace = Trace("burst", tuple(job(index, float(index), 1, 100, "a2c") for index in range(120)))
+    result = simulate(trace, "muri-jct", Cluster(1, 2), REFERENCE)
+    assert all(record.end_s > 120.0 for record in result.records)
+
+
+def test_muri_jct_splits_groups_while_gpus_are_left_over() -> None:
+    """Three jobs on two GPUs: one alone at full speed and a pair, never three together beside an idle GPU."""
+    trace = Trace("three", tuple(job(index, 0.0, 1, 1_000 + index, "dqn") for index in range(3)))
+    result = simulate(trace, "muri-jct", Cluster(1, 2), REFERENCE, with_spans=True)
+    assert sorted(len(span.members) for span in result.spans if span.start_s == 0.0) == [1, 2]
+
+
+def test_noise_changes_plans_but_not_speeds() -> None:
+    noisy = replace(REFERENCE, profile_noise=0.8, seed=3)
+    exact, wrong = (simulate(busy_trace(), "muri-s", Cluster(2, 8), s) for s in (REFERENCE, noisy))
+    assert exact.records != wrong.records
+    alone = Trace("alone", (job(0, 0.0, 1, 1_000, "resnet18"),))
+    assert simulate(alone, "muri-s", CLUSTER, noisy).records[0].end_s == pytest.approx(1_000 * 0.779 * 1.015)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_group_size_is_a_limit(size: int) -> None:
+    options = {"max_group_size": size}
+    result = simulate(busy_trace(), "muri-l", Cluster(2, 8), REFERENCE, options, with_spans=True)
+    assert max(len(span.members) for span in result.spans) == size
+
+
+def test_progress_rises_to_one() -> None:
+    seen: list[float] = []
+    simulate(busy_trace(120), "srtf", Cluster(2, 8), REFERENCE, progress=seen.append)
+    assert len(seen) > 1
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+
+
+def test_same_arguments_same_result() -> None:
+    one, other = (simulate(busy_trace(), "muri-s", Cluster(2, 8), REFERENCE) for _ in range(2))
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    ("policy", "settings", "options", "says"),
+    [
+        ("fifo", REFERENCE, {}, "no policy 'fifo'; valid are: srtf"),
+        ("srtf", REFERENCE, {"max_group_size": 2}, "no option 'max_group_size'; valid are: none"),
+        ("muri-s", REFERENCE, {"max_group_size": 5}, "must be 1 to 4"),
+        ("muri-s", REFERENCE, {"ordering": "best"}, "valid are: max_group_size"),
+        ("muri-s", replace(REFERENCE, interval_s=360.0), {}, "no interval_s"),
+        ("muri-s", replace(REFERENCE, profile_noise=2.0), {}, "must be 0 to 1"),
+    ],
+)
+def test_bad_input_is_explained(policy: str, settings: Settings, options: dict[str, object], says: str) -> None:
+    with pytest.raises(SimulationError, match=says):
+        simulate(busy_trace(4), policy, CLUSTER, settings, options)
+
+
+def test_a_job_larger_than_the_cluster_is_refused() -> None:
+    with pytest.raises(SimulationError, match="job 7 needs 16 GPUs, but the cluster has 8"):
+        simulate(busy_trace(8), "srtf", Cluster(1, 8), REFERENCE)

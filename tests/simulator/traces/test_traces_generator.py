@@ -1,0 +1,206 @@
+"""The generator: what was asked for comes out, the same for the same seed; the shipped examples are its work."""
+
+import csv
+import shlex
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from muri.cli import cli, run_command
+from muri.profiler.records import RESOURCES
+from muri.simulator.traces.generator import PHILLY_MULTI_GPU, PHILLY_SINGLE_GPU, Durations, Recipe, generate
+from muri.simulator.traces.models import models_of_pairs, profiles_bound_by, synergy_sensitivity
+from muri.simulator.traces.overview import overview_of
+from muri.simulator.traces.read import read_trace
+from muri.simulator.traces.rows import TraceError
+from muri.simulator.traces.schema import write_trace
+
+MURI = "from muri.cli import main; main()"
+REPOSITORY = Path(__file__).parents[3]
+EXAMPLES = REPOSITORY / "examples" / "traces"
+PHILLY_DURATIONS = REPOSITORY.parent / "shared" / "reference" / "philly_durations.csv"
+
+
+def example_commands() -> list[list[str]]:
+    """The commands that the examples' README shows."""
+    lines = (EXAMPLES / "README.md").read_text(encoding="utf-8").splitlines()
+    return [shlex.split(line)[1:] for line in lines if line.startswith("muri trace generate")]
+
+
+@pytest.mark.parametrize("command", example_commands(), ids=lambda command: Path(command[-1]).stem)
+def test_the_shipped_examples_are_what_their_commands_make(command: list[str], tmp_path: Path) -> None:
+    output = tmp_path / Path(command[-1]).name
+    assert run_command(cli, [*command[:-1], str(output)]) == 0
+    assert output.read_bytes() == (REPOSITORY / command[-1]).read_bytes()
+
+
+def test_a_shipped_example_has_all_that_policies_ask_of_jobs() -> None:
+    jobs = read_trace(EXAMPLES / "mixed-appetites.csv").jobs
+    assert all(synergy_sensitivity(job.key.model) for job in jobs)
+    for job in jobs:
+        assert job.batch is not None
+        assert job.batch.iteration_s() == pytest.approx(job.profile.iteration_s)
+        assert job.batch.mem_gib() == pytest.approx(job.profile.gpu_mem_gib)
+        assert (job.batch.communicate_s > 0) == (job.gpu_count > 1)
+        assert job.profile.synchronize_s == job.batch.communicate_s
+    assert len({job.gpu_share for job in jobs}) > 5
+
+
+def test_every_shipped_example_has_its_command() -> None:
+    assert {Path(command[-1]).name for command in example_commands()} == {path.name for path in EXAMPLES.glob("*.csv")}
+    assert all(200 <= len(read_trace(path).jobs) <= 500 for path in EXAMPLES.glob("*.csv"))
+
+
+def test_a_trace_does_not_depend_on_pythons_hash_seed(tmp_path: Path) -> None:
+    made = []
+    for hash_seed in ("0", "12345"):
+        command = [sys.executable, "-c", MURI, "trace", "generate", "--jobs", "50", "--gpus", "8", "--seed", "4"]
+        environment = {"PYTHONHASHSEED": hash_seed, "PATH": "/usr/bin:/bin"}
+        finished = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, check=True)
+        made.append(finished.stdout)
+    assert made[0] == made[1]
+    assert made[0].count(b"\n") == 51
+
+
+@pytest.mark.parametrize("load", [0.3, 0.9, 2.0])
+def test_the_load_is_met(load: float) -> None:
+    overview = overview_of(generate(Recipe(jobs=500, gpus=64, load=load, seed=5)))
+    assert overview.load(64) == pytest.approx(load, rel=1e-4)
+
+
+def test_mixes_are_met_within_chance() -> None:
+    recipe = Recipe(jobs=8000, gpus=64, seed=6, gpu_mix={1: 3, 4: 1}, bottlenecks={"storage": 1, "network": 1})
+    overview = overview_of(generate(recipe))
+    assert set(overview.by_gpu_count) == {1, 4}
+    assert overview.by_gpu_count[4].jobs == pytest.approx(2000, abs=5 * (8000 * 0.25 * 0.75) ** 0.5)
+    assert set(overview.by_bottleneck) == {"storage", "network"}
+    assert overview.by_bottleneck["network"].jobs == pytest.approx(4000, abs=5 * 2000**0.5)
+
+
+@pytest.mark.parametrize("resource", RESOURCES)
+@pytest.mark.parametrize("gpu_count", [1, 2, 3, 8, 128])
+def test_every_bottleneck_is_to_be_had_at_every_size(resource: str, gpu_count: int) -> None:
+    profiles = profiles_bound_by(resource, gpu_count)
+    assert profiles
+    assert {profile.bottleneck for profile in profiles} == {resource}
+    assert {profile.key.gpu_count for profile in profiles} == {gpu_count}
+
+
+def test_arrivals_are_poisson() -> None:
+    jobs = generate(Recipe(jobs=5000, gpus=64, seed=7)).jobs
+    gaps = [late.submit_s - early.submit_s for early, late in pairwise(jobs)]
+    mean = sum(gaps) / len(gaps)
+    deviation = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
+    assert deviation / mean == pytest.approx(1.0, abs=0.05)  # exponential gaps: deviation = mean
+    assert sum(gap > mean for gap in gaps) / len(gaps) == pytest.approx(0.368, abs=0.035)  # 1/e of them
+
+
+def test_another_seed_is_another_trace_and_the_same_seed_the_same() -> None:
+    assert generate(Recipe(jobs=30, gpus=8, seed=1)) == generate(Recipe(jobs=30, gpus=8, seed=1))
+    assert generate(Recipe(jobs=30, gpus=8, seed=1)) != generate(Recipe(jobs=30, gpus=8, seed=2))
+
+
+def test_durations_are_fitted_to_phillys() -> None:
+    if not PHILLY_DURATIONS.exists():
+        pytest.skip(f"{PHILLY_DURATIONS} is not there: the published durations are no part of this repository")
+    with PHILLY_DURATIONS.open(encoding="utf-8", newline="") as stream:
+        logged = [(float(row["duration_s"]), int(row["num_gpu"])) for row in csv.DictReader(stream)]
+    for fitted, counts in ((PHILLY_SINGLE_GPU, {1}), (PHILLY_MULTI_GPU, {2, 4, 8})):
+        theirs = sorted(duration for duration, gpu_count in logged if gpu_count in counts)
+        # between the figures that the generator states as well as at them
+        for share in (0.05, 0.25, 0.4, 0.5, 0.6, 0.7, 0.9, 0.93, 0.97, 0.99, 0.995):
+            assert fitted.quantile_s(share) == pytest.approx(theirs[int(share * len(theirs))], rel=0.2)
+
+
+def test_a_generated_trace_reads_back(tmp_path: Path) -> None:
+    trace = generate(Recipe(jobs=40, gpus=16, seed=3, name="t"))
+    write_trace(trace, tmp_path / "t.csv")
+    assert read_trace(tmp_path / "t.csv") == trace
+
+
+def test_a_single_job_is_a_trace() -> None:
+    (job,) = generate(Recipe(jobs=1, gpus=8)).jobs
+    assert job.submit_s == 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"jobs": 0}, "jobs is 0; it must be at least 1"),
+        ({"load": 0.0}, "load is 0.0; it must be more than 0"),
+        ({"load": float("nan")}, "load is nan"),
+        ({"opportunistic": 1.5}, "it must be from 0 to 1"),
+        ({"bottlenecks": {"disk": 1.0}}, "unknown bottleneck disk; choose among storage, cpu, gpu, network"),
+        ({"bottlenecks": {"gpu": 0.0}}, "the bottleneck mix needs weights"),
+        ({"gpu_mix": {16: 1.0}}, "jobs with 16 GPUs can't run on 8"),
+        ({"durations": Durations(100, 50, 1, 1000)}, "0 ≤ floor < median ≤ longest must hold"),
+        ({"durations": Durations(1, 50, -1, 1000)}, "sigma is -1"),
+    ],
+)
+def test_what_no_trace_can_be_like_is_refused(wrong: dict[str, object], said: str) -> None:
+    recipe: dict[str, object] = {"jobs": 5, "gpus": 8, **wrong}
+    with pytest.raises(TraceError) as caught:
+        Recipe(**recipe)  # type: ignore[arg-type]
+    assert said in str(caught.value)
+
+
+PAIRS = """job_a,job_b,solo_a_iters_per_s,solo_b_iters_per_s,speed_a_fraction,speed_b_fraction
+Net (batch size 10),Net (batch size 20),10,5,0.6,0.7
+Net (batch size 10),Other,10,2,0.5,0.5
+"""
+
+
+def test_models_of_a_table_of_pairs():
+    ten, twenty, other = models_of_pairs(PAIRS.splitlines())
+    assert (ten.name, ten.iteration_s, twenty.iteration_s) == ("Net (batch size 10)", 0.1, 0.2)
+    assert twenty.batch.iteration_s() == pytest.approx(0.2)
+    assert twenty.batch.compute_fixed_s == pytest.approx(0, abs=1e-9)
+    assert (ten.gpu_mem_gib, twenty.gpu_mem_gib) == pytest.approx((6.25, 11.0))
+    assert (other.batch, other.iteration_s, other.gpu_mem_gib) == (None, 0.5, 4.0)
+    assert other.profile(4).stage_s == (0.0, 0.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("solo_b_iters_per_s", "rate", "no column solo_b_iters_per_s"),
+        ("10,5,", "10,0,", "line 2: Net .batch size 20. alone makes '0' iterations"),
+        ("10,5,", "10,100,", "Net trains larger batches in less time"),
+    ],
+)
+def test_tables_of_pairs_that_say_nothing_of_models_are_refused(old, new, message):
+    with pytest.raises(TraceError, match=message):
+        models_of_pairs(PAIRS.replace(old, new).splitlines())
+
+
+def test_jobs_train_the_chosen_models():
+    models = models_of_pairs(PAIRS.splitlines())
+    made = generate(Recipe(jobs=60, gpus=8, gpu_mix={1: 1.0, 2: 1.0}, models=models))
+    assert {job.profile.key.model for job in made.jobs} == {model.name for model in models}
+    assert all(job.batch == next(m.batch for m in models if m.name == job.profile.key.model) for job in made.jobs)
+
+
+def test_the_command_trains_the_models_of_a_table(tmp_path: Path) -> None:
+    table, made = tmp_path / "pairs.csv", tmp_path / "t.csv"
+    table.write_text(PAIRS)
+    command = ["trace", "generate", "--jobs", "30", "--gpus", "8", "--pairs", str(table), "-o", str(made)]
+    assert run_command(cli, command) == 0
+    batches = {job.key.model: job.batch for job in read_trace(made).jobs}
+    assert batches == {model.name: model.batch for model in models_of_pairs(PAIRS.splitlines())}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pairs", "none.csv"], "cannot read none.csv: No such file"),
+        (["--pairs", "none.csv", "--models", "synergy"], "both --models synergy and --pairs say what jobs train"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_named(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_command(cli, ["trace", "generate", "--jobs", "3", "--gpus", "8", *options]) == 2
+    assert message in capsys.readouterr().err

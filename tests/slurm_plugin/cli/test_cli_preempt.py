@@ -1,0 +1,66 @@
+"""`muri preempt`: what it refuses, what it asks, what it does."""
+
+import json
+import os
+import time
+
+import pytest
+from click.testing import CliRunner
+from fake_slurm import FakeSlurm, make_job, make_node
+
+from muri.errors import UsageError
+from muri.slurm_plugin.cli.admin import preempt
+from muri.slurm_plugin.controller import assemble as open_gateway
+from muri.slurm_plugin.node import membership as member
+from muri.slurm_plugin.records.cluster import JobState
+
+MARK = "muri:model=m1,batch-size=8,duration=100,checkpoint=1"
+
+
+@pytest.fixture
+def slurm(monkeypatch, tmp_path) -> FakeSlurm:
+    running = {"state": JobState.RUNNING, "held": False, "nodes": "n1", "admin_comment": MARK}
+    jobs = [make_job(1, comment="muri-checkpoint:0", **running), make_job(2, **running)]
+    fake = FakeSlurm(jobs, [make_node("n1")])
+    monkeypatch.setattr(open_gateway, "open_gateway", lambda kind: fake)
+    monkeypatch.setattr(member, "mark_stopped", lambda job_id, run: fake.calls.append(f"stopped {job_id} in run {run}"))
+    monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "muri.yaml"))
+    (tmp_path / "muri.yaml").write_text(f"state_dir: {tmp_path}\n")
+    return fake
+
+
+def test_it_marks_the_run_and_requeues(slurm):
+    done = CliRunner().invoke(preempt, ["1", "--yes", "--json"], catch_exceptions=False)
+    assert json.loads(done.output) == {"job_id": 1, "stopped": True, "run": 0}
+    assert slurm.calls == ["stopped 1 in run 0", "requeue_hold"]
+
+
+def test_no_means_no(slurm):
+    done = CliRunner().invoke(preempt, ["1"], input="n\n")
+    assert done.exit_code == 1
+    assert "Stop job 1" in done.output
+    assert slurm.calls == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["2", "--yes"], "has not called muri.checkpoint in this run"),
+        (["3", "--yes"], "Slurm knows no job 3"),
+        (["1", "--json"], "give --yes, too"),
+    ],
+)
+def test_refusals_say_why(slurm, arguments, said):
+    with pytest.raises(UsageError, match=said):
+        CliRunner().invoke(preempt, arguments, catch_exceptions=False)
+    assert slurm.calls == []
+
+
+@pytest.mark.parametrize(("age_s", "warned"), [(10.0, False), (5000.0, True)])
+def test_it_warns_where_no_controller_would_resume_the_job(slurm, tmp_path, age_s, warned):
+    status = tmp_path / "status.json"
+    status.write_text("{}")
+    os.utime(status, (time.time() - age_s,) * 2)
+    done = CliRunner().invoke(preempt, ["1", "--yes", "--json"], catch_exceptions=False)
+    assert ("or for `muri drain`" in done.stderr) is warned
+    assert json.loads(done.stdout)["stopped"]

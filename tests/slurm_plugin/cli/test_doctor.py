@@ -1,0 +1,161 @@
+"""`muri doctor` on real files, as a person calls it."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from muri.cli import cli, run_command
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.cli.doctor_checks import (
+    Folder,
+    Level,
+    judge_cycle,
+    judge_folder,
+    judge_space,
+    judge_way_of_writing,
+)
+from muri.slurm_plugin.controller.loop import only_one
+from muri.slurm_plugin.records.journal import Journal
+
+
+@pytest.fixture(autouse=True)
+def state_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("MURI_STATE_DIR", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nowhere")  # no Slurm's commands either
+    for name in ("MURI_PROFILES", "MURI_CONFIG", "MURI_STORE_JOURNAL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.fixture
+def damaged(state_dir):
+    path = state_dir / "profiles.db"
+    with ProfileStore(path) as store:
+        store.put_all(
+            StageProfile(ProfileKey(f"m{number}", 8, 1, "gpu"), 0.1, 0.1, 0.1, 0.1, 0.4) for number in range(300)
+        )
+    content = bytearray(path.read_bytes())
+    content[8192:12288] = b"\xa5" * 4096
+    path.write_bytes(content)
+    return path
+
+
+def doctor(capsys, *arguments):
+    code = run_command(cli, ["doctor", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def findings(capsys, *arguments):
+    code, output, _ = doctor(capsys, "--json", *arguments)
+    return code, {item["name"]: item for item in reversed(json.loads(output)["findings"])}
+
+
+def test_without_slurm_it_says_so_and_warns_only(capsys, state_dir):
+    with Journal(state_dir / "journal.db"), ProfileStore(state_dir / "profiles.db"):
+        pass
+    code, found = findings(capsys)
+    assert code == 0
+    assert found["Slurm"]["level"] == "warning"
+    assert "no Slurm on this machine" in found["Slurm"]["text"]
+    assert {found[name]["level"] for name in ("configuration", "profile store", "journal", "disk space")} == {"ok"}
+    assert not list(state_dir.glob("*.lock"))
+
+
+def test_for_people_it_fits_80_columns(capsys, damaged):
+    code, output, error = doctor(capsys)
+    assert code == 1
+    assert error == ""
+    paths = str(damaged)
+    assert all(len(line) <= 80 or paths in line for line in output.splitlines())
+    assert "1 problem(s)" in output
+
+
+def test_a_damaged_store_is_a_problem_and_stays_where_it_is(capsys, damaged):
+    before = damaged.read_bytes()
+    code, found = findings(capsys)
+    assert code == 1
+    assert found["profile store"]["level"] == "problem"
+    assert "--set-aside" in found["profile store"]["remedy"]
+    assert damaged.read_bytes() == before
+
+
+def test_set_aside_renames_a_damaged_store_and_nothing_else(capsys, damaged):
+    content = damaged.read_bytes()
+    code, output, _ = doctor(capsys, "--set-aside", "--yes", "--json")
+    place = Path(json.loads(output)["set_aside"])
+    assert code == 0
+    assert place.name.startswith("profiles.db.damaged-")
+    assert place.read_bytes() == content
+    assert not damaged.exists()
+    assert "damaged and set aside" in doctor(capsys)[1]
+    with ProfileStore(damaged) as store:
+        assert store.list() == ()
+
+
+def test_set_aside_leaves_a_whole_store_alone(capsys, state_dir):
+    with ProfileStore(state_dir / "profiles.db"):
+        pass
+    code, output, _ = doctor(capsys, "--set-aside", "--yes")
+    assert (code, "nothing to set aside" in output) == (0, True)
+    assert (state_dir / "profiles.db").exists()
+
+
+def test_set_aside_asks(capsys, damaged, monkeypatch):
+    monkeypatch.setattr("click.confirm", lambda *_, **__: False)
+    code, _, error = doctor(capsys, "--set-aside")
+    assert (code, damaged.exists()) == (1, True)
+    assert "Nothing was changed" in error
+
+
+def test_set_aside_does_not_pull_the_store_from_under_a_controller(capsys, damaged, state_dir):
+    with only_one(state_dir):
+        code, _, error = doctor(capsys, "--set-aside", "--yes")
+    assert (code, damaged.exists()) == (1, True)
+    assert f"process {os.getpid()}" in error
+
+
+def test_a_damaged_journal_is_a_problem(capsys, state_dir):
+    (state_dir / "journal.db").write_bytes(b"no database" * 1000)
+    code, found = findings(capsys)
+    assert (code, found["journal"]["level"]) == (1, "problem")
+    assert "AdminComment" in found["journal"]["remedy"]
+
+
+def test_a_wrong_configuration_is_a_problem_and_the_rest_is_still_examined(capsys, tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("profiles: {drift_limt: 0.3}\n")
+    code, found = findings(capsys, "--config", wrong)
+    assert (code, found["configuration"]["level"]) == (1, "problem")
+    assert "did you mean drift_limit" in found["configuration"]["text"]
+    assert "GPUs" in found
+
+
+@pytest.mark.parametrize(
+    ("finding", "level"),
+    [
+        (judge_space(Path("/"), 10 * 1024**2), Level.PROBLEM),
+        (judge_space(Path("/"), 500 * 1024**2), Level.WARNING),
+        (judge_space(Path("/"), 5 * 1024**3), Level.OK),
+        (judge_cycle(None, 360), Level.WARNING),
+        (judge_cycle(100, 360), Level.OK),
+        (judge_cycle(2000, 360), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), exists=False)), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), exists=True)), Level.PROBLEM),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "bob", writable=False)), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", True, ("profiles.db",))), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True)), Level.OK),
+    ],
+)
+def test_each_finding_has_its_level_and_says_what_to_do(finding, level):
+    assert finding.level is level
+    assert bool(finding.remedy) is (level is not Level.OK)
+
+
+def test_a_write_ahead_log_on_a_network_file_system_is_pointed_out():
+    assert judge_way_of_writing("nfs4", is_network=True, journal="wal").level is Level.WARNING
+    assert judge_way_of_writing("nfs4", is_network=True, journal="delete") is None
+    assert judge_way_of_writing("ext4", is_network=False, journal="wal") is None

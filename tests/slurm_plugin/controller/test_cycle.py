@@ -1,0 +1,220 @@
+"""The controller's cycle: groups, solo releases, repairs, and being killed between any two calls."""
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, four_jobs, hosts, make_job, make_node, one_gpu
+
+from muri.profiler.records import ProfileKey
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, role_of
+
+# Submitting the host, then changing and releasing four members.
+CALLS_OF_A_START = 9
+
+
+def test_four_kinds_share_one_gpu(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    (host,) = hosts(slurm)
+    assert tags.parse_host(host.admin_comment)[1] != ()
+    assert set(tags.parse_host(host.admin_comment)[1]) == {1, 2, 3, 4}
+    assert len(slurm.calls) == CALLS_OF_A_START
+    slurm.tick()
+    slurm.tick()
+    assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4, host.job_id))
+    assert slurm.free_gpus("n1") == 0
+
+
+def test_members_wait_for_their_host_and_carry_their_original_request(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    member = slurm.jobs[1]
+    state = tags.parse_state(member.admin_comment)
+    assert member.dependency == f"after:{hosts(slurm)[0].job_id}"
+    assert (member.gpu_count, member.cpu_count, member.required_nodes) == (0, 1, "n1")
+    assert (state.original.gpu_request, state.original.cpu_count) == ("gres/gpu:1", 4)
+    assert member.time_limit_s == 4 * 3600
+    assert "model=m1" in member.admin_comment
+
+
+def test_enough_gpus_means_nobody_shares(make_controller):
+    slurm = FakeSlurm(four_jobs(), [make_node("n1"), make_node("n2")])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert hosts(slurm) == []
+    slurm.tick()
+    assert all(slurm.jobs[i].state is JobState.RUNNING and slurm.jobs[i].gpu_count == 1 for i in (1, 2, 3, 4))
+
+
+def test_other_users_are_never_grouped_together(make_controller):
+    jobs = [make_job(1), make_job(2, user="bob", uid=1002, admin_comment="muri:model=m2,batch-size=8,duration=100")]
+    slurm = FakeSlurm(jobs, one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert hosts(slurm) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"can_requeue": False}, "--no-requeue"),
+        ({"array": True}, "arrays"),
+        ({"required_nodes": "n1"}, "by name"),
+        ({"admin_comment": "muri:model=m1,batch-size=8,duration=100,alone=1"}, "alone"),
+    ],
+)
+def test_a_job_that_must_run_alone_runs_alone_and_says_why(make_controller, change, reason):
+    slurm = FakeSlurm([make_job(1, **change), *four_jobs()[1:]], [make_node("n1", gpu_count=2)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert all(1 not in tags.parse_host(host.admin_comment)[1] for host in hosts(slurm))
+        slurm.end(2)
+        for _ in range(6):
+            slurm.tick()
+            status = controller.cycle()
+    reasons = next((job.reasons for job in status.jobs if job.job_id == 1), ())
+    assert slurm.starts.get(1) == 1
+    assert any(reason in text for text in reasons)
+
+
+def test_a_dependent_job_waits_and_says_for_what(make_controller):
+    slurm = FakeSlurm([make_job(1, dependency="afterok:7(unfulfilled)")], one_gpu())
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    assert slurm.jobs[1].held
+    assert "afterok:7" in status.jobs[0].reasons[0]
+
+
+@pytest.mark.parametrize("change", [{"partition": "other"}, {"gpu_count": 0}])
+def test_a_job_that_cannot_be_planned_is_released_at_once(make_controller, change):
+    slurm = FakeSlurm([make_job(9, **change), *four_jobs()], one_gpu())
+    with make_controller(slurm, partitions=("main",)) as controller:
+        controller.cycle()
+    assert not slurm.jobs[9].held
+    assert len(hosts(slurm)) == 1
+
+
+def test_a_job_held_by_its_user_is_left_alone(make_controller):
+    slurm = FakeSlurm([make_job(1, admin_comment="muri:model=m1 muri-hold:user")], one_gpu())
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    assert slurm.jobs[1].held
+    assert status.jobs[0].state == "user-held"
+
+
+def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller, tmp_path):
+    job = make_job(1, admin_comment="muri:model=new,batch-size=8")
+    slurm = FakeSlurm([job], one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        (run,) = [j for j in slurm.jobs.values() if role_of(j) is Role.DRY_RUN]
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        slurm.tick()
+        figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
+        comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "iterations": 20, "token": token})
+        slurm.jobs[1] = make_job(1, admin_comment=job.admin_comment, comment=f"my own words {comment}")
+        slurm.end(run.job_id)
+        controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        stored = store.get(ProfileKey("new", 8, 1, "gpu"))
+    assert stored is not None
+    assert stored.stage_s == (0.1, 0.2, 0.3, 0.0)
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.parametrize("result", [None, {"error": "no stages"}, {"load_s": -1.0, "iteration_s": 0.1}])
+def test_a_failed_dry_run_does_not_block_the_job(make_controller, result):
+    job = make_job(1, admin_comment="muri:model=new,batch-size=8")
+    slurm = FakeSlurm([job], one_gpu())
+    with make_controller(slurm) as controller:
+        for _ in range(6):
+            controller.cycle()
+            slurm.tick()
+            for run in [j for j in slurm.jobs.values() if role_of(j) is Role.DRY_RUN and j.state.is_active]:
+                if result is not None:
+                    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+                    text = tags.PROFILE_PREFIX + tags.format_json({**result, "token": token})
+                    slurm.jobs[1] = make_job(1, admin_comment=job.admin_comment, comment=text)
+                slurm.end(run.job_id, JobState.FAILED)
+        status = controller.cycle()
+    assert slurm.starts.get(1) == 1
+    assert "dry run failed" in " ".join(next(j for j in status.jobs if j.job_id == 1).reasons)
+
+
+def test_a_requeued_member_gets_its_request_back_and_runs_alone(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        (host,) = hosts(slurm)
+        slurm.end(host.job_id, JobState.FAILED)
+        for i in (1, 2):
+            slurm.requeue_hold(i)
+        for i in (3, 4):
+            slurm.end(i)
+        for _ in range(4):
+            controller.cycle()
+            slurm.tick()
+            for i in (1, 2):
+                if slurm.jobs[i].state is JobState.RUNNING:
+                    assert (slurm.jobs[i].gpu_count, slurm.jobs[i].required_nodes) == (1, "")
+                    slurm.end(i)
+    assert [slurm.jobs[i].state for i in (1, 2)] == [JobState.COMPLETED] * 2
+    assert len(hosts(slurm)) == 1
+
+
+def test_a_host_that_cannot_start_sets_its_members_free_first(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.jobs[50] = make_job(50, held=False, admin_comment="", state=JobState.RUNNING, nodes="n1")
+        slurm.now_s += 1000
+        slurm.calls.clear()
+        controller.cycle()
+        assert slurm.calls.index("hold") < slurm.calls.index("cancel")
+    assert all(slurm.jobs[i].gpu_count == 1 and not slurm.jobs[i].dependency for i in (1, 2, 3, 4))
+
+
+def run_to_the_end(slurm, make_controller, cycles=30):
+    for _ in range(cycles):
+        with make_controller(slurm) as controller:
+            controller.cycle()
+        slurm.tick()
+        for job in list(slurm.jobs.values()):
+            if role_of(job) is Role.HOST and job.state is JobState.RUNNING:
+                members = tags.parse_host(job.admin_comment)[1]
+                if not any(slurm.jobs[m].state.is_active for m in members):
+                    slurm.end(job.job_id)
+            elif job.state is JobState.RUNNING:
+                state = tags.parse_state(job.admin_comment)
+                host = slurm.jobs.get(state.host) if state else None
+                if state and (host is None or not host.state.is_active):
+                    slurm.requeue_hold(job.job_id)  # what `muri run` does when its runtime is gone
+                    slurm.starts[job.job_id] -= 1
+                else:
+                    slurm.end(job.job_id)
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(CALLS_OF_A_START))
+def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, side, nth):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with pytest.raises(Killed), slurm.killing(side, nth + 1), make_controller(slurm) as controller:
+        controller.cycle()
+    run_to_the_end(slurm, make_controller)
+    assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
+    assert [slurm.starts[i] for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
+    assert not any(job.state.is_active for job in hosts(slurm))
+
+
+def test_an_orphaned_host_is_cancelled_when_the_journal_is_lost(make_controller, tmp_path):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with pytest.raises(Killed), slurm.killing("after", 1), make_controller(slurm) as controller:
+        controller.cycle()
+    for file in tmp_path.glob("journal.db*"):
+        file.unlink()
+    run_to_the_end(slurm, make_controller)
+    assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4

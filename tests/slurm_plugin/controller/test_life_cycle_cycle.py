@@ -1,0 +1,261 @@
+"""Stops, returns and joins in the controller's cycle: only who may be stopped, nobody lost, nobody run twice."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, make_job, make_node
+
+from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
+from muri.slurm_plugin.planning.running import settle, why_not_preemptible
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, role_of
+
+PREEMPTION = {"enabled": True, "least_run_s": 0, "restart_s": 0}
+ALONE = {"max_group_size": 1}
+
+
+def job(job_id: int, duration_s: int = 100, checkpoint: bool = True, **changes):
+    mark = f"muri:model=m{(job_id - 1) % 4 + 1},batch-size=8,duration={duration_s}"
+    return make_job(job_id, admin_comment=mark + (",checkpoint=1" if checkpoint else ""), **changes)
+
+
+def register(slurm: FakeSlurm, job_id: int) -> None:
+    """What the script's call of muri.checkpoint leads to."""
+    slurm._update(job_id, comment=f"{tags.CHECKPOINT_PREFIX}{slurm.jobs[job_id].restart_count}")
+
+
+def hosts(slurm: FakeSlurm):
+    return [each for each in slurm.jobs.values() if role_of(each) is Role.HOST]
+
+
+def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, registered: bool = True) -> FakeSlurm:
+    slurm = FakeSlurm([job(1, 100_000, checkpoint)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm, policy="srtf", preemption=PREEMPTION, grouping=ALONE) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert slurm.jobs[1].state is JobState.RUNNING
+    if registered:
+        register(slurm, 1)
+    slurm.jobs[2] = job(2, 10)
+    return slurm
+
+
+def cycles(slurm: FakeSlurm, make_controller, count: int, **changes) -> None:
+    """Cycles of which each is a controller of its own; short jobs end after one of them."""
+    for _ in range(count):
+        with make_controller(slurm, **changes) as controller:
+            controller.cycle()
+        slurm.tick()
+        if slurm.jobs[2].state is JobState.RUNNING and slurm.jobs[2].start_s < slurm.now_s:
+            slurm.end(2)
+
+
+SHORTEST = {"policy": "srtf", "preemption": PREEMPTION, "grouping": ALONE}
+
+
+def test_a_long_job_stops_for_a_short_one_and_runs_again(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    cycles(slurm, make_controller, 6, **SHORTEST)
+    assert slurm.jobs[2].state is JobState.COMPLETED
+    assert (slurm.jobs[1].state, slurm.starts[1], slurm.jobs[1].restart_count) == (JobState.RUNNING, 2, 1)
+    assert slurm.jobs[1].gpu_count == 1
+
+
+def test_a_job_that_was_stopped_keeps_the_service_that_it_had(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    slurm.now_s = slurm.jobs[1].start_s + 500.0
+    with make_controller(slurm, **SHORTEST) as controller:
+        controller.cycle()
+        (waiting,) = (each for each in controller.decide().preparation.request.jobs if each.job_id == 1)
+    assert (waiting.attained_gpu_s, waiting.remaining_s) == (500.0, 99_500.0)
+
+
+@pytest.mark.parametrize(("checkpoint", "registered"), [(False, True), (True, False)])
+def test_without_word_and_checkpoint_nobody_is_stopped(make_controller, checkpoint, registered):
+    slurm = run_long_then_submit_short(make_controller, checkpoint=checkpoint, registered=registered)
+    cycles(slurm, make_controller, 4, **SHORTEST)
+    assert "requeue_hold" not in slurm.calls
+    assert slurm.jobs[1].state is JobState.RUNNING
+    assert slurm.jobs[2].state is JobState.PENDING
+
+
+def test_a_checkpoint_of_an_earlier_run_does_not_count(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    slurm._update(1, restart_count=1)
+    cycles(slurm, make_controller, 3, **SHORTEST)
+    assert "requeue_hold" not in slurm.calls
+
+
+def test_preemption_is_off_unless_asked_for(make_controller):
+    slurm = run_long_then_submit_short(make_controller)
+    cycles(slurm, make_controller, 3, policy="srtf", grouping=ALONE)
+    assert "requeue_hold" not in slurm.calls
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_killed_at_any_call_a_stop_is_carried_on(make_controller, side, nth):
+    slurm = run_long_then_submit_short(make_controller)
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        cycles(slurm, make_controller, 3, **SHORTEST)
+    cycles(slurm, make_controller, 8, **SHORTEST)
+    assert slurm.jobs[2].state is JobState.COMPLETED
+    assert slurm.starts == {1: 2, 2: 1}
+    assert slurm.jobs[1].state is JobState.RUNNING
+
+
+def group_of(make_controller, *ids: int) -> FakeSlurm:
+    slurm = FakeSlurm([job(each) for each in ids], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    assert all(slurm.jobs[each].state is JobState.RUNNING for each in ids)
+    return slurm
+
+
+def test_a_member_that_stopped_by_itself_is_a_candidate_again_with_its_own_request(make_controller):
+    slurm = group_of(make_controller, 1, 2)
+    slurm._update(1, comment=f"{tags.STOPPED_PREFIX}0")
+    slurm._requeue(1)
+    with make_controller(slurm, grouping={"join": False}) as controller:
+        controller.cycle()
+        status = controller.cycle()
+    stopped = slurm.jobs[1]
+    assert role_of(stopped) is Role.CANDIDATE
+    assert (stopped.gpu_request, stopped.required_nodes, stopped.time_limit_s) == ("gres/gpu:1", "", 3600)
+    assert not any("not grouped again" in reason for each in status.jobs for reason in each.reasons)
+
+
+def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controller):
+    slurm = group_of(make_controller, 1, 2)
+    register(slurm, 1)
+    slurm._requeue(1)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert role_of(slurm.jobs[1]) is Role.RELEASED
+
+
+def test_a_waiting_job_joins_the_group_at_work(make_controller):
+    slurm = group_of(make_controller, 1, 2)
+    (host,) = hosts(slurm)
+    slurm.jobs[3] = job(3)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    assert set(status[1].partners) == {2, 3}
+    assert set(status[3].partners) == {1, 2}
+    assert 0 < status[3].predicted_speed <= 1
+    joined = slurm.jobs[3]
+    assert joined.state is JobState.RUNNING
+    assert tags.parse_state(joined.admin_comment).host == host.job_id
+    assert tags.parse_host(slurm.jobs[host.job_id].admin_comment)[1] == (1, 2, 3)
+    assert {slurm.jobs[each].time_limit_s for each in (1, 2, 3)} == {3 * 3600}
+    assert slurm.jobs[host.job_id].time_limit_s >= 3 * 3600
+    assert hosts(slurm) == [slurm.jobs[host.job_id]]
+    slurm._update(2, state=JobState.COMPLETED)
+    with make_controller(slurm) as controller:
+        status = {each.job_id: each for each in controller.cycle().jobs}
+    assert (status[1].partners, status[3].partners) == ((3,), (1,)), "job 2 has ended"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"uid": 1002, "user": "bob"},
+        {"mem_per_node_mib": 4000},
+        {"gpu_count": 2, "gpu_request": "gres/gpu:2"},
+        {"can_requeue": False},
+    ],
+)
+def test_who_does_not_fit_does_not_join(make_controller, change):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs[3] = replace(job(3), **change)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert tags.parse_state(slurm.jobs[3].admin_comment) is None
+
+
+@pytest.mark.parametrize(("gpu_mem_gib", "joins"), [(8.0, False), (80.0, True)])
+def test_who_does_not_fit_into_the_gpus_memory_does_not_join(make_controller, gpu_mem_gib, joins):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs[3] = job(3)
+    with make_controller(slurm, gpu_mem_gib={"gpu": gpu_mem_gib}) as controller:
+        store = controller._store
+        store.put_all([replace(each, gpu_mem_gib=4.0) for each in store.list()])
+        controller.cycle()
+    assert (tags.parse_state(slurm.jobs[3].admin_comment) is not None) == joins
+
+
+def test_joins_can_be_turned_off(make_controller):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs[3] = job(3)
+    with make_controller(slurm, grouping={"join": False}) as controller:
+        controller.cycle()
+    assert role_of(slurm.jobs[3]) is Role.CANDIDATE
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
+    slurm = group_of(make_controller, 1, 2)
+    slurm.jobs[3] = job(3)
+    with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm) as controller:
+        controller.cycle()
+    for _ in range(3):
+        with make_controller(slurm) as controller:
+            controller.cycle()
+        slurm.tick()
+    assert (slurm.jobs[3].state, slurm.starts[3]) == (JobState.RUNNING, 1)
+    assert tags.parse_state(slurm.jobs[3].admin_comment).host == hosts(slurm)[0].job_id
+
+
+def test_reasons_name_what_is_missing():
+    running = job(1, state=JobState.RUNNING, comment=f"{tags.CHECKPOINT_PREFIX}0")
+    assert why_not_preemptible(running, Role.RELEASED) == ""
+    assert "muri.checkpoint" in why_not_preemptible(replace(running, comment=""), Role.RELEASED)
+    assert "checkpoint=1" in why_not_preemptible(replace(job(1, checkpoint=False), state=JobState.RUNNING), Role.MEMBER)
+    assert "does not run" in why_not_preemptible(job(1), Role.RELEASED)
+    assert "--no-requeue" in why_not_preemptible(replace(running, can_requeue=False), Role.RELEASED)
+    assert "--muri" in why_not_preemptible(replace(running, admin_comment=""), Role.OTHER)
+
+
+def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():
+    def plan_job(job_id: int) -> PlanJob:
+        return PlanJob(job_id, "alice", "main", 1, 0.0)
+
+    share = (NodeShare("n1", 1),)
+    request = PlanRequest((plan_job(1), plan_job(2)), (), 0.0, running=(Running((plan_job(3),), share),))
+    plan = Plan("p", groups=(Group((1, 2), share, 1, 1.0, 1.0, {}),), solo=(), waiting=(Waiting(3, (), True),))
+    settled = settle(plan, request)
+    assert [item.job_id for item in settled.stops] == [3]
+    assert settled.plan.groups == ()
+    assert [item.job_id for item in settled.plan.waiting] == [1, 2]
+
+
+def test_what_is_kept_is_neither_stopped_nor_started():
+    def plan_job(job_id: int) -> PlanJob:
+        return PlanJob(job_id, "alice", "main", 1, 0.0)
+
+    share = (NodeShare("n1", 1),)
+    running = (Running((plan_job(3),), share), Running((plan_job(4), plan_job(5)), share))
+    plan = Plan(
+        "p", groups=(Group((4, 5), share, 1, 1.0, 1.0, {}, (), kept=True),), solo=(Solo(3, (), share, kept=True),)
+    )
+    settled = settle(plan, PlanRequest((), (), 0.0, running=running))
+    assert (settled.stops, settled.plan.groups, settled.plan.solo) == ((), (), ())
+
+
+def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
+    slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.requeue_hold(1)
+    assert slurm.jobs[1].begin_s > slurm.now_s
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert slurm.starts[1] == 2

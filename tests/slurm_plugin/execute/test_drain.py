@@ -1,0 +1,136 @@
+"""`muri drain --wait`: whoever comes back held after the controller is gone goes on as a plain job."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner
+from fake_slurm import FakeSlurm, Killed, make_job, make_node
+
+from muri.slurm_plugin.cli.admin import drain as drain_command
+from muri.slurm_plugin.controller import assemble as open_gateway
+from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
+from muri.slurm_plugin.execute import drain as draining
+from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
+from muri.slurm_plugin.gateway.base import SlurmUnreachableError
+from muri.slurm_plugin.records.cluster import JobState
+
+
+@pytest.fixture
+def at_work(make_controller) -> FakeSlurm:
+    """Two members that run in a group on the only GPU."""
+    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
+    assert slurm.jobs[1].gpu_count == 0
+    return slurm
+
+
+def watch(monkeypatch, slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]:
+    """Drain until all is over; between two passes one event happens and time goes by."""
+
+    def sleep(_: float) -> None:
+        events.pop(0)()
+        slurm.tick()
+
+    monkeypatch.setattr(draining.time, "sleep", sleep)
+    return list(drain_until_over(slurm))
+
+
+def pilot_of(slurm: FakeSlurm) -> int:
+    return max(slurm.jobs)
+
+
+def test_a_member_that_stops_after_the_drain_gets_its_gpu_back(at_work, monkeypatch):
+    slurm = at_work
+    events = [lambda: slurm.requeue_hold(1), lambda: slurm.end(2), lambda: slurm.end(pilot_of(slurm)), lambda: None]
+    passes = watch(monkeypatch, slurm, events)
+    assert passes[0].running == (1, 2)
+    assert passes[1].restored == (1,)
+    assert passes[-1].is_over
+    assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count, slurm.starts[1]) == (JobState.RUNNING, 1, 2)
+
+
+def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work, monkeypatch):
+    slurm = at_work
+    slurm.jobs[3] = make_job(3, state=JobState.COMPLETING, held=False, reason="", nodes="n1")
+
+    def break_group() -> None:
+        slurm.end(pilot_of(slurm), JobState.FAILED)
+        for job_id in (1, 2):
+            slurm.requeue_hold(job_id)
+
+    def saved() -> None:
+        slurm._update(3, state=JobState.PENDING, held=True, restart_count=1)
+
+    passes = watch(monkeypatch, slurm, [break_group, saved, lambda: None, lambda: None])
+    assert 3 in passes[0].leaving
+    assert [done.restored for done in passes[:2]] == [(), (1, 2)]
+    assert passes[2].released == (3,)
+    assert not any(slurm.jobs[job_id].held for job_id in (1, 2, 3))
+
+
+def test_a_silent_slurmctld_does_not_end_the_watch(at_work, monkeypatch):
+    slurm, snapshot = at_work, at_work.snapshot
+
+    def silent() -> None:
+        raise SlurmUnreachableError("no answer")
+
+    def fall_silent() -> None:
+        slurm.snapshot = silent
+
+    def answer_again() -> None:
+        slurm.snapshot = snapshot
+        slurm.end(1)
+        slurm.end(2)
+        slurm.end(pilot_of(slurm))
+
+    passes = watch(monkeypatch, slurm, [fall_silent, answer_again])
+    assert [done.is_over for done in passes] == [False, True]
+
+
+@pytest.mark.parametrize(("held_s", "drained"), [(60.0, False), (3600.0, True)])
+def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, held_s, drained):
+    slurm = FakeSlurm([make_job(1)], [make_node("n1")])
+    monkeypatch.setattr(open_gateway, "open_gateway", lambda kind: slurm)
+    config = tmp_path / "muri.yaml"
+    config.write_text(f"state_dir: {tmp_path}\n")
+    arguments = ["--config", str(config), "--if-stale", "1800"]
+    with only_one(tmp_path):
+        os.utime(tmp_path / LOCK_NAME, (time.time() - held_s,) * 2)
+        if drained:
+            assert "hangs" in CliRunner().invoke(drain_command, arguments, catch_exceptions=False).stderr
+        else:
+            with pytest.raises(AnotherControllerError):
+                CliRunner().invoke(drain_command, arguments, catch_exceptions=False)
+    assert slurm.jobs[1].held is not drained
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 10))
+def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, nth):
+    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2)]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.jobs[3] = make_job(3)
+    slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the host must wait
+    with contextlib.suppress(Killed), slurm.killing(side, nth):
+        drain(slurm)
+    slurm.tick()
+    drain(slurm)
+    assert not any(job.held for job in slurm.jobs.values())
+    for _ in range(4):
+        slurm.end(next(job.job_id for job in slurm.jobs.values() if job.state is JobState.RUNNING))
+        slurm.tick()
+    assert [slurm.jobs[n].gpu_count for n in (1, 2, 3)] == [1, 1, 1]
+    assert slurm.starts == {1: 1, 2: 1, 3: 1}
+
+
+def test_a_drain_with_nothing_to_do_is_over_at_once():
+    assert drain(FakeSlurm([], [make_node("n1")])).is_over

@@ -1,0 +1,133 @@
+"""The JSON of two real Slurm versions, recorded by tests/slurm/record_fixtures.py, read into the same records."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muri.slurm_plugin.gateway import json_records
+from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.records.cluster import Job, JobState
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+VERSIONS = ["22.05.8", "26.05.5"]
+
+
+def document(kind: str, version: str) -> Any:
+    text = (FIXTURES / f"{kind}-{version}.json").read_text(encoding="utf-8")
+    return json_records.parse_document(text, kind)
+
+
+def jobs(version: str) -> dict[str, Job]:
+    return {job.name: job for job in json_records.jobs(document("jobs", version), taken_s=0.0)}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_gpus_of_every_way_to_ask(version: str) -> None:
+    assert {name: (job.gpu_count, job.gpu_request) for name, job in jobs(version).items()} == {
+        "failed": (0, ""),
+        "running": (2, "gres/gpu:2"),
+        "per-job": (2, ""),
+        "per-node": (2, "gres/gpu:1"),
+        "per-task": (2, ""),
+        "bare": (1, "gres/gpu:1"),
+        "details": (0, ""),
+        "array": (0, ""),
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_states_times_and_holds(version: str) -> None:
+    named = jobs(version)
+    failed, running, held = named["failed"], named["running"], named["bare"]
+    assert (failed.state, failed.exit_code) == (JobState.FAILED, 3)
+    assert 0 < failed.submit_s <= failed.start_s <= failed.end_s
+    assert (running.state, running.held, running.reason, running.nodes, running.end_s) == (
+        JobState.RUNNING, False, "", "n1", 0,
+    )  # fmt: skip
+    assert (held.state, held.held, held.reason, held.start_s) == (JobState.PENDING, True, "JobHeldUser", 0)
+    assert named["array"].array
+    assert named["array"].time_limit_s == 0
+    assert not held.array
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_details_of_a_job(version: str) -> None:
+    job = jobs(version)["details"]
+    assert (job.user, job.uid, job.gid, job.partition, job.work_dir) == ("alice", 1001, 1001, "main", "/home/alice")
+    assert (job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.time_limit_s) == (3, 3, 500, 5400)
+    assert (job.required_nodes, job.dependency, job.node_count) == ("n2", "after:2+5,afterany:2", 1)
+    assert (job.batch, job.het, job.can_requeue, job.restart_count) == (True, False, True, 0)
+
+
+def test_both_versions_give_the_same_records() -> None:
+    old, new = (
+        [replace(job, submit_s=0, start_s=0, end_s=0, submit_line="") for job in jobs(version).values()]
+        for version in VERSIONS
+    )
+    assert old == new
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_nodes(version: str) -> None:
+    nodes = {node.name: node for node in json_records.nodes(document("nodes", version))}
+    assert {name: node.usable for name, node in nodes.items()} == {"n1": True, "n2": True, "n3": True, "n4": False}
+    assert nodes["n4"].state == "IDLE+DRAIN"
+    assert (nodes["n1"].gpu_count, nodes["n1"].gpus_allocated, nodes["n1"].cpus_allocated) == (2, 2, 1)
+    assert (nodes["n2"].gpus_allocated, nodes["n2"].cpu_count, nodes["n2"].gpu_type) == (0, 16, "gpu")
+    assert nodes["n2"].partitions == ("main",)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (5, 5),
+        (None, 7),
+        (4_294_967_294, 7),
+        (0xFFFF_FFFF_FFFF_FFFE, 7),
+        ({"set": True, "infinite": False, "number": 5}, 5),
+        ({"set": False, "infinite": False, "number": 5}, 7),
+        ({"set": True, "infinite": True, "number": 0}, 7),
+        ({"number": 3}, 3),
+        (True, 7),
+        ("5", 7),
+    ],
+)
+def test_number_in_every_form(value: object, expected: int) -> None:
+    assert json_records.number(value, 7) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "did not print JSON"),
+        ("[]", "not an object"),
+        ('{"errors": [{"description": "no such thing"}]}', "no such thing"),
+    ],
+)
+def test_output_that_is_no_answer(text: str, said: str) -> None:
+    with pytest.raises(GatewayError, match=said):
+        json_records.parse_document(text, "squeue --json")
+
+
+def test_document_of_an_unknown_form_is_not_an_empty_queue() -> None:
+    with pytest.raises(GatewayError, match="'jobs'"):
+        list(json_records.jobs({"queue": []}, 0.0))
+    with pytest.raises(GatewayError, match="'nodes'"):
+        list(json_records.nodes({"sinfo": []}))
+
+
+def test_broken_record_is_named() -> None:
+    content = json.loads((FIXTURES / "jobs-26.05.5.json").read_text(encoding="utf-8"))
+    del content["jobs"][1]["user_id"]
+    with pytest.raises(GatewayError, match=r"job 2.*user_id"):
+        list(json_records.jobs(content, 0.0))
+
+
+def test_job_that_must_wait_until_later_says_so() -> None:
+    record = next(job for job in document("jobs", "26.05.5")["jobs"] if job["name"] == "bare")
+    record["eligible_time"]["number"] = 2_000
+    assert json_records.job(record, taken_s=1_000.0).begin_s == 2_000
+    assert json_records.job(record, taken_s=3_000.0).begin_s == 0

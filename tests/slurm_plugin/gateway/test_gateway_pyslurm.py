@@ -1,0 +1,123 @@
+"""The parts of the pyslurm gateway that need no Slurm: versions, translation, libslurm's node table."""
+
+import logging
+import sys
+from types import ModuleType
+
+import pytest
+
+from muri.slurm_plugin.controller import assemble as open_gateway
+from muri.slurm_plugin.gateway import pyslurm_records
+from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
+from muri.slurm_plugin.gateway.libslurm import nodes_of_table
+from muri.slurm_plugin.gateway.pyslurm_api import check_controller, check_library, import_pyslurm
+from muri.slurm_plugin.records.cluster import JobChange, NewJob
+
+TABLE = """\
+Node data as of 2026-01-01T00:00:00, record count 2
+NodeName=n2 Arch=x86_64 CoresPerSocket=1  CPUAlloc=3 CPUEfctv=16 CPUTot=16 CPULoad=0.27 Gres=gpu:a100:2 \
+GresDrain=N/A GresUsed=gpu:a100:1(IDX:0) OS=Linux 6.1 #1 SMP  RealMemory=1 State=ALLOCATED+DRAIN ThreadsPerCore=1 \
+CfgTRES=cpu=16 Reason=State=IDLE CPUTot=99 [root@2026-01-01T00:00:00]
+NodeName=n1 CPUAlloc=0 CPUTot=16 Gres=(null) State=IDLE ThreadsPerCore=1
+"""
+
+
+def test_node_table_is_read_and_its_free_text_is_not() -> None:
+    bare, shared = nodes_of_table(TABLE, {"n2": ("main", "small")})
+    assert (bare.name, bare.usable, bare.gpu_count, bare.gpus_allocated, bare.partitions) == ("n1", True, 0, 0, ())
+    assert (shared.state, shared.usable, shared.partitions) == ("MIXED+DRAIN", False, ("main", "small"))
+    assert (shared.cpu_count, shared.cpus_allocated) == (16, 3)
+    assert (shared.gpu_count, shared.gpus_allocated, shared.gpu_type) == (2, 1, "a100")
+
+
+@pytest.mark.parametrize(
+    ("pyslurm", "library", "fits"),
+    [
+        ("25.11.2", "25.11", True),
+        ("25.11.2", "26.05", True),
+        ("25.11.2", "24.11", False),
+        ("24.11.0", "24.11", True),
+        ("24.11.0", "25.05", False),
+        ("27.05.0", "", True),
+    ],
+)
+def test_pyslurm_must_fit_libslurm(pyslurm: str, library: str, fits: bool) -> None:
+    if fits:
+        check_library(pyslurm, library)
+        return
+    with pytest.raises(GatewayUnavailableError, match=r"gateway: command") as caught:
+        check_library(pyslurm, library)
+    assert pyslurm in str(caught.value)
+    assert library in str(caught.value)
+
+
+def test_libslurm_must_not_be_newer_than_slurmctld() -> None:
+    for slurmctld in ("26.05.5", "26.11.0", "27.05.1"):
+        check_controller(slurmctld, "26.05")
+    with pytest.raises(GatewayUnavailableError, match=r"26\.05, newer than slurmctld 25\.11\.3"):
+        check_controller("25.11.3", "26.05")
+
+
+def test_missing_pyslurm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+    with pytest.raises(GatewayUnavailableError, match="gateway: command"):
+        import_pyslurm()
+
+
+def test_auto_falls_back_with_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    class Commands:
+        name = "command"
+
+    monkeypatch.setitem(sys.modules, "pyslurm", None)
+    monkeypatch.setattr(open_gateway, "CommandGateway", Commands)
+    with caplog.at_level(logging.DEBUG):
+        assert open_gateway.open_gateway("auto").name == "command"
+    assert len(caplog.records) == 1
+    with pytest.raises(GatewayUnavailableError):
+        open_gateway.open_gateway("pyslurm")
+    with pytest.raises(GatewayUnavailableError, match="choose one of auto, pyslurm, command"):
+        open_gateway.open_gateway("pislurm")  # type: ignore[arg-type]
+
+
+def test_cleared_text_looks_filled_and_is_empty() -> None:
+    cleared = pyslurm_records.Cleared()
+    assert cleared
+    assert cleared[0] != "\0"
+    assert isinstance(cleared, str)
+    assert (len(cleared), cleared.encode()) == (0, b"")
+
+
+def test_change_is_translated() -> None:
+    change = JobChange(
+        gpu_request="gres/gpu:a100:0", required_nodes="", cpu_count=1, cpus_per_task=1, dependency="",
+        mem_per_node_mib=64, time_limit_s=61, admin_comment="x",
+    )  # fmt: skip
+    assert pyslurm_records.change_fields(change) == {
+        "gres_per_node": "gpu:a100:0", "required_nodes": "", "dependencies": "", "admin_comment": "x",
+        "min_cpus_per_node": 1, "cpus_per_task": 1, "memory_per_node": "64M", "time_limit": 2,
+    }  # fmt: skip
+    assert pyslurm_records.change_fields(JobChange()) == {}
+    assert pyslurm_records.change_fields(JobChange(time_limit_s=0)) == {"time_limit": "unlimited"}
+    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now"}
+    with pytest.raises(GatewayError, match="malformed"):
+        pyslurm_records.change_fields(JobChange(gpu_request="??:"))
+
+
+def test_new_job_is_translated() -> None:
+    fields = pyslurm_records.submit_fields(NewJob("n", 1, 2, "#!/bin/sh\n", {"A": "b"}, "p", gpu_request="gres/gpu:1"))
+    assert (fields["user_id"], fields["group_id"], fields["gres_per_node"], fields["nodes"]) == (1, 2, "gpu:1", "1")
+    assert "account" not in fields
+    assert fields["is_requeueable"] is False
+
+
+def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def find_spec(self, name: str, *_: object) -> ModuleType | None:
+            if name == "pyslurm":
+                raise ImportError("libslurm.so.44: cannot open shared object file")
+            return None
+
+    monkeypatch.delitem(sys.modules, "pyslurm", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(GatewayUnavailableError, match=r"libslurm\.so\.44.*Rebuild"):
+        import_pyslurm()

@@ -1,0 +1,123 @@
+"""Slurm's small notations."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.records.cluster import JobState
+
+NAMES = st.from_regex(r"gpu(:[a-z][a-z0-9_]{0,8})?|shard|nvme", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [
+        ("", {}),
+        ("gres/gpu:2", {"gpu": 2}),
+        ("gres:gpu:2", {"gpu": 2}),
+        ("gres/gpu", {"gpu": 1}),
+        ("gres:gpu:a100:2", {"gpu:a100": 2}),
+        ("gres/gpu:a100", {"gpu:a100": 1}),
+        ("gres/gpu=1", {"gpu": 1}),
+        ("cpu=3,gres/gpu:a100=1", {"gpu:a100": 1}),
+        ("gpu:2(S:0-1)", {"gpu": 2}),
+        ("gpu:a100:1(IDX:0),gpu:v100:2(IDX:1-2)", {"gpu:a100": 1, "gpu:v100": 2}),
+        ("gpu:2,shard:1K", {"gpu": 2, "shard": 1024}),
+        ("(null)", {}),
+        ("N/A", {}),
+        ("gres/gpu:0", {"gpu": 0}),
+    ],
+)
+def test_gres_in_every_notation(text: str, counts: dict[str, int]) -> None:
+    assert text_fields.gres_counts(text) == counts
+
+
+@given(st.dictionaries(NAMES, st.integers(0, 10_000), max_size=4))
+def test_request_is_read_as_it_was_written(counts: dict[str, int]) -> None:
+    text = text_fields.request_text(counts)
+    assert text_fields.gres_counts(text) == counts
+    assert text_fields.gres_counts(text.replace("gres/", "gres:")) == counts
+
+
+@pytest.mark.parametrize(
+    ("counts", "total", "kind"),
+    [
+        ({}, 0, "gpu"),
+        ({"gpu": 2}, 2, "gpu"),
+        ({"gpu:v100": 1, "gpu:a100": 2, "shard": 9}, 3, "a100"),
+        ({"gpu": 3, "gpu:a100": 2}, 3, "a100"),
+    ],
+)
+def test_gpus_among_gres(counts: dict[str, int], total: int, kind: str) -> None:
+    assert text_fields.gpu_total(counts) == total
+    assert text_fields.gpu_type(counts) == kind
+
+
+@pytest.mark.parametrize(
+    ("words", "state"),
+    [
+        (["RUNNING"], JobState.RUNNING),
+        (["COMPLETED", "COMPLETING"], JobState.COMPLETING),
+        (["RUNNING", "CONFIGURING"], JobState.RUNNING),
+        (["CONFIGURING"], JobState.RUNNING),
+        (["PENDING", "REQUEUE_HOLD"], JobState.PENDING),
+        (["REQUEUED"], JobState.PENDING),
+        (["SPECIAL_EXIT"], JobState.PENDING),
+        (["OUT_OF_MEMORY"], JobState.OUT_OF_MEMORY),
+        (["SOMETHING_NEW"], JobState.UNKNOWN),
+        ([], JobState.UNKNOWN),
+    ],
+)
+def test_job_states(words: list[str], state: JobState) -> None:
+    assert text_fields.job_state(words) is state
+
+
+@pytest.mark.parametrize(
+    ("text", "usable"),
+    [
+        ("IDLE", True),
+        ("MIXED", True),
+        ("ALLOCATED", True),
+        ("IDLE+PLANNED", True),
+        ("IDLE~", True),
+        ("IDLE+CLOUD+POWERED_DOWN", True),
+        ("IDLE+DRAIN", False),
+        ("MIXED+DRAIN", False),
+        ("DOWN*", False),
+        ("IDLE*", False),
+        ("IDLE+NOT_RESPONDING", False),
+        ("IDLE$", False),
+        ("IDLE+RESERVED", False),
+        ("ALLOCATED+MAINTENANCE", False),
+        ("IDLE@", False),
+        ("UNKNOWN", False),
+        ("FUTURE", False),
+        ("SOMETHING_NEW", False),
+        ("", False),
+    ],
+)
+def test_where_new_jobs_can_start(text: str, usable: bool) -> None:
+    assert text_fields.node_usable(text_fields.node_words(text)) is usable
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        ("afterok:3(unfulfilled)", "afterok:3"),
+        ("afterok:7:5(unfulfilled),after:2+5(failed)", "after:2+5,afterok:5,afterok:7"),
+        ("afterok:2(unfulfilled)?afterany:1(unfulfilled)", "afterany:1?afterok:2"),
+        ("singleton(unfulfilled)", "singleton"),
+    ],
+)
+def test_dependencies_have_one_form(text: str, expected: str) -> None:
+    assert text_fields.dependency_text(text) == expected
+    assert text_fields.dependency_text(expected) == expected
+
+
+def test_gpus_of_a_job_by_option() -> None:
+    none = {"per_job": "", "per_node": "", "per_socket": "", "per_task": "", "node_count": 2, "task_count": 4}
+    assert text_fields.job_gpus(**none) == 0  # type: ignore[arg-type]
+    for option, count in (("per_job", 1), ("per_node", 2), ("per_socket", 2), ("per_task", 4)):
+        assert text_fields.job_gpus(**none | {option: "gres/gpu:1"}) == count  # type: ignore[arg-type]

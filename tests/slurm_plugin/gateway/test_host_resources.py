@@ -1,0 +1,97 @@
+"""CPUs and memory of nodes and jobs: in snapshots of both gateways, in their files, and in what is free."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fake_slurm import make_job, make_node
+
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.gateway import json_records
+from muri.slurm_plugin.gateway.commands import update_settings
+from muri.slurm_plugin.gateway.libslurm import nodes_of_table
+from muri.slurm_plugin.gateway.pyslurm_records import change_fields
+from muri.slurm_plugin.planning.request import free_nodes
+from muri.slurm_plugin.records.cluster import (
+    JobChange,
+    JobState,
+    Snapshot,
+    SnapshotFileError,
+    dump_snapshot,
+    parse_snapshot,
+)
+from muri.slurm_plugin.records.roles import view_of
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+TABLE = (
+    "NodeName=n1 CPUAlloc=4 CPUTot=16 Gres=gpu:2 RealMemory=65000 AllocMem=8000 FreeMem=22868 "
+    "CPUEfctv=14 State=MIXED ThreadsPerCore=2 MemSpecLimit=1000\n"
+    "NodeName=n2 CPUAlloc=0 CPUTot=16 Gres=gpu:2 RealMemory=1 AllocMem=0 State=IDLE\n"
+)
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "26.05.5"])
+def test_commands_tell_the_memory_of_nodes_and_jobs(version):
+    def document(kind):
+        return json.loads((FIXTURES / f"{kind}-{version}.json").read_text(encoding="utf-8"))
+
+    node = next(node for node in json_records.nodes(document("nodes")) if node.name == "n1")
+    assert (node.mem_mib, node.mem_allocated_mib, node.threads_per_core) == (64000, 2000, 1)
+    jobs = {job.name: job for job in json_records.jobs(document("jobs"), taken_s=0.0)}
+    assert (jobs["running"].mem_per_node_mib, jobs["running"].mem_per_cpu_mib) == (2000, 2000)
+    assert (jobs["details"].mem_per_node_mib, jobs["details"].mem_per_cpu_mib) == (500, 0)
+
+
+def test_libslurms_table_tells_the_memory_and_none_that_was_not_configured():
+    told, silent = nodes_of_table(TABLE, {})
+    assert (told.mem_mib, told.mem_allocated_mib, told.cpu_count) == (64000, 8000, 14)
+    assert (silent.mem_mib, silent.mem_allocated_mib) == (0, 0)
+    assert (told.threads_per_core, silent.threads_per_core) == (2, 1)
+    assert silent.cpu_count == 16
+
+
+def test_memory_per_cpu_can_be_put_back_through_both_gateways():
+    change = JobChange(cpu_count=4, cpus_per_task=4, mem_per_cpu_mib=500)
+    assert "MinMemoryCPU=500" in update_settings(change)
+    assert not any(setting.startswith("MinMemoryNode") for setting in update_settings(change))
+    assert change_fields(change)["memory_per_cpu"] == "500M"
+    assert "memory_per_node" not in change_fields(change)
+
+
+def test_a_snapshot_file_from_before_memory_was_told_is_read():
+    snapshot = Snapshot(1.0, "c", "26.05", (make_job(1),), (make_node("n1", mem_mib=64000),))
+    document = json.loads(dump_snapshot(snapshot))
+    for record in (*document["jobs"], *document["nodes"]):
+        for name in ("mem_per_cpu_mib", "mem_mib", "mem_allocated_mib", "threads_per_core"):
+            record.pop(name, None)
+    old = parse_snapshot(json.dumps(document))
+    assert (old.jobs[0].mem_per_cpu_mib, old.nodes[0].mem_mib) == (0, 0)
+    del document["nodes"][0]["cpu_count"]
+    with pytest.raises(SnapshotFileError, match="cpu_count missing"):
+        parse_snapshot(json.dumps(document))
+
+
+def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
+    released = make_job(
+        1, held=False, cpu_count=6, cpus_per_task=6, mem_per_node_mib=10 * 1024, required_nodes="n2", gpu_count=1
+    )
+    running = make_job(2, held=False, state=JobState.RUNNING, nodes="n1")
+    nodes = (
+        make_node("n1", mem_mib=64 * 1024, cpus_allocated=4, gpus_allocated=1, mem_allocated_mib=1024),
+        make_node("n2", mem_mib=64 * 1024),
+        make_node("n3", mem_mib=64 * 1024),
+    )
+    view = view_of(Snapshot(1.0, "c", "26.05", (released, running), nodes))
+    found = {node.name: node for node in free_nodes(view, Config())}
+    assert {name: (node.free_gpus, node.free_cpus, node.free_mem_gib) for name, node in found.items()} == {
+        "n1": (1, 12.0, 63.0),
+        "n2": (1, 10.0, 54.0),
+        "n3": (2, 16.0, 64.0),
+    }
+    assert all((node.cpu_count, node.mem_gib) == (16.0, 64.0) for node in found.values())
+
+
+def test_a_node_whose_memory_slurm_was_not_told_limits_nothing():
+    view = view_of(Snapshot(1.0, "c", "26.05", (), (make_node("n1"),)))
+    (node,) = free_nodes(view, Config())
+    assert (node.mem_gib, node.free_mem_gib) == (0.0, 0.0)

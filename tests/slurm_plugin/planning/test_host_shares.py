@@ -1,0 +1,348 @@
+"""CPUs and memory of a plan reach Slurm's jobs, and jobs get their own request back."""
+
+import pytest
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_job, make_node
+
+from muri.policies.types import CpuMemShare, Group, NodeShare, Plan
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.cli.look import explanation
+from muri.slurm_plugin.config import Allocation, Config
+from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.starts import actions_of, as_asked, asked_by, group_cpus, group_mem_mib, share_of
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState, Snapshot
+from muri.slurm_plugin.records.roles import Role, role_of, view_of
+
+TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
+BOTH = Allocation()
+GIB = 1024
+
+
+def share(cpus, mem_gib=0.0, node="n1"):
+    return CpuMemShare(node, cpus, mem_gib)
+
+
+@pytest.fixture
+def appetites(tmp_path):
+    """A model that wants 9 CPUs and one that is content with 2."""
+    hungry = CpuSensitivity((Point(1, 1.0), Point(9, 9.0), Point(16, 9.1)), 9, 0, 3)
+    modest = CpuSensitivity((Point(2, 5.0), Point(16, 5.1)), 2, 0, 2)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        for name, cpu in (("hungry", hungry), ("modest", modest)):
+            store.put_document(KIND, SensitivityProfile(name, "2026-01-01T00:00:00Z", cpu).to_document())
+
+
+def two_jobs(**changes):
+    jobs = [("hungry", 1), ("modest", 2)]
+    return [make_job(each, admin_comment=f"muri:model={model},duration=100", **changes) for model, each in jobs]
+
+
+def own_request(slurm, job_id):
+    job = slurm.jobs[job_id]
+    given = tags.parse_given(job.admin_comment)
+    return (job.cpu_count, job.cpus_per_task, job.mem_per_node_mib, job.required_nodes, given)
+
+
+UNTOUCHED = (4, 4, 0, "", None)
+
+
+@pytest.mark.usefixtures("appetites")
+def test_synergy_sets_the_cpus_that_each_model_wants(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1")])
+    with make_controller(slurm, **TUNE) as controller:
+        status = controller.cycle()
+    hungry, modest = slurm.jobs[1], slurm.jobs[2]
+    assert (hungry.cpu_count, hungry.cpus_per_task, hungry.required_nodes, hungry.held) == (9, 9, "n1", False)
+    assert (modest.cpu_count, modest.cpus_per_task, modest.held) == (2, 2, False)
+    assert tags.parse_given(hungry.admin_comment).original.cpu_count == 4
+    assert role_of(hungry) is Role.RELEASED
+    told = "\n".join(explanation(next(job for job in status.jobs if job.job_id == 1)))
+    assert "4 → 9 CPUs" in told
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_killed_at_any_call_each_job_runs_once_with_its_share(make_controller, side, nth):
+    slurm = FakeSlurm(two_jobs(mem_per_cpu_mib=500, mem_per_node_mib=2000), [make_node("n1")])
+    with pytest.raises(Killed), slurm.killing(side, nth), make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    left_over = [job for job in slurm.jobs.values() if job.held and tags.parse_given(job.admin_comment)]
+    for _ in range(3):
+        with make_controller(slurm, **TUNE) as controller:
+            controller.cycle()
+        slurm.tick()
+    assert slurm.starts == {1: 1, 2: 1}
+    assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [9, 2]
+    for job in left_over:  # what was cut off did not become "its own request"
+        assert tags.parse_given(slurm.jobs[job.job_id].admin_comment).original.cpu_count == 4
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("nth", range(1, 7))
+def test_a_drain_after_the_controller_died_gives_every_job_its_own_request(make_controller, nth):
+    slurm = FakeSlurm(two_jobs(mem_per_cpu_mib=500, mem_per_node_mib=2000), [make_node("n1")])
+    with pytest.raises(Killed), slurm.killing("after", nth), make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert drain(slurm).failed == ()
+    for each in (1, 2):
+        assert own_request(slurm, each) == (4, 4, 2000, "", None)
+        assert slurm.jobs[each].mem_per_cpu_mib == 500
+        assert not slurm.jobs[each].held
+
+
+@pytest.mark.usefixtures("appetites")
+def test_a_share_that_is_not_free_is_given_up_in_time(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1"), make_node("n2")])
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+        slurm.now_s += 100
+        controller.cycle()
+        assert slurm.jobs[1].cpu_count == 9
+        slurm.now_s += 100
+        controller.cycle()
+    assert own_request(slurm, 1) == UNTOUCHED
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.usefixtures("appetites")
+def test_a_job_that_slurm_refuses_to_change_starts_as_it_asked(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1")])
+    modify = slurm._modify
+
+    def refuse(job_id, change):
+        if change.cpu_count == 9:
+            raise GatewayError("cannot change job 1: Requested node configuration is not available")
+        modify(job_id, change)
+
+    slurm._modify = refuse
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+        slurm.tick()
+        status = controller.cycle()
+    assert own_request(slurm, 1) == UNTOUCHED
+    assert slurm.starts == {1: 1, 2: 1}
+    reasons = next(job.reasons for job in status.jobs if job.job_id == 1)
+    assert any("its own request after all" in reason and "not available" in reason for reason in reasons)
+
+
+@pytest.mark.usefixtures("appetites")
+def test_requests_per_gpu_are_left_alone(make_controller):
+    slurm = FakeSlurm(two_jobs(submit_line="sbatch --gres=gpu:1 --cpus-per-gpu=3 train.sh"), [make_node("n1")])
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert [own_request(slurm, each) for each in (1, 2)] == [UNTOUCHED] * 2
+    hidden = FakeSlurm(two_jobs(), [make_node("n1")])  # the option stands in the script, where only its effect shows
+    hidden.job_environment = lambda job_id: {"SLURM_MEM_PER_GPU": "700"}
+    with make_controller(hidden, **TUNE) as controller:
+        controller.cycle()
+    assert [own_request(hidden, each) for each in (1, 2)] == [UNTOUCHED] * 2
+    assert not any(job.held for job in hidden.jobs.values())
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize(("directive", "cpus"), [("#SBATCH --mem-per-gpu=7G", 4), ("# --mem-per-gpu=7G", 9)])
+def test_where_the_environment_is_unreadable_the_script_tells(make_controller, directive, cpus):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    slurm.job_environment = lambda job_id: None
+    slurm.batch_script = lambda job_id: f"#!/bin/sh\n{directive}\nmuri run train.py\n"
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert (slurm.jobs[1].cpu_count, slurm.jobs[1].held) == (cpus, False)
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("error", [GatewayError("cannot read"), NoSuchJobError("job 1 has no batch script")])
+def test_where_nothing_tells_a_job_starts_as_it_asked(make_controller, error):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    slurm.job_environment = lambda job_id: None
+
+    def unreadable(job_id):
+        raise error
+
+    slurm.batch_script = unreadable
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert own_request(slurm, 1) == UNTOUCHED
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_controller, drained):
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
+    with make_controller(slurm, **TUNE) as controller:
+        with slurm.killing("before", 3), pytest.raises(Killed):
+            controller.cycle()
+        assert slurm.jobs[1].held
+        assert slurm.jobs[1].cpu_count == 9
+
+        def refuse(job_id, change):
+            raise GatewayError(f"cannot change job {job_id}: Access/permission denied")
+
+        slurm._modify = refuse
+        if drained:
+            assert "permission denied" in drain(slurm).failed[0]
+        else:
+            controller.cycle()
+            assert slurm.jobs[1].held
+            slurm.now_s += 200
+            assert any("permission denied" in error for error in controller.cycle().errors)
+    assert not slurm.jobs[1].held
+
+
+@pytest.mark.usefixtures("appetites")
+def test_a_job_that_is_held_again_gets_its_own_request_and_is_planned_anew(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1")])
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+        slurm.hold(1)
+        slurm.end(2)
+        controller.cycle()
+    assert slurm.jobs[1].cpu_count == 9
+    assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
+    assert as_asked(slurm.jobs[1]).required_nodes == ""
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize(
+    ("allocation", "cpus"),
+    [
+        ({"cpus": "both"}, [9, 2]),
+        ({"cpus": "raise-only"}, [9, 4]),
+        ({"cpus": "off"}, [4, 4]),
+        ({"cpus": "off", "memory": "off"}, [4, 4]),
+    ],
+)
+def test_the_administrator_says_what_may_be_changed(make_controller, allocation, cpus):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1")])
+    with make_controller(slurm, **TUNE, allocation=allocation) as controller:
+        controller.cycle()
+    assert [slurm.jobs[each].cpu_count for each in (1, 2)] == cpus
+
+
+def test_cpus_go_below_the_request_only_where_they_were_measured():
+    job = make_job(1, cpu_count=8, cpus_per_task=8)
+    assert share_of(job, (share(3.0),), BOTH, measured=True).cpu_count == 3
+    assert share_of(job, (share(3.0),), BOTH, measured=False).cpu_count == 8
+    assert share_of(job, (share(12.0),), BOTH, measured=False).cpu_count == 12
+
+
+def test_memory_is_never_less_than_the_request_nor_limited_where_it_was_not():
+    job = make_job(1, mem_per_node_mib=8 * GIB)
+    assert share_of(job, (share(4, 2.0),), BOTH, measured=True).mem_per_node_mib == 8 * GIB
+    assert share_of(job, (share(4, 20.0),), BOTH, measured=True).mem_per_node_mib == 20 * GIB
+    assert share_of(make_job(1), (share(4, 20.0),), BOTH, measured=True).mem_per_node_mib == 0
+
+
+def test_tasks_and_nodes_get_whole_cpus_each():
+    tasks = make_job(1, cpu_count=4, cpus_per_task=1)
+    given = share_of(tasks, (share(9.0),), BOTH, measured=True)
+    assert (given.cpu_count, given.cpus_per_task) == (8, 2)
+    third = 3 * (16 / 3)
+    nodes = make_job(1, node_count=2, gpu_count=4, cpu_count=8, cpus_per_task=4)
+    given = share_of(nodes, (share(third, node="n2"), share(20.0, node="n1")), BOTH, measured=True)
+    assert (given.cpu_count, given.cpus_per_task, given.nodes) == (32, 16, "n[1-2]")
+    assert share_of(tasks, (share(0.1),), BOTH, measured=True).cpus_per_task == 1
+
+
+@pytest.mark.parametrize(("cpus", "given"), [(9.0, 8), (7.0, 6), (8.0, 8), (1.0, 1)])
+def test_whole_cores_are_given(cpus, given):
+    job = make_job(1)
+    assert share_of(job, (share(cpus),), BOTH, measured=True, threads_per_core=2).cpu_count == given
+
+
+@pytest.mark.usefixtures("appetites")
+def test_shares_of_nodes_with_two_threads_per_core_fit_together(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1", threads_per_core=2)])
+    with make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert [slurm.jobs[each].cpu_count for each in (1, 2)] == [8, 2]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"array": True}, {"het": True}, {"node_count": 2}, {"submit_line": "sbatch --mem-per-gpu=7G t.sh"}]
+)
+def test_what_slurm_would_lay_out_differently_keeps_its_request(changes):
+    assert share_of(make_job(1, **changes), (share(9.0),), BOTH, measured=True) is None
+
+
+def test_a_group_gets_what_its_members_get_together():
+    jobs = [make_job(1, mem_per_node_mib=GIB), make_job(2, mem_per_node_mib=GIB)]
+    shares = [(share(5.5, 4.0),), (share(2.5, 2.0),)]
+    assert group_cpus(shares, BOTH) == 8
+    assert group_mem_mib(jobs, shares, BOTH) == 6 * GIB
+    assert group_cpus([shares[0], ()], BOTH) == 0
+    assert group_mem_mib(jobs, [(), ()], BOTH) == 2 * GIB
+    assert (group_cpus(shares, Allocation(cpus="off")), group_mem_mib(jobs, shares, Allocation(memory="off"))) == (
+        0, 2 * GIB,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("cpus", "host_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
+def test_the_host_of_a_group_gets_the_shares_of_its_members(cpus, host_cpus):
+    jobs = [make_job(each, admin_comment=f"muri:model=m{each},batch-size=8", mem_per_node_mib=GIB) for each in (1, 2)]
+    view = view_of(Snapshot(NOW_S, "c", "26.05", tuple(jobs), (make_node("n1"),)))
+    group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
+    shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
+    know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
+    (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), view, know, Config())
+    # A CPU for each member's own processes stays outside the host; the node has 16.
+    assert start.cpu_count == host_cpus
+    assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
+
+
+def test_the_tag_survives_other_words_and_damage_is_no_tag():
+    given = tags.Given(int(NOW_S), asked_by(make_job(1, required_nodes="n[1-2]", mem_per_cpu_mib=500)))
+    comment = tags.with_token("muri:model=m others", tags.GIVEN_PREFIX, tags.format_given(given))
+    assert tags.parse_given(comment) == given
+    assert tags.parse_given("muri-given:{}") is None
+    assert tags.parse_given("muri-given:{") is None
+    old = tags.format_state(tags.MemberState(7, given.original)).replace(',"mem_per_cpu_mib":500', "")
+    assert tags.parse_state(tags.STATE_PREFIX + old).original.mem_per_cpu_mib == 0
+
+
+@pytest.mark.usefixtures("appetites")
+def test_a_running_job_keeps_what_it_has(make_controller):
+    slurm = FakeSlurm(two_jobs(), [make_node("n1")])
+    preemption = {"enabled": True, "least_run_s": 0}
+    with make_controller(slurm, **TUNE, preemption=preemption) as controller:
+        controller.cycle()
+        slurm.tick()
+        (unit, _) = controller.decide().preparation.request.running
+        assert unit.cpu_mem_shares == {1: (CpuMemShare("n1", 9.0, 0.0),)}
+        assert unit.members[0].job_id == 1
+        slurm.calls.clear()
+        controller.cycle()
+    assert slurm.calls == []
+    assert slurm.jobs[1].state is JobState.RUNNING
+
+
+def running_with_too_little(*, checkpoint):
+    """A hungry job that was released with its own 4 CPUs and runs."""
+    mark = "muri:model=hungry,duration=100000" + (",checkpoint=1" if checkpoint else "")
+    job = make_job(
+        1, admin_comment=mark, held=False, state=JobState.RUNNING, nodes="n1", start_s=NOW_S,
+        comment=f"{tags.CHECKPOINT_PREFIX}0",
+    )  # fmt: skip
+    return FakeSlurm([job], [make_node("n1", cpus_allocated=4)])
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_share_changes_only_at_a_restart(make_controller, checkpoint):
+    slurm = running_with_too_little(checkpoint=checkpoint)
+    slurm.now_s += 1000
+    preemption = {"enabled": True, "least_run_s": 0, "restart_s": 1}
+    for _ in range(4):
+        with make_controller(slurm, **TUNE, preemption=preemption) as controller:
+            controller.cycle()
+        slurm.tick()
+    job = slurm.jobs[1]
+    assert job.state is JobState.RUNNING
+    assert (job.cpu_count, job.restart_count) == ((9, 1) if checkpoint else (4, 0))
+    assert ("requeue_hold" in slurm.calls) == checkpoint

@@ -1,0 +1,132 @@
+"""Stored sensitivities become those that policies plan with."""
+
+from dataclasses import asdict
+
+import pytest
+from fake_slurm import make_job, make_node
+
+from muri.policies.types import PlanJob
+from muri.profiler.errors import CorruptStoreError
+from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.memory_axis import Dataset, throughput
+from muri.profiler.sensitivity.record import KIND, SensitivityProfile
+from muri.profiler.store import Document, ProfileStore
+from muri.slurm_plugin.planning.model_traits import KnownTraits, sensitivity_of, with_derived
+from muri.slurm_plugin.profile_use import read_traits
+
+CURVE = CpuSensitivity((Point(2, 2.0), Point(4, 4.0), Point(9, 8.0), Point(12, 8.2)), 9, 0, 4)
+DATASET = Dataset(dataset_gib=100.0, batch_mib=64.0, storage_mib_per_s=256.0)
+
+
+def measured(name="hungry", **changes):
+    return SensitivityProfile(**{"name": name, "measured_at": "2026-01-01T00:00:00Z", "cpu": CURVE, **changes})
+
+
+def key(model, gpus=1):
+    return ProfileKey(model, 8, gpus, "gpu")
+
+
+def test_the_curve_over_cpus_is_the_measured_one():
+    known = sensitivity_of(measured())
+    assert known.cpus == (1.0, 2.0, 4.0, 9.0, 12.0)
+    assert [known.throughput_at(cpus, 0.0) for cpus in (0, 1, 2, 3, 4)] == [1.0, 1.0, 2.0, 3.0, 4.0]
+    # 9 and 12 CPUs differ by less than two runs do.
+    assert [known.throughput_at(cpus, 0.0) for cpus in (9, 12, 40)] == [0.96 * 8.2] * 3
+    assert known.demand == (9.0, 0.0)
+
+
+def test_memory_follows_the_cache_model_above_what_the_processes_need():
+    known = sensitivity_of(measured(dataset=DATASET, process_gib=3.0))
+    for cache_gib in (0.0, 25.0, 100.0):
+        assert known.throughput_at(9, 3.0 + cache_gib) == pytest.approx(throughput(DATASET, 0.96 * 8.2, cache_gib))
+    assert known.throughput_at(9, 3.0) == pytest.approx(4.0)  # 256 MiB/s of storage feed 4 batches
+    full = known.throughput_at(9, 103.0)
+    assert full < 1.1001 * known.throughput_at(*known.demand)
+    assert 3.0 < known.demand.mem_gib < 103.0
+
+
+def test_gpus_of_a_job_share_the_cache_and_the_storage():
+    one, four = sensitivity_of(measured(dataset=DATASET)), sensitivity_of(measured(dataset=DATASET), 4)
+    assert four.mem_gib[-1] == pytest.approx(25.0)
+    assert four.throughput_at(9, 0.0) == pytest.approx(1.0)  # a quarter of the storage for each
+    assert four.throughput_at(9, 25.0) == one.throughput_at(9, 100.0)
+    assert four.demand.cpus == one.demand.cpus
+
+
+def test_the_demand_is_never_below_what_the_job_asked_for():
+    assert KnownTraits({"hungry": measured()}).sensitivity(key("hungry"), 7.5).demand.mem_gib == 7.5
+
+
+def test_a_name_is_a_model_or_a_whole_key():
+    exact = measured(str(key("m", 2)), process_gib=5.0)
+    traits = KnownTraits({"m": measured("m"), exact.name: exact})
+    assert traits.sensitivity(key("m", 2)).demand.mem_gib == 5.0
+    assert traits.sensitivity(key("m", 1)).demand.mem_gib == 0.0
+    assert traits.sensitivity(key("other")) is None
+    assert traits.is_measured(key("m", 4))
+    assert not traits.is_measured(key("other"))
+
+
+def test_what_cannot_be_read_costs_only_itself(tmp_path, caplog):
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_document(KIND, measured().to_document())
+        store.put_document(KIND, Document("broken", "2026-01-01T00:00:00Z", {"points": 3}))
+        traits = read_traits(store)
+    assert list(traits.sensitivities) == ["hungry"]
+    assert "'broken' cannot be read" in caplog.text
+
+
+def test_documents_with_figures_of_another_kind_cost_no_cycle(tmp_path, caplog):
+    good = measured().to_document()
+    with ProfileStore(tmp_path / "p.db") as store:
+        for name, wrong in (("a", {"process_gib": "much"}), ("b", {"points": [{"cpus": "two", "throughput": 1.0}]})):
+            store.put_document(KIND, Document(name, good.measured_at, {**good.body, **wrong}))
+        endless = {**good.body, "saturating_cpus": float("inf")}
+        store.put_document(KIND, Document("c", good.measured_at, endless))
+        side = {"key": asdict(key("m")), "solo_s": 1, "shared_s": 2, "ratio": 2, "spread": None, "confidence": 1}
+        pair = {"a": {**side, "iterations": float("inf")}, "b": side, "rounds": 1, "measured_s": 1, "measured_at": ""}
+        store.put_document(PAIRS, Document("p", good.measured_at, pair))
+        traits = read_traits(store)
+    assert not traits.pairs
+    assert [traits.sensitivity(key(name)) for name in "abc"] == [None] * 3
+    assert "is not used" in caplog.text
+
+
+def test_figures_that_cannot_be_true_are_not_used(caplog):
+    absurd = measured(cpu=CpuSensitivity((Point(2, -1.0), Point(4, 1.0)), 4, 0, 2))
+    assert KnownTraits({"hungry": absurd}).sensitivity(key("hungry")) is None
+    assert "is not used" in caplog.text
+
+
+def test_a_damaged_store_is_for_the_controller_to_mend(tmp_path):
+    class Damaged:
+        def documents(self, kind):
+            raise CorruptStoreError(tmp_path, "not a database")
+
+    with pytest.raises(CorruptStoreError):
+        read_traits(Damaged())
+
+
+def planned(profile, sensitivity=None):
+    return PlanJob(1, "alice", "main", 1, 0.0, profile, sensitivity=sensitivity)
+
+
+def test_a_stage_profile_stands_in_and_never_asks_for_less_than_the_job():
+    profile = StageProfile(key("m"), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0, iterations=20)
+    job = make_job(1, cpu_count=4, cpus_per_task=4, mem_per_node_mib=2048)
+    derived = with_derived(planned(profile), job, [make_node("n1")]).sensitivity
+    assert derived.throughput_at(8, 0) / derived.throughput_at(4, 0) == pytest.approx(1 / 0.65)
+    assert derived.demand.cpus >= 4
+    assert derived.demand.mem_gib == 2.0
+    idle = StageProfile(key("m"), 0.1, 0.0, 0.8, 0.1, iteration_s=1.0, iterations=20)
+    assert with_derived(planned(idle), job, [make_node("n1")]).sensitivity.demand.cpus == 4
+
+
+def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
+    job, nodes = make_job(1), [make_node("n1")]
+    assert with_derived(planned(None), job, nodes).sensitivity is None
+    known = sensitivity_of(measured())
+    profile = StageProfile(key("m"), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0, iterations=20)
+    assert with_derived(planned(profile, known), job, nodes).sensitivity is known

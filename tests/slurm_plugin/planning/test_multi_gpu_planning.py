@@ -1,0 +1,137 @@
+"""Jobs on several GPUs and nodes: who is grouped, and what their host and members are."""
+
+import dataclasses
+import socket
+
+import pytest
+from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node
+
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.gateway.commands import sbatch_arguments
+from muri.slurm_plugin.node import pilot as host_ranks
+from muri.slurm_plugin.node.pilot import runtime_command
+from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.request import prepare, ranks_reason
+from muri.slurm_plugin.planning.slurm_requests import dry_run_job, host_job
+from muri.slurm_plugin.planning.starts import actions_of
+from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.roles import view_of
+
+PROFILES = {
+    key: dataclasses.replace(profile, key=key)
+    for profile in FOUR_KINDS
+    for gpu_count in (1, 2, 4)
+    for key in [dataclasses.replace(profile.key, gpu_count=gpu_count)]
+}
+OPTIONS = {
+    "members": "1,2", "discipline": "fair", "isolation": "thread", "ordering": "1,2", "solo_iteration_s": "1=1,2=1",
+    "predicted_speed": "", "trace": False, "gpu_mem_gib": "", "node_count": 1, "gpus_per_node": 1,
+    "hang_timeout_s": 900.0,
+}  # fmt: skip
+
+
+def ddp(job_id: int, nodes: int = 2, gpus: int = 2, **changes):
+    """A DDP job with a task per GPU; odd and even ids go well together."""
+    fields = {
+        "gpu_count": nodes * gpus, "gpu_request": f"gres/gpu:{gpus}", "node_count": nodes,
+        "cpu_count": 2 * nodes * gpus,
+        "cpus_per_task": 2, "admin_comment": f"muri:model={'m3' if job_id % 2 else 'm4'},batch-size=8,duration=100",
+    }  # fmt: skip
+    return make_job(job_id, **(fields | changes))
+
+
+def planned(*jobs, nodes: int = 2, **changes):
+    """The actions of one cycle on idle nodes with two GPUs."""
+    config = Config(**{"policy": "muri-s", **changes})
+    snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, tuple(make_node(f"n{index + 1}") for index in range(nodes)))
+    view, know = view_of(snapshot), Knowledge(PROFILES)
+    plan = policy_of(config).plan(prepare(view, know, config, NOW_S).request)
+    return actions_of(plan, view, know, Config()), plan
+
+
+def test_a_group_over_two_nodes_asks_for_them_whole():
+    (group,), _ = planned(ddp(1), ddp(2))
+    assert isinstance(group, StartGroup)
+    assert (group.node, group.node_count, group.gpus_per_node) == ("n[1-2]", 2, 2)
+    assert [member.cpu_count for member in group.members] == [4, 4]
+    host = host_job(group, "t", Config())
+    assert (host.required_nodes, host.node_count, host.tasks_per_node, host.cpu_count) == ("n[1-2]", 2, 2, 2)
+    assert host.gpu_request == "gres/gpu:2"
+    assert "--node-count 2 --gpus-per-node 2" in host.script
+    arguments = sbatch_arguments(host)
+    assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
+
+
+def test_a_group_on_two_gpus_of_one_node():
+    (group,), _ = planned(ddp(1, nodes=1), ddp(2, nodes=1), nodes=1)
+    assert (group.node, group.node_count, group.gpus_per_node) == ("n1", 1, 2)
+
+
+def test_a_group_on_one_gpu_is_started_as_ever():
+    jobs = [make_job(job, admin_comment=f"muri:model=m{job},batch-size=8,duration=100") for job in (1, 2, 3, 4)]
+    actions, _ = planned(*jobs, nodes=1)
+    group = next(action for action in actions if isinstance(action, StartGroup))
+    host = host_job(group, "t", Config())
+    assert "--node-count" not in host.script
+    assert (host.node_count, host.tasks_per_node) == (1, 1)
+
+
+def test_jobs_of_different_shapes_are_not_grouped():
+    actions, plan = planned(ddp(1, nodes=2, gpus=1), ddp(2, nodes=1, gpus=2), nodes=2)
+    assert not [action for action in actions if isinstance(action, StartGroup)]
+    assert not plan.groups
+
+
+def test_two_nodes_are_never_one():
+    """A node with four GPUs does not do for a job that asks for two nodes."""
+    config = Config(policy="muri-s")
+    nodes = (make_node("n1", gpu_count=4),)
+    view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes))
+    plan = policy_of(config).plan(prepare(view, Knowledge(PROFILES), config, NOW_S).request)
+    assert not plan.groups
+    assert len(plan.waiting) == 2
+    assert "on each of 2 nodes" in str(plan.waiting[0].reasons[0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, ""),
+        ({"cpu_count": 4, "cpus_per_task": 2}, ""),
+        ({"cpu_count": 6, "cpus_per_task": 2}, "it has 3 tasks for 4 GPUs"),
+        ({"gpu_request": ""}, "--gres=gpu:N"),
+        ({"gpu_count": 3}, "without saying how many on each"),
+    ],
+)
+def test_what_cannot_be_grouped_says_why(changes, reason):
+    found = ranks_reason(ddp(1, **changes))
+    assert reason in found
+    assert bool(found) == bool(reason)
+
+
+def test_a_limit_of_one_gpu_leaves_them_alone():
+    actions, _ = planned(ddp(1), ddp(2), grouping={"max_gpus_per_job": 1})
+    assert [type(action) for action in actions] == [ReleaseSolo]
+
+
+def test_a_dry_run_has_the_shape_of_its_job():
+    run = dry_run_job(ddp(1), FOUR_KINDS[0].key, "t", "#!/bin/sh\n", {}, Config())
+    assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
+
+
+def test_a_step_of_several_ranks(tmp_path):
+    command = runtime_command(OPTIONS | {"node_count": 2, "gpus_per_node": 2}, tmp_path, tmp_path / "s.json")
+    assert command[:5] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
+    assert command[command.index("--world-size") + 1] == "4"
+    assert 0 < int(command[command.index("--order-port") + 1]) < 65536
+    alone = runtime_command(OPTIONS, tmp_path, tmp_path / "s.json")
+    assert alone[:2] == ["srun", "--ntasks=1"]
+    assert "--world-size" not in alone
+
+
+def test_the_port_is_free():
+    port = host_ranks.free_port()
+    with socket.create_server(("127.0.0.1", port)) as server:
+        assert server.getsockname()[1] == port

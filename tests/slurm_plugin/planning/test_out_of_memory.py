@@ -1,0 +1,159 @@
+"""A member that ran out of GPU memory beside others is a candidate again and asks for more; not for ever."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gpu
+
+from muri.policies.horus.cost import MAX_RAISES
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.node import membership as member
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.repairs import requested_gib
+from muri.slurm_plugin.planning.request import plan_job
+from muri.slurm_plugin.planning.slurm_requests import with_retries
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import may_try_again, times_told, told
+from muri.slurm_plugin.records.comment_tags import retries_memory
+from muri.slurm_plugin.records.roles import Role, profile_key, role_of
+
+
+def comment(run, times):
+    return f"words {tags.OUT_OF_MEMORY_PREFIX}{told(run, times)}"
+
+
+def test_what_a_run_tells_survives_the_way_through_a_comment():
+    assert times_told(comment(2, 3)) == (2, 3)
+    assert " " not in told(2, 3)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2", "muri-out-of-memory:².1"]
+)
+def test_what_is_no_token_tells_of_nothing(text):
+    assert times_told(text) == (-1, 0)
+    assert may_try_again(text)
+
+
+def test_tries_are_counted():
+    assert may_try_again(comment(0, MAX_RAISES - 1))
+    assert not may_try_again(comment(0, MAX_RAISES))
+
+
+def test_only_policies_that_plan_by_predicted_memory_give_another_try():
+    assert retries_memory(with_retries("muri:model=m", "horus-f"))
+    assert not retries_memory(with_retries(with_retries("muri:model=m", "horus"), "muri-s"))
+
+
+def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
+    text = {"comment": "words", "admin_comment": with_retries("muri:model=m", "horus")}
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    monkeypatch.setattr(member, "job_field", lambda job_id, name: text[name])
+    monkeypatch.setattr(member, "set_comment", lambda job_id, comment: text.update(comment=comment))
+    requeued = []
+    monkeypatch.setattr(member, "requeue_hold", requeued.append)
+    assert [member.SlurmMembership().requeue_for_memory("7") for _ in range(4)] == [True] * 4
+    assert times_told(text["comment"]) == (2, 1)
+    assert requeued == [7]
+    assert "out of GPU memory beside others" in capsys.readouterr().err
+
+
+def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm, FOUR_KINDS, policy="horus", gpu_mem_gib={"gpu": 24.0}) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    at_work = [job.job_id for job in slurm.jobs.values() if retries_memory(job.admin_comment)]
+    assert at_work
+    drained = drain(slurm)
+    assert set(drained.running) == set(at_work)
+    assert not drained.failed
+    assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
+    assert all(role_of(slurm.jobs[each]) is Role.MEMBER for each in at_work)
+
+
+def test_a_job_is_planned_with_what_it_asks_for():
+    job = make_job(5)
+    key = profile_key(job, ())
+    know = Knowledge({}, gpu_mem_gib=requested_gib({"5": 9.0}))
+    assert plan_job(job, key, "25.11.6", know, Config()).gpu_mem_gib == 9.0
+    assert plan_job(make_job(6), key, "25.11.6", know, Config()).gpu_mem_request_gib is None
+
+
+def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    settings = {"grouping": {"join": False}, "gpu_mem_gib": {"gpu": 24.0}}
+    with make_controller(slurm, known, **settings) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        (host,) = hosts(slurm)
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, 1))
+        before = controller.decide()
+        again = [action for action in before.repairs if getattr(action, "job_id", 0) == 3]
+        assert [type(action).__name__ for action in again] == ["AskForMore"]
+        controller.cycle()
+        after = controller.decide()
+    assert role_of(slurm.jobs[3]) is Role.CANDIDATE
+    assert slurm.jobs[3].held
+    assert slurm.jobs[3].gpu_count == 1
+    asked = {job.job_id: job.gpu_mem_request_gib for job in after.preparation.request.jobs}
+    assert asked == {3: 6.0}
+    assert all(role_of(slurm.jobs[i]) is Role.MEMBER for i in (1, 2, 4))
+    assert slurm.jobs[host.job_id].state.is_active
+
+
+def test_who_joins_again_asks_for_more_each_time(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    with make_controller(slurm, known, gpu_mem_gib={"gpu": 24.0}) as controller:
+        controller.cycle()
+        asked = []
+        for times in (1, 2, 3):
+            slurm.tick()
+            slurm.tick()
+            slurm.requeue_hold(3)
+            slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+            asked += [action.gpu_mem_gib for action in controller.decide().repairs]
+            slurm.now_s += 10
+            controller.cycle()
+            assert role_of(slurm.jobs[3]) is Role.MEMBER
+    assert asked == [6.0, 9.0, 24.0]
+
+
+@pytest.mark.parametrize(
+    ("gpu_mem_gib", "times", "expected"),
+    [
+        ({"gpu": 24.0}, MAX_RAISES, "AskForMore"),
+        ({}, MAX_RAISES - 1, "AskForMore"),
+        ({}, MAX_RAISES, "Restore"),
+    ],
+)
+def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times, expected):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    known = tuple(replace(item, gpu_mem_gib=4.0) for item in FOUR_KINDS)
+    with make_controller(slurm, known, gpu_mem_gib=gpu_mem_gib) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
+        (action,) = controller.decide().repairs
+    assert type(action).__name__ == expected
+    assert getattr(action, "gpu_mem_gib", 24.0) == (24.0 if times == MAX_RAISES else 6.0)
+
+
+def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.tick()
+        slurm.requeue_hold(3)
+        slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 2, 1))
+        repairs = controller.decide().repairs
+    assert [type(action).__name__ for action in repairs] == ["Restore"]

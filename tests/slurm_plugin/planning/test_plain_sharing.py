@@ -1,0 +1,195 @@
+"""muri-hybrid in the controller's cycle: measured pairs share without turns, nobody else does."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, make_job, make_node
+
+from muri.policies.registry import get_policy
+from muri.policies.types import PlanRequest
+from muri.profiler.interference.ratios import Interference, Side
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.cli.look import explanation
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.planning.actions import Preempt, StartGroup
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
+from muri.slurm_plugin.planning.slurm_requests import host_job
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import compact
+from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
+from muri.slurm_plugin.records.roles import Role, role_of
+
+HYBRID = {"policy": "muri-hybrid"}
+A, B = ProfileKey("a", 8, 1, "gpu"), ProfileKey("b", 8, 1, "gpu")
+LOADER = ProfileKey("loader", 8, 1, "gpu")
+
+
+def profile(key: ProfileKey, gpu: float = 1.0) -> StageProfile:
+    """Of a second per iteration, as much as `gpu` on the GPU and the rest at the storage."""
+    return StageProfile(key, 1 - gpu, 0.0, gpu, 0.0, iteration_s=1.0, iterations=20)
+
+
+KNOWN = (profile(A), profile(B), profile(LOADER, 0.0))
+
+
+def pair(a: ProfileKey, b: ProfileKey, ratio_a: float = 1.25, ratio_b: float = 1.6) -> Interference:
+    sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((a, ratio_a), (b, ratio_b))]
+    return Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
+
+
+def job(job_id: int, model: str, batch_size: int = 8, **changes):
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size={batch_size},duration=3600", **changes)
+
+
+def decided(slurm: FakeSlurm, *pairs: Interference, known=KNOWN, **changes):
+    config = Config(**{**HYBRID, **changes})
+    know = Knowledge({each.key: each for each in known}, traits=KnownTraits(pairs=pairs))
+    return decide(slurm.snapshot(), (), know, policy_of(config), config)
+
+
+def starts(decision) -> list[StartGroup]:
+    return [action for action in decision.actions if isinstance(action, StartGroup)]
+
+
+def two_jobs(*more, **node) -> FakeSlurm:
+    return FakeSlurm([job(1, "a"), job(2, "b"), *more], [make_node("n1", **{"gpu_count": 1, **node})])
+
+
+def running_pair() -> FakeSlurm:
+    """Two jobs at work, as a cycle that knew their pair has started them."""
+    slurm = two_jobs()
+    (start,) = starts(decided(slurm, pair(A, B)))
+    host = slurm.submit(host_job(start, "0a1b", Config()))
+    for member in start.members:
+        state = tags.format_state(tags.MemberState(host, member.original))
+        comment = tags.with_token(slurm.jobs[member.job_id].admin_comment, tags.STATE_PREFIX, state)
+        slurm.jobs[member.job_id] = replace(
+            slurm.jobs[member.job_id], admin_comment=comment, gpu_count=0, required_nodes="n1", held=False
+        )
+    for _ in range(2):
+        slurm.tick()
+    assert all(slurm.jobs[each].nodes == "n1" for each in (1, 2, host))
+    return slurm
+
+
+def turns_again(slurm: FakeSlurm) -> None:
+    """Let the group that runs be one that takes turns."""
+    for each in slurm.jobs.values():
+        comment = tags.with_token(each.admin_comment, MODE_PREFIX, None)
+        slurm.jobs[each.job_id] = replace(each, admin_comment=comment)
+
+
+def test_a_measured_pair_starts_side_by_side_in_processes():
+    (start,) = starts(decided(two_jobs(), pair(A, B)))
+    assert (start.mode, {member.job_id: member.speed for member in start.members}) == ("plain", {1: 0.8, 2: 0.625})
+    assert any("they share without turns" in reason for reason in start.reasons)
+    host = host_job(start, "0a1b", Config())
+    assert "--discipline plain --isolation process" in host.script
+    assert (mode_of(host.admin_comment), tags.parse_host(host.admin_comment)) == ("plain", ("0a1b", (1, 2)))
+    turns = host_job(replace(start, mode="interleave"), "0a1b", Config())
+    assert "--discipline auto --isolation thread" in turns.script
+    assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-host:0a1b:1,2")
+
+
+def test_estimates_are_not_enough():
+    known = (profile(A, 0.6), profile(B, 0.6))
+    (start,) = starts(decided(two_jobs(), known=known))
+    assert start.mode == "interleave"
+    (start,) = starts(decided(two_jobs(), pair(A, B, 1.0, 1.0), known=known))
+    assert start.mode == "plain"
+    assert starts(decided(two_jobs())) == []  # both want the GPU all the time: one after the other
+
+
+@pytest.mark.parametrize(
+    ("more", "pairs", "speeds"),
+    [
+        ([], [pair(A, B)], (0.8, 0.625)),
+        ([], [pair(B, A, 1.6, 1.25)], (0.8, 0.625)),
+        ([], [pair(replace(A, batch_size=4), B)], None),
+        ([], [pair(A, replace(B, gpu_type="other"))], None),
+        ([job(3, "a", 16)], [pair(A, B)], None),  # which of the two batch sizes it is the table can't tell
+        ([job(3, "a", 16)], [pair(A, B), pair(replace(A, batch_size=16), B, 2.0, 1.25)], (0.5, 0.625)),
+        ([job(3, "a", 8, gpu_count=2, gpu_request="gres/gpu:2")], [pair(A, B)], (0.8, 0.625)),
+    ],
+)
+def test_a_pair_is_told_where_all_that_goes_by_these_names_was_measured(more, pairs, speeds):
+    known = (*KNOWN, profile(replace(A, batch_size=16)), profile(replace(A, gpu_count=2)))
+    table = decided(two_jobs(*more), *pairs, known=known).preparation.request.interference
+    assert (None if table is None else table.speeds("a", "b")) == speeds
+
+
+def test_two_jobs_of_one_model_share_if_that_was_measured():
+    slurm = FakeSlurm([job(1, "a"), job(2, "a")], [make_node("n1", gpu_count=1)])
+    (start,) = starts(decided(slurm, pair(A, A, 1.25, 1.25)))
+    assert (start.mode, [member.speed for member in start.members]) == ("plain", [0.8, 0.8])
+
+
+def test_other_policies_hear_of_no_pairs():
+    request = PlanRequest((), (), NOW_S)
+    assert with_measured_pairs(request, get_policy("muri-jct"), (pair(A, B),)) is request
+    decision = decided(two_jobs(), pair(A, B), policy="muri-jct")
+    assert (decision.preparation.request.interference, starts(decision)) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("asked", "node_cpus", "cpus"),
+    [(4, 32, 8), (4, 8, 6), (6, 8, 6), (1, 32, 2)],  # both together, as far as the node goes
+)
+def test_members_side_by_side_get_their_cpus_together(asked, node_cpus, cpus):
+    slurm = FakeSlurm([job(1, "a", cpu_count=asked), job(2, "b", cpu_count=asked)], [
+        make_node("n1", gpu_count=1, cpu_count=node_cpus)
+    ])  # fmt: skip
+    (start,) = starts(decided(slurm, pair(A, B)))
+    assert start.cpu_count == cpus
+
+
+def test_nobody_joins_members_that_share_without_turns():
+    slurm = running_pair()
+    slurm.jobs[3] = job(3, "loader")
+    joined = [action for action in decided(slurm, pair(A, B)).actions if type(action).__name__ == "Join"]
+    assert joined == []
+    turns_again(slurm)
+    joined = [action for action in decided(slurm, pair(A, B)).actions if type(action).__name__ == "Join"]
+    assert [join.member.job_id for join in joined] == [3]
+
+
+def test_what_runs_so_goes_on_so():
+    slurm = running_pair()
+    decision = decided(slurm, pair(A, B), preemption={"enabled": True})
+    (unit,) = decision.preparation.request.running
+    assert (unit.mode, [member.job_id for member in unit.members]) == ("plain", [1, 2])
+    assert [action for action in decision.actions if isinstance(action, Preempt)] == []
+
+
+def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):
+    def marks_after_slow_cycles(slurm: FakeSlurm) -> set[str]:
+        (host,) = (each for each in slurm.jobs.values() if role_of(each) is Role.HOST)
+        slow = dict(zip(STAGES, (0.0, 0.0, 1.6, 0.0), strict=True))
+        with make_controller(slurm, KNOWN, **HYBRID, profiles={"drift_after_s": 300}) as controller:
+            for cycle in range(5):
+                slurm.now_s += 100.0
+                member = {"iterations": 100 * (cycle + 1), "iterations_per_s": 0.6, "stage_s": slow, "wait_s": slow}
+                report = compact({"members": {"1": member, "2": member}, "discipline": "plain"})
+                slurm.jobs[host.job_id] = replace(slurm.jobs[host.job_id], comment=report)
+                controller.cycle()
+        with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
+            return {mark.key.model for mark in store.stale_marks()}
+
+    slurm = running_pair()
+    assert marks_after_slow_cycles(slurm) == set()
+    turns_again(slurm)
+    assert marks_after_slow_cycles(slurm) == {"a", "b"}
+
+
+def test_the_queue_tells_who_shares_without_turns(make_controller):
+    slurm = running_pair()
+    with make_controller(slurm, KNOWN, **HYBRID) as controller:
+        status = {each.job_id: each for each in controller.cycle().jobs}
+        assert [status[each].state for each in (1, 2)] == ["shared", "shared"]
+        assert explanation(status[1])[1].endswith("with nobody any more, without turns.")
+        turns_again(slurm)
+        assert {each.state for each in controller.cycle().jobs} == {"interleaved"}

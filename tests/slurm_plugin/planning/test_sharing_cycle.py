@@ -1,0 +1,282 @@
+"""SJF-BSBF in the controller's cycle: who starts so that others can join, who joins whom, with which sub-batch."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, make_job, make_node
+
+from muri.policies.types import NodeShare, Plan, PlanRequest, Reason, Running, Sharer, Waiting
+from muri.profiler.interference.models import KIND, LinearFit, computation_name
+from muri.profiler.interference.ratios import Interference, Side
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import Document
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.actions import StartGroup, started
+from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.decision import decide
+from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
+from muri.slurm_plugin.profile_use import read_traits
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, role_of
+
+POLICY = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}}
+
+
+def profile(
+    model: str, batch_size: int, iteration_s: float, gpu_mem_gib: float, preprocess: float = 0.1
+) -> StageProfile:
+    shares = (0.0, preprocess, 1 - preprocess, 0.0)
+    key = ProfileKey(model, batch_size, 1, "gpu")
+    stages = [share * iteration_s for share in shares]
+    return StageProfile(key, *stages, iteration_s=iteration_s, iterations=20, gpu_mem_gib=gpu_mem_gib)
+
+
+KNOWN = (
+    profile("long", 8, 1.0, 6.0, preprocess=0.7),
+    profile("short", 8, 0.5, 8.0),
+    profile("short", 4, 0.3, 5.0),  # 2 GiB and 0.75 GiB per sample: 5 GiB in 2 parts, 3.5 GiB in 4
+)
+
+
+def job(job_id: int, model: str, duration_s: int, accumulate: int = 1, **changes):
+    mark = f"muri:model={model},batch-size=8,duration={duration_s}"
+    return make_job(job_id, admin_comment=mark + (f",accumulate={accumulate}" if accumulate > 1 else ""), **changes)
+
+
+def run_alone(make_controller, **changes) -> FakeSlurm:
+    slurm = FakeSlurm([job(1, "long", 10_000, **changes)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm, KNOWN, **POLICY) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.tick()
+    assert slurm.jobs[1].state is JobState.RUNNING
+    return slurm
+
+
+def cycle(slurm: FakeSlurm, make_controller, **changes):
+    with make_controller(slurm, KNOWN, **{**POLICY, **changes}) as controller:
+        return {each.job_id: each for each in controller.cycle().jobs}
+
+
+def hosts(slurm: FakeSlurm):
+    return [each for each in slurm.jobs.values() if role_of(each) is Role.HOST]
+
+
+def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(make_controller):
+    slurm = run_alone(make_controller)
+    (host,) = hosts(slurm)
+    first = tags.parse_state(slurm.jobs[1].admin_comment)
+    assert (first.host, first.accumulate_steps) == (host.job_id, 1)
+    slurm.jobs[2] = job(2, "short", 100, accumulate=8)
+    status = cycle(slurm, make_controller)
+    slurm.tick()
+    joined = tags.parse_state(slurm.jobs[2].admin_comment)
+    assert (joined.host, joined.accumulate_steps) == (host.job_id, 4)  # 6 + 3.5 GiB fit into 10, 6 + 5 do not
+    assert slurm.jobs[2].state is JobState.RUNNING
+    assert status[2].partners == (1,)
+    assert any("4 steps" in reason for reason in status[2].reasons)
+    assert not any("4 steps" in reason for reason in status[1].reasons)
+    assert 0 < status[2].predicted_speed < 1
+    assert hosts(slurm) == [slurm.jobs[host.job_id]]
+    before = dict(slurm.jobs)
+    cycle(slurm, make_controller)
+    assert slurm.jobs == before  # both are kept as they are
+    policy = Scripted()
+    decided(slurm, policy)
+    units = {unit.members[0].job_id: unit for unit in policy.request.running}
+    assert [(units[each].accumulate_steps, units[each].gpus[0].gpu_ids) for each in (1, 2)] == [(1, (0,)), (4, (0,))]
+
+
+def test_a_job_that_cannot_split_its_batch_waits(make_controller):
+    slurm = run_alone(make_controller)
+    slurm.jobs[2] = job(2, "short", 100)
+    status = cycle(slurm, make_controller)
+    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+    assert status[2].reasons
+
+
+def test_sharing_that_does_not_pay_is_left_alone(make_controller):
+    slurm = run_alone(make_controller)
+    slurm.jobs[2] = job(2, "long", 20_000)
+    cycle(slurm, make_controller, gpu_mem_gib={"gpu": 80.0})
+    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+
+
+@pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"mem_per_node_mib": 4000}])
+def test_who_cannot_join_waits_and_starts_when_the_gpu_is_free(make_controller, changes):
+    slurm = run_alone(make_controller)
+    slurm.jobs[2] = replace(job(2, "short", 100, accumulate=8), **changes)
+    status = cycle(slurm, make_controller)
+    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+    assert status[2].reasons
+    slurm.end(1)
+    slurm.end(hosts(slurm)[0].job_id)
+    cycle(slurm, make_controller)
+    slurm.tick()
+    assert slurm.jobs[2].state is JobState.RUNNING
+
+
+@pytest.mark.parametrize("grouping", [{"join": False}, {"max_group_size": 1}, {"discipline": "lockstep"}])
+def test_where_nobody_may_join_jobs_start_without_a_host(make_controller, grouping):
+    slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
+    cycle(slurm, make_controller, grouping=grouping)
+    slurm.tick()
+    assert role_of(slurm.jobs[1]) is Role.RELEASED
+    assert not hosts(slurm)
+
+
+def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
+    slurm = FakeSlurm([job(1, "unknown", 100)], [make_node("n1")])
+    status = cycle(slurm, make_controller)
+    assert slurm.calls == ["submit"]  # the dry run
+    assert slurm.jobs[1].held
+    assert any("no profile yet" in reason for reason in status[1].reasons)
+    slurm.now_s += 2 * Config().grouping.max_wait_s
+    cycle(slurm, make_controller)
+    assert not slurm.jobs[1].held
+
+
+def test_jobs_on_several_gpus_start_without_a_host(make_controller):
+    slurm = FakeSlurm([job(1, "long", 10_000, gpu_count=2, gpu_request="gres/gpu:2")], [make_node("n1", gpu_count=2)])
+    cycle(slurm, make_controller)
+    assert role_of(slurm.jobs[1]) is Role.RELEASED
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3, 4])
+def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, nth):
+    slurm = run_alone(make_controller)
+    slurm.jobs[2] = job(2, "short", 100, accumulate=8)
+    with pytest.raises(Killed), slurm.killing(side, nth):
+        cycle(slurm, make_controller)
+    for _ in range(3):
+        cycle(slurm, make_controller)
+        slurm.tick()
+    assert (slurm.jobs[2].state, slurm.starts[2]) == (JobState.RUNNING, 1)
+    assert tags.parse_state(slurm.jobs[2].admin_comment).accumulate_steps == 4
+
+
+@pytest.mark.parametrize(("node_mib", "host_mib"), [(64_000, 16_000), (14_000, 12_976), (8_500, 8_000), (0, 8_000)])
+def test_a_host_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(node_mib, host_mib):
+    node = make_node("n1", gpu_count=1, cpu_count=6, mem_mib=node_mib)
+    slurm = FakeSlurm([job(1, "long", 10_000, mem_per_node_mib=8_000)], [node])
+    decision = decided(slurm, Scripted(Sharer(1, (NodeShare("n1", 1, (0,)),))))
+    (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
+    assert (start.mem_per_node_mib, start.cpu_count) == (host_mib, 4)
+
+
+def test_of_two_that_want_the_same_group_one_joins(make_controller):
+    slurm = run_alone(make_controller)
+    slurm.jobs[2] = job(2, "short", 100, accumulate=8)
+    slurm.jobs[3] = job(3, "short", 200, accumulate=8)
+    cycle(slurm, make_controller)
+    assert [role_of(slurm.jobs[each]) for each in (2, 3)] == [Role.MEMBER, Role.CANDIDATE]
+
+
+class Scripted:
+    """A policy that gives a prepared answer."""
+
+    name, profile_use, supports_packing = "scripted", "sharing", True
+    elastic = plain_groups = allocates_cpus = simulated_only = is_baseline = False
+
+    def __init__(self, *sharers: Sharer) -> None:
+        self._sharers = sharers
+
+    def plan(self, request: PlanRequest) -> Plan:
+        self.request = request
+        planned = {sharer.job_id for sharer in self._sharers}
+        waiting = tuple(Waiting(each.job_id, (Reason("no"),)) for each in request.jobs if each.job_id not in planned)
+        kept = tuple(
+            Sharer(unit.members[0].job_id, unit.gpus, kept=True)
+            for unit in request.running
+            if isinstance(unit, Running)
+        )
+        return Plan(self.name, waiting=waiting, sharers=(*self._sharers, *kept))
+
+
+def decided(slurm: FakeSlurm, policy: Scripted):
+    config = Config(**POLICY)
+    know = Knowledge({each.key: each for each in KNOWN})
+    return decide(slurm.snapshot(), (), know, policy, config)
+
+
+def test_gpus_in_part_or_of_two_jobs_are_not_joined_and_the_reason_is_told(make_controller):
+    slurm = FakeSlurm([job(1, "long", 10_000), job(2, "long", 10_000)], [make_node("n1", gpu_count=3)])
+    cycle(slurm, make_controller)
+    slurm.tick()
+    slurm.tick()
+    slurm.jobs[3] = job(3, "short", 10, gpu_count=2, gpu_request="gres/gpu:2")
+    policy = Scripted(Sharer(3, (NodeShare("n1", 2, (0, 2)),)))
+    decision = decided(slurm, policy)
+    assert [unit.gpus[0].gpu_ids for unit in policy.request.running] == [(0,), (1,)]
+    assert policy.request.nodes[0].islands == ((2,),)
+    assert policy.request.whole_sets_only
+    assert started(decision.actions) == frozenset()
+    (waiting,) = decision.plan.waiting
+    assert "only join one running job, on just the same GPUs" in str(waiting.reasons[0])
+
+
+def test_who_shares_with_a_job_that_only_starts_now_joins_it_later():
+    slurm = FakeSlurm([job(1, "short", 10_000, accumulate=2), job(2, "long", 10)], [make_node("n1", gpu_count=1)])
+    gpus = (NodeShare("n1", 1, (0,)),)
+    decision = decided(slurm, Scripted(Sharer(1, gpus, accumulate_steps=2), Sharer(2, gpus)))
+    (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
+    (member,) = start.members
+    assert (member.job_id, member.accumulate_steps, member.gpu_mem_gib) == (1, 2, pytest.approx(5.0))
+    assert str(decision.plan.waiting[0].reasons[0]) == "it will join job 1 once that one runs"
+
+
+def test_a_stored_fit_comes_before_the_profiles():
+    known = {each.key: each for each in KNOWN}
+    key = ProfileKey("short", 8, 1, "gpu")
+    fitted = batch_model(key, known, {}, 8)
+    assert (fitted.compute_fixed_s, fitted.compute_per_sample_s) == pytest.approx((0.1, 0.05))
+    assert (fitted.fixed_mem_gib, fitted.mem_gib_per_sample, fitted.max_accumulate_steps) == pytest.approx((2, 0.75, 8))
+    stored = batch_model(key, known, {computation_name(key): LinearFit(0.2, 0.01, 1.0, 0.0, ())}, 1)
+    assert (stored.compute_fixed_s, stored.compute_per_sample_s) == (0.2, 0.01)
+    assert batch_model(ProfileKey("long", 8, 1, "gpu"), known, {}, 8) is None  # one batch size tells no line
+
+
+def test_measured_pairs_come_before_estimates():
+    known = {each.key: each for each in KNOWN}
+    long, short = ProfileKey("long", 8, 1, "gpu"), ProfileKey("short", 4, 1, "gpu")
+    estimates = interference_table([short], [long], known, ())
+    assert estimates.speeds("long", "short") == pytest.approx((1 / 1.34, 1 / 1.34))
+    assert estimates.speeds("long", "long") == pytest.approx((1 / 1.58, 1 / 1.58))
+    assert estimates.speeds("short", "short") is None  # none of them runs
+    sides = [Side(key, 1.0, ratio, ratio, None, 0.9, 10) for key, ratio in ((long, 1.1), (short, 1.6))]
+    pair = Interference(*sides, rounds=3, measured_s=1.0, measured_at="2026-01-01T00:00:00+00:00")
+    assert interference_table([long], [short], known, (pair,)).speeds("short", "long") == pytest.approx(
+        (1 / 1.6, 1 / 1.1)
+    )
+
+
+def test_a_damaged_fit_costs_no_cycle(make_controller):
+    slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm, KNOWN, **POLICY) as controller:
+        controller._store.put_document(KIND, Document("broken", "2026-01-01T00:00:00+00:00", {"fixed_s": "?"}))
+        controller.cycle()
+    assert len(hosts(slurm)) == 1
+
+
+def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
+    slurm = FakeSlurm([job(2, "new", 100)], [make_node("n1", gpu_count=1)])
+    figures = {"load_s": 0.0, "preprocess_s": 0.0, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.3}
+    known = (*KNOWN, replace(KNOWN[2], key=ProfileKey("new", 4, 1, "gpu"), iteration_s=0.2))
+    with make_controller(slurm, known, **POLICY) as controller:
+        controller.cycle()
+        (run,) = [each for each in slurm.jobs.values() if role_of(each) is Role.DRY_RUN]
+        token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+        slurm.tick()
+        told = {**figures, "iterations": 20, "gpu_mem_gib": 6.0, "accumulates": True, "token": token}
+        slurm._update(2, comment=tags.PROFILE_PREFIX + tags.format_json(told))
+        slurm.end(run.job_id)
+        controller.cycle()
+        traits = read_traits(controller._store)
+        assert traits.accumulating == {"new (batch 8, 1 × gpu)"}
+        profiles = {each.key: each for each in controller._store.list()}
+    policy = Scripted()
+    slurm.jobs[3] = job(3, "new", 100)
+    decide(slurm.snapshot(), (), Knowledge(profiles, traits=traits), policy, Config(**POLICY))
+    assert {each.job_id: each.batch.max_accumulate_steps for each in policy.request.jobs}[3] == 8

@@ -1,0 +1,54 @@
+"""The journal: durable, in order, and clear when it cannot be used."""
+
+import sqlite3
+
+import pytest
+
+from muri.slurm_plugin.records.journal import Journal, JournalError
+
+
+def test_what_was_begun_is_known_after_a_restart(tmp_path):
+    with Journal(tmp_path / "j.db") as journal:
+        journal.begin("b", "group", {"members": [1]}, 2.0)
+        journal.begin("a", "dry-run", {"job_id": 2}, 1.0)
+        journal.set_host("b", 9)
+        journal.finish("a", "done")
+    with Journal(tmp_path / "j.db") as journal:
+        assert [intent.token for intent in journal.intents()] == ["a", "b"]
+        (open_intent,) = journal.intents("begun")
+    assert (open_intent.token, open_intent.host_job, open_intent.payload) == ("b", 9, {"members": [1]})
+
+
+def test_only_closed_intents_are_forgotten(tmp_path):
+    with Journal(tmp_path / "j.db") as journal:
+        journal.begin("old-open", "group", {}, 1.0)
+        journal.begin("old-done", "group", {}, 1.0)
+        journal.finish("old-done", "done")
+        journal.forget_before(100.0)
+        assert [intent.token for intent in journal.intents()] == ["old-open"]
+
+
+def test_facts_are_replaced_and_forgotten(tmp_path):
+    with Journal(tmp_path / "j.db") as journal:
+        journal.set_fact("bar", "7", "why")
+        journal.set_fact("bar", "7", "because")
+        assert journal.facts("bar") == {"7": "because"}
+        journal.forget_fact("bar", "7")
+        assert journal.facts("bar") == {}
+
+
+def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path):
+    path = tmp_path / "j.db"
+    path.write_bytes(b"no database at all, but longer than a header" * 10)
+    with pytest.raises(JournalError, match="move it aside"):
+        Journal(path)
+    assert path.read_bytes().startswith(b"no database")
+
+
+def test_a_newer_schema_is_refused(tmp_path):
+    path = tmp_path / "j.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(JournalError, match="newer Muri"):
+        Journal(path)

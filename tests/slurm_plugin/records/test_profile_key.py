@@ -1,0 +1,38 @@
+"""Which jobs count as the same model."""
+
+import pytest
+from fake_slurm import make_job, make_node
+
+from muri.slurm_plugin.records.roles import profile_key
+
+UNNAMED = "muri:on muri-script:0123456789abcdef"
+
+
+def key(**changes):
+    return profile_key(make_job(1, **({"admin_comment": UNNAMED} | changes)), (make_node("n1"),))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"admin_comment": "muri:on muri-script:fedcba9876543210"},
+        {"submit_line": "sbatch train.sh 6"},
+        {"work_dir": "/home/alice/other"},
+        {"user": "bob"},
+        {"admin_comment": "muri:batch-size=8 muri-script:0123456789abcdef"},
+        {"gpu_count": 2},
+    ],
+)
+def test_without_a_name_script_arguments_place_and_user_tell_models_apart(changes):
+    assert key() == key(name="another job name")
+    assert key(**changes) != key()
+
+
+def test_a_name_is_enough():
+    named = {"admin_comment": "muri:model=resnet18,batch-size=8"}
+    assert key(**named).model == "resnet18"
+    assert key(**named, submit_line="sbatch other.sh", user="bob") == key(**named)
+
+
+def test_jobs_that_were_submitted_before_scripts_were_looked_at_keep_their_key():
+    assert key(admin_comment="muri:on").model == "alice:/home/alice:sbatch train.sh 5"

@@ -1,0 +1,102 @@
+"""What hosts tell of their members reaches queue and explain, and fits into a comment."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, four_jobs, hosts, make_job, one_gpu
+
+from muri.profiler.records import STAGES
+from muri.slurm_plugin.cli.look import explanation
+from muri.slurm_plugin.controller.status import read_status, refresh, write_status
+from muri.slurm_plugin.records import comment_reports as telemetry
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.comment_reports import MemberReport, compact, is_off_plan, member_report
+from muri.slurm_plugin.records.roles import View, view_of
+
+
+def member(rate_per_s: float | None = 12.345678, **changes):
+    stages = dict.fromkeys(STAGES, 0.0123456789)
+    return {
+        "iterations": 123_456_789, "iterations_per_s": rate_per_s, "iteration_s": 0.0987654321,
+        "stage_s": stages, "wait_s": stages, **changes,
+    }  # fmt: skip
+
+
+def view_with(comment: str) -> View:
+    return View(None, {9: make_job(9, comment=comment)}, {})
+
+
+def test_four_members_fit_a_comment_and_come_back():
+    members = {str(10_000_000 + index): member() for index in range(4)}
+    token = compact({"members": members, "discipline": "lockstep"})
+    assert len(token.encode()) <= 1024
+    assert " " not in token
+    report = member_report(view_with(f"mine {token} too"), 9, 10_000_003)
+    assert report.iteration_s == pytest.approx(1 / 12.345678, rel=1e-3)
+    assert (report.iterations, report.discipline) == (123_456_789, "lockstep")
+    assert report.stage_s == pytest.approx([0.01235] * 4)
+    assert report.wait_s == pytest.approx([0.01235] * 4)
+    assert report.speed(0.0405) == pytest.approx(0.5, rel=0.01)
+    assert report.speed(None) is None
+
+
+def test_many_members_are_told_in_short():
+    members = {str(10_000_000 + index): member() for index in range(16)}
+    token = compact({"members": members, "discipline": "fair"})
+    assert len(token.encode()) <= 1024
+    assert member_report(view_with(token), 9, 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
+
+
+def test_members_without_an_iteration_are_left_out():
+    fresh = member(rate_per_s=None, iteration_s=None)
+    assert compact({"members": {"1": fresh}, "discipline": "fair"}) is None
+    assert compact({}) is None
+    told = tags.parse_json(tags.token(compact({"members": {"1": fresh, "2": member(None)}}), tags.SPEED_PREFIX))
+    assert list(told) == ["2"]
+    assert told["2"]["t"] == pytest.approx(0.09877)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "muri-speed:{", "muri-speed:[]", 'muri-speed:{"1":{}}', 'muri-speed:{"1":0}', 'muri-speed:{"1":{"t":-1}}',
+     'muri-speed:{"1":{"t":"x","n":1,"s":[],"w":[]}}', 'muri-speed:{"1":{"t":1,"n":1,"s":3,"w":[]}}',
+     'muri-speed:{"1":"fast"}', 'muri-speed:{"1":{"t":1,"n":Infinity,"s":[],"w":[]}}', "muri-speed:" + 1000 * "["],
+)  # fmt: skip
+def test_damaged_comments_tell_nothing(text):
+    assert member_report(view_with(text), 9, 1) is None
+    assert member_report(view_with(text), None, 1) is None
+    assert member_report(view_with(text), 8, 1) is None
+
+
+def test_off_plan_means_more_than_a_fifth():
+    assert [is_off_plan(speed, 0.5) for speed in (0.39, 0.41, 0.59, 0.61)] == [True, False, False, True]
+    assert not is_off_plan(None, 0.5)
+    assert not is_off_plan(0.5, None)
+
+
+def test_queue_and_explain_show_what_the_host_measured(make_controller, tmp_path, capsys):
+    slurm = FakeSlurm(four_jobs(), one_gpu())
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        (host,) = hosts(slurm)
+        planned = {job.job_id: job for job in controller.cycle().jobs}
+        solo_s, predicted = planned[2].solo_iteration_s, planned[2].predicted_speed
+        figures = {"1": member(rate_per_s=planned[1].predicted_speed / planned[1].solo_iteration_s)}
+        figures["2"] = member(rate_per_s=0.5 * predicted / solo_s)
+        token = compact({"members": figures, "discipline": "fair"})
+        slurm.jobs[host.job_id] = replace(slurm.jobs[host.job_id], comment=token)
+        status = controller.cycle()
+        path = tmp_path / "copy.json"
+        write_status(path, status)
+        shown = {job.job_id: job for job in refresh(read_status(path), view_of(slurm.snapshot())).jobs}
+    assert shown[1].measured_speed == pytest.approx(planned[1].predicted_speed, rel=1e-3)
+    assert shown[2].measured_speed == pytest.approx(0.5 * predicted, rel=1e-3)
+    assert [shown[job].off_plan for job in (1, 2, 3)] == [False, True, False]
+    assert shown[3].measured_speed is None
+    said = "\n".join(explanation(shown[2]))
+    assert "differs from the plan by more than 20 %" in said
+    assert "123456789 iterations done in this group, under fair." in said
+    assert "propagate 12.3 + 12.3" in said
+    assert "differs" not in "\n".join(explanation(shown[1]))
+    assert telemetry.DIFFERS_BY == 0.2

@@ -1,0 +1,170 @@
+"""Planning with estimated profiles until a dry run has measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_slurm import FOUR_KINDS, FakeSlurm, make_job, make_node
+
+from muri.profiler.errors import CorruptStoreError, StoreBusyError
+from muri.profiler.records import ProfileKey
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin import profile_use
+from muri.slurm_plugin.cli.look import _print_table, explanation
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, role_of
+
+
+def two_gpus(job_id: int, model: str):
+    """A job on two GPUs of one node, of a model that was measured on one."""
+    return make_job(
+        job_id,
+        gpu_count=2,
+        gpu_request="gres/gpu:2",
+        cpu_count=4,
+        cpus_per_task=2,
+        admin_comment=f"muri:model={model},batch-size=8,duration=100",
+    )
+
+
+def slurm_with_two() -> FakeSlurm:
+    return FakeSlurm([two_gpus(1, "m1"), two_gpus(2, "m3")], [make_node("n1", gpu_count=2)])
+
+
+def having(slurm: FakeSlurm, role: Role):
+    return [job for job in slurm.jobs.values() if role_of(job) is role]
+
+
+def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    (host,) = having(slurm, Role.HOST)
+    assert [job.group for job in status.jobs] == [host.job_id, host.job_id]
+    assert all(job.estimated for job in status.jobs)
+    text = "\n".join(explanation(status.jobs[0]))
+    assert "(from an estimated profile)" in text
+    assert "job 1: its profile is estimated (scaled from another number of GPUs) until a dry run has measured" in text
+    assert not having(slurm, Role.DRY_RUN)  # their scripts run already
+
+
+def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiling={"use_estimates": False}) as controller:
+        status = controller.cycle()
+    assert not having(slurm, Role.HOST)
+    assert len(having(slurm, Role.DRY_RUN)) == 2
+    assert not any(job.estimated for job in status.jobs)
+
+
+def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path):
+    """It is measured with the script of a job that waits, which is not started meanwhile."""
+    slurm = slurm_with_two()
+    slurm.jobs[3] = replace(two_gpus(3, "m1"), user="bob", uid=1002)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        controller.cycle()
+        (run,) = having(slurm, Role.DRY_RUN)
+        (intent,) = [intent for intent in controller._journal.intents("begun") if intent.kind == "dry-run"]
+        assert intent.payload["job_id"] == 3
+        slurm.nodes["n2"] = make_node("n2", gpu_count=2)
+        slurm.nodes["n3"] = make_node("n3", gpu_count=2)
+        controller.cycle()
+        assert slurm.jobs[3].held  # GPUs are free, but its script is being executed
+        publish(slurm, run)
+        controller.cycle()
+        slurm.tick()
+        controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        stored = store.get(ProfileKey("m1", 8, 2, "gpu"))
+    assert stored is not None
+    assert (stored.source, stored.iteration_s) == ("dry-run", 0.7)
+    assert not slurm.jobs[3].held
+
+
+def publish(slurm: FakeSlurm, run) -> None:
+    """What a dry run does at its end."""
+    figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.1, "iteration_s": 0.7}
+    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+    comment = tags.PROFILE_PREFIX + tags.format_json({**figures, "token": token})
+    slurm.jobs[run.job_id] = replace(slurm.jobs[run.job_id], comment=comment)
+    slurm.end(run.job_id)
+
+
+def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_controller):
+    slurm = slurm_with_two()
+    keys = [str(ProfileKey(model, 8, 2, "gpu")) for model in ("m1", "m3")]
+    with make_controller(slurm) as controller:
+        for key in keys:
+            controller._journal.set_fact("dry-run-failed", key, [2, "no stages"])
+        for _ in range(3):
+            status = controller.cycle()
+            slurm.tick()
+    assert not having(slurm, Role.HOST)
+    assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
+
+
+def test_an_estimate_lets_no_job_wait_when_profiling_is_off(make_controller):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiling={"at_once": 0}) as controller:
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick()
+    assert not having(slurm, Role.DRY_RUN)
+    assert {slurm.jobs[1].state, slurm.jobs[2].state} == {JobState.RUNNING}
+
+
+def test_a_released_job_with_an_estimate_says_so(make_controller):
+    slurm = FakeSlurm([two_gpus(1, "m1")], [make_node("n1", gpu_count=2)])
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+    assert not slurm.jobs[1].held
+    assert "its profile is estimated" in " ".join(status.jobs[0].reasons)
+
+
+def test_queue_marks_plans_with_estimates(make_controller, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    with make_controller(slurm_with_two()) as controller:
+        _print_table(controller.cycle())
+    output = capsys.readouterr().out
+    assert "~1." in output or "~0." in output
+    assert "~ planned with an estimated profile" in output
+    assert max(len(line) for line in output.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("error", [ValueError("a library's own"), StoreBusyError(Path("p.db"), 30.0)])
+def test_what_fails_in_an_estimate_costs_no_cycle(make_controller, monkeypatch, caplog, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(profile_use, "estimates_of", fail)
+    slurm = slurm_with_two()
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert len(having(slurm, Role.DRY_RUN)) == 2
+    assert "this cycle plans without estimates" in caplog.text
+
+
+def test_a_damaged_store_is_left_to_the_cycle_to_set_aside(make_controller, monkeypatch, tmp_path):
+    told = [CorruptStoreError(tmp_path / "profiles.db", "damaged")]
+
+    def fail_once(*_):
+        if told:
+            raise told.pop()
+        return {}
+
+    monkeypatch.setattr(profile_use, "estimates_of", fail_once)
+    with make_controller(slurm_with_two()) as controller:
+        controller.cycle()
+    assert list(tmp_path.glob("profiles.db.damaged*"))
+
+
+@pytest.mark.parametrize("profiles", [FOUR_KINDS[:1]])
+def test_a_model_that_nothing_is_known_of_waits_as_ever(make_controller, profiles):
+    slurm = slurm_with_two()
+    with make_controller(slurm, profiles) as controller:
+        status = controller.cycle()
+    assert status.jobs[1].state == "waiting"
+    assert not status.jobs[1].estimated
