@@ -28,7 +28,6 @@ from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 
-
 _WORD: Final = 8
 _USED, _KEPT, _HEADER_WORDS = 0, 1, 2
 _REFUSED: Final = -1

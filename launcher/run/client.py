@@ -20,7 +20,6 @@ from muri.launcher.wire import protocol
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
 
-
 _POLL_S: Final = 0.25
 
 
@@ -31,7 +30,7 @@ class RuntimeLostError(MuriError):
 
 
 class OutOfMemoryBesideOthersError(MuriError):
-    """The script ended for want of GPU memory while others shared its GPUs.
+    """The script ended for lack of GPU memory while others shared its GPUs.
 
     Attributes:
         exit_code: The script's own.
@@ -105,7 +104,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         AttachBusyError: The member already runs another script there.
-        OutOfMemoryBesideOthersError: The script ended for want of GPU memory, and others shared the GPUs.
+        OutOfMemoryBesideOthersError: The script ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection, _open_standard_files():
         try:

@@ -21,7 +21,6 @@ from muri.profiler.records import RESOURCES, STAGES
 WINDOW_S: Final = 30.0
 """Iterations of that last stretch are counted for the rate."""
 
-
 LEAST_ITERATIONS: Final = 20
 """With fewer in the window, the rate comes from the lengths of the last iterations."""
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.hangs.watch import Finding, still_cause
+from muri.launcher.hangs.watch import Finding, idle_cause
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.ranks.coordination import Ranks
@@ -24,10 +24,8 @@ logger = logging.getLogger("muri.launcher")
 PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
 
-
 LOSS_GRACE_S: Final = 2.0
 """How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
-
 
 SILENCE_FACTOR: Final = 2.0
 """A rank's runtime may be silent for so many times the timeout of hangs: it is more likely to be busy than a script."""
@@ -115,13 +113,13 @@ class RankGroup:
         for finding in findings:
             member = finding.session.member
             key = self.arbiter.key_of(member)
-            self._ranks.tell_stillness(member, key, finding.spent_percent, in_the_way=finding.in_the_way)
-        self._ranks.beat(interval_s, SILENCE_FACTOR * timeout_s)
+            self._ranks.report_idle(member, key, finding.spent_percent, obstructs=finding.obstructs)
+        self._ranks.heartbeat(interval_s, SILENCE_FACTOR * timeout_s)
 
     def _end_hung(self, member: str, key: str) -> None:
         session = self._running(member, key)
         if session is not None:
-            session.end_as_hung(still_cause(f"on any of its ranks (this is {self.place.rank})"))
+            session.end_as_hung(idle_cause(f"on any of its ranks (this is {self.place.rank})"))
 
     def ended(self, session: MemberSession) -> None:
         """A session ended on this rank."""

@@ -32,7 +32,6 @@ RUN_DIR_VARIABLE: Final = "MURI_RUN_DIR"
 LONGEST_SOCKET_PATH: Final = 107
 """The kernel's limit for the path of a Unix socket, in bytes."""
 
-
 Frame = dict[str, Any]
 
 
