@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.starts import as_asked
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import Mode
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.units import MIB_PER_GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def _solos(cycle: CycleInput) -> Iterator[Running]:
 def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     """A part of the CPUs and memory that a job holds on each of its nodes."""
     names = sorted(NodeSet(job.nodes)) if job.nodes else []
-    mem_gib = part * job.mem_per_node_mib / 1024
+    mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
     return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
 
 
