@@ -16,7 +16,7 @@ def greedy(round_: Round) -> Seating:
     """Seat jobs in order of priority on the first node by name where their demand fits.
 
     A running job keeps its place (lease renewal) until a more urgent one needs it: then the least urgent leave the node
-    where that takes the fewest GPUs, and are seated anew when their turn comes, if they fit.
+    where that takes the fewest GPUs, and are seated again when their turn comes, if they fit.
 
     Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-GREEDY.
     """
@@ -122,7 +122,7 @@ def _counted(seat: Seat) -> tuple[NodeShare, ...]:
 
 
 def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
-    """Seat the runnable jobs, the most demanding first; then whoever else fits.
+    """Seat the runnable jobs, the most demanding first; then the other jobs that fit.
 
     1. The node where the demand fits, the one with the least left.
     2. The same with the GPU-proportional share.
@@ -185,7 +185,7 @@ class _Tuner:
         return complete
 
     def backfill(self) -> None:
-        """Seat, in order of priority, whoever else finds room."""
+        """Seat, in order of priority, the other jobs that find room."""
         hopeless = set()
         for contender in self._round.contenders:
             bucket = contender.bucket

@@ -64,7 +64,7 @@ class Servers:
     def has_cpus_and_mem(self, name: str, amount: Demand) -> bool:
         """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""
         node, free = self.nodes[name], self._free[name]
-        # Written out, for this is asked of every node for every job.
+        # Written out, because this runs for every node and every job.
         if node.cpu_count and amount.cpus > free.cpus + SLACK * (1.0 + amount.cpus):
             return False
         return not node.mem_gib or amount.mem_gib <= free.mem_gib + SLACK * (1.0 + amount.mem_gib)

@@ -41,7 +41,7 @@ class _Packing:
     full: set[object] = field(default_factory=set)
 
     def offer(self, contender: Contender) -> None:
-        """Jobs of one kind are as good as each other: the most urgent is next."""
+        """Add a job to those of its kind, of which the most urgent is always the next candidate."""
         kind = (contender.bucket.partition, contender.bucket.gpu_count, contender.job.sensitivity)
         self.kinds.setdefault(kind, []).append(contender)
 

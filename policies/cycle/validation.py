@@ -78,7 +78,7 @@ def _check_job(job: PlanJob) -> None:
         )
     remaining_s = 0.0 if job.remaining_s is None else job.remaining_s
     waiting_since_s = 0.0 if job.waiting_since_s is None else job.waiting_since_s
-    # Written out, for a long queue passes through here; NaN fails every comparison.
+    # Written out, because a long queue passes through here; NaN fails every comparison.
     if not (
         0.0 <= job.submit_s < math.inf
         and 0.0 <= job.attained_gpu_s < math.inf
