@@ -1,10 +1,9 @@
 """Synergy's mechanisms without a solver: proportional shares, GREEDY (whole demands or none) and TUNE."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed, steps
-from muri.policies.allocation.seats import Round, Seat, Seating, per_gpu, spread
+from muri.policies.allocation.seats import Round, Seat, Seating, per_gpu, size_of, spread
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.placing import Placement
 from muri.policies.cycle.queue import Contender
@@ -44,8 +43,7 @@ class _Greedy:
         if seat is not None:
             self.seating.seats[contender.rank] = seat
             return
-        bucket = contender.bucket
-        size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+        size = size_of(contender)
         if size in self._hopeless and contender.unit is None:
             return
         seat = self._own_place(contender) or self._first_fit(contender) or self._instead_of_others(contender)
@@ -95,7 +93,7 @@ class _Greedy:
         """The first of a node's running jobs whose leaving makes room; none if all of them do not."""
         trial = self._servers.copy()
         for count, seat in enumerate(running, start=1):
-            trial.gpus.give_back(_counted(seat))
+            trial.gpus.give_back(seat.gpus)
             trial.give_back_shares(seat.cpu_mem)
             if trial.fits(wanted.gpus, wanted.cpu_mem):
                 return running[:count]
@@ -107,18 +105,14 @@ class _Greedy:
         return Seat(contender, gpus, self._servers.shares_on(gpus, saturating_wish(job, node, job.gpu_count)))
 
     def _take(self, seat: Seat) -> None:
-        self._servers.gpus.take_exactly(_counted(seat))
+        self._servers.gpus.take_exactly(seat.gpus)
         self._servers.take_shares(seat.cpu_mem)
 
     def _leave(self, seat: Seat) -> None:
-        self._servers.gpus.give_back(_counted(seat))
+        self._servers.gpus.give_back(seat.gpus)
         self._servers.give_back_shares(seat.cpu_mem)
         del self._running[seat.rank]
         self._hopeless.clear()
-
-
-def _counted(seat: Seat) -> tuple[NodeShare, ...]:
-    return tuple(replace(share, gpu_ids=()) for share in seat.gpus)
 
 
 def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
@@ -188,8 +182,7 @@ class _Tuner:
         """Seat, in order of priority, the other jobs that find room."""
         hopeless = set()
         for contender in self._round.contenders:
-            bucket = contender.bucket
-            size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+            size = size_of(contender)
             if contender.rank in self.seating.seats or self._stay(contender) or size in hopeless:
                 continue
             if not self._seat_anywhere(contender):
@@ -333,7 +326,7 @@ class _Tuner:
         return fits
 
     def _settle(self, seat: Seat) -> None:
-        self._servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
+        self._servers.gpus.take_exactly(seat.gpus)
         self._servers.take_shares(seat.cpu_mem)
         self.seating.seats[seat.rank] = seat
         for share in seat.gpus:

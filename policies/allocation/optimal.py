@@ -106,7 +106,7 @@ class Program:
         jobs: dict[Kind, list[Seat]] = {}
         spread = tuple(seat for seat in tuned if len(seat.gpus) > 1)
         for seat in spread:
-            servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
+            servers.gpus.take_exactly(seat.gpus)
             servers.take_shares(seat.cpu_mem)
         for seat in tuned:
             if len(seat.gpus) == 1:

@@ -206,6 +206,12 @@ class Seating:
         return [self.seats[rank] for rank in sorted(self.seats)]
 
 
+def size_of(contender: Contender) -> object:
+    """What jobs have in common of which none finds room where one does not."""
+    bucket = contender.bucket
+    return (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+
+
 def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShares:
     """CPUs and memory of a job on several nodes: the same for each GPU everywhere.
 
