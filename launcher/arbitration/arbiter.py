@@ -10,11 +10,8 @@ from typing import Final
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
-Clock = Callable[[], float]
-
 GrantOrder = Callable[[list[str]], str | None]
 """Which of the waiting members gets a resource next; None if it is the turn of one that does not wait yet."""
-
 
 _sleep: Final = time.sleep
 """The interpreter's own; in a runtime `time.sleep` is one that signals of members can end."""
@@ -34,6 +31,25 @@ class WaitInterruptedError(Exception):
     """The member was cancelled while it waited for a resource."""
 
 
+class Clock:
+    """The machine's time, and what threads wait with; tests put a virtual one in its place."""
+
+    def __call__(self) -> float:
+        """Seconds since some moment."""
+        return time.perf_counter()
+
+    def lock(self) -> threading.Lock:
+        """A new lock that nobody holds."""
+        return threading.Lock()
+
+    def condition(self, lock: threading.Lock) -> threading.Condition:
+        """A new condition of a lock."""
+        return threading.Condition(lock)
+
+
+MACHINE_CLOCK: Final = Clock()
+
+
 class Waiter:
     """One thread's wait for one resource on behalf of its member; woken by the thread that grants it.
 
@@ -45,13 +61,13 @@ class Waiter:
 
     __slots__ = ("_lock", "granted", "interrupted", "member", "resource", "since_s")
 
-    def __init__(self, member: str, resource: int, since_s: float = 0.0) -> None:
+    def __init__(self, member: str, resource: int, clock: Clock, since_s: float = 0.0) -> None:
         self.since_s: Final = since_s
         self.member: Final = member
         self.resource: Final = resource
         self.granted = False
         self.interrupted = False
-        self._lock = threading.Lock()
+        self._lock = clock.lock()
         self._lock.acquire()
 
     def wake(self, *, granted: bool) -> None:
@@ -60,7 +76,7 @@ class Waiter:
         self._lock.release()
 
     def sleep(self, timeout_s: float = -1) -> bool:
-        """Wait to be woken; False when the time is over. A negative timeout means for ever."""
+        """Wait to be woken; False when the time is over. A negative timeout means forever."""
         return self._lock.acquire(timeout=timeout_s)
 
 
@@ -80,7 +96,7 @@ class Arbiter(ABC):
     discipline: str = "fair"
     takes_turns: bool = True
 
-    def __init__(self, now: Clock = time.perf_counter) -> None:
+    def __init__(self, now: Clock = MACHINE_CLOCK) -> None:
         self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(STAGE_COUNT)
         self._now = now
         self._mutex = threading.Lock()
@@ -136,7 +152,7 @@ class FairArbiter(Arbiter):
     """Work-conserving: a free resource goes to the waiting member that is furthest behind.
 
     Args:
-        now: Clock in seconds.
+        now: The clock.
         window_s: Bound of the arrears, see `fairness.DEFAULT_WINDOW_S`.
         orders: Resources whose order of grants is given from outside, in place of fairness. Such a
             resource is not passed on at yield points.
@@ -144,7 +160,7 @@ class FairArbiter(Arbiter):
 
     def __init__(
         self,
-        now: Clock = time.perf_counter,
+        now: Clock = MACHINE_CLOCK,
         window_s: float = DEFAULT_WINDOW_S,
         orders: Mapping[int, GrantOrder] | None = None,
     ) -> None:
@@ -236,7 +252,7 @@ class FairArbiter(Arbiter):
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
 
     def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
-        waiter = Waiter(member, resource, self._now() - waited_s)
+        waiter = Waiter(member, resource, self._now, self._now() - waited_s)
         self._waiting[resource].append(waiter)
         self.waiting_hint[resource] = 1
         return waiter
@@ -297,13 +313,13 @@ class PlainArbiter(Arbiter):
     For members that were measured to get on well so (SJF-BSBF shares GPUs in this way).
 
     Args:
-        now: Clock in seconds.
+        now: The clock.
     """
 
     discipline = "plain"
     takes_turns = False
 
-    def __init__(self, now: Clock = time.perf_counter) -> None:
+    def __init__(self, now: Clock = MACHINE_CLOCK) -> None:
         super().__init__(now)
         self._members: set[str] = set()
 

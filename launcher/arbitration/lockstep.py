@@ -1,12 +1,11 @@
 """The paper's discipline: members rotate over the resources together, step by step."""
 
-import time
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import Arbiter, Clock, Waiter, WaitInterruptedError, give_way
+from muri.launcher.arbitration.arbiter import MACHINE_CLOCK, Arbiter, Clock, Waiter, WaitInterruptedError, give_way
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0
@@ -50,7 +49,7 @@ class LockstepArbiter(Arbiter):
 
     Args:
         ordering: Members by position, None for an empty place.
-        now: Clock in seconds.
+        now: The clock.
         idle_limit_s: See `DEFAULT_IDLE_LIMIT_S`.
     """
 
@@ -59,7 +58,7 @@ class LockstepArbiter(Arbiter):
     def __init__(
         self,
         ordering: Sequence[str | None],
-        now: Clock = time.perf_counter,
+        now: Clock = MACHINE_CLOCK,
         idle_limit_s: float = DEFAULT_IDLE_LIMIT_S,
     ) -> None:
         super().__init__(now)
@@ -109,7 +108,7 @@ class LockstepArbiter(Arbiter):
             if free and self._may_use(place, resource):
                 place.where = _Where.HOLDING
                 return 0.0
-            waiter = Waiter(member, resource)
+            waiter = Waiter(member, resource, self._now)
             place.waiters.append(waiter)
             if free:
                 place.where = _Where.WAITING
@@ -157,7 +156,7 @@ class LockstepArbiter(Arbiter):
         return self._now() - start_s
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
-        """End the member's turn: a script with one kind of stage would otherwise keep its step for ever."""
+        """End the member's turn: a script with one kind of stage would otherwise keep its step forever."""
         with self._mutex:
             place = self._places.get(member)
             if place is not None:

@@ -6,14 +6,20 @@ the new one before the last token of the old one is given back, and the waits th
 
 import logging
 import mmap
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import Arbiter, Clock, FairArbiter, PlainArbiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import (
+    MACHINE_CLOCK,
+    Arbiter,
+    Clock,
+    FairArbiter,
+    PlainArbiter,
+    WaitInterruptedError,
+)
 from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
 from muri.launcher.arbitration.fairness import smooth
 from muri.launcher.arbitration.lockstep import LockstepArbiter
@@ -22,7 +28,6 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 logger = logging.getLogger("muri.launcher")
 
 HISTORY_LENGTH: Final = 20
-
 
 DISCIPLINES: Final = ("auto", "fair", "lockstep", "plain")
 
@@ -67,7 +72,7 @@ class SwitchingArbiter(Arbiter):
         makers: Makes a fresh arbiter of each discipline.
         choice: Decides by measurement; None: only `switch` changes the discipline.
         first: The discipline to start with; the choice's when it decides.
-        now: Clock in seconds.
+        now: The clock.
     """
 
     def __init__(
@@ -75,14 +80,14 @@ class SwitchingArbiter(Arbiter):
         makers: Mapping[str, Callable[[], Arbiter]],
         choice: DisciplineChoice | None = None,
         first: str | None = None,
-        now: Clock = time.perf_counter,
+        now: Clock = MACHINE_CLOCK,
     ) -> None:
         self._makers = dict(makers)
         self.discipline = first or (choice.discipline if choice else next(iter(makers)))
         self._inner = self._makers[self.discipline]()
         super().__init__(now)
         self._choice = choice
-        self._changed = threading.Condition(self._mutex)
+        self._changed = now.condition(self._mutex)
         self._target: str | None = None
         self._seats: dict[str, _Seat] = {}
         self._left: dict[str, _Seat] = {}
@@ -307,6 +312,7 @@ def make_arbiter(
     members: list[str],
     ordering: list[str | None],
     predicted_speed: Mapping[str, float] | None = None,
+    now: Clock = MACHINE_CLOCK,
 ) -> Arbiter:
     """The arbiter of a discipline.
 
@@ -317,16 +323,18 @@ def make_arbiter(
         ordering: Members in the planned ordering, None for a place that stays empty; used by
             lockstep only, `members` when empty.
         predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
+        now: The clock.
 
     Raises:
         UsageError: Lockstep was asked for more than four members.
     """
     places = ordering or list(members)
     if discipline == "lockstep":
-        return LockstepArbiter(places)
+        return LockstepArbiter(places, now)
     if discipline == "plain":
-        return PlainArbiter()
+        return PlainArbiter(now)
     if discipline == "fair" or len(places) > STAGE_COUNT:
-        return FairArbiter()
+        return FairArbiter(now)
     choice = DisciplineChoice(("fair", "lockstep"), dict(predicted_speed or {}))
-    return SwitchingArbiter({"fair": FairArbiter, "lockstep": lambda: LockstepArbiter(places)}, choice)
+    makers = {"fair": lambda: FairArbiter(now), "lockstep": lambda: LockstepArbiter(places, now)}
+    return SwitchingArbiter(makers, choice, now=now)

@@ -2,10 +2,10 @@
 
 A group of DDP jobs has one runtime per rank. If rank 0 gave the network to member A first and rank 1 to member B,
 A's all-reduce on rank 0 would wait for A on rank 1, which waits for B, which waits for B on rank 0, which waits
-for A: for ever. So rank 0 alone decides. Whenever its own arbiter grants the network, it tells the other ranks whom
+for A: forever. So rank 0 alone decides. Whenever its own arbiter grants the network, it tells the other ranks whom
 (`grant`), and they grant theirs in just that sequence.
 
-Why nothing waits for ever:
+Why nothing waits forever:
 
 1. Nobody holds a resource while waiting for another: a stage inside another suspends the outer one, which frees its
    resource, before it asks for its own (`StageClock.enter`). A holder of the network therefore needs no other
@@ -32,7 +32,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.launcher.arbitration.arbiter import MACHINE_CLOCK, Arbiter, FairArbiter, Waiter, WaitInterruptedError
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.records import STAGES
 
@@ -93,7 +93,7 @@ class Leader:
                 raise WaitInterruptedError(member)
             if self._complete(member):
                 return
-            waiter = Waiter(member, NETWORK)
+            waiter = Waiter(member, NETWORK, MACHINE_CLOCK)
             self._waiting.setdefault(member, []).append(waiter)
         waiter.sleep()
         if waiter.interrupted:

@@ -313,8 +313,8 @@ def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
         if action is not None:
             yield action
     for job in (*view.having(Role.MEMBER), *view.having(Role.CANDIDATE)):
-        if job.job_id not in begun and _stopped_by_itself(job, view):
-            yield ReturnToQueue(job.job_id, "", "it was saved and stopped")
+        if job.job_id not in begun and (why := _why_back(job, view)):
+            yield ReturnToQueue(job.job_id, "", why)
 
 
 def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
@@ -330,11 +330,14 @@ def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
     return None  # it is being saved
 
 
-def _stopped_by_itself(job: Job, view: View) -> bool:
-    """Whether a held job was stopped on purpose: by its owner, or because its time was running out."""
-    if job.state is not JobState.PENDING or not job.held:
-        return False
-    if run_told(job, tags.STOPPED_PREFIX) != job.restart_count - 1:
-        return False
-    is_member = tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
-    return is_member or job.begin_s > view.snapshot.taken_s
+def _why_back(job: Job, view: View) -> str:
+    """Return why a held job that ran before has to be made a candidate again, "" when it need not be."""
+    if job.state is not JobState.PENDING or not job.held or not job.restart_count:
+        return ""
+    stopped = run_told(job, tags.STOPPED_PREFIX) == job.restart_count - 1
+    if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+        return "it was saved and stopped" if stopped else ""
+    # A candidate lacks nothing but the right to start before Slurm's delay is over.
+    if job.begin_s > view.snapshot.taken_s:
+        return "it was saved and stopped" if stopped else "it was requeued"
+    return ""

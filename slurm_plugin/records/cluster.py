@@ -215,7 +215,7 @@ class JobChange:
         mem_per_node_mib: Memory per node.
         mem_per_cpu_mib: Memory per CPU; takes the place of `mem_per_node_mib`, never both.
         time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
-        start_now: Whether it may start at once: a requeued job would wait for two minutes first.
+        start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
     """
 

@@ -268,9 +268,9 @@ def test_refusals_carry_slurms_words(inside: GatewayInside) -> None:
 
 def test_unreachable_slurmctld_is_said_to_be_so(inside: GatewayInside) -> None:
     inside.environment = {"SLURM_CONF": "/tmp/elsewhere.conf"}
-    # Slurm's commands try again for half of SlurmctldTimeout.
-    elsewhere = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^SlurmctldTimeout=.*/SlurmctldTimeout=4/"
-    inside.driver.run("sh", "-c", f"sed '{elsewhere}' /etc/slurm/slurm.conf > /tmp/elsewhere.conf"
+    # How long Slurm's own library tries again depends on the two timeouts.
+    elsewhere = "s/^SlurmctldPort=.*/SlurmctldPort=1/;s/^(SlurmctldTimeout|MessageTimeout)=.*/\\1=4/"
+    inside.driver.run("sh", "-c", f"sed -E '{elsewhere}' /etc/slurm/slurm.conf > /tmp/elsewhere.conf"
                       "; cp /etc/slurm/slurm.key /tmp/ 2>/dev/null || true", user="root")  # fmt: skip
     with pytest.raises(RefusedError) as caught:
         inside.call(("snapshot",))

@@ -14,6 +14,8 @@ from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, 
 from muri.slurm_plugin.records.roles import Role, role_of
 
 NOW_S = 1_000_000.0
+CRED_EXPIRE_S = 120.0
+"""How long slurmctld lets a requeued job wait, unless told otherwise."""
 
 
 def make_job(job_id: int, **changes: Any) -> Job:
@@ -135,6 +137,8 @@ class FakeSlurm:
             }
         if change.gpu_request is not None:
             fields |= {"gpu_request": change.gpu_request, "gpu_count": int(change.gpu_request.rsplit(":", 1)[1])}
+        if change.start_now:
+            fields["begin_s"] = 0.0
         self.jobs[job_id] = replace(job, **fields)
 
     def hold(self, job_id: int) -> None:
@@ -151,7 +155,10 @@ class FakeSlurm:
         if not job.state.is_active:
             raise NoSuchJobError(f"job {job_id}: Job/step already completing or completed")
         runs = job.restart_count + (job.state is JobState.RUNNING)
-        self._update(job_id, state=JobState.PENDING, held=True, nodes="", start_s=0.0, restart_count=runs)
+        begin_s = self.now_s + CRED_EXPIRE_S if job.state is JobState.RUNNING else job.begin_s
+        self._update(
+            job_id, state=JobState.PENDING, held=True, nodes="", start_s=0.0, restart_count=runs, begin_s=begin_s
+        )
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
@@ -177,7 +184,12 @@ class FakeSlurm:
         """Let time pass and start what can start, in order of job ids."""
         self.now_s += seconds
         for job in sorted(self.jobs.values(), key=lambda job: (tags.parse_host(job.admin_comment) is None, job.job_id)):
-            if job.state is JobState.PENDING and not job.held and self._dependency_met(job):
+            if (
+                job.state is JobState.PENDING
+                and not job.held
+                and job.begin_s <= self.now_s
+                and self._dependency_met(job)
+            ):
                 for name in [job.required_nodes] if job.required_nodes else sorted(self.nodes):
                     if self.free_gpus(name) >= job.gpu_count:
                         self._update(job.job_id, state=JobState.RUNNING, nodes=name, start_s=self.now_s)

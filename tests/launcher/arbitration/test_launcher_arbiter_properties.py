@@ -1,29 +1,33 @@
-"""Whatever members do and when: one holder per resource, everybody gets on, no token is lost."""
+"""Whatever members do and when, in virtual time: one holder per resource, everybody gets on, no token is lost."""
 
+import logging
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from launcher_harness import Launcher, ends, until
+from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
 from muri.launcher.arbitration.lockstep import LockstepArbiter
-from muri.launcher.arbitration.switching import SwitchingArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
 from muri.launcher.job.stage_clock import IterationRecord
 
 MEMBERS = ["1", "2", "3"]
-IDLE_LIMIT_S = 0.002
+IDLE_LIMIT_S = 1.0
+MOST_TURNS = 100
 
 
-def lockstep() -> Arbiter:
-    return LockstepArbiter(MEMBERS, idle_limit_s=IDLE_LIMIT_S)
+Make = Callable[[VirtualClock], Arbiter]
 
 
-def switching() -> Arbiter:
-    return SwitchingArbiter({"fair": FairArbiter, "lockstep": lockstep})
+def lockstep(clock: VirtualClock) -> Arbiter:
+    return LockstepArbiter(MEMBERS, clock, idle_limit_s=IDLE_LIMIT_S)
+
+
+def switching(clock: VirtualClock) -> SwitchingArbiter:
+    return SwitchingArbiter({"fair": lambda: FairArbiter(clock), "lockstep": lambda: lockstep(clock)}, now=clock)
 
 
 ARBITERS = pytest.mark.parametrize("make", [FairArbiter, lockstep, switching], ids=["fair", "lockstep", "switching"])
@@ -32,8 +36,9 @@ ARBITERS = pytest.mark.parametrize("make", [FairArbiter, lockstep, switching], i
 class Crowd:
     """Members whose two threads each ask, hold, yield and give back as told; notes who holds what."""
 
-    def __init__(self, arbiter: Arbiter) -> None:
+    def __init__(self, arbiter: Arbiter, clock: VirtualClock) -> None:
         self.arbiter = arbiter
+        self.clock = clock
         self.lock = threading.Lock()
         self.stay = dict.fromkeys(MEMBERS, 0)
         self.present: set[str] = set()
@@ -97,14 +102,12 @@ class Crowd:
             self.arbiter.release(member, resource)
 
     def _is_busy(self, member: str, thread: int) -> bool:
-        running = self.busy.get((member, thread))
-        return running is not None and running.is_alive()
+        return (member, thread) in self.busy and self.clock.is_under_way(self.busy[member, thread])
 
     def _in_thread(self, member: str, thread: int, work: Callable[[], None]) -> None:
         if not self._is_busy(member, thread):
-            self.busy[member, thread] = threading.Thread(target=work, daemon=True)
-            self.busy[member, thread].start()
-            time.sleep(0.0003)
+            self.busy[member, thread] = self.clock.start(work)
+            self.clock.settle()
 
     def do(self, name: str, member: str, thread: int, resource: int) -> None:
         """One random operation."""
@@ -118,6 +121,8 @@ class Crowd:
             "switch": lambda: self.switch(["fair", "lockstep"][resource % 2]),
         }
         actions[name]()
+        self.clock.settle()
+        self.clock.sleep(IDLE_LIMIT_S / 4)
 
     def switch(self, discipline: str) -> None:
         if isinstance(self.arbiter, SwitchingArbiter):
@@ -125,15 +130,15 @@ class Crowd:
 
     def settle(self) -> None:
         """Everybody gives back what it gets, until nobody waits: waits end, whatever happened before."""
-
-        def quiet() -> bool:
-            for member, thread in list(self.busy):
+        for _ in range(MOST_TURNS):
+            self.clock.settle()
+            waiting = [who for who in self.busy if self._is_busy(*who)]
+            for member, thread in self.busy:
                 self.give_back(member, thread)
-            return not any(thread.is_alive() for thread in self.busy.values())
-
-        until(quiet, "the end of all waits", 20)
-        for member, thread in list(self.busy):
-            self.give_back(member, thread)
+            if not waiting:
+                return
+            self.clock.sleep(IDLE_LIMIT_S)
+        raise AssertionError(f"{waiting} wait although everybody gives back what it gets")
 
 
 OPERATIONS = st.lists(
@@ -151,8 +156,9 @@ OPERATIONS = st.lists(
 @ARBITERS
 @given(operations=OPERATIONS)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_two_hold_nobody_waits_for_ever_no_token_is_lost(make: Callable[[], Arbiter], operations) -> None:
-    crowd = Crowd(make())
+def test_no_two_hold_nobody_waits_for_ever_no_token_is_lost(make: Make, operations) -> None:
+    clock = VirtualClock()
+    crowd = Crowd(make(clock), clock)
     for member in MEMBERS:
         crowd.join(member)
     for name, member, thread, resource in operations:
@@ -168,17 +174,18 @@ def test_no_two_hold_nobody_waits_for_ever_no_token_is_lost(make: Callable[[], A
 
 
 @ARBITERS
-def test_every_member_gets_on_while_the_others_never_stop_asking(make: Callable[[], Arbiter]) -> None:
-    arbiter = make()
+def test_every_member_gets_on_while_the_others_never_stop_asking(make: Make) -> None:
+    clock = VirtualClock()
+    arbiter = make(clock)
     rounds = dict.fromkeys(MEMBERS, 0)
-    stop = threading.Event()
+    stop = False
     record = IterationRecord(0.004, (0.001,) * 4, (0.0,) * 4)
 
     def work(member: str, resources: list[int]) -> None:
-        while not stop.is_set():
+        while not stop:
             for resource in resources:
                 arbiter.acquire(member, resource)
-                time.sleep(0.0005)
+                clock.sleep(0.001)
                 arbiter.release(member, resource)
             rounds[member] += 1
             arbiter.iteration_done(member, record)
@@ -186,22 +193,20 @@ def test_every_member_gets_on_while_the_others_never_stop_asking(make: Callable[
     for member in MEMBERS:
         arbiter.join(member, 0.004)
     paths = {"1": [0, 1, 2, 3], "2": [2], "3": [2, 3]}
-    threads = [threading.Thread(target=work, args=(member, paths[member]), daemon=True) for member in MEMBERS]
-    for thread in threads:
-        thread.start()
+    threads = [clock.start(work, member, paths[member]) for member in MEMBERS]
     for least in (10, 20, 30):
         if isinstance(arbiter, SwitchingArbiter):
             arbiter.switch("lockstep" if least % 20 else "fair", "a test")
-        until(lambda least=least: min(rounds.values()) >= least, f"{least} rounds of everybody", 30)
-    stop.set()
-    for thread in threads:
-        thread.join(timeout=30)
-    assert not any(thread.is_alive() for thread in threads)
+        clock.sleep(1.0)  # ten rounds of all members, one after the other, take 0.07 s
+        assert min(rounds.values()) >= least, rounds
+    stop = True
+    clock.finish(*threads)
 
 
 def test_change_waits_for_the_last_old_token_and_carries_the_waits_over() -> None:
-    arbiter = SwitchingArbiter({"fair": FairArbiter, "lockstep": lockstep})
-    crowd = Crowd(arbiter)
+    clock = VirtualClock()
+    arbiter = switching(clock)
+    crowd = Crowd(arbiter, clock)
     for member in MEMBERS:
         crowd.join(member)
     arbiter.acquire("1", 2)
@@ -212,16 +217,18 @@ def test_change_waits_for_the_last_old_token_and_carries_the_waits_over() -> Non
     assert arbiter.discipline == "fair"
     assert crowd.held == {}
     arbiter.interrupt("3")
-    until(lambda: not crowd.busy["3", 0].is_alive(), "the interrupted wait")
+    clock.settle()
+    assert not clock.is_under_way(crowd.busy["3", 0])
     assert crowd.held == {}
     arbiter.release("1", 2)
-    until(lambda: arbiter.discipline == "lockstep", "the change")
+    clock.settle()
+    assert arbiter.discipline == "lockstep"
     crowd.settle()
     assert [(entry.discipline, entry.reason) for entry in arbiter.history][-1] == ("lockstep", "a test")
 
 
 def test_holder_makes_way_for_a_change_at_its_yield_point() -> None:
-    arbiter = SwitchingArbiter({"fair": FairArbiter, "lockstep": lockstep})
+    arbiter = switching(VirtualClock())
     arbiter.join("1", 1.0)
     arbiter.acquire("1", 2)
     assert arbiter.yield_point("1", 2) == 0.0
@@ -233,25 +240,27 @@ def test_holder_makes_way_for_a_change_at_its_yield_point() -> None:
     assert arbiter.holders()[2] == "1"
 
 
-def test_auto_tries_both_disciplines_while_members_run(launcher: Launcher) -> None:
-    launcher.runtime("101", "102", options=("--solo-iteration-s", "101=0.02,102=0.02"))
-    script = launcher.script("""
-        import os, time, muri
-        count = 0
-        for _ in muri.batches(iter(int, 1)):
-            for stage in ("preprocess", "propagate"):
-                with muri.stage(stage):
-                    time.sleep(0.01)
-            count += 1
-            if os.path.exists("stop"):
-                break
-        print("iterations", count)
-    """)
-    members = [launcher.member(name, script) for name in ("101", "102")]
-    try:
-        until(lambda: len(launcher.status().get("disciplines", [])) >= 3, "two decisions", 60)
-    finally:
-        (launcher.folder / "stop").touch()
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    log = (launcher.folder / "runtime.log").read_text()
-    assert "discipline lockstep: fair reaches" in log
+def test_auto_tries_both_disciplines_while_members_run(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "muri.launcher")
+    clock = VirtualClock()
+    arbiter = make_arbiter("auto", ["1", "2"], [], now=clock)
+    assert isinstance(arbiter, SwitchingArbiter)
+    stop = False
+
+    def train(member: str) -> None:
+        while not stop:
+            for resource in (1, 2):
+                arbiter.acquire(member, resource)
+                clock.sleep(0.1)
+                arbiter.release(member, resource)
+            arbiter.iteration_done(member, IterationRecord(0.2, (0.0, 0.1, 0.1, 0.0), (0.0,) * 4))
+
+    for member in ("1", "2"):
+        arbiter.join(member, 0.2)
+    threads = [clock.start(train, member) for member in ("1", "2")]
+    clock.sleep(300.0)
+    assert [change.discipline for change in arbiter.history][:2] == ["fair", "lockstep"]
+    assert len(arbiter.history) >= 3
+    assert "discipline lockstep: fair reaches" in caplog.text
+    stop = True
+    clock.finish(*threads)

@@ -246,3 +246,16 @@ def test_what_is_kept_is_neither_stopped_nor_started():
     )
     settled = settle(plan, PlanRequest((), (), 0.0, running=running))
     assert (settled.stops, settled.plan.groups, settled.plan.solo) == ((), (), ())
+
+
+def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
+    slurm = FakeSlurm([job(1)], [make_node("n1", gpu_count=1)])
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    slurm.requeue_hold(1)
+    assert slurm.jobs[1].begin_s > slurm.now_s
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert slurm.starts[1] == 2

@@ -98,6 +98,7 @@ def test_change_is_translated() -> None:
     }  # fmt: skip
     assert pyslurm_records.change_fields(JobChange()) == {}
     assert pyslurm_records.change_fields(JobChange(time_limit_s=0)) == {"time_limit": "unlimited"}
+    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now"}
     with pytest.raises(GatewayError, match="malformed"):
         pyslurm_records.change_fields(JobChange(gpu_request="??:"))
 
