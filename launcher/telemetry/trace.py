@@ -19,13 +19,14 @@ from typing import Final, NamedTuple
 
 from muri.errors import UsageError
 from muri.profiler.records import RESOURCES, STAGES
+from muri.units import MIB
 
 logger = logging.getLogger("muri.launcher")
 
 MOST_PENDING: Final = 50_000
 """Events that are kept in memory between two flushes; beyond that they are counted and dropped."""
 
-LARGEST_TRACE_BYTES: Final = 512 * 1024**2
+LARGEST_TRACE_BYTES: Final = 512 * MIB
 """Nothing opens larger traces: after that the file is closed properly and the rest is dropped."""
 
 COLOURS: Final = {

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.units import MIB
 
 VERSION: Final = 1
 ISOLATION_VARIABLE: Final = "MURI_ISOLATION"
 """In a member's environment: "thread" or "process", whatever the site's default is."""
 
-LARGEST_FRAME_BYTES: Final = 64 * 1024 * 1024
+LARGEST_FRAME_BYTES: Final = 64 * MIB
 _HEADER: Final = struct.Struct("!BI")
 _CREDENTIALS: Final = struct.Struct("3i")
 

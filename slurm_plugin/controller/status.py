@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from muri.errors import MuriError
+from muri.files import atomic_json
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.planning.joins import begun_joins, groups_by_host
@@ -228,10 +229,7 @@ def refresh(status: Status, view: View) -> Status:
 
 def write_status(path: Path, status: Status) -> None:
     """Replace the status file in one step, readable by every user."""
-    draft = path.with_suffix(".new")
-    draft.write_text(json.dumps(asdict(status), indent=1, sort_keys=True) + "\n")
-    draft.chmod(0o644)
-    draft.replace(path)
+    atomic_json(path, asdict(status), 0o644, indent=1, sort_keys=True)
 
 
 def read_status(path: Path) -> Status:

@@ -16,12 +16,11 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
 from muri.slurm_plugin.records.roles import Role, View, profile_key
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+from muri.units import MIB_PER_GIB
 
 _ALONE_BY_WISH = "it was submitted with alone"
 
 _PROMISED = {Role.HOST, Role.DRY_RUN, Role.RELEASED}
-
-_MIB_PER_GIB = 1024.0
 
 
 def ranks_reason(job: Job) -> str:
@@ -170,7 +169,7 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
 
 
 def _mem_gib_per_gpu(job: Job) -> float:
-    return job.mem_per_node_mib / max(1, job.gpus_per_node) / _MIB_PER_GIB
+    return job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
 
 
 def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
@@ -263,9 +262,9 @@ def _free_node(node: Node, free: _Free, config: Config) -> FreeNode:
         gpu_mem_gib=config.gpu_mem_gib.get(node.gpu_type, 0.0),
         gpu_count=node.gpu_count,
         cpu_count=float(node.cpu_count),
-        mem_gib=node.mem_mib / _MIB_PER_GIB,
+        mem_gib=node.mem_mib / MIB_PER_GIB,
         free_cpus=float(max(free.cpus, 0)),
-        free_mem_gib=max(free.mem_mib, 0) / _MIB_PER_GIB,
+        free_mem_gib=max(free.mem_mib, 0) / MIB_PER_GIB,
     )
 
 

@@ -29,6 +29,7 @@ from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import Mode, mode_of
 from muri.slurm_plugin.records.roles import Role, View, profile_key, run_told
 from muri.slurm_plugin.records.submit_option import parse_request
+from muri.units import MIB_PER_GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterato
 def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     """A part of the CPUs and memory that a job holds on each of its nodes."""
     names = sorted(NodeSet(job.nodes)) if job.nodes else []
-    mem_gib = part * job.mem_per_node_mib / 1024
+    mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
     return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
 
 

@@ -17,11 +17,11 @@ from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.roles import View, profile_key
+from muri.units import MIB_PER_GIB
 
 # A host outlives its members by this much, for the last of them to leave in order.
 _HOST_EXTRA_S = 600
 
-_MIB_PER_GIB: Final = 1024
 
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
 _SLACK: Final = 1e-6
@@ -207,7 +207,7 @@ def _mem_mib(job: Job, mem_gib: float, allocation: Allocation) -> int:
     """Memory per node: never less than the job asked for; 0 leaves it alone, for then it may mean all of the node's."""
     if not job.mem_per_node_mib or allocation.memory == "off":
         return job.mem_per_node_mib
-    return max(job.mem_per_node_mib, math.floor(mem_gib * _MIB_PER_GIB + _SLACK))
+    return max(job.mem_per_node_mib, math.floor(mem_gib * MIB_PER_GIB + _SLACK))
 
 
 def group_cpus(shares: Sequence[Sequence[CpuMemShare]], allocation: Allocation) -> int:
@@ -223,7 +223,7 @@ def group_mem_mib(jobs: Sequence[Job], shares: Sequence[Sequence[CpuMemShare]], 
     if allocation.memory == "off" or not asked_mib or not all(shares):
         return asked_mib
     planned_gib = sum(min(share.mem_gib for share in planned) for planned in shares)
-    return max(asked_mib, math.floor(planned_gib * _MIB_PER_GIB + _SLACK))
+    return max(asked_mib, math.floor(planned_gib * MIB_PER_GIB + _SLACK))
 
 
 def share_text(share: GivenShare) -> str:
@@ -239,6 +239,6 @@ def given_text(asked_cpus: int, cpus: int, asked_mem_mib: int, mem_mib: int) -> 
     text = f"{asked_cpus} → {cpus} CPUs" if cpus != asked_cpus else f"{cpus} CPUs"
     if not mem_mib:
         return text
-    asked_gib, gib = asked_mem_mib / _MIB_PER_GIB, mem_mib / _MIB_PER_GIB
+    asked_gib, gib = asked_mem_mib / MIB_PER_GIB, mem_mib / MIB_PER_GIB
     memory = f"{asked_gib:.1f} → {gib:.1f}" if mem_mib != asked_mem_mib else f"{gib:.1f}"
     return f"{text} and {memory} GiB of memory on each node"
