@@ -53,7 +53,7 @@ for job in gateway.snapshot().jobs:
 
 KILLED_BEFORE_THE_RELEASE = """\
 import os, signal
-from muri.slurm_plugin.pyslurm_gateway import PyslurmGateway
+from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 PyslurmGateway.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with open_controller(read_config(None)) as controller:
