@@ -201,10 +201,6 @@ def main(text: str) -> None:
     sys.exit(code)
 
 
-if __name__ == "__main__":
-    main()
-
-
 def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
     """Return the states of the members that still wait or run.
 
@@ -264,3 +260,7 @@ def start(command: list[str]) -> "subprocess.Popen[bytes]":
     """Start the step, with a fresh key by which its ranks know each other."""
     environment = os.environ | {KEY_VARIABLE: secrets.token_hex(32)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+
+
+if __name__ == "__main__":
+    main()
