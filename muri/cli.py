@@ -2,15 +2,13 @@
 
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import click
 
 from muri import __version__
-from muri.errors import MuriError
-from muri.lazy import LazyCommand, LazyGroup
+from muri.commands import LazyCommand, LazyGroup, run_command
 
 COMMANDS = {
     "run": LazyCommand("muri.launcher.run.command:run", "Run a training script; inside a group, interleave it."),
@@ -67,30 +65,6 @@ def site_state_dir() -> str | None:
 @click.version_option(__version__, prog_name="muri")
 def cli() -> None:
     """Interleave training jobs that wait for different resources on the same GPUs."""
-
-
-def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:
-    """Run a click command and turn Muri's own errors into one message and an exit code.
-
-    Args:
-        command: The command to run.
-        arguments: Its arguments; the process's own when None.
-
-    Returns:
-        The exit code: 0, that of the error, or the one that the command chose.
-    """
-    try:
-        result = command.main(args=arguments, standalone_mode=False)
-    except MuriError as error:
-        click.echo(f"muri: {error}", err=True)
-        return error.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except click.Abort:
-        click.echo("muri: interrupted", err=True)
-        return 130
-    return result if isinstance(result, int) else 0
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 
 
 class SimulationError(UsageError):
-    """A trace, a cluster or a setting that no simulation can be run with."""
+    """A trace, a cluster or a setting that cannot be simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TraceJob:
         iterations: Iterations that it trains for.
         profile: Stage times of one iteration, iteration time and GPU memory, running alone.
         user: Owner.
-        opportunistic: Whether it only asks for what others leave over (AntMan).
+        opportunistic: Whether the job only uses what others leave over (AntMan).
         listed_duration_s: The duration that the trace states; None when it states none. Work is
             always iterations × iteration time.
         cpu_count: CPUs asked for; None: in proportion to the GPUs.
@@ -54,23 +54,23 @@ class TraceJob:
 
     @property
     def service_s(self) -> float:
-        """Seconds that it runs when alone and never stopped."""
+        """Seconds that the job runs when alone and never stopped."""
         return self.iterations * self.profile.iteration_s
 
     @property
     def key(self) -> ProfileKey:
-        """What its profile is valid for."""
+        """Model, batch size and GPUs that the profile is valid for."""
         return self.profile.key
 
     @property
     def gpu_share(self) -> float:
-        """Share of its GPUs' time that it computes on them when alone, 0 to 1."""
+        """Share of its GPUs' time that the job computes on them when alone, 0 to 1."""
         if self.gpu_utilization is not None:
             return self.gpu_utilization
         return min(1.0, self.profile.propagate_s / self.profile.iteration_s)
 
     def mem_gib_in(self, accumulate_steps: int) -> float:
-        """Memory that it really needs on each GPU when a batch is computed in so many steps; 0 while unknown."""
+        """GPU memory that the job really needs when its batch is computed in this many steps; 0: unknown."""
         batch = self.batch
         if batch is not None and (batch.fixed_mem_gib or batch.mem_gib_per_sample):
             return batch.mem_gib(accumulate_steps)
@@ -122,8 +122,8 @@ class Outage:
 
     Attributes:
         node: Index from 0.
-        start_s: When it goes.
-        end_s: When it is back.
+        start_s: When the outage begins.
+        end_s: When the node is back.
         drain: Whether running jobs may finish first; otherwise they go back to the queue, and without checkpoints
             their progress since the last start is lost.
     """
@@ -143,17 +143,17 @@ class Settings:
         interval_s: Seconds between two plans; 0: at every arrival and completion.
         restart_s: Seconds lost by a start, regrouping or move, for jobs that state none.
         profile_noise: n_p: stage times as planned with are the true ones × U[1 − n_p, 1 + n_p] (Muri, section 6.4).
-        profiling_s: Seconds that the first job of every model waits for its dry run.
+        profiling_s: Seconds that the first job of each model waits for its dry run.
         durations_known: Whether policies see remaining times.
         outages: Node failures and drains.
         seed: For noise.
-        checkpoints: Whether jobs can go on from a checkpoint: only then may a policy stop them, and only then
-            does the failure of a node leave them the progress that they have made.
+        checkpoints: Whether jobs can resume from a checkpoint: only then may a policy stop them, and only then do
+            they keep their progress when a node fails.
         interference: Measured speeds of pairs; those that are missing are estimated from the profiles.
-        slowdown: What slows jobs on one GPU down: "pairs", the speeds of pairs, or "utilization", Horus's function
-            of the GPU utilisation that they have together.
-        until: Of how many jobs, the first ones submitted, the ends are asked for: Synergy's reference model stops when
-            these have ended, as its public simulator does. None: all jobs.
+        slowdown: What slows jobs down on a shared GPU: "pairs", the speeds of pairs, or "utilization", Horus's
+            function of their total GPU utilisation.
+        until: Synergy's reference model stops when this many jobs, the first ones submitted, have ended, as its
+            public simulator does. None: all jobs.
     """
 
     model: Literal["default", "reference"] = "default"
@@ -172,16 +172,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """What became of one job.
+    """The course of one job.
 
     Attributes:
         job: The job.
         start_s: First start, seconds since the trace's start.
         end_s: End.
-        run_s: Seconds during which it held GPUs.
+        run_s: Seconds with GPUs.
         restarts: Starts after the first, moves and regroupings.
-        shared_s: Of `run_s`, the seconds in company on its GPUs.
-        out_of_memory: How often it failed for want of GPU memory.
+        shared_s: Of `run_s`, the seconds on shared GPUs.
+        out_of_memory: How often it failed because GPU memory was short.
     """
 
     job: TraceJob
@@ -203,11 +203,11 @@ class Sample:
     """The cluster from one event to the next.
 
     Attributes:
-        start_s: From when.
-        length_s: For how long.
-        pending: Jobs that wait; a time-weighted mean where samples were thinned, like all that follows.
+        start_s: Beginning.
+        length_s: Length.
+        pending: Jobs that wait. Where samples were thinned, this and all that follow are time-weighted means.
         blocking_index: Mean over the waiting jobs of time waited / remaining time (Muri, section 6.1).
-        gpus_held: GPUs that jobs hold.
+        gpus_held: GPUs in use.
         utilization: Share of the cluster's storage, CPU, GPU and network that is busy.
     """
 
@@ -226,8 +226,8 @@ class GroupSpan:
     Where jobs share GPUs one by one: the stay of just these jobs on some GPUs of one node.
 
     Attributes:
-        start_s: From when.
-        end_s: Until when.
+        start_s: Beginning.
+        end_s: End.
         members: Job ids.
         node: Index of the first node.
         gpu_count: GPUs held.
@@ -242,19 +242,19 @@ class GroupSpan:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """Everything that a simulation found out.
+    """The result of a simulation.
 
     Attributes:
         policy: Name of the policy.
         trace: Name of the trace.
         settings: How it was simulated.
-        cluster: Where.
+        cluster: The cluster.
         records: One for each job that has ended, by job id.
         samples: The cluster over time; thinned to at most a few thousand, each with time-weighted means.
         spans: The groups over time; empty unless asked for.
-        unfinished: Jobs that had not ended when it stopped, in order of submission; none unless it was to stop early.
-        decision_s: Wall-clock seconds of each call of the policy. The only field that differs from run to run.
-        wall_s: Wall-clock seconds of the simulation, likewise.
+        unfinished: Jobs that had not ended, in order of submission; none unless `until` made it stop early.
+        decision_s: Wall-clock seconds of each plan. Only this field and `wall_s` differ from run to run.
+        wall_s: Wall-clock seconds of the simulation.
     """
 
     policy: str
@@ -271,17 +271,17 @@ class SimulationResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A simulation that is asked for; every model takes one and gives a `SimulationResult`.
+    """A simulation to carry out; every model turns one into a `SimulationResult`.
 
     Attributes:
         trace: The jobs.
         policy: Name of the policy.
-        cluster: Where they run.
+        cluster: The nodes.
         settings: How to simulate.
         options: Policy options by name that the user chose.
-        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result tells who shared GPUs with whom and when.
-        begin_s: When it began, by `time.perf_counter`.
+        progress: Called from time to time with the share of the jobs that have ended, 0 to 1.
+        with_spans: Whether the result lists which jobs shared GPUs, and when.
+        begin_s: Time of `time.perf_counter` at its beginning.
     """
 
     trace: Trace
@@ -301,7 +301,7 @@ class Simulation:
         decision_s: Iterable[float],
         unfinished: tuple[TraceJob, ...] = (),
     ) -> SimulationResult:
-        """What it found out; for the arguments see `SimulationResult`."""
+        """The result; for the arguments see `SimulationResult`."""
         return SimulationResult(
             policy=self.policy,
             trace=self.trace.name,

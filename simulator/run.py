@@ -21,6 +21,9 @@ from muri.simulator.model import Cluster, Settings, Simulation, SimulationError,
 from muri.simulator.reference.run import REFERENCE_POLICIES, check_reference, simulate_reference
 from muri.simulator.synergy_reference.run import SYNERGY_REFERENCE_POLICIES, check_synergy, simulate_synergy
 
+PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
+"""Policies of the reference model: those of Muri's public simulator, then those of Synergy's."""
+
 
 def simulate(
     trace: Trace,
@@ -34,23 +37,23 @@ def simulate(
 ) -> SimulationResult:
     """Simulate a trace until its last job ends.
 
-    The same arguments give the same result, byte for byte, save for the two wall-clock fields.
+    The same arguments give the same result, byte for byte, except for the two wall-clock fields.
 
     Under the default model a job's first start costs nothing beyond its service time; a later start, a move and a
-    regrouping cost its restart time, during which it holds GPUs and doesn't get on. A dry run holds no GPUs of the
-    cluster. GPU memory limits groups. CPUs and host memory are held in proportion to GPUs, unless a plan says
-    otherwise: then they make jobs faster or slower.
+    regrouping cost its restart time, during which it holds GPUs without progress. A dry run holds no GPUs of the
+    cluster. GPU memory limits groups. CPUs and host memory are held in proportion to GPUs. A plan
+    may give out other shares; then they make jobs faster or slower.
 
     Args:
         trace: The jobs.
         policy_name: One of `muri.policies.registry.policy_names`; of `muri.simulator.run.PUBLISHED_POLICIES`
             under the reference model.
-        cluster: Where they run.
+        cluster: The nodes.
         settings: How to simulate.
-        options: Policy options by name that the user chose. Unlike on a cluster, `max_wait_s` is infinite unless
-            it is among them, and nothing is proven of each plan's groups.
-        progress: Called now and then with the share of the jobs that have ended, 0 to 1.
-        with_spans: Whether the result tells who shared GPUs with whom and when.
+        options: Policy options by name. Unlike on a cluster, `max_wait_s` is infinite unless it is given, and plans
+            carry no certificate of optimality.
+        progress: Called from time to time with the share of the jobs that have ended, 0 to 1.
+        with_spans: Whether the result lists which jobs shared GPUs, and when.
 
     Raises:
         SimulationError: The trace cannot run on the cluster, or a setting is wrong.
@@ -88,7 +91,7 @@ def _prepare(task: Simulation, policy: Policy) -> tuple[World, Engine]:
         )
     packs, pairs = policy.supports_packing, Pairs(settings.interference, jobs)
     table = pairs.table if packs or policy.plain_groups or settings.interference else None
-    # Made here too, so that a model that lacks its table is refused before anything runs.
+    # Also made here, so that a model without its table is refused before the simulation starts.
     model = speed_model(rules.speed_model, ordering=rules.ordering, table=table)
     world = _world(jobs, policy, task.cluster, settings, pace_of(policy, model), pairs)
     engine = Engine(
@@ -155,15 +158,11 @@ def _check_job(job: TraceJob, cluster: Cluster) -> None:
         )
 
 
-PUBLISHED_POLICIES: Final = (*REFERENCE_POLICIES, *SYNERGY_REFERENCE_POLICIES)
-"""Those of Muri's public simulator, then those of Synergy's."""
-
-
 def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse unknown policies and options before the first simulation starts.
 
     Args:
-        model: "default" or "reference", which knows other policies.
+        model: "default" or "reference", which has policies of its own.
         options: Options by policy.
 
     Raises:
@@ -177,7 +176,7 @@ def check_policies(model: str, options: Mapping[str, Mapping[str, Any]]) -> None
 
 
 def check_published(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that the reference model doesn't know.
+    """Refuse a policy or option that the reference model does not know.
 
     Raises:
         SimulationError: Lists the valid ones.

@@ -20,7 +20,6 @@ from muri.launcher.job.session import current_session
 
 _MOST_NODES: Final = 100_000
 
-
 _LEAST_SAMPLES = 2
 """Of a part: layers that normalize over samples refuse a single one."""
 

@@ -24,11 +24,9 @@ from multiprocessing import reduction
 from typing import Any, Final
 
 from muri.errors import UsageError
+from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
-
-GIB: Final = 1024**3
-
 
 _WORD: Final = 8
 _USED, _KEPT, _HEADER_WORDS = 0, 1, 2

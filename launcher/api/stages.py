@@ -32,11 +32,10 @@ Batch = TypeVar("Batch")
 _INDEX: Final = {name: index for index, name in enumerate(STAGES)}
 _LOAD: Final = _INDEX["load"]
 
-
 POLL_S: Final = 0.1
 """How often a waiting loop looks up, so that a signal can end it."""
 
-CLOSE_PATIENCE_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of a loop waits for a fetch that is under way."""
 
 
@@ -190,11 +189,11 @@ class _Line(Generic[Batch]):
 
     def stop(self) -> None:
         """End the thread, as soon as it has read what it is reading."""
-        end_s = time.monotonic() + CLOSE_PATIENCE_S
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
         while not (free := self.reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
             pass
         if not free:
-            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_PATIENCE_S)
+            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_TIMEOUT_S)
         self.stopped = True
         if free:
             self.reading.release()

@@ -13,7 +13,6 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 GrantOrder = Callable[[list[str]], str | None]
 """Which of the waiting members gets a resource next; None if it is the turn of one that does not wait yet."""
 
-
 _sleep: Final = time.sleep
 """The interpreter's own; in a runtime `time.sleep` is one that signals of members can end."""
 
@@ -77,7 +76,7 @@ class Waiter:
         self._lock.release()
 
     def sleep(self, timeout_s: float = -1) -> bool:
-        """Wait to be woken; False when the time is over. A negative timeout means for ever."""
+        """Wait to be woken; False when the time is over. A negative timeout means forever."""
         return self._lock.acquire(timeout=timeout_s)
 
 

@@ -156,7 +156,7 @@ class LockstepArbiter(Arbiter):
         return self._now() - start_s
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
-        """End the member's turn: a script with one kind of stage would otherwise keep its step for ever."""
+        """End the member's turn: a script with one kind of stage would otherwise keep its step forever."""
         with self._mutex:
             place = self._places.get(member)
             if place is not None:

@@ -29,7 +29,6 @@ logger = logging.getLogger("muri.launcher")
 
 HISTORY_LENGTH: Final = 20
 
-
 DISCIPLINES: Final = ("auto", "fair", "lockstep", "plain")
 
 

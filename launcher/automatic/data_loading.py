@@ -21,7 +21,6 @@ from muri.launcher.telemetry.script_clock import current_clock
 _NAMES: Final = ("transform", "transforms", "target_transform")
 _MAX_DATASETS: Final = 16
 
-
 _WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
 """So many fetches of each worker are told of between two batches."""

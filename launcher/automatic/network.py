@@ -21,7 +21,6 @@ _POLL_S: Final = 0.2
 
 _COMMUNICATION_KEY: Final = "communication"
 
-
 _COLLECTIVES_HOOK: Final = "torch.distributed"
 COLLECTIVES: Final = (
     "all_gather",

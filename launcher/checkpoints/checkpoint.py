@@ -23,7 +23,6 @@ from muri.launcher.telemetry.script_clock import current_clock
 RETRY_S: Final = 10.0
 """After a checkpoint that failed, the next one is tried that much later."""
 
-
 PathFunction = Callable[[Path], object]
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 Batch = TypeVar("Batch")
 
-
 Site = tuple[str, int]
 """File and line of a `muri.batches(…)`: tells the training loop from others."""
 

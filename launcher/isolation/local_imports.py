@@ -23,7 +23,6 @@ from muri.launcher.job.session import SessionState, current_session
 
 _SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
 
-
 LONGEST_WAIT_S: Final = 120.0
 """Then it is imported out of turn, as plain threads would do; a package may wait for another session's import."""
 

@@ -27,7 +27,6 @@ _DEVICES: Final = ("CPU", "CUDA")
 _WITHOUT_DRAWING: Final = ("_backward", "_fused_sdp_choice", "_fill_mem_eff_dropout_mask_")
 """Operators with the tag that draw nothing from the default generator."""
 
-
 _generators: PerSession[random.Random] = PerSession(random.Random)
 
 

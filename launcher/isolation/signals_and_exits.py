@@ -23,10 +23,8 @@ _OF_RUNTIME: Final = (
 )  # fmt: skip
 """The runtime has handlers of its own for these; forked processes must not keep them."""
 
-
 _MANY: Final = 256
 """After so many new finalizers the list is rid of those that have run."""
-
 
 _plain_signal = signal.signal
 

@@ -21,7 +21,6 @@ logger = logging.getLogger("muri.launcher")
 
 _STREAM_NAMES: Final = ("stdin", "stdout", "stderr")
 
-
 _BY_NUMBER: Final = (
     *("read", "write", "readv", "writev", "dup", "fstat", "fsync", "isatty", "lseek", "ttyname", "get_blocking"),
     *("set_blocking", "get_inheritable", "set_inheritable", "fdatasync", "ftruncate", "tcgetpgrp"),

@@ -22,7 +22,6 @@ _CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
 _UMASK_ARGUMENT: Final = 20
 """Where `_posixsubprocess.fork_exec` takes what a child inherits."""
 
-
 _at_start: Final[list[Callable[[SessionState], None]]] = []
 _first: PerSession[list[threading.Thread]] = PerSession(list)
 """A session's first thread, which is the main one to its script."""

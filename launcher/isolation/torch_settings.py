@@ -42,7 +42,6 @@ _BY_NAME: Final = (
 )
 """Getters and setters in torch._C; those that a PyTorch lacks are left out."""
 
-
 _chosen: PerSession[dict[str, Any]] = PerSession(dict)
 
 

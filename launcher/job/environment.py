@@ -17,7 +17,6 @@ FIRST_PORT: Final = 15000
 PORTS: Final = 15000
 """Derived MASTER_PORTs lie below the range from which Linux gives ports to connections (32768 and up)."""
 
-
 ATTACH_TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
 ATTACH_TIMEOUT_S: Final = 120.0
 REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"
@@ -191,4 +190,4 @@ def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEO
     Raises:
         UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.
     """
-    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait for ever")
+    return seconds_of(environment, HANG_TIMEOUT_VARIABLE, default_s, zero="to wait forever")

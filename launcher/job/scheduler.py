@@ -1,11 +1,11 @@
 """What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
 
-from importlib import import_module
 from typing import Final, Protocol, cast
 
 from muri.errors import MuriError
 
-IMPLEMENTATION: Final = "muri.slurm_plugin.node.membership:SlurmMembership"
+ENTRY_POINTS: Final = "muri.schedulers"
+"""Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
 
 
 class MembershipError(MuriError):
@@ -31,8 +31,8 @@ class Membership(Protocol):
             MuriError: The scheduler did not accept it.
         """
 
-    def host_of(self, job_id: str) -> str | None:
-        """The host job of the group that the job was given to, None when it is in none.
+    def pilot_of(self, job_id: str) -> str | None:
+        """The pilot job of the group that the job was given to, None when it is in none.
 
         Raises:
             MuriError: The scheduler cannot say now.
@@ -92,7 +92,7 @@ class NoMembership:
         """Say that nothing can requeue the job."""
         raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
 
-    def host_of(self, job_id: str) -> str | None:
+    def pilot_of(self, job_id: str) -> str | None:
         """There are no groups."""
         return None
 
@@ -116,17 +116,26 @@ class NoMembership:
         """Nobody asks."""
 
 
-def load_membership(implementation: str = IMPLEMENTATION) -> Membership:
-    """The scheduler's implementation, or the stand-in when it is not installed.
+def load_membership(group: str = ENTRY_POINTS) -> Membership:
+    """The implementation of the scheduler that is installed here, or the stand-in when there is none.
 
     Args:
-        implementation: "module:attribute"; named in text so that this room does not depend on it.
+        group: Entry points among which a scheduler announces its implementation of `Membership`.
+
+    Raises:
+        MembershipError: There are several, or the one cannot be used.
     """
-    module_name, _, attribute = implementation.partition(":")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise MembershipError(f"{module_name} cannot be used: {error}") from error
+    from importlib.metadata import entry_points  # costs `muri run` tens of milliseconds, and most jobs need none
+
+    found = tuple(entry_points(group=group))
+    if not found:
         return NoMembership()
-    return cast(Membership, getattr(module, attribute)())
+    if len(found) > 1:
+        names = ", ".join(f"{point.name} ({point.value})" for point in found)
+        raise MembershipError(f"several schedulers are installed for Muri: {names}; uninstall all but one")
+    try:
+        return cast(Membership, found[0].load()())
+    except (ImportError, AttributeError) as error:
+        raise MembershipError(
+            f"the scheduler {found[0].name} ({found[0].value}) cannot be used: {error}; install Muri anew"
+        ) from error

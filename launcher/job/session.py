@@ -13,7 +13,6 @@ from muri.launcher.job.stage_clock import StageClock
 
 Value = TypeVar("Value")
 
-
 SignalHandler = Callable[[int, Any], Any] | int | None
 
 
@@ -219,10 +218,10 @@ class MemberSession(Protocol):
         clock: Its stage times.
         exit_code: The script's exit code, None until it ended.
         stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
-        ended: Set when the script ended and everything of it was cleared away.
+        ended: Set when the script ended and everything of it was cleaned up.
         fault: What the script raised if that ended the CUDA context of this process, else None.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
-        out_of_memory: Whether the script ended for want of GPU memory.
+        out_of_memory: Whether the script ended for lack of GPU memory.
         hung: Whether it is being ended, or was, because it hangs.
     """
 

@@ -31,7 +31,6 @@ _MOST_HANDSHAKES: Final = 16
 _CHALLENGE_BYTES: Final = 32
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 
-
 Message = dict[str, list[str | int]]
 
 

@@ -2,10 +2,10 @@
 
 A group of DDP jobs has one runtime per rank. If rank 0 gave the network to member A first and rank 1 to member B,
 A's all-reduce on rank 0 would wait for A on rank 1, which waits for B, which waits for B on rank 0, which waits
-for A: for ever. So rank 0 alone decides. Whenever its own arbiter grants the network, it tells the other ranks whom
+for A: forever. So rank 0 alone decides. Whenever its own arbiter grants the network, it tells the other ranks whom
 (`grant`), and they grant theirs in just that sequence.
 
-Why nothing waits for ever:
+Why nothing waits forever:
 
 1. Nobody holds a resource while waiting for another: a stage inside another suspends the outer one, which frees its
    resource, before it asks for its own (`StageClock.enter`). A holder of the network therefore needs no other

@@ -20,7 +20,6 @@ from muri.launcher.wire import protocol
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
 
-
 _POLL_S: Final = 0.25
 
 
@@ -31,7 +30,7 @@ class RuntimeLostError(MuriError):
 
 
 class OutOfMemoryBesideOthersError(MuriError):
-    """The script ended for want of GPU memory while others shared its GPUs.
+    """The script ended for lack of GPU memory while others shared its GPUs.
 
     Attributes:
         exit_code: The script's own.
@@ -105,7 +104,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         AttachBusyError: The member already runs another script there.
-        OutOfMemoryBesideOthersError: The script ended for want of GPU memory, and others shared the GPUs.
+        OutOfMemoryBesideOthersError: The script ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection, _open_standard_files():
         try:
@@ -181,7 +180,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
     deadline_s = time.monotonic() + timeout_s
     run_dir = protocol.default_run_dir(environment)
     expected: bool | None = None
-    host: str | None = None
+    pilot: str | None = None
     while True:
         connection = find_runtime(environment, job_id)
         if connection is not None:
@@ -191,8 +190,8 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         if expected is False:
             return None
         if expected:
-            host = host or _host_of(membership, job_id)
-            connection = open_runtime(protocol.host_socket(run_dir, host)) if host else None
+            pilot = pilot or _pilot_of(membership, job_id)
+            connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) if pilot else None
             if connection is not None:
                 return connection
         if time.monotonic() >= deadline_s:
@@ -200,9 +199,9 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         time.sleep(_POLL_S)
 
 
-def _host_of(membership: Membership, job_id: str) -> str | None:
+def _pilot_of(membership: Membership, job_id: str) -> str | None:
     try:
-        return membership.host_of(job_id)
+        return membership.pilot_of(job_id)
     except MuriError:
         return None  # asked again at the next look
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from muri.atomic_json import write_json
+from muri.files import atomic_json
 from muri.launcher.job.environment import task_of
 from muri.profiler.dryrun.messages import DryRunRequest
 from muri.profiler.dryrun.summary import with_usage
@@ -45,7 +45,7 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
         code = process.wait()
         usage = sampler.stop()
     request.progress_path.unlink(missing_ok=True)
-    write_json(request.result_path, _completed(_take(found.result_path), code, usage))
+    atomic_json(request.result_path, _completed(_take(found.result_path), code, usage))
     return _exit_code(code)
 
 

@@ -30,7 +30,7 @@ class AdmissionControl:
     controller has written into the job's AdminComment, which users cannot.
 
     Args:
-        host_job: The job that the runtime runs in, None when nobody can join.
+        pilot_job: The job that the runtime runs in, None when nobody can join.
         table: The members.
         discipline: How they take turns.
         membership: Whom to ask; loaded when first needed.
@@ -39,13 +39,13 @@ class AdmissionControl:
 
     def __init__(
         self,
-        host_job: str | None,
+        pilot_job: str | None,
         table: MemberTable,
         discipline: str,
         membership: Callable[[], Membership] = load_membership,
         accumulate_steps: Mapping[str, int] | None = None,
     ) -> None:
-        self.host_job = host_job
+        self.pilot_job = pilot_job
         self._table = table
         self._discipline = discipline
         self._membership = membership
@@ -61,16 +61,16 @@ class AdmissionControl:
         """Why a job that is no member yet cannot become one, "" when it is one now."""
         if job_id in self._table:
             return ""
-        if self.host_job is None:
+        if self.pilot_job is None:
             return f"job {job_id} is no member of this group"
         if self._discipline == "lockstep":
             return f"job {job_id} has no place in the rotation of this group"
         try:
             membership = self._membership()
-            host, steps = membership.host_of(job_id), membership.accumulate_steps(job_id)
+            pilot, steps = membership.pilot_of(job_id), membership.accumulate_steps(job_id)
         except MuriError as error:
             return f"nobody could say whether job {job_id} belongs to this group: {error}"
-        if host != self.host_job:
+        if pilot != self.pilot_job:
             return f"job {job_id} is no member of this group"
         with self._lock:
             self._table.add(job_id)

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from muri.atomic_json import write_json
+from muri.files import atomic_json
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import SwitchingArbiter
 from muri.launcher.job.session import MemberSession
@@ -20,7 +20,6 @@ from muri.profiler.records import RESOURCES, STAGES
 
 WINDOW_S: Final = 30.0
 """Iterations of that last stretch are counted for the rate."""
-
 
 LEAST_ITERATIONS: Final = 20
 """With fewer in the window, the rate comes from the lengths of the last iterations."""
@@ -208,7 +207,7 @@ class MemberTable:
 
     def write_status(self, path: Path) -> None:
         """Write the status file so that a reader sees all of it or none."""
-        write_json(path, self.status())
+        atomic_json(path, self.status())
 
 
 def speed_of(

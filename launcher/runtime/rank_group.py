@@ -6,15 +6,13 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-import click
-
-from muri.launcher.hangs.watch import Finding, still_cause
+from muri.launcher.hangs.watch import Finding, idle_cause
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.session import MemberSession
-from muri.launcher.ranks.coordination import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import Place, RankLinkError
 from muri.launcher.ranks.network_order import session_key
 from muri.launcher.runtime.member_table import MemberTable
@@ -26,10 +24,8 @@ logger = logging.getLogger("muri.launcher")
 PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
 
-
 LOSS_GRACE_S: Final = 2.0
 """How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
-
 
 SILENCE_FACTOR: Final = 2.0
 """A rank's runtime may be silent for so many times the timeout of hangs: it is more likely to be busy than a script."""
@@ -117,13 +113,13 @@ class RankGroup:
         for finding in findings:
             member = finding.session.member
             key = self.arbiter.key_of(member)
-            self._ranks.tell_stillness(member, key, finding.spent_percent, in_the_way=finding.in_the_way)
-        self._ranks.beat(interval_s, SILENCE_FACTOR * timeout_s)
+            self._ranks.report_idle(member, key, finding.spent_percent, obstructs=finding.obstructs)
+        self._ranks.heartbeat(interval_s, SILENCE_FACTOR * timeout_s)
 
     def _end_hung(self, member: str, key: str) -> None:
         session = self._running(member, key)
         if session is not None:
-            session.end_as_hung(still_cause(f"on any of its ranks (this is {self.place.rank})"))
+            session.end_as_hung(idle_cause(f"on any of its ranks (this is {self.place.rank})"))
 
     def ended(self, session: MemberSession) -> None:
         """A session ended on this rank."""
@@ -162,34 +158,3 @@ class RankGroup:
             os.write(self._errors[session.member], text.encode())
         logger.warning(text.strip())
         session.end(signal.SIGTERM)
-
-
-def take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place | None:
-    """Take what `rank_options` added out of a command's values; None for a group of one rank.
-
-    The group's key is removed from this process's environment: members' scripts have no use for it.
-
-    Raises:
-        UsageError: Something is missing or out of range.
-    """
-    rank, size, host, port = (values.pop(name) for name in ("rank", "world_size", "order_host", "order_port"))
-    place = parse_place(rank, size, host, port, environment)
-    os.environ.pop(KEY_VARIABLE, None)
-    if place is not None and place.rank > 0:  # ranks may share a directory; rank 0's files are the group's
-        for name in ("status_file", "trace"):
-            if values[name] is not None:
-                values[name] = values[name].with_name(f"r{place.rank}-{values[name].name}")
-    return place
-
-
-def rank_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a runtime that is one of several; `parse_place` reads them."""
-    options = (
-        click.option("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID."),
-        click.option("--world-size", type=int, help="Runtimes of the group, one per GPU.  [default: 1]"),
-        click.option("--order-host", help="Where rank 0 listens; else the node on which srun was called."),
-        click.option("--order-port", type=click.IntRange(1, 65535), help="Rank 0's port; the key is $MURI_GROUP_KEY."),
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command

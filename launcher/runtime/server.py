@@ -32,8 +32,7 @@ logger = logging.getLogger("muri.launcher")
 HELLO_TIMEOUT_S: Final = 10.0
 BACKLOG: Final = 64
 
-
-SAVE_PATIENCE_S: Final = 60.0
+SAVE_GRACE_S: Final = 60.0
 """A script that has a checkpoint, but no process to stand for it any more, may work on until it is saved."""
 
 
@@ -128,8 +127,8 @@ class Server:
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank
         self._names = [protocol.member_socket(run_dir, member, rank) for member in members]
-        if self._admission.host_job is not None:
-            self._names.append(protocol.host_socket(run_dir, self._admission.host_job))
+        if self._admission.pilot_job is not None:
+            self._names.append(protocol.pilot_socket(run_dir, self._admission.pilot_job))
         self._socket_path = protocol.runtime_socket(run_dir, os.getpid())
         self._table = table
         self._factory = factory
@@ -294,7 +293,7 @@ def _cancel(session: MemberSession, signum: int) -> None:
     """End a script whose own process is gone; one that has a checkpoint is saved first."""
     if session.checkpointed:
         session.deliver(signum)
-        session.ended.wait(SAVE_PATIENCE_S)
+        session.ended.wait(SAVE_GRACE_S)
     if not session.ended.is_set():
         session.end(signum)
     session.ended.wait()

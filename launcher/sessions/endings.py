@@ -49,7 +49,7 @@ def exit_with(code: int) -> type[SystemExit]:
     return Left
 
 
-def clear_away(main: ModuleType) -> None:
+def clear_main_module(main: ModuleType) -> None:
     """Let go of what a script has at its end, the newest first: what it uses to finish came before it."""
     names = main.__dict__
     for _ in range(len(names)):

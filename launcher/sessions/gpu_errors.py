@@ -27,7 +27,6 @@ _STICKY: Final = re.compile(
 )
 _ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
 
-
 MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
 """Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
 
@@ -75,7 +74,7 @@ def sticky_text(error: BaseException, device: Device | None) -> str | None:
 
 
 def is_dead(device: Device) -> bool:
-    """Whether the CUDA context is beyond use: a synchronisation fails, other than for want of memory."""
+    """Whether the CUDA context is beyond use: a synchronisation fails, other than for lack of memory."""
     try:
         device.cuda.synchronize()
     except RuntimeError as error:
@@ -123,7 +122,7 @@ watch: Final = FaultWatch()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is PyTorch's or CUDA's for want of GPU memory."""
+    """Whether an error, or one that led to it, is PyTorch's or CUDA's for lack of GPU memory."""
     return any(
         isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
         for link in chain_of(error)
@@ -131,7 +130,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def leave_mark(error: BaseException, mark: str) -> None:
-    """Tell the runtime, if it named a file for that, that the script ends for want of GPU memory."""
+    """Tell the runtime, if it named a file for that, that the script ends for lack of GPU memory."""
     if mark and is_out_of_memory(error):
         with contextlib.suppress(OSError):
             Path(mark).touch()

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from muri.launcher.job.session import SessionState
 from muri.launcher.job.stage_clock import GpuTimes, StageClock
+from muri.units import GIB
 
 logger = logging.getLogger("muri.launcher")
 
@@ -33,7 +34,6 @@ MEMORY_INTERVAL_S: Final = 5.0
 
 PREPARATION_LIMIT_S: Final = 120.0
 DEVICE_FILES: Final = ("/dev/nvidiactl", "/dev/kfd")
-_GIB: Final = 1024**3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Device:
     @property
     def mem_gib(self) -> float:
         """Memory of the device."""
-        return float(self.cuda.mem_get_info()[1]) / _GIB
+        return float(self.cuda.mem_get_info()[1]) / GIB
 
     def event(self) -> Any:
         """An event behind all that the calling thread's stream has been given."""
@@ -117,7 +117,7 @@ class Device:
     def used_gib(self, stream: Any) -> float:
         """Memory in use that was allocated on a stream: the allocator keeps a pool for each."""
         segments = self.cuda.memory_snapshot()
-        return float(sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream)) / _GIB
+        return float(sum(s["allocated_size"] for s in segments if s["stream"] == stream.cuda_stream)) / GIB
 
 
 class _Turn(threading.local):

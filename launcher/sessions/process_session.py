@@ -35,7 +35,6 @@ logger = logging.getLogger("muri.launcher")
 CANCEL_GRACE_S: Final = 20.0
 _TRACKED: Final = "SigCgt:"
 
-
 _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 

@@ -36,7 +36,6 @@ FORWARDED: Final = (
 )  # fmt: skip
 AWAITED: Final = {*FORWARDED, signal.SIGCHLD, RUNTIME_DIED, KILL_COMMAND}
 
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

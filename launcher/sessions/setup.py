@@ -33,7 +33,6 @@ member that was handed a resource does not wait for milliseconds behind a partne
 _SYSTEM_CALLS: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 
-
 _libc = ctypes.CDLL(None, use_errno=True)
 
 

@@ -23,7 +23,7 @@ from muri.launcher.sessions.endings import (
     HUNG_GRACE_S,
     SessionSignalError,
     call_later,
-    clear_away,
+    clear_main_module,
     ending_of,
     exit_code,
     exit_with,
@@ -40,7 +40,7 @@ from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
 
-HANDLER_PATIENCE_S: Final = 1.0
+HANDLER_GRACE_S: Final = 1.0
 """A script's signal handler runs at its next stage, or after that time beside the script."""
 
 INSIST_S: Final = 2.0
@@ -59,7 +59,7 @@ class Session:
         exit_code: The script's exit code, None until it ended.
         told_to_end: Whether the runtime ended the script, because it ends itself.
         stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
-        ended: Set when the script ended and everything of it was cleared away.
+        ended: Set when the script ended and everything of it was cleaned up.
     """
 
     isolation: Final = "thread"
@@ -120,7 +120,7 @@ class Session:
             self._interruption.run_handler(signum)
         elif callable(handler) and handler is not signal.default_int_handler:
             self._interruption.defer_handler(signum)
-            call_later(HANDLER_PATIENCE_S, self._run_due_handlers_beside)
+            call_later(HANDLER_GRACE_S, self._run_due_handlers_beside)
         elif own:
             raise ending_of(signum)()
         else:
@@ -283,7 +283,7 @@ class Session:
         if (checkpointer := registry.of(self._state)) is not None:
             self.stopped_at = checkpointer.stopped_at
             checkpointer.close()
-        clear_away(self._state.main)
+        clear_main_module(self._state.main)
         for stream in self._state.streams.values():
             with contextlib.suppress(Exception):
                 stream.close()

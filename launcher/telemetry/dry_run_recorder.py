@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Final
 
-from muri.atomic_json import write_json
+from muri.files import atomic_json
 from muri.launcher.job.environment import is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
@@ -17,15 +17,13 @@ from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
 from muri.profiler.resource_usage.host import Disturbance
+from muri.units import GIB, MIB
 
 PROGRESS_INTERVAL_S: Final = 1.0
-_GIB: Final = 1024**3
-
 
 STEPS: Final = 3
 """So many steps of one optimizer are looked at; in the first some parameters may have no gradient yet."""
 
-_MIB: Final = 1024**2
 ITERATIONS: Final = 5
 MOST_ITERATION_S: Final = 3.0
 """Scripts with longer iterations are not kept waiting for this."""
@@ -40,7 +38,7 @@ def peak_gpu_mem_gib() -> float:
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is None or not cuda.is_initialized():
         return 0.0
-    return float(sum(cuda.max_memory_allocated(device) for device in range(cuda.device_count())) / _GIB)
+    return float(sum(cuda.max_memory_allocated(device) for device in range(cuda.device_count())) / GIB)
 
 
 class GradientSize:
@@ -54,7 +52,7 @@ class GradientSize:
     @property
     def mib(self) -> float | None:
         """Size of all gradients of an iteration; None when no optimizer stepped."""
-        return sum(self._bytes.values()) / _MIB if self._bytes else None
+        return sum(self._bytes.values()) / MIB if self._bytes else None
 
     def _listen(self, _torch: ModuleType) -> None:
         try:
@@ -196,7 +194,7 @@ class DryRunRecorder:
         """Write what was measured, once."""
         if not self._done:
             self._done = True
-            write_json(self._request.result_path, self.result())
+            atomic_json(self._request.result_path, self.result())
 
     def result(self) -> dict[str, Any]:
         """The figures, or why there are none."""
@@ -242,7 +240,7 @@ class DryRunRecorder:
         if now_s - self._told_s >= PROGRESS_INTERVAL_S:
             self._told_s = now_s
             so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
-            write_json(self._request.progress_path, so_far)
+            atomic_json(self._request.progress_path, so_far)
 
 
 def _leave_out_operators(error: Exception) -> None:

@@ -34,7 +34,6 @@ group (host.trace in muri.yaml). The same file opens in
 https://ui.perfetto.dev and chrome://tracing.
 """
 
-
 _WAIT: Final = "wait for "
 
 

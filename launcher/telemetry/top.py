@@ -41,7 +41,6 @@ running, in a process of its own. The last line of a group shows for how much
 of the time each resource is held, and by whom at this moment.
 """
 
-
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 

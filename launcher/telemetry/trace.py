@@ -26,7 +26,6 @@ MOST_PENDING: Final = 50_000
 LARGEST_TRACE_BYTES: Final = 512 * 1024**2
 """Nothing opens larger traces: after that the file is closed properly and the rest is dropped."""
 
-
 COLOURS: Final = {
     "load": "thread_state_uninterruptible",
     "preprocess": "thread_state_runnable",

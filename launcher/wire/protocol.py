@@ -31,7 +31,6 @@ RUN_DIR_VARIABLE: Final = "MURI_RUN_DIR"
 LONGEST_SOCKET_PATH: Final = 107
 """The kernel's limit for the path of a Unix socket, in bytes."""
 
-
 Frame = dict[str, Any]
 
 
@@ -248,9 +247,9 @@ def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:
     return run_dir / (f"job-{job_id}.sock" if rank is None else f"job-{job_id}.r{rank}.sock")
 
 
-def host_socket(run_dir: Path, host_job: str) -> Path:
-    """The name under which a new member finds the runtime of a host job."""
-    return run_dir / f"host-{host_job}.sock"
+def pilot_socket(run_dir: Path, pilot_job: str) -> Path:
+    """The name under which a new member finds the runtime of a pilot job."""
+    return run_dir / f"host-{pilot_job}.sock"
 
 
 def runtime_socket(run_dir: Path, pid: int) -> Path:

@@ -4,7 +4,7 @@ from typing import Final
 
 import click
 
-from muri.lazy import LazyCommand, LazyGroup
+from muri.commands import LazyCommand, LazyGroup
 
 _HERE: Final = "muri.profiler.commands"
 

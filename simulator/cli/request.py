@@ -81,7 +81,7 @@ def runs_of(request: Request) -> tuple[Run, ...]:
     """The sweep: traces × policies × seeds, in this order.
 
     Raises:
-        UsageError: A policy, an option, an outage or the steady state makes no sense; found before anything runs.
+        UsageError: A policy, an option, an outage or the steady state makes no sense; found before the sweep starts.
     """
     options = {name: options_for(name, parse_options(request.options)) for name in request.policies}
     _check_targets(request)
@@ -91,7 +91,7 @@ def runs_of(request: Request) -> tuple[Run, ...]:
     traces = read_traces(request.trace_files, request.trace_format, skip_bad_rows=request.skip_bad_rows)
     first, last = request.steady_state or (None, None)
     _check_steady_state(traces, last)
-    # A report shows all jobs; the figures of a steady state need no job behind it to end.
+    # A report shows all jobs; figures of a steady state do not need the later jobs to end.
     base, cluster = replace(request.settings, until=None if request.out else last), request.cluster
     return tuple(
         Run(name, trace, name, cluster, replace(base, seed=seed), options[name], first, last, request.out is not None)
@@ -100,7 +100,7 @@ def runs_of(request: Request) -> tuple[Run, ...]:
 
 
 def read_traces(files: Sequence[Path], trace_format: str | None, *, skip_bad_rows: bool) -> tuple[Trace, ...]:
-    """Read the traces; those whose files have the same name are called by their whole paths."""
+    """Read the traces; traces whose files have the same name are named by their paths."""
     traces = [read_trace(file, trace_format, skip_bad_rows=skip_bad_rows) for file in files]
     names = [trace.name for trace in traces]
     named = [
@@ -126,7 +126,7 @@ def read_interference(file: Path) -> tuple[PairSpeed, ...]:
 
 
 def parse_options(words: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Policy options by policy; those for all of them under "".
+    """Policy options by policy; options for all policies under "".
 
     Args:
         words: Each `key=value` or `policy:key=value`; values as YAML writes them.
@@ -157,7 +157,7 @@ def options_for(policy: str, options: dict[str, dict[str, Any]]) -> dict[str, An
 
 
 def _check_model(request: Request) -> None:
-    """What only the default model looks at must not be ignored silently."""
+    """Refuse options that the reference model would silently ignore."""
     name = "--interference" if request.interference_file is not None else "--slowdown"
     if request.model == "reference" and (request.interference_file is not None or request.slowdown != "pairs"):
         raise UsageError(f"{name} is for --model default; the reference model has no jobs that share without turns")

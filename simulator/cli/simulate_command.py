@@ -51,7 +51,7 @@ def seeds(text: str) -> tuple[int, ...]:
 
 
 def job_range(text: str) -> tuple[int, int]:
-    """FIRST:LAST, indices of jobs in the trace; the last one no longer counts."""
+    """FIRST:LAST, indices of jobs in the trace; LAST is excluded."""
     match = _RANGE.fullmatch(text)
     if not match or int(match[1]) >= int(match[2]):
         raise click.BadParameter(f"{text!r} must be FIRST:LAST, job indices with FIRST < LAST, like 100:400")
@@ -87,28 +87,28 @@ def outage(text: str) -> Outage:
     metavar="N",
     type=_AMOUNT,
     default=0.0,
-    help="CPUs of each node, which Synergy's policies give out; 0: unlimited.",
+    help="CPUs of each node, shared out by Synergy's policies; 0: unlimited.",
 )
 @click.option("--mem-gb-per-node", "mem_gib_per_node", metavar="GIB", type=_AMOUNT, default=0.0,
-              help="Host memory of each node, likewise; 0: unlimited.")  # fmt: skip
+              help="Host memory of each node, shared out likewise; 0: unlimited.")  # fmt: skip
 @click.option("--model", type=click.Choice(["default", "reference"]), default="default", show_default=True,
-              help="Physically sound, or the semantics of Muri's and Synergy's public simulators.")  # fmt: skip
+              help="default: physically sound; reference: as in Muri's and Synergy's public simulators.")  # fmt: skip
 @click.option("--interval", "interval_s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
               help="Seconds between two plans; 0: at every arrival and completion.")  # fmt: skip
 @click.option("--restart-s", metavar="SECONDS", type=_AMOUNT, default=30.0, show_default=True,
               help="Seconds lost by a start, regrouping or move.")  # fmt: skip
 @click.option("--profiling-s", metavar="SECONDS", type=_AMOUNT, default=0.0, show_default=True,
-              help="Seconds that the first job of every model waits for its dry run.")  # fmt: skip
+              help="Seconds that the first job of each model waits for its dry run.")  # fmt: skip
 @click.option("--profile-noise", metavar="N_P", type=click.FloatRange(0, 1), default=0.0, show_default=True,
               help="n_p: policies see stage times × U[1 − n_p, 1 + n_p].")  # fmt: skip
-@click.option("--unknown-durations", is_flag=True, help="Policies do not see how long jobs will run.")
-@click.option("--no-checkpoints", is_flag=True, help="Jobs can't go on after a stop; policies never stop them.")
+@click.option("--unknown-durations", is_flag=True, help="Policies do not know how long jobs will run.")
+@click.option("--no-checkpoints", is_flag=True, help="Jobs cannot resume after a stop, so policies never stop them.")
 @click.option("--interference", "interference_file", metavar="FILE", type=_FILE,
               help="Measured speeds of pairs on one GPU; the other pairs are estimated.")  # fmt: skip
 @click.option("--slowdown", type=click.Choice(["pairs", "utilization"]), default="pairs", show_default=True,
-              help="What slows jobs on one GPU down: pairs' speeds, or Horus's function of utilisation.")  # fmt: skip
+              help="What slows jobs down on a shared GPU: pair speeds, or Horus's function.")  # fmt: skip
 @click.option("--outage", "outages", type=outage, metavar="NODE:START:END[:drain]", multiple=True,
-              help="A node is away, times in seconds; may be repeated.")  # fmt: skip
+              help="A node is unavailable; times in seconds; may be repeated.")  # fmt: skip
 @click.option("--option", "options", metavar="[POLICY:]KEY=VALUE", multiple=True,
               help="An option of all policies, or of one; may be repeated.")  # fmt: skip
 @click.option("--seed", "seeds", metavar="SEED[,SEED…]", type=seeds, default="0", show_default=True,
@@ -123,7 +123,7 @@ def outage(text: str) -> Outage:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Simulations at the same time.",
+    help="Simulations that run at the same time.",
 )
 @click.option("--executor", type=click.Choice(["local", "slurm"]), default="local", show_default=True,
               help="Processes here, or a job array on the Slurm cluster.")  # fmt: skip
@@ -134,11 +134,11 @@ def outage(text: str) -> Outage:
 @click.option("--out", type=_FOLDER, help="Write tables, plots and report.html into this folder.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def simulate(**given: Any) -> None:
-    """Say what policies would do to the jobs of a trace on a cluster.
+    """Simulate policies on the jobs of a trace.
 
-    TRACE is a file in any format that `muri trace` knows; nothing needs to be installed on the cluster. Times of the
-    table are in the largest fitting unit, QUEUE is the mean number of waiting jobs, GPU the busy share of the GPUs'
-    time, SPEED-UP how many times shorter the average completion time is than under the first policy.
+    TRACE is a file in any format that `muri trace` knows; nothing needs to be installed on the cluster. In the
+    table, QUEUE is the mean number of waiting jobs, GPU the busy share of the GPUs' time, and SPEED-UP the average
+    completion time of the first policy over that of this policy.
 
     \b
     Examples:
@@ -185,7 +185,7 @@ def _check(request: "Request") -> None:
 
 
 def _check_left_to_the_experiment() -> None:
-    """Refuse options that an experiment's file says itself, rather than ignore them."""
+    """Refuse options that the experiment's file sets, rather than ignore them."""
     context = click.get_current_context()
     given = [
         parameter.opts[0]
@@ -198,7 +198,7 @@ def _check_left_to_the_experiment() -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Now rather than after hours of simulation."""
+    """Make the folder of --out now rather than after hours of simulation."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / ".muri-writable").touch()

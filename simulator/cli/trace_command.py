@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ReadOptions(NamedTuple):
-    """How a trace is to be read."""
+    """Options for reading a trace."""
 
     format: str | None
     skip_bad_rows: bool
@@ -45,7 +45,7 @@ class Weights(click.ParamType[dict[str, float]]):
 
 
 def _read_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of reading, handed over as one `options`."""
+    """Add the options for reading, passed to the command as one `options`."""
 
     @wraps(command)
     def with_options(
@@ -86,15 +86,15 @@ _output_option = click.option(
     "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead of printing."
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_gpus_option = click.option("--gpus", type=click.IntRange(1), help="Show the load of a cluster with so many GPUs.")
+_gpus_option = click.option("--gpus", type=click.IntRange(1), help="Show the load of a cluster with this many GPUs.")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def trace() -> None:
-    """Import, make, look at and check the traces that `muri simulate` runs.
+    """Import, generate, show and check traces for `muri simulate`.
 
-    A trace says when jobs come, how many GPUs they take, how many iterations they train and what
-    one iteration needs of storage, CPU, GPU and network. docs/traces.md describes Muri's schema.
+    A trace lists jobs: submit time, GPUs, iterations, and the time that one iteration needs of
+    storage, CPU, GPU and network. docs/traces.md describes Muri's schema.
 
     \b
     Examples:
@@ -106,10 +106,10 @@ def trace() -> None:
 
 
 class _ImportCommand(click.Command):
-    """Shows the formats and the sacct command, which live with their readers."""
+    """Shows the formats and the sacct command in its help."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what each format is and how to get a real cluster's trace."""
+        """Write the formats, and how to get a trace of a real cluster."""
         from muri.simulator.traces.log_formats import SACCT_COMMAND
         from muri.simulator.traces.read import FORMATS  # -- only for this help page
 
@@ -127,8 +127,8 @@ class _ImportCommand(click.Command):
 def import_command(file: Path, options: ReadOptions, output: Path | None) -> None:
     """Turn FILE, a trace of any known format, into Muri's schema; - reads the standard input.
 
-    Jobs without GPUs, and those that never ran or had not ended, are left out and counted. A log
-    that knows no stage times gets them by a seeded assignment of known models' profiles.
+    Jobs without GPUs, and jobs that never ran or had not ended, are left out and counted. If a log
+    has no stage times, its jobs get profiles of known models by a seeded assignment.
 
     \b
     Examples:
@@ -142,11 +142,15 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
     _report(reading, "imported" if output else "printed")
 
 
-@trace.command("generate", short_help="Make a trace up: Philly-like, at a given load.")
+@trace.command("generate", short_help="Generate a trace: Philly-like, at a given load.")
 @click.option("--jobs", type=click.IntRange(1), required=True, help="How many jobs.")
 @click.option("--gpus", type=click.IntRange(1), required=True, help="GPUs of the cluster that the load is meant for.")
-@click.option("--load", type=float, default=0.9, show_default=True, help="Work over what the cluster can do meanwhile.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Same seed, same trace.")
+@click.option(
+    "--load", type=float, default=0.9, show_default=True, help="GPU-seconds of the jobs over those of the cluster."
+)
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed gives the same trace."
+)
 @click.option("--gpu-mix", type=Weights(), help="Weights of GPU counts.  [default: 1=0.762,2=0.02,4=0.093,8=0.125]")
 @click.option("--bottlenecks", type=Weights(), default=",".join(RESOURCES), show_default=True, help="Their weights.")
 @click.option(
@@ -172,7 +176,7 @@ def import_command(file: Path, options: ReadOptions, output: Path | None) -> Non
 )
 @_output_option
 def generate_command(output: Path | None, **figures: Any) -> None:
-    """Make a trace up.
+    """Generate a trace.
 
     Durations and GPU counts are like those of Microsoft's Philly cluster, arrivals are a Poisson
     process, bottlenecks and users are drawn by weight. The same options give the same file.
@@ -199,7 +203,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
 @_read_options
 @_json_option
 def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bool) -> None:
-    """Show what FILE, a trace of any known format, is like.
+    """Describe FILE, a trace of any known format.
 
     \b
     Examples:
@@ -222,12 +226,12 @@ def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bo
     _report_left_out(reading)
 
 
-@trace.command("check", short_help="Say whether a trace can be read, and what is wrong.")
+@trace.command("check", short_help="Check that a trace can be read.")
 @_file_argument
 @_read_options
 @_json_option
 def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
-    """Say whether FILE is a sound trace. Exit code 0: it is; 2: it is not.
+    """Check that FILE is a valid trace. Exit code 0: it is; 2: it is not.
 
     The message names file, line and column of the first five bad rows and counts the others.
 
@@ -284,7 +288,7 @@ def _write(made: "Trace", output: Path | None) -> None:
 
 
 def _report(reading: "TraceReading", done: str, *, err: bool = True) -> None:
-    """One line on what was read, and one for each kind of row that was not."""
+    """Print what was read, and what was left out."""
     jobs, skipped = len(reading.trace.jobs), reading.trace.skipped_rows
     click.echo(f"{done}: {jobs} {'job' if jobs == 1 else 'jobs'} (format {reading.format})", err=err)
     if skipped:
@@ -298,7 +302,7 @@ def _report_left_out(reading: "TraceReading", *, err: bool = True) -> None:
 
 
 def _recipe(output: Path | None, figures: Mapping[str, Any]) -> Any:
-    """The generator's recipe out of the command's options."""
+    """The generator's recipe from the command's options."""
     from muri.simulator.traces.generator import PHILLY_GPU_MIX, Recipe
     from muri.simulator.traces.models import batched_models, models_of_pairs
 

@@ -14,14 +14,14 @@ from muri.simulator.engine.world import World
 from muri.simulator.model import Cluster, JobRecord, Settings, SimulationError, Trace, TraceJob
 
 SWITCH: Final = "MURI_SIMULATOR_CHECKS"
-"""Environment variable that has every step of every simulation checked; the tests set it to 1."""
+"""Environment variable that makes every step of every simulation checked; the tests set it to 1."""
 
 _ROUNDING: Final = 1e-6
 Place = tuple[str, int]
 
 
 class ConservationError(MuriError):
-    """A simulation broke a law of nature: the fault is the simulator's or the policy's, never the user's."""
+    """A simulation broke an invariant: a fault of the simulator or the policy, never of the user."""
 
 
 def wanted() -> bool:
@@ -175,8 +175,7 @@ def _check_members(world: World) -> None:
 def _packed_fault(world: PackedWorld) -> str | None:
     """What is wrong between two events; None if nothing is.
 
-    Each GPU's jobs must fit its memory, save one that is about to fail for want of it; and what is free, held and
-    shared must add up.
+    Each GPU's jobs must fit its memory, except for one that is about to fail; free, held and shared GPUs must add up.
     """
     tenants = _tenants(world)
     for (node, gpu_id), units in tenants.items():

@@ -1,4 +1,4 @@
-"""Jobs at one moment of a simulation: what each has received, what it runs on, and the queue of those that wait."""
+"""Jobs at one moment of a simulation: what each has received, what it runs on; and the queue of waiting jobs."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
@@ -35,32 +35,32 @@ class LiveJob:
     """A job between its submission and its end.
 
     Attributes:
-        job: What the trace says of it.
+        job: The job of the trace.
         shape: Number of its true profile and sensitivity; equal ones have one number.
         planned: The profile that policies see.
         gpu_utilization: Share of its GPUs' time that it computes on them when alone, as policies see it.
         sensitivity: Its throughput over CPUs and host memory; None where these are unlimited.
         restart_s: Seconds that a restart costs it.
         service_s: Seconds of service that it needs alone.
-        done_s: Of these, what it had received at `since_s`.
-        kept_s: What it had received when it last started, as its checkpoint has it.
-        since_s: Since when it has run at `speed` in the same company.
+        done_s: Of these, the seconds received until `since_s`.
+        kept_s: Seconds of service in its checkpoint, which it made when it last started.
+        since_s: Since when it has run at `speed` with the same partners.
         speed: Seconds of service per second, now; 0 while it restarts.
         pace: What its speed is when it does not restart.
         resuming: Whether it is loading its checkpoint.
-        resumes_s: Until when.
+        resumes_s: When that ends.
         version: Grows with every change of speed, which outdates events announced before.
-        unit: What it runs in; None while it waits.
+        unit: The unit that it runs in; None while it waits.
         start_s: First start; None before it.
-        waiting_since_s: When it was last stopped; None before that.
+        waiting_since_s: When it was last stopped; None before the first stop.
         run_s: Seconds on GPUs until `since_s`.
         shared_s: Of these, those in a group.
         gpu_share_s: GPU-seconds until `since_s`, those of a group divided among its members.
         restarts: Starts after the first, moves and regroupings.
-        out_of_memory: How often it failed for want of GPU memory.
-        gpu_mem_request_gib: GPU memory that it asks for since; None before.
+        out_of_memory: How often it failed because GPU memory was short.
+        gpu_mem_request_gib: GPU memory that it has asked for since; None before the first failure.
         fastest: The highest speed that it has had.
-        as_waiting: What policies see of it, kept while it waits, for then nothing of it changes.
+        as_waiting: What policies see of it; computed once, because nothing of a waiting job changes.
     """
 
     job: TraceJob
@@ -91,7 +91,7 @@ class LiveJob:
     as_waiting: PlanJob | None = None
 
     def settle(self, now_s: float) -> None:
-        """Count what it has received at its present speed."""
+        """Count the service received at the present speed."""
         elapsed_s = now_s - self.since_s
         self.since_s = now_s
         if self.unit is None or elapsed_s <= 0:
@@ -105,15 +105,15 @@ class LiveJob:
             self.shared_s += elapsed_s
 
     def done_at(self, now_s: float) -> float:
-        """Seconds of service that it has received by now."""
+        """Seconds of service received by now."""
         return min(self.service_s, self.done_s + self.speed * (now_s - self.since_s))
 
     def ends_at(self, now_s: float) -> float:
-        """When it ends at its present speed, which is above 0."""
+        """End at the present speed, which is above 0."""
         return now_s + max(0.0, self.service_s - self.done_s) / self.speed
 
     def as_planned(self, now_s: float, *, durations_known: bool, checkpoints: bool) -> PlanJob:
-        """What policies see of it now."""
+        """What policies see now."""
         job, done_s = self.job, self.done_at(now_s)
         return PlanJob(
             job_id=job.job_id,
@@ -135,13 +135,13 @@ class LiveJob:
         )
 
     def record(self, end_s: float) -> JobRecord:
-        """What became of it."""
+        """The record of the ended job."""
         assert self.start_s is not None
         return JobRecord(self.job, self.start_s, end_s, self.run_s, self.restarts, self.shared_s, self.out_of_memory)
 
 
 PROPORTIONAL: Final[CpuMemShares] = MappingProxyType({})
-"""The host shares of a unit that has as much of the CPUs and memory of its nodes as of their GPUs."""
+"""The host shares of a unit whose share of CPUs and memory is that of the GPUs."""
 
 
 class Seat(NamedTuple):
@@ -172,9 +172,9 @@ class Unit:
         gpu_count: GPUs that they hold.
         since_s: Since when just these jobs run here.
         given: CPUs and memory of each of its GPUs; None: the GPU-proportional share.
-        own_gpus: Of a job that shares GPUs one by one: how many it has, those with n jobs counted as 1/n.
-        company: Of such a job: whether others are on one of its GPUs.
-        doomed: Of such a job: whether it needs more GPU memory than others have left, and is about to fail.
+        own_gpus: Of a job that shares GPUs one by one: the number of its GPUs, each with n jobs counted as 1/n.
+        company: Of such a job: whether it shares any of its GPUs.
+        doomed: Of such a job: whether it needs more GPU memory than others leave, and is about to fail.
     """
 
     number: int
@@ -194,7 +194,7 @@ class Unit:
         return self.members[0].job.mem_gib_in(self.seat.accumulate_steps)
 
     def as_running(self, now_s: float, *, durations_known: bool, checkpoints: bool) -> Running:
-        """What policies see of it now."""
+        """What policies see now."""
         seen = [
             live.as_planned(now_s, durations_known=durations_known, checkpoints=checkpoints) for live in self.members
         ]
@@ -203,7 +203,7 @@ class Unit:
 
 
 def planned_profiles(jobs: Sequence[TraceJob], noise: float, seed: int) -> dict[int, StageProfile]:
-    """What is planned with, by job id; equal profiles are one object, for planning looks at each object once.
+    """The profiles that policies see, by job id; equal ones are one object, because planning looks at each object once.
 
     Every stage of every job gets a factor of its own from U[1 − n_p, 1 + n_p], drawn from the seed and the job's
     id alone. The iteration time changes as the sum of the stages does.
@@ -242,7 +242,7 @@ Key = tuple[float, ...]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How much of the queue a policy has to see.
+    """How much of the queue a plan needs.
 
     Attributes:
         per_slot: Jobs of one GPU count for each set of that many GPUs; None: the whole queue.
@@ -258,11 +258,11 @@ class View:
 
 
 def view_of(policy: Policy, *, whole: bool = False) -> View:
-    """What a policy has to see; everything, unless it is known to plan by the common cycle.
+    """The part of the queue that a policy needs: all of it, unless the policy is known to plan by the common cycle.
 
     Args:
         policy: The policy.
-        whole: Whether to show it everything anyway.
+        whole: Whether to show it everything.
     """
     if whole or not isinstance(policy, QueuePolicy) or type(policy).plan not in _COMMON_CYCLE:
         return View()
@@ -275,7 +275,7 @@ class WaitingJobs:
     """The queue.
 
     Args:
-        view: How much of it the policy has to see.
+        view: How much of it a plan needs.
     """
 
     def __init__(self, view: View) -> None:
@@ -290,11 +290,11 @@ class WaitingJobs:
         return len(self._jobs)
 
     def __iter__(self) -> Iterable[LiveJob]:
-        """Those who wait, in the order in which they began to."""
+        """The waiting jobs, in the order in which they began to wait."""
         return iter(self._jobs.values())
 
     def add(self, live: LiveJob) -> None:
-        """A job begins to wait; what policies see of it is up to date."""
+        """Add a job, whose `as_waiting` is up to date."""
         assert live.as_waiting is not None
         self._jobs[live.job.job_id] = live
         if self._view.timeless:
@@ -303,7 +303,7 @@ class WaitingJobs:
             insort(self._sorted.setdefault(live.job.gpu_count, []), (key, live))
 
     def remove(self, live: LiveJob) -> None:
-        """A job ends its wait."""
+        """Remove a job."""
         del self._jobs[live.job.job_id]
         if self._view.timeless:
             ranked = self._sorted[live.job.gpu_count]
@@ -311,11 +311,11 @@ class WaitingJobs:
             del ranked[bisect_left(ranked, key, key=lambda item: item[0])]
 
     def reduce(self, request: PlanRequest, gpu_count: int) -> PlanRequest:
-        """The request with the waiting jobs that matter to it.
+        """Add the waiting jobs that matter to a request.
 
         Args:
-            request: What the policy is asked, but for the waiting jobs.
-            gpu_count: GPUs of the nodes on which jobs may start; larger jobs wait for more of them.
+            request: The request without waiting jobs.
+            gpu_count: GPUs of the nodes on which jobs may start; larger jobs are left out.
         """
         if self._view.per_slot is None:
             return replace(request, jobs=tuple([job for job in self._seen() if job.gpu_count <= gpu_count]))

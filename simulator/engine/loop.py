@@ -14,15 +14,15 @@ from muri.simulator.engine.world import Event, Kind, World
 from muri.simulator.model import SimulationError, TraceJob
 
 EVENTS_HORIZON_S: Final = 360.0
-"""How soon a regrouping has to pay where plans follow events instead of a clock: the paper's interval."""
+"""Time in which a regrouping has to pay off where plans follow events instead of a clock: the paper's interval."""
 
 _IDLE_PLANS: Final = 10_000
-"""Plans in a row during which no job gets on at all, before a policy is taken to stop everybody for ever."""
+"""Plans in a row without any progress, after which the policy is taken to stop all jobs forever."""
 
 _ROUNDING_S: Final = 1e-3
 
 _REPORTS: Final = 200
-"""How often progress is told, at most."""
+"""Most reports of progress."""
 
 
 class Engine:
@@ -30,11 +30,11 @@ class Engine:
 
     Args:
         world: The cluster before the first event.
-        policy: Who decides.
+        policy: The policy.
         shares: Whether the policy lets jobs share, so models have to be profiled.
-        stops_jobs: Whether it ever stops one.
+        stops_jobs: Whether the policy ever stops a job.
         interference: Speeds of pairs that the policy may see.
-        progress: Told the share of jobs that have ended.
+        progress: Called with the share of jobs that have ended.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Engine:
         """Simulate until every job has ended.
 
         Raises:
-            SimulationError: The policy lets a job wait for ever, or plans what cannot be done.
+            SimulationError: The policy lets a job wait forever, or makes a plan that cannot be carried out.
         """
         self._announce(jobs)
         world, total = self._world, len(jobs)
@@ -106,7 +106,7 @@ class Engine:
         return min(times)
 
     def _next_tick_s(self) -> float | None:
-        """When the next plan is due by the clock, while there are jobs."""
+        """Time of the next plan by the clock, while there are jobs."""
         interval_s = self._settings.interval_s
         if interval_s <= 0 or not self._present:
             return None
@@ -149,7 +149,7 @@ class Engine:
                 world.nodes.drain(event.subject, 1 if kind is Kind.DRAIN_BEGINS else -1)
 
     def _arrive(self, job_id: int) -> None:
-        """A job arrives; one whose model nobody knows waits for a dry run first.
+        """A job arrives; if its model is unknown, it first waits for a dry run.
 
         The dry run holds no GPUs of the cluster, and later jobs of the same model wait for the same one.
         """
@@ -175,9 +175,9 @@ class Engine:
     def _plan_is_due(self) -> bool:
         """Whether it is time for a plan, and the plan could change anything.
 
-        While nobody waits and nobody shares, everybody has all that he asked for; not so where CPUs, memory or more
-        GPUs are given to those who gain most. A policy that stops nobody
-        has nothing to decide until a job arrives or GPUs are given back.
+        If no job waits and none shares, each has all that it asked for, unless policies give CPUs, memory or more GPUs
+        to those that gain most. A policy that never stops jobs has nothing to decide until a job arrives or GPUs are
+        given back.
         """
         world, interval_s = self._world, self._settings.interval_s
         if interval_s > 0:
@@ -214,15 +214,15 @@ class Engine:
         self._changed = False
 
     def _notice_thrashing(self) -> None:
-        """Refuse to go on for ever with a policy that stops jobs faster than they restart."""
+        """Refuse to go on with a policy that stops jobs faster than they restart."""
         service_s = self._world.meter.service_s
         # An absolute margin: speeds that were added and taken away leave a rounding error.
         self._idle_plans = 0 if service_s > self._service_s + _ROUNDING_S else self._idle_plans + 1
         self._service_s = max(service_s, self._service_s)
         if self._idle_plans > _IDLE_PLANS:
             raise SimulationError(
-                f"policy {self._policy.name} stops jobs before they have restarted: no job got on during {_IDLE_PLANS} "
-                "plans. Take a longer interval, a shorter restart, or a policy option that stops less"
+                f"policy {self._policy.name} stops jobs before they have restarted: no job made progress during "
+                f"{_IDLE_PLANS} plans. Take a longer interval, a shorter restart, or a policy option that stops less"
             )
 
     def _decide(self, request: PlanRequest) -> Plan:
@@ -233,13 +233,13 @@ class Engine:
 
 
 def carry_out(plan: Plan, world: World, *, stops_jobs: bool) -> None:
-    """Stop, regroup and start what a plan says; what it keeps is left alone and costs nothing.
+    """Stop, regroup and start as a plan says; what it keeps goes on and costs nothing.
 
     Args:
         plan: The plan.
-        world: What it was made for.
-        stops_jobs: Whether the policy ever stops a job. Under one that doesn't, a job whose GPUs get a second
-            job goes on undisturbed; else everybody in a new group starts anew.
+        world: The cluster that it was made for.
+        stops_jobs: Whether the policy ever stops a job. If not, a job that gets a partner goes on undisturbed;
+            otherwise all members of a new group restart.
 
     Raises:
         SimulationError: The plan cannot be carried out.
@@ -296,7 +296,7 @@ def _wanted(plan: Plan, world: World) -> Iterator[_Start]:
 
 
 def _seat_of(sharer: Sharer, plan: Plan, world: World) -> Seat:
-    """GPUs by node and index, so that the same ones are equal."""
+    """The seat of a sharer, its GPUs sorted so that equal seats compare equal."""
     count, job = sum(share.gpu_count for share in sharer.gpus), world.jobs.get(sharer.job_id)
     if job is not None and (count < 1 or (count != job.job.gpu_count and not world.elastic)):
         raise SimulationError(
@@ -315,7 +315,7 @@ def _seat_of(sharer: Sharer, plan: Plan, world: World) -> Seat:
 
 
 def _stays(job_id: int, before: Mapping[int, Seat], seat: Seat) -> bool:
-    """Whether a job that ran keeps all that it had, whoever else comes."""
+    """Whether a running job keeps all that it had."""
     had = before.get(job_id)
     return (
         had is not None
@@ -336,7 +336,7 @@ def _check_hosts(plan: Plan, world: World) -> None:
 
 
 def _present(wanted: _Start, world: World) -> Unit | None:
-    """The unit of just these jobs with just these GPUs, CPUs and memory, if it runs."""
+    """The running unit of exactly these jobs, GPUs, CPUs and memory; None: there is none."""
     live = world.jobs.get(wanted.members[0])
     if live is None or live.unit is None or live.unit.seat != wanted.seat:
         return None

@@ -1,4 +1,4 @@
-"""What the cluster as a whole does over time: who waits, what is held, what is busy."""
+"""What happens over time: waiting jobs, GPUs in use, busy resources, stays on GPUs."""
 
 import math
 from abc import ABC, abstractmethod
@@ -10,20 +10,20 @@ from muri.profiler.records import RESOURCES
 from muri.simulator.model import GroupSpan, Sample, Simulation
 
 MAX_SAMPLES: Final = 2_000
-"""Samples of a result; where there were more, neighbours are merged into time-weighted means."""
+"""Most samples of a result; beyond it, neighbours are merged into time-weighted means."""
 
 LEAST_REMAINING_S: Final = 1.0
-"""Remaining time that the blocking index counts at least: a job stopped just before its end blocks nobody for ever."""
+"""Least remaining time in the blocking index: without it, a job stopped just before its end would dominate the mean."""
 
 
 class Samples:
-    """Samples in order of time; never many more than a result has, whatever the trace's length."""
+    """Samples in order of time, thinned on the way so that long traces need no more memory."""
 
     def __init__(self) -> None:
         self._samples: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """Note one more."""
+        """Add one more."""
         self._samples.append(sample)
         if len(self._samples) >= 2 * MAX_SAMPLES:
             self._samples = _thinned(self._samples)
@@ -40,7 +40,7 @@ Stay = TypeVar("Stay", bound=Hashable)
 
 
 class Film(Generic[Stay], ABC):
-    """What a simulation of a public simulator's model looks like over time: samples, stays on GPUs, progress.
+    """Records a public simulator's model over time: samples, stays on GPUs, progress.
 
     Args:
         task: What is simulated.
@@ -58,21 +58,21 @@ class Film(Generic[Stay], ABC):
 
     @abstractmethod
     def _end_s(self, key: Stay) -> float:
-        """When a stay that goes on no longer has ended."""
+        """When a stay has ended that is over now."""
 
     @abstractmethod
     def _done(self) -> float:
         """Share of the jobs that have ended."""
 
     def note(self, sample: Sample) -> None:
-        """Note what holds for a while."""
+        """Add a sample, and report progress at times."""
         self._samples.add(sample)
         self._looks += 1
         if self.task.progress is not None and self._looks % self._report_every == 0:
             self.task.progress(self._done())
 
     def note_stays(self, stays: Mapping[Stay, GroupSpan]) -> None:
-        """Note who is on GPUs, as spans that begin now; those that go on keep their beginning."""
+        """Note the stays on GPUs, as spans that begin now; those that go on keep their beginning."""
         self._close(self._open.keys() - stays.keys())
         self._open = {key: self._open.get(key, span) for key, span in stays.items()}
 
@@ -92,13 +92,13 @@ class Film(Generic[Stay], ABC):
 
 
 class Meter:
-    """Adds up the present, and turns it into samples as time passes.
+    """Adds up the present state, and turns it into samples as time passes.
 
     Args:
         gpu_count: GPUs of the cluster.
-        used: For every profile, the share of its time alone during which each resource is used.
-        most: The highest utilisation. Where jobs share GPUs at measured speeds, stage times may contradict these
-            and add up to more than 1.
+        used: For each profile, the share of its time alone in which each resource is busy.
+        most: The highest utilisation. Where jobs share GPUs at measured speeds, stage times may contradict these and
+            add up to more than 1.
     """
 
     def __init__(self, gpu_count: int, used: Sequence[Sequence[float]], most: float = math.inf) -> None:
@@ -114,10 +114,10 @@ class Meter:
         self.gpus_held = 0
         self.gpu_s = 0.0
         self.service_s = 0.0
-        """Seconds of service that all jobs together have received, also those that were lost."""
+        """Seconds of service of all jobs together, including those lost in failures."""
 
     def pass_time(self, start_s: float, end_s: float) -> None:
-        """Note that nothing changed in between."""
+        """Add a sample for a time in which nothing changes."""
         length_s = end_s - start_s
         if length_s <= 0:
             return
@@ -146,13 +146,13 @@ class Meter:
             self._per_s = self._offset = 0.0
 
     def speed_up(self, shape: int, gpu_count: int, change: float) -> None:
-        """A job's speed changes, and with it what it keeps busy."""
+        """A job's speed changes, and with it the resources that it keeps busy."""
         self._speeds = max(0.0, self._speeds + change)
         for resource, share in enumerate(self._used[shape]):
             self._busy[resource] += change * share * gpu_count
 
     def count_less(self, resource: int, amount: float) -> None:
-        """A resource is less busy than the jobs' speeds say, by so many GPUs' worth."""
+        """A resource is less busy than the jobs' speeds say, by this many GPUs' worth."""
         self._busy[resource] -= amount
 
     def samples(self) -> tuple[Sample, ...]:

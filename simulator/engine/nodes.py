@@ -1,4 +1,4 @@
-"""The nodes of a simulated cluster: which are there, and who holds their GPUs, CPUs and host memory."""
+"""The nodes of a simulated cluster: their outages, and the GPUs, CPUs and host memory in use."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ class Nodes:
     """All nodes of the cluster.
 
     Args:
-        cluster: How many there are, and of which size.
+        cluster: Number and size of the nodes.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -56,11 +56,11 @@ class Nodes:
         return self.available_count * self.cluster.gpus_per_node
 
     def indices(self, gpus: Iterable[NodeShare]) -> tuple[int, ...]:
-        """Which nodes these GPUs are on."""
+        """Indices of the nodes of these GPUs."""
         return tuple(self._index[share.node] for share in gpus)
 
     def refusal(self, gpus: Iterable[NodeShare]) -> str | None:
-        """Why these GPUs cannot be given out; None when they can."""
+        """Why these GPUs cannot be given out; None: they can."""
         for share in gpus:
             index = self._index.get(share.node)
             if index is None or not self.is_available(index) or self.free[index] < share.gpu_count:
@@ -112,7 +112,7 @@ class Nodes:
         return replace(node, free_cpus=max(0.0, cpus), free_mem_gib=max(0.0, mem_gib))
 
     def overdrawn(self) -> tuple[str, str] | None:
-        """A node of which more CPUs or memory is held than it has, and what of it; None if there is none."""
+        """A node that has given out more than it has, and the name of that resource; None: there is none."""
         for name in self.hosts.deviating():
             if what := self.hosts.overdrawn(name, self.free[self._index[name]]):
                 return name, what
@@ -120,10 +120,10 @@ class Nodes:
 
 
 class Hosts:
-    """What every node's CPUs and memory are given to, beside the proportional shares.
+    """CPUs and memory given out beyond the GPU-proportional shares, by node.
 
     Args:
-        cluster: CPUs and memory of its nodes; 0 is unlimited, and sharing it out has no effect.
+        cluster: CPUs and memory of its nodes; 0: unlimited, so sharing them out has no effect.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -169,7 +169,7 @@ class Hosts:
         }
 
     def per_gpu(self, gpus: Sequence[NodeShare], shares: CpuMemShares) -> Demand | None:
-        """What each GPU of a unit has, where it has least; None where that is the proportional share."""
+        """CPUs and memory of each GPU of a unit, on the node with the least; None: the proportional share."""
         if not shares:
             return None
         held = self.held(gpus, shares)
@@ -195,12 +195,12 @@ class Hosts:
             self._beyond[node] = (before[0] + sign * more[0], before[1] + sign * more[1])
 
     def free(self, node: str, free_gpus: int) -> Demand:
-        """What can still be given out of a node: 0 of what is unlimited."""
+        """What a node can still give out; 0 where unlimited."""
         cpus, mem_gib = self._beyond.get(node, (0.0, 0.0))
         return Demand(_left(self.fair.cpus, free_gpus, cpus), _left(self.fair.mem_gib, free_gpus, mem_gib))
 
     def overdrawn(self, node: str, free_gpus: int) -> str:
-        """What more is held of than a node has; empty if nothing is."""
+        """Name of the resource that a node has given out too much of; empty: none."""
         left = self.free(node, free_gpus)
         for name, amount, each in zip(("CPUs", "memory"), left, self.fair, strict=True):
             if each < math.inf and amount < -_ROUNDING * max(1.0, each):

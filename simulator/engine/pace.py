@@ -1,4 +1,4 @@
-"""How fast jobs that share GPUs really get on, whatever the policy that put them together believes."""
+"""The true speeds of jobs that share GPUs, whatever the policy that grouped them assumes."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ from muri.simulator.traces.models import synergy_sensitivity
 _CACHED = 65_536
 
 _MOST_MODELS: Final = 1_000
-"""Half a million pairs, which takes a few seconds; more models are a trace that names each job's own."""
+"""Half a million pairs, a few seconds of work. A trace with more models usually names each job's own."""
 
 
 class Pace(Protocol):
@@ -35,12 +35,12 @@ class Pace(Protocol):
         ...
 
     def order(self, planned: Sequence[Shape]) -> tuple[int, ...]:
-        """The ordering that members take when one has left, chosen by what the policy knows of them."""
+        """The members' ordering after one has left, chosen from the profiles that the policy sees."""
         ...
 
 
 class _LockstepPace:
-    """One iteration per period of the ordering that was planned; with wrong profiles it need not be the best."""
+    """One iteration per period of the planned ordering, which need not be the best if the profiles were wrong."""
 
     def __init__(self, model: Lockstep) -> None:
         self._model = model
@@ -55,7 +55,7 @@ class _LockstepPace:
 
 
 class _ModelPace:
-    """Speeds of a model that knows no ordering."""
+    """Speeds of a model without an ordering."""
 
     def __init__(self, model: SpeedModel) -> None:
         self._model = model
@@ -79,11 +79,11 @@ class _LeftoverPace:
 
 
 def pace_of(policy: Policy, model: SpeedModel) -> Pace:
-    """How the runtime under a policy shares resources out.
+    """How the runtime shares out resources under a policy.
 
     Args:
         policy: The policy.
-        model: The speed model that it plans with.
+        model: The speed model that the policy plans with.
     """
     if policy.name == "antman":
         return _LeftoverPace()
@@ -94,7 +94,7 @@ class Pairs:
     """Speeds of every pair of a trace's models.
 
     Args:
-        measured: The pairs that were measured.
+        measured: The measured pairs.
         jobs: The jobs of the trace.
     """
 
@@ -104,7 +104,7 @@ class Pairs:
 
     @cached_property
     def table(self) -> InterferenceTable:
-        """The measured pairs, and an estimate of every other one.
+        """The measured pairs, and estimates of all others.
 
         Estimates are for two processes that share a GPU without turns, by queueing theory
         (`muri.profiler.interference.models`), from the profile of each model's first job by submit time.
@@ -139,12 +139,12 @@ class Pairs:
 
 
 def sensitivities_of(jobs: Sequence[TraceJob], cluster: Cluster, fair: Demand) -> dict[int, Sensitivity | None]:
-    """The sensitivity of every job, by id; equal ones are one object. None where nothing can make a difference.
+    """The sensitivity of every job, by id; equal ones are one object. None where CPUs and memory are unlimited.
 
     Args:
         jobs: The jobs.
-        cluster: Whose nodes they run on.
-        fair: The GPU-proportional share of one GPU there; infinite where unlimited.
+        cluster: The nodes.
+        fair: The GPU-proportional share of one GPU; infinite where unlimited.
     """
     if fair == (math.inf, math.inf):
         return {job.job_id: None for job in jobs}
@@ -206,7 +206,7 @@ class Speeds:
         return self._cached(tuple([live.shape for live in members]), unit.given, unit.seat.mode)
 
     def reorder(self, members: Sequence[LiveJob]) -> list[LiveJob]:
-        """Members in the ordering in which they go on after one has left."""
+        """The members in their ordering after one has left."""
         if len(members) == 1:
             return list(members)
         return [members[index] for index in self._pace.order([shape_of(live.planned) for live in members])]

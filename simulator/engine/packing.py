@@ -1,15 +1,16 @@
-"""Jobs that share GPUs one by one, without turns: who is on each GPU, and how that changes the neighbours' pace."""
+"""Jobs that share GPUs one by one, without turns: the jobs on each GPU, and how they slow each other down."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final
 
 from muri.policies.horus.cost import RAISED_BY, slowdown
 from muri.policies.traits import model_of, relative_goodput
 from muri.policies.types import FreeNode, NodeShare
 from muri.profiler.records import RESOURCES
-from muri.simulator.engine.jobs import PARTITION, LiveJob, Seat, Unit, WaitingJobs
+from muri.simulator.engine.jobs import LiveJob, Seat, Unit, WaitingJobs
 from muri.simulator.engine.nodes import Nodes
 from muri.simulator.engine.pace import Pairs, Speeds
 from muri.simulator.engine.world import Event, Kind, World
@@ -20,10 +21,10 @@ _GPU: Final = RESOURCES.index("gpu")
 
 
 class PackedNodes(Nodes):
-    """All nodes of the cluster, and who is on each GPU.
+    """All nodes of the cluster, and the units on each GPU.
 
     Args:
-        cluster: How many there are, and of which size.
+        cluster: Number and size of the nodes.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -33,12 +34,12 @@ class PackedNodes(Nodes):
         self._node = lru_cache(maxsize=65_536)(self._make_node)
 
     def tenants(self) -> Iterator[list[Unit]]:
-        """Who is on each GPU, in the order in which they came, by node and index."""
+        """The units on each GPU in the order of their start, by node and index."""
         for on_node in self._on:
             yield from on_node
 
     def on(self, unit: Unit) -> Iterator[list[Unit]]:
-        """Who is on each of a unit's GPUs."""
+        """The units on each of a unit's GPUs."""
         for index, gpu_id in self.places(unit):
             yield self._on[index][gpu_id]
 
@@ -70,7 +71,7 @@ class PackedNodes(Nodes):
         return changed
 
     def refusal(self, gpus: Iterable[NodeShare]) -> str | None:
-        """Why these GPUs cannot be given out, whoever is on them; None when they can."""
+        """Why these GPUs cannot be given out, shared or not; None: they can."""
         for share in gpus:
             index = self._index.get(share.node)
             if index is None or not self.is_available(index):
@@ -81,7 +82,7 @@ class PackedNodes(Nodes):
         return None
 
     def as_free(self) -> tuple[FreeNode, ...]:
-        """What policies see: the nodes on which jobs may start, with the GPUs that nobody is on."""
+        """What policies see: the nodes on which jobs may start, with their idle GPUs."""
         return tuple(
             [
                 self._node(index, tuple([gpu_id for gpu_id, there in enumerate(self._on[index]) if not there]))
@@ -91,57 +92,24 @@ class PackedNodes(Nodes):
         )
 
     def _make_node(self, index: int, free: tuple[int, ...]) -> FreeNode:
-        cluster, left = self.cluster, self.hosts.free("", len(free))
-        return FreeNode(
-            self.names[index],
-            (PARTITION,),
-            len(free),
-            cluster.gpu_mem_gib,
-            cluster.gpus_per_node,
-            islands=(free,) if free else (),
-            topology=self._topology,
-            cpu_count=cluster.cpus_per_node,
-            mem_gib=cluster.mem_gib_per_node,
-            free_cpus=left.cpus,
-            free_mem_gib=left.mem_gib,
-        )
+        return replace(self._seen[len(free)][index], islands=(free,) if free else (), topology=self._topology)
 
 
-class Crowding(Protocol):
-    """The truth about one GPU."""
-
-    def speed(self, job: TraceJob, others: Iterable[TraceJob]) -> float:
-        """Speed of a job beside others on a GPU, 1 = as fast as alone there."""
-        ...
-
-
-class ByPairs:
-    """The product of the job's pair speeds with each of the others.
-
-    Args:
-        pairs: Speeds of all pairs of models.
-    """
-
-    def __init__(self, pairs: Pairs) -> None:
-        self._pairs = pairs
-
-    def speed(self, job: TraceJob, others: Iterable[TraceJob]) -> float:
-        """Speed of a job beside others on a GPU, 1 = as fast as alone there."""
-        return self._pairs.speed(job.key.model, (other.key.model for other in others))
-
-
-class ByUtilization:
-    """Horus's fitted function of the utilisation that all of them add up to."""
-
-    def speed(self, job: TraceJob, others: Iterable[TraceJob]) -> float:
-        """Speed of a job beside others on a GPU, 1 = as fast as alone there."""
-        total = sum(other.gpu_share for other in (job, *others))
-        return 1.0 / slowdown(100.0 * total, job.key.gpu_type)
+Crowding = Callable[[TraceJob, Iterable[TraceJob]], float]
+"""True speed of a job beside others on a GPU, 1 = as fast as alone there."""
 
 
 def crowding_of(settings: Settings, pairs: Pairs) -> Crowding:
-    """The truth that a simulation asks for."""
-    return ByUtilization() if settings.slowdown == "utilization" else ByPairs(pairs)
+    """What slows jobs on one GPU down in a simulation: the product of their pair speeds, or Horus's function."""
+    if settings.slowdown == "utilization":
+        return _speed_by_utilization
+    return lambda job, others: pairs.speed(job.key.model, (other.key.model for other in others))
+
+
+def _speed_by_utilization(job: TraceJob, others: Iterable[TraceJob]) -> float:
+    """By Horus's fitted function of the utilisation that all jobs on the GPU add up to."""
+    total = sum(other.gpu_share for other in (job, *others))
+    return 1.0 / slowdown(100.0 * total, job.key.gpu_type)
 
 
 def speed_of(unit: Unit, on_gpus: Iterable[list[Unit]], crowding: Crowding) -> float:
@@ -151,8 +119,8 @@ def speed_of(unit: Unit, on_gpus: Iterable[list[Unit]], crowding: Crowding) -> f
 
     Args:
         unit: A unit of one job.
-        on_gpus: Who is on each of its GPUs, itself among them.
-        crowding: The truth about one GPU.
+        on_gpus: The units on each of its GPUs, itself included.
+        crowding: True speeds on one GPU.
     """
     job, steps = unit.members[0].job, unit.seat.accumulate_steps
     alone = elastic_speed(job, unit.gpu_count)
@@ -160,11 +128,11 @@ def speed_of(unit: Unit, on_gpus: Iterable[list[Unit]], crowding: Crowding) -> f
         alone *= job.batch.speed(steps)
     shared = {tuple(there) for there in on_gpus if len(there) > 1}
     beside = [[other.members[0].job for other in there if other is not unit] for there in shared]
-    return alone * min((crowding.speed(job, others) for others in beside), default=1.0)
+    return alone * min((crowding(job, others) for others in beside), default=1.0)
 
 
 def elastic_speed(job: TraceJob, gpu_count: int) -> float:
-    """Speed on so many GPUs, 1 = on as many as the job asked for.
+    """Speed on this many GPUs, 1 = on as many as the job asked for.
 
     Throughput times statistical efficiency: computing scales with the GPUs, synchronizing follows the ring all-reduce.
 
@@ -182,15 +150,15 @@ def elastic_speed(job: TraceJob, gpu_count: int) -> float:
 
 
 class PackedWorld(World):
-    """Everything that is true at one moment; every unit is one job, and units overlap on GPUs.
+    """The state of the cluster at one moment; each unit is one job, and units overlap on GPUs.
 
     Args:
         jobs: The jobs of the trace.
         nodes: The nodes of the cluster, all free.
         settings: How to simulate.
-        speeds: What is known of the jobs' profiles; nobody takes turns.
+        speeds: What is known of the jobs' profiles; the jobs take no turns.
         waiting: An empty queue.
-        crowding: How fast jobs on one GPU get on.
+        crowding: True speeds of jobs on one GPU.
         elastic: Whether a job may hold another number of GPUs than it asked for.
     """
 
@@ -228,10 +196,10 @@ class PackedWorld(World):
             self.events.announce(fails_s, Kind.OUT_OF_MEMORY, live.job.job_id, unit.number)
 
     def run_out_of_memory(self, live: LiveJob) -> None:
-        """A job fails if there still isn't enough memory for it; it is thrown back, and asks for more next time.
+        """A job fails if memory is still short; it returns to the queue and asks for more next time.
 
         Raises:
-            SimulationError: It had its GPUs to itself.
+            SimulationError: It needs more memory than a whole GPU has.
         """
         unit = live.unit
         assert unit is not None
@@ -257,7 +225,7 @@ class PackedWorld(World):
         return super()._is_outdated(event)
 
     def _lacks_memory(self, unit: Unit) -> bool:
-        """Whether those who were on one of its GPUs before it leave it too little memory."""
+        """Whether the units that were on one of its GPUs before it leave too little memory."""
         capacity_gib = self.cluster.gpu_mem_gib
         return bool(capacity_gib) and any(
             sum(other.mem_gib for other in there if other.number <= unit.number) > capacity_gib * (1 + _ROUNDING)
@@ -265,10 +233,10 @@ class PackedWorld(World):
         )
 
     def _end_span(self, unit: Unit) -> None:
-        """Spans are those of GPUs, which end when somebody comes or leaves: see `_end_spans`."""
+        """Spans belong to GPUs and end when a job comes or leaves: see `_end_spans`."""
 
     def _end_spans(self, unit: Unit) -> None:
-        """Note how long the GPUs that a unit comes to or leaves have had the jobs that they have."""
+        """Record how long the GPUs that a unit joins or leaves have had their present jobs."""
         if self.spans is None:
             return
         stays: Counter[tuple[float, tuple[int, ...], int]] = Counter()
@@ -293,7 +261,7 @@ class PackedWorld(World):
         self._rearrange(unit)
 
     def _rearrange(self, unit: Unit) -> None:
-        """Those on the GPUs that a unit has come to or left go on at another pace."""
+        """Update the speeds of the jobs on GPUs that a unit has joined or left."""
         neighbours = {other.number: other for there in self.packed_nodes.on(unit) for other in there}
         neighbours.pop(unit.number, None)
         for other in neighbours.values():
@@ -309,7 +277,7 @@ class PackedWorld(World):
         self.shared_units += unit.company
 
     def _set_speed(self, live: LiveJob, speed: float) -> None:
-        """Change a speed; a GPU is busy at most all the time, however much its jobs use it by their stage times."""
+        """Change a speed; a GPU is never busier than 100 %, whatever its jobs' stage times add up to."""
         super()._set_speed(live, speed)
         assert live.unit is not None
         for place, there in zip(self.packed_nodes.places(live.unit), self.packed_nodes.on(live.unit), strict=True):

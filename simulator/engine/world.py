@@ -1,4 +1,4 @@
-"""The simulated cluster: jobs that wait, run and end, what each of these changes, and the events that are to come."""
+"""The simulated cluster: how jobs wait, run and end, and the queue of coming events."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ class Kind(IntEnum):
     Attributes:
         ARRIVAL: A job is submitted; the subject is its id.
         PROFILED: The dry run of a model ends; the subject is the number of its key.
-        RESUME: A job has loaded its checkpoint and gets on from now on.
+        RESUME: A job has loaded its checkpoint and progresses from now on.
         COMPLETION: A job ends.
-        NODE_FAILS: A node goes, and what runs on it stops; the subject is the node's index.
-        NODE_RETURNS: It is back.
-        DRAIN_BEGINS: A node takes nothing new.
-        DRAIN_ENDS: It does again.
-        OUT_OF_MEMORY: A job asks for more GPU memory than the others on its GPUs leave it; the version is its unit's
-            number.
+        NODE_FAILS: A node fails and its jobs stop; the subject is the node's index.
+        NODE_RETURNS: The node is back.
+        DRAIN_BEGINS: A node takes no new jobs.
+        DRAIN_ENDS: The node takes jobs again.
+        OUT_OF_MEMORY: A job allocates more GPU memory than the others on its GPUs leave; the version is the number of
+            its unit.
     """
 
     ARRIVAL = 0
@@ -46,18 +46,18 @@ class Kind(IntEnum):
 
 
 OF_RUNNING_JOBS: Final = (Kind.RESUME, Kind.COMPLETION, Kind.OUT_OF_MEMORY)
-"""What is announced for a job at its present speed, and or in its present unit, and outdated once that changes."""
+"""Events of a running job; a change of its speed or unit makes them outdated."""
 
 
 class Event(NamedTuple):
     """Something that happens at a time.
 
     Attributes:
-        time_s: When.
+        time_s: Time.
         sequence: Order of announcement, which decides between events at one time.
-        kind: What.
-        subject: To whom: a job's id, a node's index or a model's number.
-        version: Version of the job's speed that it was announced for; an older one than the job's is outdated.
+        kind: Kind.
+        subject: A job's id, a node's index or a model's number.
+        version: Version of the job's speed at the time of announcement; the event is outdated once the job's is newer.
     """
 
     time_s: float
@@ -68,7 +68,7 @@ class Event(NamedTuple):
 
 
 class EventQueue:
-    """The events to come. Outdated ones are skipped when their turn comes, or swept out when they are many.
+    """The events to come. The queue skips outdated ones, and sweeps them out when there are many.
 
     Args:
         is_outdated: Tells whether an event no longer holds.
@@ -80,10 +80,10 @@ class EventQueue:
         self._sequence = 0
         self._sweep_at = _MANY
         self.from_outside = 0
-        """How many are left that don't come from running jobs."""
+        """Number of events left that do not come from running jobs."""
 
     def announce(self, time_s: float, kind: Kind, subject: int, version: int = 0) -> None:
-        """Let something happen at a time."""
+        """Schedule an event."""
         heappush(self._heap, Event(time_s, self._sequence, kind, subject, version))
         self._sequence += 1
         self.from_outside += kind not in OF_RUNNING_JOBS
@@ -91,14 +91,14 @@ class EventQueue:
             self._sweep()
 
     def next_time_s(self) -> float | None:
-        """When the next event happens; None when there is none."""
+        """Time of the next event; None: there is none."""
         heap = self._heap
         while heap and self._is_outdated(heap[0]):
             heappop(heap)
         return heap[0].time_s if heap else None
 
     def pop_at(self, time_s: float) -> Event | None:
-        """The next event of this instant; None when there is no more."""
+        """The next event of this instant; None: there is no more."""
         if self.next_time_s() != time_s:
             return None
         event = heappop(self._heap)
@@ -112,17 +112,17 @@ class EventQueue:
 
 
 class World:
-    """Everything that is true at one moment.
+    """The state of the cluster at one moment.
 
     Attributes:
         packs: Whether jobs share GPUs one by one, instead of in groups.
-        elastic: Whether they may hold another number of GPUs than they asked for.
+        elastic: Whether jobs may hold another number of GPUs than they asked for.
 
     Args:
         jobs: The jobs of the trace.
         nodes: The nodes of the cluster, all free.
         settings: How to simulate.
-        speeds: How fast groups get on.
+        speeds: How fast groups progress.
         waiting: An empty queue.
     """
 
@@ -158,7 +158,7 @@ class World:
         self.units: dict[int, Unit] = {}
         self.shared_units = 0
         self.allocates = False
-        """Whether a plan has ever given CPUs and memory other than in proportion to GPUs."""
+        """Whether any plan has given CPUs and memory other than in proportion to GPUs."""
         self.meter = Meter(nodes.cluster.gpu_count, speeds.used, 1.0 if self.packs else math.inf)
         self.events = EventQueue(self._is_outdated)
         self.records: list[JobRecord] = []
@@ -167,29 +167,29 @@ class World:
         self._started = 0
 
     def run_out_of_memory(self, live: LiveJob) -> None:
-        """Nobody lacks GPU memory where plans are bound to fit it."""
+        """Fail: plans for groups always fit the GPU memory."""
         raise AssertionError(f"job {live.job.job_id} of a group ran out of memory")
 
     def _is_outdated(self, event: Event) -> bool:
         return event.kind in OF_RUNNING_JOBS and self.jobs[event.subject].version != event.version
 
     def pass_time(self, until_s: float) -> None:
-        """Let time pass in which nothing happens."""
+        """Advance to a time before which nothing happens."""
         self.meter.pass_time(self.now_s, until_s)
         self.now_s = until_s
 
     def arrive(self, live: LiveJob) -> None:
-        """A job is there, but not in the queue before its model is known."""
+        """A job arrives; it enters the queue once its model is known."""
         live.since_s = self.now_s
         self.meter.wait(_waits_since(live), live.service_s - live.done_s)
 
     def enqueue(self, live: LiveJob) -> None:
-        """A job that is there can be planned."""
+        """A job enters the queue."""
         live.as_waiting = self._as_planned(live)
         self.waiting.add(live)
 
     def running(self) -> tuple[Running, ...]:
-        """The units that are up for decision: those on nodes where jobs may start."""
+        """The units that a plan decides on: those on nodes where jobs may start."""
         known, checkpoints = self.settings.durations_known, self.settings.checkpoints
         return tuple(
             [
@@ -200,7 +200,7 @@ class World:
         )
 
     def is_open(self, unit: Unit) -> bool:
-        """Whether all of its nodes take jobs; otherwise it runs to its end undisturbed."""
+        """Whether all nodes of a unit take jobs; otherwise the unit runs to its end undisturbed."""
         return self.nodes.available_count == self.cluster.node_count or all(map(self.nodes.is_available, unit.nodes))
 
     def start(self, members: Sequence[LiveJob], seat: Seat, undisturbed: frozenset[int]) -> None:
@@ -209,7 +209,7 @@ class World:
         Args:
             members: Jobs that run nowhere, in the ordering in which they interleave.
             seat: What they get.
-            undisturbed: Ids of those that only get company where they run, and pay nothing.
+            undisturbed: Ids of jobs that keep their GPUs and only get a partner, so they pay no restart.
         """
         gpu_count = sum(share.gpu_count for share in seat.gpus)
         nodes = self.nodes.indices(seat.gpus)
@@ -244,7 +244,7 @@ class World:
         self._set_speed(live, live.pace)
 
     def stop(self, unit: Unit, *, keeps_progress: bool = True) -> None:
-        """Take the GPUs of a unit away; its members run nowhere then."""
+        """Take the GPUs of a unit away; its members then run nowhere."""
         self._end_span(unit)
         for live in unit.members:
             live.settle(self.now_s)
@@ -263,7 +263,7 @@ class World:
         self.enqueue(live)
 
     def finish(self, live: LiveJob) -> None:
-        """A job ends; those that shared with it go on."""
+        """A job ends; its partners go on."""
         unit = live.unit
         assert unit is not None
         self._end_span(unit)
@@ -279,12 +279,12 @@ class World:
         self._take_from(unit, live)
         if len(unit.members) == 1:
             self.shared_units -= 1
-            unit.seat = unit.seat._replace(mode="interleave")  # nobody is left to run beside
+            unit.seat = unit.seat._replace(mode="interleave")  # no job is left to run beside
         unit.members = self._speeds.reorder(unit.members)
         self._set_pace(unit)
 
     def fail(self, node: int) -> None:
-        """Whatever runs on a node is thrown back into the queue."""
+        """A node fails; its jobs return to the queue."""
         for unit in [unit for unit in self.units.values() if node in unit.nodes]:
             members = list(unit.members)
             self.stop(unit, keeps_progress=self.settings.checkpoints)
@@ -303,7 +303,7 @@ class World:
         self.meter.gpus_held -= unit.gpu_count
 
     def _give(self, unit: Unit) -> None:
-        """CPUs and memory, where a plan said how many."""
+        """Give CPUs and memory, where a plan said how many."""
         seat = unit.seat
         if seat.cpu_mem_shares:
             self.allocates = True
@@ -311,7 +311,7 @@ class World:
             unit.given = self.nodes.hosts.per_gpu(seat.gpus, seat.cpu_mem_shares)
 
     def _take_from(self, unit: Unit, live: LiveJob) -> None:
-        """CPUs and memory of a member that has left."""
+        """Take CPUs and memory from a member that has left."""
         seat = unit.seat
         if seat.cpu_mem_shares:
             self.nodes.hosts.change(seat.gpus, seat.cpu_mem_shares, -1)
@@ -326,7 +326,7 @@ class World:
                 self._set_speed(live, speed)
 
     def _set_speed(self, live: LiveJob, speed: float) -> None:
-        """Change a speed, having counted what was received at the old one."""
+        """Change a speed, after counting what the job received at the old one."""
         live.settle(self.now_s)
         self.meter.speed_up(live.shape, live.job.gpu_count, speed - live.speed)
         live.speed = speed
@@ -340,7 +340,7 @@ class World:
         return live.as_planned(self.now_s, durations_known=settings.durations_known, checkpoints=settings.checkpoints)
 
     def _end_span(self, unit: Unit) -> None:
-        """Note how long just these jobs have shared."""
+        """Record how long exactly these jobs have shared."""
         if self.spans is not None and self.now_s > unit.since_s:
             ids = tuple(live.job.job_id for live in unit.members)
             self.spans.append(GroupSpan(unit.since_s, self.now_s, ids, unit.nodes[0], unit.gpu_count))

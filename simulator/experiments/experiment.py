@@ -1,4 +1,4 @@
-"""Experiments as files: what is run, what has been published about it, and the runs of a sweep that follow."""
+"""Experiments as files: what is compared, the published figures, and the runs of the sweep."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -45,12 +45,12 @@ class Variant(_Strict):
     """One line of an experiment.
 
     Attributes:
-        name: What the page calls it.
+        name: Its name on the page.
         policy: Name of the policy.
         options: Its options.
         durations_known: Whether it sees remaining times.
         profile_noise: n_p of the stage times it sees.
-        bottleneck_types: Jobs get stage times of this many kinds, each with another bottleneck; None: their own.
+        bottleneck_types: Jobs get stage times of this many kinds with different bottlenecks; None: their own.
     """
 
     name: str
@@ -62,11 +62,11 @@ class Variant(_Strict):
 
 
 class Published(_Strict):
-    """What a publication says of one variant.
+    """Published figures of one variant.
 
     Attributes:
         variant: Its name.
-        trace: On which trace; None: on one that is not published.
+        trace: Name of the trace; None: the trace is not published.
         at_most: Whether the figures are upper bounds.
     """
 
@@ -102,7 +102,7 @@ class Experiment(_Strict):
         relative_to: Figures are divided by those of this variant; None: they are seconds.
         seeds: Of the noise; figures are means over them.
         published: Figures of the publication.
-        published_runs: Whether the public simulator's published figures belong beside these.
+        published_runs: Whether the public simulator's published figures are shown as well.
     """
 
     figure: str
@@ -147,7 +147,7 @@ def load_experiment(name: str) -> Experiment:
         name: One of `experiment_names`, or the path of a YAML file.
 
     Raises:
-        ExperimentError: There is none, or the file is wrong; names the file and the key.
+        ExperimentError: There is no such experiment, or the file is wrong; names the file and the key.
     """
     if name in experiment_names():
         return parse_experiment((_folder() / (name + _SUFFIX)).read_text(encoding="utf-8"), name)
@@ -222,7 +222,7 @@ class Found:
 
     Attributes:
         files: Path by the name that the experiment uses.
-        missing: Names that no file was found for.
+        missing: Names without a file.
     """
 
     files: dict[str, Path]
@@ -230,10 +230,10 @@ class Found:
 
 
 def find_traces(experiment: Experiment, folder: Path | None, given: Sequence[Path]) -> Found:
-    """The traces to run on: those given by path, or those of the experiment's names in a folder.
+    """The traces to run on: those given by path, or those in a folder under the experiment's names.
 
     Raises:
-        ExperimentError: Nothing was given or found; says which names are looked for.
+        ExperimentError: No trace was given or found; lists the names that were looked for.
     """
     if given:
         return Found({trace_name(path.stem): path for path in given})
@@ -278,13 +278,13 @@ def runs_of_experiment(experiment: Experiment, traces: Iterable[Trace]) -> tuple
 
 
 def submitted_at_zero(trace: Trace) -> Trace:
-    """The trace with every job submitted at its start; the papers put a prime behind its name."""
+    """The trace with all jobs submitted at its start; papers add a prime to its name."""
     jobs = tuple(replace(job, submit_s=0.0) for job in sorted(trace.jobs, key=lambda job: job.job_id))
     return replace(trace, name=f"{trace.name}'", jobs=jobs)
 
 
 def with_bottlenecks(trace: Trace, kinds: int) -> Trace:
-    """The trace with jobs of the first so many kinds of `TABLE_1`, in turn; lengths stay as they are."""
+    """The trace with jobs of the first `kinds` kinds of `TABLE_1` in turn; durations stay."""
     jobs = tuple(_of_kind(job, *TABLE_1[index % kinds]) for index, job in enumerate(trace.jobs))
     return replace(trace, jobs=jobs)
 

@@ -29,10 +29,10 @@ class Comparison:
     """One cell of an experiment.
 
     Attributes:
-        trace: Name of the trace; with a prime where all jobs are submitted at its start.
+        trace: Name of the trace, with a prime if all jobs are submitted at its start.
         variant: Name of the variant.
         metric: Name of the metric.
-        ours: Seconds, or the ratio to another variant where the experiment says so; None: it has no jobs.
+        ours: Seconds, or the ratio to another variant where the experiment says so; None: there are no jobs.
         published: The published figure in the same unit; None: there is none.
         at_most: Whether the published figure is an upper bound.
         ratio: Ours over the published one.
@@ -80,7 +80,7 @@ def _ours(policy: PolicySummary, base: PolicySummary | None, metric: Metric) -> 
 
 
 class _Published:
-    """Looks up what is published, by the experiment itself or of the public simulator's runs."""
+    """Looks up published figures: the experiment's own, then those of the public simulator's runs."""
 
     def __init__(self, experiment: Experiment) -> None:
         self._own = {(one.trace, one.variant): one for one in experiment.published}

@@ -9,8 +9,8 @@ import numpy as np
 
 from muri.policies.speed.model import Indices
 from muri.simulator.model import Cluster
-from muri.simulator.reference.clock import Event, first_completion
-from muri.simulator.reference.state import SAME_TIME_S, TIRESIAS_LIMITS_GPU_S, FreeNodes, Ledger
+from muri.simulator.reference.clock import Discipline, Event
+from muri.simulator.reference.state import TIRESIAS_LIMITS_GPU_S, FreeNodes, Ledger
 
 _TOO_MANY = 1 << 30
 _FREE = -1
@@ -24,7 +24,7 @@ never two opportunistic jobs on one (jobs.py, gpu_util). Their sums are rounded;
 and freed again depends on it."""
 
 
-class Shortest:
+class Shortest(Discipline):
     """At each event the whole queue is placed anew, the shortest first.
 
     Args:
@@ -36,15 +36,9 @@ class Shortest:
     same_time_s = 0.0
 
     def __init__(self, ledger: Ledger, cluster: Cluster, *, by_service: bool) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._cluster = cluster
         self._by_service = by_service
-
-    def arrived(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
-    def ended(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
 
     def plan(self) -> None:
         """Sort, and place until nothing fits."""
@@ -56,14 +50,6 @@ class Shortest:
         taken = take_in_order(ledger, FreeNodes.of(self._cluster))
         ledger.run_only([job for job, _ in taken], [node for _, node in taken])
         ledger.gpus_held = int(ledger.table.gpus[[job for job, _ in taken]].sum())
-
-    def first_end(self) -> Event:
-        """The next completion."""
-        return first_completion(self._ledger)
-
-    def next_jump_s(self) -> float:
-        """Only arrivals and completions count."""
-        return math.inf
 
 
 def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[tuple[int, int]]:
@@ -79,7 +65,7 @@ def take_in_order(ledger: Ledger, nodes: FreeNodes) -> list[tuple[int, int]]:
     return taken
 
 
-class Tiresias:
+class Tiresias(Discipline):
     """First come, first served within a queue; a running job goes ahead of a waiting one of its queue.
 
     Args:
@@ -90,7 +76,7 @@ class Tiresias:
     same_time_s = 0.0
 
     def __init__(self, ledger: Ledger, cluster: Cluster) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._gpu_count = cluster.gpu_count
         self._level = np.zeros(len(ledger.table), dtype=np.intp)
         self._queues: list[list[int]] = [[] for _ in range(len(TIRESIAS_LIMITS_GPU_S) + 1)]
@@ -100,12 +86,12 @@ class Tiresias:
         self._queues[0] += jobs
 
     def ended(self, jobs: Sequence[int]) -> None:
-        """They leave their queue."""
+        """Remove the jobs from their queues."""
         for job in jobs:
             self._queues[self._level[job]].remove(job)
 
     def plan(self) -> None:
-        """Demote, give out GPUs queue by queue, and let those who run go ahead in their queue."""
+        """Demote, give out GPUs queue by queue, and put running jobs first in their queue."""
         self._demote()
         taken, free = [], self._gpu_count
         gpus = self._ledger.table.gpus.tolist()
@@ -152,30 +138,25 @@ class Tiresias:
             self._queues[self._level[job]].append(job)
 
 
-class AntMan:
-    """Guaranteed jobs never slow down; an opportunistic one only gets on while its companion leaves room.
+class AntMan(Discipline):
+    """Guaranteed jobs never slow down; an opportunistic job only progresses while its partners leave room.
 
     Args:
         ledger: The jobs.
         cluster: The nodes.
     """
 
-    same_time_s = SAME_TIME_S
-
     def __init__(self, ledger: Ledger, cluster: Cluster) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._seats = Seats.of(cluster)
 
-    def arrived(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
     def ended(self, jobs: Sequence[int]) -> None:
-        """They give back their GPUs."""
+        """Take the jobs' GPUs back."""
         for job in jobs:
             self._seats.leave(job)
 
     def plan(self) -> None:
-        """Start whoever finds GPUs; then the speed of opportunistic jobs follows from their company."""
+        """Start the jobs that find GPUs; then compute the speeds of opportunistic jobs beside their partners."""
         ledger, table = self._ledger, self._ledger.table
         rows = ledger.queue
         ledger.queue = rows[np.lexsort((rows, table.submit_s[rows], table.opportunistic[rows]))]
@@ -197,16 +178,8 @@ class AntMan:
             if table.opportunistic[job]:
                 ledger.period_s[job] = self._iteration_s(job)
 
-    def first_end(self) -> Event:
-        """The next completion."""
-        return first_completion(self._ledger)
-
-    def next_jump_s(self) -> float:
-        """Only arrivals and completions count."""
-        return math.inf
-
     def _iteration_s(self, job: int) -> float:
-        """Seconds per iteration of an opportunistic job: as long as its slowest companion keeps it waiting."""
+        """Seconds per iteration of an opportunistic job: as long as its slowest partner makes it wait."""
         table = self._ledger.table
         beside = [other for other in self._seats.beside(job) if self._ledger.running[other]]
         waits = [
@@ -220,12 +193,12 @@ class AntMan:
 def companion_iterations(own_s: Sequence[float], other_s: Sequence[float]) -> int:
     """Iterations of a guaranteed job during which an opportunistic one beside it completes one.
 
-    Each stage only gets on while the companion is in one of its other stages. What the last of these leaves over is
-    used by the next stage.
+    Each stage only progresses while the other job is in one of its other stages. The next stage uses what the last of
+    these leaves over.
 
     Args:
         own_s: Seconds per iteration on load, GPU and network of the opportunistic job.
-        other_s: The same of its companion.
+        other_s: The same of the guaranteed job.
     """
     load_s, gpu_s, network_s = own_s
     other_load_s, other_gpu_s, other_network_s = other_s
@@ -246,7 +219,7 @@ def companion_iterations(own_s: Sequence[float], other_s: Sequence[float]) -> in
 
 
 def divmod_of(wanted_s: float, room_s: float) -> tuple[int, float]:
-    """How often a room of so many seconds is filled, and what is left over; no room is never filled."""
+    """Quotient and remainder of wanted time by room; without room, one filling and no remainder."""
     if room_s <= 0:
         return (0, 0.0) if wanted_s <= 0 else (1, 0.0)
     return math.floor(wanted_s / room_s), wanted_s % room_s
@@ -254,7 +227,7 @@ def divmod_of(wanted_s: float, room_s: float) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class Seats:
-    """Who has which GPU.
+    """Jobs on each GPU.
 
     Attributes:
         cluster: The nodes.
@@ -328,7 +301,7 @@ class Seats:
         return min(self.held[job]) // self.cluster.gpus_per_node
 
     def gpus_held(self) -> int:
-        """GPUs that anybody has, also jobs that still wait for the rest of theirs."""
+        """GPUs that jobs hold, including jobs that still wait for the rest of theirs."""
         return len({gpu for held in self.held.values() for gpu in held})
 
     def _hold_rest(self, job: int, wanted: int) -> int:

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 from muri.simulator.model import SimulationError
-from muri.simulator.reference.state import SAME_TIME, JobTable, Ledger
+from muri.simulator.reference.state import SAME_TIME, SAME_TIME_S, JobTable, Ledger
 
 _NEAR: Final = 1 + 100 * SAME_TIME
 """Completions further than this from the first one are never counted with it."""
@@ -15,39 +15,47 @@ _NEAR: Final = 1 + 100 * SAME_TIME
 
 @dataclass(slots=True)
 class Event:
-    """Something that happens.
+    """Arrival or completion of jobs.
 
     Attributes:
-        time_s: When; infinite for never.
-        jobs: Whom it happens to.
+        time_s: Time; infinite: never.
+        jobs: Rows of the jobs.
     """
 
     time_s: float
     jobs: list[int]
 
 
-class Discipline(Protocol):
-    """Who runs from now on, and how fast: the part of a policy that the clock asks."""
+class Discipline:
+    """The part of a policy that the clock drives: which jobs run from now on, and how fast.
 
-    same_time_s: float
+    Args:
+        ledger: The jobs.
+    """
+
+    same_time_s = SAME_TIME_S
     """An arrival and a completion nearer than this are one event."""
 
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
     def arrived(self, jobs: Sequence[int]) -> None:
-        """Some jobs are new in the queue."""
+        """Note that jobs are new in the queue."""
 
     def ended(self, jobs: Sequence[int]) -> None:
-        """Some jobs have ended."""
+        """Note that jobs have ended."""
 
     def plan(self) -> None:
-        """Decide who runs; called after every event."""
+        """Decide which jobs run; called after every event."""
+        raise NotImplementedError
 
     def first_end(self) -> Event:
         """The next completion if nothing else happens before."""
-        ...
+        return first_completion(self._ledger)
 
     def next_jump_s(self) -> float:
-        """When else a plan is due; infinite for never."""
-        ...
+        """When a plan is due beside arrivals and completions; infinite: never."""
+        return math.inf
 
 
 Observer = Callable[[float], None]
@@ -95,7 +103,7 @@ def run_clock(ledger: Ledger, discipline: Discipline, observe: Observer) -> list
 def _next_event(
     coming: list[Event], end: Event, jump_s: float, same_time_s: float
 ) -> tuple[float, list[int], list[int]]:
-    """Time, who ends and who arrives; takes what happens from `coming`."""
+    """Time of the next event, jobs that end and jobs that arrive; removes the arrivals from `coming`."""
     arrival_s = coming[-1].time_s if coming else math.inf
     both = together(arrival_s, end.time_s, same_time_s)
     time_s = arrival_s if both or arrival_s < end.time_s else end.time_s

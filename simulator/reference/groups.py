@@ -48,7 +48,7 @@ Pairs = tuple[tuple[Kinds, Kinds, int], ...]
 
 
 class GroupFigures:
-    """What the simulator's formula says of groups; kinds index the shapes.
+    """Periods and efficiencies of groups by the simulator's formula; kinds index the shapes.
 
     Args:
         shapes: The distinct profiles.
@@ -114,7 +114,7 @@ class Columns:
 
 
 def columns_of(table: JobTable, gpus: int, largest: int) -> Columns:
-    """List and evaluate all groups of up to so many jobs of this GPU count."""
+    """List and evaluate all groups of up to `largest` jobs of this GPU count."""
     kinds, first = np.unique(np.where(table.gpus == gpus, table.kind, -1), return_index=True)
     kinds, first = kinds[kinds >= 0], first[kinds >= 0]
     size = largest
@@ -135,7 +135,7 @@ def columns_of(table: JobTable, gpus: int, largest: int) -> Columns:
 
 
 def _of_size(table: JobTable, kinds: Indices, count: int, size: int) -> tuple[Indices, Indices, Floats]:
-    """Members, candidates and speeds of the groups of so many jobs."""
+    """Members, candidates and speeds of the groups of `count` jobs."""
     members = multisets(len(kinds), count)
     alone_s = np.array([table.planned[kind].iteration_s for kind in kinds.tolist()]) * RUN_TIME_FACTOR
     period_s = alone_s[members[:, 0]]

@@ -14,18 +14,18 @@ from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.speed.model import Floats, Indices
 from muri.policies.speed.reference import MULTIPLIERS, MULTIPLIERS_NO_BLOSSOM
 from muri.simulator.model import Cluster
-from muri.simulator.reference.clock import Event, first_completion
+from muri.simulator.reference.clock import Discipline
 from muri.simulator.reference.groups import Columns, GroupFigures, Kinds, Pairing, columns_of, merged
-from muri.simulator.reference.state import SAME_TIME_S, FreeNodes, Ledger
+from muri.simulator.reference.state import FreeNodes, Ledger
 
 _REMEMBERED = 1 << 12
-"""Queues of a bucket whose pairs are remembered; most events leave most buckets as they were."""
+"""Cached matchings of a bucket; most events leave most buckets as they were."""
 
 _GAPS: Final = 100
-"""Times between events, the last so many, by which it is judged what the overheads of a group cost."""
+"""Number of the last intervals between events by which the cost of a group's overheads is judged."""
 
 _LEAST_KEPT: Final = 1e-3
-"""Share of its time in which even the slowest group to restart is taken to get on, so that somebody always runs."""
+"""Least share of its time in which a group is assumed to progress, so that some group always runs."""
 
 Group = tuple[int, ...]
 """Rows of the jobs that share GPUs."""
@@ -72,20 +72,18 @@ class _Room:
         return self.wanted > self.gpus
 
 
-class Muri:
-    """At each event everybody who fits, fourfold, is grouped anew.
+class Muri(Discipline):
+    """At each event, jobs for up to four times the cluster are grouped anew.
 
     Args:
         ledger: The jobs.
         cluster: The nodes.
-        options: Which Muri.
+        options: The variant.
     """
-
-    same_time_s = SAME_TIME_S
 
     def __init__(self, ledger: Ledger, cluster: Cluster, options: MuriOptions) -> None:
         table = ledger.table
-        self._ledger = ledger
+        super().__init__(ledger)
         self._cluster = cluster
         self._options = options
         self._kind: list[int] = table.kind.tolist()
@@ -102,12 +100,6 @@ class Muri:
         self._pairing = Pairing(planned.efficiency, options.max_group_size)
         self._mates = lru_cache(maxsize=_REMEMBERED)(self._new_mates)
 
-    def arrived(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
-    def ended(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
     def plan(self) -> None:
         """Select, group and place."""
         ledger, table = self._ledger, self._ledger.table
@@ -121,14 +113,6 @@ class Muri:
         groups = self._matched(selected, room) if matched else self._neighbours(selected, leaders, room)
         ledger.queue = ledger.queue[np.argsort(-table.gpus[ledger.queue], kind="stable")]
         start(ledger, place(ledger, self._cluster, groups), self._figures)
-
-    def first_end(self) -> Event:
-        """The next completion."""
-        return first_completion(self._ledger)
-
-    def next_jump_s(self) -> float:
-        """Only arrivals and completions count."""
-        return math.inf
 
     def _matched(self, selected: Mapping[int, Sequence[int]], room: _Room) -> list[Unit]:
         """Rounds of matching, until all units fit; pairs are merged bucket by bucket, only while they don't."""
@@ -153,7 +137,7 @@ class Muri:
         return after
 
     def _new_mates(self, units: tuple[Kinds, ...]) -> dict[int, int]:
-        """Who is paired with whom, by place in the queue.
+        """Partner of each unit, by place in the queue.
 
         The matching decides only on kinds. Every later step of the simulator's own search starts from the most
         urgent units again, so the lightest pairs, which it finds last, end up with them.
@@ -229,7 +213,7 @@ def place(ledger: Ledger, cluster: Cluster, units: Sequence[Unit]) -> list[tuple
 
 
 def start(ledger: Ledger, placed: Sequence[tuple[Unit, int]], figures: GroupFigures) -> None:
-    """Let placed groups run and nobody else, each member at one iteration per period."""
+    """Run the placed groups and no others, each member at one iteration per period."""
     table = ledger.table
     shared = [unit for unit, _ in placed if len(unit.jobs) > 1]
     members = [job for unit, _ in placed for job in unit.jobs]
@@ -309,10 +293,10 @@ class _Bucket:
         return sum(gain[place_] * float(self.worth[job]) for place_, job in enumerate(group))
 
 
-class MuriJct:
+class MuriJct(Discipline):
     """At each event, groups are opened in order of worth per GPU, then split while GPUs are left over.
 
-    Nothing is kept from event to event, for under this model an event costs everybody a restart anyway.
+    Groups are not kept from event to event, because under this model each event costs all jobs a restart anyway.
 
     Args:
         ledger: The jobs.
@@ -321,11 +305,9 @@ class MuriJct:
         max_group_size: Most members.
     """
 
-    same_time_s = SAME_TIME_S
-
     def __init__(self, ledger: Ledger, cluster: Cluster, *, durations_known: bool, max_group_size: int) -> None:
         table = ledger.table
-        self._ledger = ledger
+        super().__init__(ledger)
         self._cluster = cluster
         self._durations_known = durations_known
         self._columns = {gpus: columns_of(table, gpus, max_group_size) for gpus in np.unique(table.gpus).tolist()}
@@ -339,20 +321,6 @@ class MuriJct:
         )
         self._gaps_s: deque[float] = deque(maxlen=_GAPS)
         self._planned_s = 0.0
-
-    def arrived(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
-    def ended(self, jobs: Sequence[int]) -> None:
-        """Nothing to note."""
-
-    def first_end(self) -> Event:
-        """The next completion."""
-        return first_completion(self._ledger)
-
-    def next_jump_s(self) -> float:
-        """Only arrivals and completions count."""
-        return math.inf
 
     def plan(self) -> None:
         """Choose groups and place them."""

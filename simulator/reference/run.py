@@ -60,11 +60,11 @@ def simulate_reference(task: Simulation) -> SimulationResult:
     """Simulate a trace until its last job ends.
 
     The clock has no interval: there is a plan at every arrival and completion, and each of them costs every running job
-    its restart overhead. Which GPUs a job gets makes no difference to its speed; CPUs, host and GPU memory are not
-    looked at. Of the settings, only `profile_noise`, `durations_known` (muri-jct) and `seed` count.
+    its restart overhead. Which GPUs a job gets makes no difference to its speed; CPUs, host and GPU memory are
+    ignored. Of the settings, only `profile_noise`, `durations_known` (muri-jct) and `seed` count.
 
     Raises:
-        SimulationError: A setting is one that this model doesn't know, or the trace cannot run on the cluster.
+        SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
     """
     settings = task.settings
     _check_settings(settings)
@@ -80,7 +80,7 @@ def simulate_reference(task: Simulation) -> SimulationResult:
 
 
 def check_reference(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that this model doesn't know.
+    """Refuse a policy or option that this model does not know.
 
     Raises:
         SimulationError: Lists the valid ones.

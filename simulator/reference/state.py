@@ -24,7 +24,7 @@ TIRESIAS_LIMITS_GPU_S: Final = (3250.0, 7200.0)
 """Attained GPU-seconds at which a job leaves Tiresias' first and second queue (jobs.py, queue_limit)."""
 
 UNLISTED_RESTART_S: Final = 10.0
-"""Overhead of a model that the table does not list."""
+"""Overhead of a model that is not in the table."""
 
 _GPU_COUNTS: Final = (1, 2, 4, 8, 16, 32)
 
@@ -163,10 +163,10 @@ class Ledger:
         now_s: Time of the last event.
         queue: Rows of the jobs that are in the system, in the order that the last plan left behind; ties of the next
             plan are broken by it.
-        running: Who runs.
+        running: Whether the job runs.
         left: Iterations left.
-        period_s: Seconds per iteration at present, for those who run.
-        overhead_s: What the next event costs, for those who run.
+        period_s: Present seconds per iteration of running jobs.
+        overhead_s: What the next event costs running jobs.
         received_s: Seconds of having run, whatever was achieved in them.
         waited_s: Seconds of having waited.
         start_s: First start; NaN before.
@@ -174,10 +174,10 @@ class Ledger:
         starts: How many times the job was started.
         regroups: How many times it went on in another company.
         shared_s: Of the seconds received, those in a group.
-        group: Rows of the company, itself included, of each job that shares GPUs.
-        shares: Who is in a group.
-        node: First node of those who run.
-        gpus_held: GPUs that are given out, shared ones once; kept by those who place.
+        group: By job that shares GPUs: the rows of its group, itself included.
+        shares: Whether the job is in a group.
+        node: First node of running jobs.
+        gpus_held: GPUs in use, shared ones counted once; set by the policy.
     """
 
     table: JobTable
@@ -202,7 +202,7 @@ class Ledger:
 
     @classmethod
     def of(cls, table: JobTable) -> "Ledger":
-        """Nobody has arrived."""
+        """The ledger before the first arrival."""
         count = len(table)
         zeros = [np.zeros(count) for _ in range(3)]
         return cls(
@@ -230,7 +230,7 @@ class Ledger:
         return np.asarray(self.left[self.queue] * self.table.iteration_s[self.queue])
 
     def on(self) -> Indices:
-        """Who runs, in the order of the queue."""
+        """The running jobs in the order of the queue."""
         return self.queue[self.running[self.queue]]
 
     def leave(self, jobs: Sequence[int], now_s: float) -> None:
@@ -246,7 +246,7 @@ class Ledger:
         self.queue = np.concatenate([self.queue, np.asarray(jobs, dtype=np.intp)])
 
     def advance(self, now_s: float) -> None:
-        """Let everybody get on until now; each event takes its overhead from all who run, moved or not."""
+        """Let all running jobs progress until now; each event costs each of them its overhead, moved or not."""
         on = self.on()
         gained_s = np.maximum(now_s - self.now_s - self.overhead_s[on], 0.0)
         self.left[on] -= gained_s / self.period_s[on]
@@ -261,11 +261,11 @@ class Ledger:
         self.shared_s[on[self.shares[on]]] += now_s - self.now_s
 
     def run_only(self, jobs: Sequence[int], nodes: Sequence[int] | None = None) -> None:
-        """From now on these run, and nobody else.
+        """From now on these jobs run, and no others.
 
         Args:
             jobs: Rows.
-            nodes: First node of each; None where placement doesn't count.
+            nodes: First node of each; None: placement makes no difference.
         """
         if nodes is not None:
             self.node[jobs] = nodes
@@ -278,7 +278,7 @@ class Ledger:
         self.start_s[first] = self.now_s
 
     def share(self, group: dict[int, tuple[int, ...]]) -> None:
-        """From now on these share GPUs, and nobody else; called after `run_only`."""
+        """From now on these jobs share GPUs, and no others; called after `run_only`."""
         stayed = (self._ran_before & self.running).tolist()
         before = self.group
         others = [job for job, members in group.items() if stayed[job] and before.get(job) != members]
@@ -311,7 +311,7 @@ class FreeNodes:
         """Give out GPUs: of one node, or of whole nodes and the rest on the first other node that has room.
 
         Returns:
-            Index of the first node; -1 when they can't be had.
+            Index of the first node; -1: there are not enough.
         """
         if gpus >= self._refused:  # nothing is given back within a plan
             return -1

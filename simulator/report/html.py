@@ -8,7 +8,7 @@ from importlib.resources import files
 from typing import Final
 
 _POLICY: Final = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-"""Content security policy: whatever tried to load something from outside would be refused by the browser."""
+"""Content security policy: the browser refuses to load anything from outside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,10 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: What stands there.
+        text: Its text.
         best: Whether it is the best of its column.
         word: Whether it holds words rather than a figure.
-        small: A remark behind the text.
+        small: A remark after the text.
     """
 
     text: str
@@ -42,8 +42,8 @@ def page(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
     Args:
         title: Its title.
-        body: What `main` holds, as HTML.
-        scripts: Program texts, written into the page ahead of the body.
+        body: Content of `main`, as HTML.
+        scripts: Scripts, written into the page before the body.
     """
     written = "".join(f"<script>{text}</script>\n" for text in scripts)
     return (
@@ -56,7 +56,7 @@ def page(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
 
 def plot_script() -> tuple[str, str]:
-    """The plotting library and what gives its plots the page's colours."""
+    """The plotting library, and the script that gives its plots the page's colours."""
     from plotly.offline import get_plotlyjs
 
     return get_plotlyjs(), _asset("page.js")

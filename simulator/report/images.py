@@ -1,4 +1,4 @@
-"""The same plots as PNG files, by matplotlib, for papers and slides."""
+"""The plots as PNG files for papers and slides, drawn by matplotlib."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

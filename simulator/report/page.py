@@ -1,4 +1,4 @@
-"""report.html: a table of the policies first, the interactive plots of each trace below."""
+"""report.html: a table of the policies, then interactive plots of each trace."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ _WORDS: Final = {"storage": "Storage", "cpu": "CPU", "gpu": "GPU", "network": "N
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A plot with its words.
+    """A plot with its heading and caption.
 
     Attributes:
         key: Short name, part of its element's id.
@@ -135,7 +135,7 @@ def _section(number: int, plot: Plot) -> str:
 
 
 def plots_of(summary: TraceSummary) -> tuple[Plot, ...]:
-    """All plots of one trace; those of the first seed where there are several."""
+    """All plots of one trace, of the first seed."""
     plots = [_jct_plot(summary.policies), _queue_plot(summary.policies), _utilization_plot(summary.policies)]
     if len(summary.policies) > 1:
         plots.append(_speedup_plot(summary.policies))

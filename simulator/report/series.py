@@ -1,4 +1,4 @@
-"""The curves of the plots, thinned so that a page stays small whatever the trace's length, and their colours."""
+"""The curves of the plots and their colours; curves are thinned so that long traces give small pages."""
 
 import heapq
 from collections.abc import Sequence
@@ -9,16 +9,16 @@ from muri.profiler.records import RESOURCES
 from muri.simulator.model import GroupSpan, SimulationResult
 
 MAX_POINTS: Final = 1500
-"""Points of a curve; more than a screen has columns."""
+"""Most points of a curve: more than a screen has columns."""
 
 MAX_SPANS: Final = 3000
-"""Bars of a timeline; the largest are drawn."""
+"""Most bars of a timeline; the largest are drawn."""
 
 COLOURS: Final = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1", "#7A7A7A")
-"""Okabe and Ito's palette, told apart by colour-blind readers; its yellow and black would be lost on light or dark."""
+"""Okabe and Ito's palette for colour-blind readers, without yellow and black, which vanish on light or dark."""
 
 GROUP_COLOURS: Final = ("#9AA5B1", "#56B4E9", "#009E73", "#D55E00")
-"""Of groups of one, two, three and four jobs."""
+"""Colours of groups of one, two, three and four jobs."""
 
 _SECONDS: Final = ((2 * 86_400.0, 86_400.0, "days"), (2 * 3_600.0, 3_600.0, "hours"), (120.0, 60.0, "minutes"))
 
@@ -42,7 +42,7 @@ class JobPoint:
 
     @property
     def speedup(self) -> float:
-        """How many times sooner it is done than under the base."""
+        """How many times sooner the job is done than under the base."""
         return self.base_jct_s / self.jct_s
 
 
@@ -62,12 +62,12 @@ class Bar:
 
     @property
     def drawn_height(self) -> float:
-        """Leaves a line between neighbours, as thin beside a bar of many GPUs as beside one of one."""
+        """Height that leaves a thin line between neighbours, whatever their heights."""
         return self.height - 0.08
 
 
 def thinned(count: int, most: int) -> range | list[int]:
-    """Indices of at most `most` out of `count` things, evenly spread, the first and last among them."""
+    """Indices of at most `most` out of `count` items, evenly spread, with the first and the last."""
     if count <= most:
         return range(count)
     return [round(position * (count - 1) / (most - 1)) for position in range(most)]
@@ -109,7 +109,7 @@ def job_speedups(base: SimulationResult, other: SimulationResult) -> tuple[JobPo
 
 
 def timeline(result: SimulationResult) -> tuple[tuple[Bar, ...], int]:
-    """Bars of the stays that held most GPU-seconds, by start; and how many stays are left out."""
+    """Bars of the stays with the most GPU-seconds, by start; and the number of stays left out."""
     order = sorted(result.spans, key=lambda span: (span.start_s, -span.gpu_count, span.node, span.members))
     drawn = set(heapq.nlargest(MAX_SPANS, range(len(order)), key=lambda index: (_gpu_s(order[index]), -index)))
     free_from_s = [0.0] * result.cluster.gpu_count
@@ -128,7 +128,7 @@ def _gpu_s(span: GroupSpan) -> float:
 
 
 def _lanes(free_from_s: Sequence[float], span: GroupSpan, per_node: int) -> list[int]:
-    """GPUs for a stay. Which ones of its node it holds is not told, nor which nodes follow the first; any will do."""
+    """GPUs for a stay. A span names neither its GPUs nor the nodes after its first, so any free ones will do."""
     first, count = span.node * per_node, len(free_from_s)
     within = per_node if span.gpu_count <= per_node else count
     lanes = [(first + offset) % count for offset in range(within)]
@@ -139,12 +139,12 @@ def _lanes(free_from_s: Sequence[float], span: GroupSpan, per_node: int) -> list
 
 
 def _first_run(lanes: Sequence[int], length: int) -> list[int]:
-    """The first so many lanes that lie side by side; none: empty."""
+    """The first run of this many adjacent lanes; empty: there is none."""
     return next((list(run[:length]) for run in _runs(lanes) if len(run) >= length), [])
 
 
 def _runs(lanes: Sequence[int]) -> list[list[int]]:
-    """Lanes cut where the next one is not the neighbour."""
+    """Lanes split into runs of neighbours."""
     runs: list[list[int]] = []
     for lane in lanes:
         if runs and lane == runs[-1][-1] + 1:
@@ -155,7 +155,7 @@ def _runs(lanes: Sequence[int]) -> list[list[int]]:
 
 
 def _over_time(result: SimulationResult, values: Sequence[float]) -> Curve:
-    """Samples as steps; neighbours are averaged, weighted by time, where there are too many."""
+    """Samples as steps; if there are too many, neighbours are averaged, weighted by time."""
     samples = result.samples
     bins = max(1, -(-len(samples) // MAX_POINTS))
     x, y = [], []
@@ -177,7 +177,7 @@ def colour(index: int) -> str:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds of the unit that suits an axis up to `longest_s`, and its name."""
+    """Length in seconds and name of the unit that suits an axis up to `longest_s`."""
     for at_least_s, size_s, name in _SECONDS:
         if longest_s >= at_least_s:
             return size_s, name

@@ -96,7 +96,7 @@ def _job_cells(record: JobRecord) -> tuple[object, ...]:
 
 @contextmanager
 def written_to(folder: Path) -> Iterator[None]:
-    """Make the folder, and turn what goes wrong while it is written to into a ReportError."""
+    """Make the folder; errors while writing to it become a ReportError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield

@@ -1,4 +1,4 @@
-"""What a simulation says in figures, and how people read figures."""
+"""The figures of a simulation, and how they are written for people."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -52,17 +52,17 @@ class Metrics:
         queueing_delay_s: Mean of the seconds between submission and end without GPUs.
         queue_length_mean: Waiting jobs, mean over time.
         blocking_index_mean: Mean over waiting jobs of time waited / remaining time (Muri, section 6.1), mean over
-            time; 0 while nobody waits.
+            time; 0 while no job waits.
         utilization: Share of the cluster's storage, CPU, GPU and network that is busy, mean over time.
         gpus_held_share: Share of the GPUs that jobs hold, mean over time.
         finish_time_fairness_mean: Mean ρ: JCT over the time that the job would have taken with an equal share of
             the cluster, which is its service alone × the mean over its stay of max(1, GPUs asked for by all jobs
-            that are there / GPUs of the cluster). Above 1 it was worse off. After Themis (NSDI 2020, section 3.1).
+            in the system / GPUs of the cluster). Above 1 the job was worse off. After Themis (NSDI 2020, section 3.1).
         finish_time_fairness_max: Largest ρ.
         by_gpu_count: Figures by GPU count.
         by_bottleneck: Figures by the resource that an iteration holds longest.
         restarts: Starts after the first, moves and regroupings, of all jobs that count.
-        out_of_memory: Failures for want of GPU memory, of all jobs that count.
+        out_of_memory: Failures because GPU memory was short, of all jobs that count.
         wall_s: Wall-clock seconds of the simulation.
         decisions: Plans that were made.
         decision_mean_s: Mean wall-clock seconds of a plan.
@@ -170,7 +170,7 @@ def _by(records: Iterable[JobRecord], key: Callable[[JobRecord], _Name]) -> dict
 
 
 def _mean_sample(samples: Iterable[Sample], begin_s: float, end_s: float) -> Sample:
-    """Means over a stretch of time, each sample counted as far as it lies within."""
+    """Means over an interval, each sample weighted by its part in the interval."""
     weights, inside = [], []
     for sample in samples:
         weight = min(end_s, sample.start_s + sample.length_s) - max(begin_s, sample.start_s)
@@ -209,7 +209,7 @@ def _fairness(records: Sequence[JobRecord], unfinished: Iterable[TraceJob], gpu_
         moments[record.end_s] = moments.get(record.end_s, 0) - record.job.gpu_count
     times = np.array(sorted(moments))
     demand = np.array(list(accumulate(moments[time_s] for time_s in times.tolist())), dtype=np.float64)
-    # GPUs asked for beyond one cluster's worth slow an equal share down; fewer don't speed it up.
+    # More demand than the cluster has slows an equal share down; less demand does not speed it up.
     contention = np.maximum(1.0, demand / gpu_count)
     passed = np.concatenate(([0.0], np.cumsum(contention[:-1] * np.diff(times))))
     submit_s = np.array([record.job.submit_s for record in records])

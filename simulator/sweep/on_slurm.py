@@ -1,4 +1,4 @@
-"""The same sweep on a Slurm cluster: one job array, by submitit."""
+"""A sweep on a Slurm cluster: one job array, submitted by submitit."""
 
 import re
 import subprocess
@@ -13,13 +13,13 @@ from muri.errors import MuriError, UsageError
 from muri.simulator.sweep.runs import Outcome, Run, SweepError, Watch, run_one
 
 _DEFAULTS: Final = {"job_name": "muri-simulate", "time": 240, "cpus_per_task": 1}
-"""As submitit names them; minutes for `time`, for which its own default is five."""
+"""In submitit's names; `time` is in minutes, and submitit's own default is five."""
 
 _TIME: Final = re.compile(r"[\d:-]*:[\d:-]*")
 _POLL_S: Final = 1.0
 _QUEUE_EVERY_S: Final = 10.0
 _GRACE_S: Final = 30.0
-"""How long a result may take to reach the shared folder after its job has left the queue."""
+"""Time for a result to reach the shared folder after its job has left the queue."""
 
 
 def sweep_on_slurm(
@@ -31,8 +31,8 @@ def sweep_on_slurm(
         runs: What to simulate.
         at_once: Tasks of the array that may run at the same time.
         words: Options of sbatch, each `key=value`.
-        folder: Holds the tasks' input, output and logs in `slurm/`; every node must see it. None: here.
-        watch: Told which runs have ended.
+        folder: Its `slurm/` holds the tasks' input, output and logs, and every node must see it. None: here.
+        watch: Called when a run has ended.
 
     Raises:
         UsageError: An option makes no sense, or submitit is missing.
@@ -55,7 +55,7 @@ def _parameters(words: Iterable[str]) -> dict[str, Any]:
         key, equals, text = word.partition("=")
         if not (key and equals and text):
             raise UsageError(f"--slurm-option {word!r} must be KEY=VALUE, like partition=cpu")
-        # Slurm's own spelling is welcome; a time like 1:30:00 must stay a text.
+        # sbatch's own spelling works too; a time like 1:30:00 must stay text.
         parameters[key.removeprefix("--").replace("-", "_")] = text if _TIME.fullmatch(text) else _parsed(word, text)
     return parameters
 
@@ -87,7 +87,7 @@ def _submit(runs: Sequence[Run], parameters: dict[str, Any], logs: Path) -> list
 
 
 def _answer(run: Run) -> Outcome | MuriError:
-    """A task's result; a refusal is an answer too, so that its own words reach the user."""
+    """A task's result; errors are results too, so that their messages reach the user."""
     try:
         return run_one(run)
     except MuriError as error:
@@ -108,12 +108,12 @@ def _wait(tasks: Sequence[Any], watch: Watch) -> None:
             asked_s = gone_s = now_s
             queued = _in_queue(tasks)
         if not queued and now_s - gone_s >= _GRACE_S:
-            return  # the missing results tell of themselves
+            return  # `_outcome` reports the missing results
         time.sleep(_POLL_S)
 
 
 def _in_queue(tasks: Sequence[Any]) -> bool:
-    """Whether Slurm still has a task of the array; yes when it doesn't answer."""
+    """Whether Slurm still has a task of the array; yes if it does not answer."""
     array = str(tasks[0].job_id).partition("_")[0]
     done = subprocess.run(
         ["squeue", "--noheader", "--format=%i", f"--jobs={array}"], capture_output=True, text=True, check=False

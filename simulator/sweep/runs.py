@@ -19,7 +19,7 @@ from muri.simulator.run import simulate
 from muri.simulator.sweep.metrics import Metrics, metrics_of
 
 Watch = Callable[[int, float], None]
-"""Told the index of a run and the share of it that is done, 0 to 1."""
+"""Called with the index of a run and the share of it that is done, 0 to 1."""
 
 _POLL_S: Final = 0.2
 _REPORT_EVERY_S: Final = 0.1
@@ -35,15 +35,15 @@ class Run:
     """One simulation of a sweep.
 
     Attributes:
-        label: What tables call it; the policy's name unless several variants of one policy are run.
+        label: Its name in tables: that of the policy, unless several variants of one policy are run.
         trace: The jobs.
         policy: Name of the policy.
-        cluster: Where.
-        settings: How, seed included.
+        cluster: The nodes.
+        settings: How to simulate, seed included.
         options: Options of the policy.
         first: Index of the first job that the metrics count (steady state); None: from the first job.
         last: Index behind the last one; None: to the last job.
-        with_spans: Whether the timeline of the groups is wanted.
+        with_spans: Whether to record the timeline of the groups.
     """
 
     label: str
@@ -59,7 +59,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run found."""
+    """The outcome of a run."""
 
     run: Run
     result: SimulationResult
@@ -71,7 +71,7 @@ def run_one(run: Run, progress: Callable[[float], None] | None = None) -> Outcom
 
     Args:
         run: What to simulate.
-        progress: Told the share that is done, 0 to 1.
+        progress: Called with the share that is done, 0 to 1.
     """
     result = simulate(
         run.trace,
@@ -91,10 +91,10 @@ def sweep(runs: Sequence[Run], processes: int = 1, watch: Watch | None = None) -
     Args:
         runs: What to simulate.
         processes: How many run at the same time; 1: here, one after the other.
-        watch: Told how far each run is.
+        watch: Called with the progress of each run.
 
     Returns:
-        The outcomes in the order of the runs, whichever ends first.
+        The outcomes in the order of the runs.
 
     Raises:
         SweepError: A process was killed from outside.
@@ -129,13 +129,13 @@ def _sweep_in_processes(runs: Sequence[Run], processes: int, watch: Watch) -> tu
             return tuple(future.result() for future in futures)
         except BrokenProcessPool as error:
             raise SweepError(
-                "a simulation's process was killed, most likely for want of memory; try fewer --jobs"
+                "a simulation's process was killed, most likely because memory ran out; try fewer --jobs"
             ) from error
 
 
 @contextmanager
 def _cleared_away(pool: ProcessPoolExecutor) -> Iterator[None]:
-    """Leave no worker behind when the caller is interrupted or a run fails."""
+    """End all workers when the caller is interrupted or a run fails."""
     before = set(multiprocessing.active_children())
     try:
         yield
@@ -165,13 +165,13 @@ def _reports_until_done(
             return
 
 
-_reports: "Queue[tuple[int, float]] | None" = None
+_worker_reports: "list[Queue[tuple[int, float]]]" = []
+"""The queue to the parent, in a worker process: an initialiser can only leave it in the module."""
 
 
 def _prepare_worker(reports: "Queue[tuple[int, float]]") -> None:
-    global _reports  # noqa: PLW0603 - a worker's only way to keep what its initialiser was given
-    _reports = reports
-    # The parent answers Ctrl-C, and ends its workers; their own tracebacks would only be noise.
+    _worker_reports.append(reports)
+    # The parent handles Ctrl-C and ends its workers; tracebacks of the workers would only be noise.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -181,20 +181,20 @@ def _work(index: int, run: Run) -> Outcome:
     def report(share: float) -> None:
         nonlocal sent_s
         now_s = time.monotonic()
-        if _reports is not None and now_s - sent_s >= _REPORT_EVERY_S:
+        if now_s - sent_s >= _REPORT_EVERY_S:
             sent_s = now_s
-            _reports.put((index, share))
+            _worker_reports[0].put((index, share))
 
     return run_one(run, report)
 
 
 @contextmanager
 def progress_bar(names: list[str], *, shown: bool) -> Iterator[Watch]:
-    """Give what `sweep` tells its progress; draws a bar on stderr.
+    """A progress bar on stderr, with the time that is left, as the `watch` of a sweep.
 
     Args:
-        names: One for each run, shown while it is the last that moved.
-        shown: Whether to draw at all; never where stderr is no terminal.
+        names: One for each run; the bar shows that of the run that progressed last.
+        shown: Whether to draw it; it is never drawn where stderr is no terminal.
     """
     if not shown or not sys.stderr.isatty():
         yield lambda index, share: None

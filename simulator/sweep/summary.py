@@ -15,7 +15,7 @@ from muri.simulator.sweep.runs import Outcome
 _COLUMNS: Final = ("POLICY", "AVG JCT", "MEDIAN", "P99", "MAKESPAN", "QUEUE", "GPU", "SPEED-UP")
 
 _FAILURES: Final = ("OOM",)
-"""Only where a job ran out of GPU memory."""
+"""Shown only if a job ran out of GPU memory."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class PolicySummary:
     """One policy on one trace.
 
     Attributes:
-        label: What tables call it.
+        label: Its name in tables.
         outcomes: One for each seed.
     """
 
@@ -37,7 +37,7 @@ class PolicySummary:
         return means
 
     def as_json(self) -> dict[str, Any]:
-        """The figures; with several seeds also those of each one."""
+        """The figures; with several seeds also those of each seed."""
         document = dict(self.figures)
         if len(self.outcomes) > 1:
             document["seeds"] = {str(one.run.settings.seed): one.metrics.as_json() for one in self.outcomes}
@@ -51,7 +51,7 @@ class TraceSummary:
     Attributes:
         name: The trace's name.
         skipped_rows: Bad rows that were left out when it was read.
-        policies: In the order in which they were asked for; the first is what others are compared with.
+        policies: In the order of the request; the first is the base of comparisons.
     """
 
     name: str
@@ -59,12 +59,12 @@ class TraceSummary:
     policies: tuple[PolicySummary, ...]
 
     def speedup(self, policy: PolicySummary) -> float | None:
-        """How many times shorter the average JCT is than under the first policy; None without jobs."""
+        """Average JCT of the first policy over that of this one; None without jobs."""
         base, own = self.policies[0].figures["avg_jct_s"], policy.figures["avg_jct_s"]
         return base / own if own else None
 
     def as_json(self) -> dict[str, Any]:
-        """What `muri simulate --json` prints for one trace."""
+        """The JSON of one trace."""
         policies = {policy.label: policy.as_json() for policy in self.policies}
         return {"policies": policies, "skipped_rows": self.skipped_rows}
 
@@ -85,14 +85,14 @@ def summarise(outcomes: Sequence[Outcome]) -> tuple[TraceSummary, ...]:
 
 
 def document_of(summaries: Sequence[TraceSummary]) -> dict[str, Any]:
-    """What `--json` prints: the plain form for one trace, by trace for several."""
+    """The JSON of all traces: that of the trace if there is one, by name if there are several."""
     if len(summaries) == 1:
         return summaries[0].as_json()
     return {"traces": {summary.name: summary.as_json() for summary in summaries}}
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """The mean of numbers, of mappings key by key; whatever has no mean is taken from the first."""
+    """The mean of numbers, of mappings key by key; other values come from the first."""
     first = values[0]
     if len(values) == 1:
         return first

@@ -1,4 +1,4 @@
-"""Who gets which CPUs and memory in a round: Synergy's mechanisms, with the public simulator's order of steps."""
+"""CPUs and memory of each job in a round: Synergy's mechanisms, with the public simulator's order of steps."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _ROUNDING: Final = 1e-9
 
 
 class Nodes:
-    """GPUs, CPUs and memory that nobody has yet, by node; first fit, one GPU at a time."""
+    """Free GPUs, CPUs and memory by node; first fit, one GPU at a time."""
 
     def __init__(self, cluster: Cluster) -> None:
         count = cluster.node_count
@@ -108,7 +108,7 @@ class Nodes:
         self._full_below.clear()
 
     def with_free_gpus(self, gpu_count: int) -> dict[int, int]:
-        """Where so many GPUs are free, whatever else is: on one node, if several are wanted, else on the fullest."""
+        """Nodes with this many free GPUs, whatever else is free: one node if several are wanted, else the fullest."""
         if gpu_count > 1:
             for node, free in enumerate(self.gpus):
                 if free >= gpu_count:
@@ -136,13 +136,13 @@ class Nodes:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Who runs for one round, in the order in which GPUs were given out.
+    """The jobs of one round, in the order in which they got GPUs.
 
     Attributes:
         rows: The jobs.
         speeds: How fast each is, relative to its fair share.
         first_nodes: The first node of each.
-        nodes: What is left; None where nobody had to look.
+        nodes: What is left; None: the mechanism did not track it.
     """
 
     rows: Rows
@@ -172,7 +172,7 @@ def greedy(table: JobTable, cluster: Cluster, rows: Rows) -> Round:
 
 
 def tune(table: JobTable, cluster: Cluster, rows: Rows) -> Round:
-    """Every job has its demand, or its fair share where that doesn't fit; others give up what they have beyond it."""
+    """Every job has its demand, or its fair share if that does not fit; other jobs give up their surplus."""
     tuner = _Tuner(table, cluster)
     for row in runnable(table, cluster.gpu_count, rows).tolist():
         tuner.place(row, table.kinds[row])

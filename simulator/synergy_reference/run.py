@@ -21,7 +21,7 @@ SYNERGY_REFERENCE_POLICIES: Final = tuple(
 """The public simulator's policies that are simulated here; `opt` is not among them."""
 
 URGENT_AFTER_S: Final = 1000 * 3600
-"""A job that has not run for longer goes first for good, whatever the order, save for first in first out."""
+"""A job that has not run for longer than this goes first from then on, in every order except first in, first out."""
 
 _ROUNDING = 1e-6
 
@@ -33,7 +33,7 @@ def simulate_synergy(task: Simulation) -> SimulationResult:
     the settings only `until` counts; this model has neither noise nor seed, and its policies have no options.
 
     Raises:
-        SimulationError: A setting is one that this model doesn't know, or the trace cannot run on the cluster.
+        SimulationError: This model does not know a setting, or the trace cannot run on the cluster.
     """
     trace, cluster = task.trace, task.cluster
     name = parse_name(task.policy)
@@ -52,7 +52,7 @@ def simulate_synergy(task: Simulation) -> SimulationResult:
 
 
 def check_synergy(policy: str, options: Mapping[str, Any]) -> None:
-    """Refuse a policy or option that this model doesn't know.
+    """Refuse a policy or option that this model does not know.
 
     Raises:
         SimulationError: Lists the valid ones.
@@ -90,7 +90,7 @@ def _check_room(cluster: Cluster) -> None:
 
 
 Look = Callable[[float, Rows, Round], None]
-"""Told of each round before it runs: when, who is there in order of arrival, and who runs."""
+"""Called before each round with its time, the queue in order of arrival, and the jobs that run."""
 
 
 def run_rounds(ledger: Ledger, name: SynergyName, cluster: Cluster, look: Look, until: int) -> list[float]:
@@ -102,7 +102,7 @@ def run_rounds(ledger: Ledger, name: SynergyName, cluster: Cluster, look: Look, 
         ledger: The jobs.
         name: Mechanism and order.
         cluster: Where they run.
-        look: Told of each round.
+        look: Called before each round.
         until: How many of the jobs, in order of submission, must have ended.
 
     Returns:
@@ -166,9 +166,9 @@ KEYS: Final[dict[str, Key | None]] = {"fifo": None, "srtf": _srtf, "las": _las, 
 
 
 def in_order(key: Key | None, ledger: Ledger, queue: Rows, now_s: float) -> Rows:
-    """The rows of the queue, which is in order of arrival, by their keys; those alike by arrival.
+    """The rows of the queue, which is in order of arrival, by their keys; ties in order of arrival.
 
-    Who has waited too long by now goes first from the next round on.
+    Jobs that have waited too long go first from the next round on.
     """
     if key is None:
         return queue

@@ -1,4 +1,4 @@
-"""The jobs of a trace as Synergy's public simulator sees them, and what has become of each so far."""
+"""The jobs of a trace as Synergy's public simulator sees them, and the progress of each."""
 
 import math
 from dataclasses import dataclass, field
@@ -180,7 +180,7 @@ class Ledger:
     urgent: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Nothing has run yet."""
+        """Fill the arrays as before the first round."""
         count = len(self.table.jobs)
         self.left = self.table.iterations.copy()
         self.speed = self.table.speed.copy()
@@ -196,12 +196,12 @@ class Ledger:
 
         Args:
             now_s: When it starts.
-            queue: Who is there.
-            rows: Who runs.
+            queue: Rows of the jobs in the system.
+            rows: Rows of the jobs that run.
             speeds: How fast each is: its speed with the demand, or 1 with the fair share.
 
         Returns:
-            Those that ended.
+            Rows of the jobs that ended.
         """
         first = self.rounds[rows] == 0
         self.starts[rows] += first | (self.seen_s[rows] != now_s)

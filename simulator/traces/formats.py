@@ -1,4 +1,4 @@
-"""What a trace format is to the reader, and how a job of a cluster's log gets a profile."""
+"""What the reader knows of a trace format, and how a job of a cluster's log gets a profile."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -16,27 +16,27 @@ NOT_ENDED = "had not ended"
 NEVER_RAN = "never ran"
 
 NO_GPUS = "had no GPUs"
-"""Why a row of a log is no job to simulate."""
+"""Why a row of a log is left out."""
 
 UNKNOWN_TIMES = frozenset({"", "None", "Unknown", "N/A", "nan", "NaN", "null"})
-"""How logs write that something has not happened."""
+"""How logs write that a time is missing."""
 
 Entry = TypeVar("Entry")
 Job = TypeVar("Job")
 
 
-class LeftOut(Exception):  # noqa: N818 -- not an error: the row is in order
-    """Raised for a row that is no GPU job which ran to its end; its text is the reason."""
+class LeftOutError(Exception):
+    """A row is left out because it is no GPU job that ran to its end; the text is the reason."""
 
 
 @dataclass
 class Reading:
-    """One reading of one trace: what the importers take and note.
+    """One reading of one trace: its source, bad rows and rows left out.
 
     Attributes:
         source: Where the rows come from.
         bad_rows: Where bad rows go.
-        left_out: Rows that are in order but no GPU job which ran to its end, counted by reason.
+        left_out: Valid rows that are no GPU job that ran to its end, counted by reason.
     """
 
     source: Source
@@ -46,11 +46,11 @@ class Reading:
     def parse(
         self, entries: Iterable[tuple[int, Entry | RowError]], to_job: Callable[[Entry], Job]
     ) -> Iterator[tuple[int, Job]]:
-        """Turn entries into jobs; bad ones and those left out are counted and passed over.
+        """Turn entries into jobs; count bad entries and those left out.
 
         Args:
-            entries: Lines and what stands there, or what is wrong with its shape.
-            to_job: Makes the job; raises RowError or LeftOut.
+            entries: Lines with their entries, or with the error if the shape is wrong.
+            to_job: Makes the job; raises RowError or LeftOutError.
 
         Yields:
             Lines and jobs.
@@ -62,7 +62,7 @@ class Reading:
                 job = to_job(entry)
             except RowError as error:
                 self.bad(line, error)
-            except LeftOut as reason:
+            except LeftOutError as reason:
                 self.left_out[str(reason)] = self.left_out.get(str(reason), 0) + 1
             else:
                 yield line, job
@@ -80,7 +80,7 @@ def read_table(
     Args:
         reading: The reading.
         required: Columns that the header must have.
-        to_job: Makes a row's job; raises RowError or LeftOut.
+        to_job: Makes a row's job; raises RowError or LeftOutError.
         delimiter: What separates cells; only the comma knows quotes.
 
     Yields:
@@ -100,7 +100,7 @@ def header_of(head: tuple[str, ...], delimiter: str = ",") -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class LoggedJob:
-    """A job as a cluster's log tells of it: how long it ran, but not what it did.
+    """A job in a cluster's log, which says how long it ran but not what it did.
 
     Attributes:
         job_id: Its id, unique in the log.
@@ -108,7 +108,7 @@ class LoggedJob:
         gpu_count: GPUs of the whole job.
         run_s: Seconds that it ran.
         user: Owner.
-        rerun_key: What reruns of one experiment have in common, as far as the log knows.
+        rerun_key: Equal for reruns of one experiment, as far as the log knows.
         cpu_count: CPUs asked for, None when not logged.
         mem_gib: Host memory asked for, None when not logged.
         job_name: Its name, empty when not logged.
@@ -155,9 +155,9 @@ class Format:
 class Assignment:
     """Gives jobs profiles.
 
-    A job whose name is that of a model trains this model. For any other each model is as likely as the others; the
-    choice depends on the seed and the job's key only, so jobs with the same key (reruns of one experiment) train the
-    same model, and no job's model depends on the other rows.
+    A job named like a model trains that model. For others each model is equally likely. The choice depends only on the
+    seed and the job's key, so jobs with the same key (reruns of one experiment) train the same model, and no job's
+    model depends on other rows.
 
     Attributes:
         models: What jobs may train.
@@ -172,7 +172,7 @@ class Assignment:
         """The profile of one job.
 
         Args:
-            key: What reruns have in common.
+            key: Equal for reruns.
             gpu_count: GPUs of the job.
             job_name: Its name, where the log knows it.
 
@@ -271,9 +271,9 @@ def _trace_job(job: LoggedJob, number: int, first_s: float, assignment: Assignme
 
 
 def to_time(column: str, text: str) -> float | None:
-    """Seconds since the epoch of a time in a log; None where it says that there is none.
+    """Seconds since the epoch of a time in a log; None: the log has no time there.
 
-    Times without a zone are read as if they were UTC: only differences count.
+    Times without a zone count as UTC, because only differences matter.
 
     Args:
         column: The cell's column, for the message.

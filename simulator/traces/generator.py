@@ -21,13 +21,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Durations:
-    """Durations of one's own choice: a log-normal above a floor, cut off at a longest duration.
+    """Chosen durations: a log-normal above a floor, cut off at a longest duration.
 
     Attributes:
         floor_s: Shortest duration.
         median_s: Half of the jobs last no longer.
         sigma: Standard deviation of ln(duration − floor): how heavy the tail is.
-        longest_s: Nothing lasts longer.
+        longest_s: Upper bound.
     """
 
     floor_s: float
@@ -36,7 +36,7 @@ class Durations:
     longest_s: float
 
     def quantile_s(self, share: float) -> float:
-        """The duration that so large a share of the jobs does not exceed; 0 < share < 1."""
+        """The duration that this share of the jobs does not exceed; 0 < share < 1."""
         above_s = (self.median_s - self.floor_s) * math.exp(self.sigma * NormalDist().inv_cdf(share))
         return min(self.floor_s + above_s, self.longest_s)
 
@@ -47,14 +47,14 @@ class LoggedDurations:
 
     Attributes:
         quantiles_s: Shares of the jobs, ascending from 0, and the duration that they do not exceed.
-        longest_s: Nothing lasts longer.
+        longest_s: Upper bound.
     """
 
     quantiles_s: tuple[tuple[float, float], ...]
     longest_s: float
 
     def quantile_s(self, share: float) -> float:
-        """The duration that so large a share of the jobs does not exceed; 0 < share < 1."""
+        """The duration that this share of the jobs does not exceed; 0 < share < 1."""
         upper = min(bisect(self.quantiles_s, (share, math.inf)), len(self.quantiles_s) - 1)
         (low_share, low_s), (high_share, high_s) = self.quantiles_s[upper - 1], self.quantiles_s[upper]
         # the logarithm of a Pareto-distributed time is linear in that of the share of longer ones
@@ -101,17 +101,17 @@ class Trainable(Protocol):
     """What jobs can train."""
 
     def profile(self, gpu_count: int) -> StageProfile:
-        """Its profile on so many GPUs."""
+        """Its profile on this many GPUs."""
         ...
 
     def batch_on(self, gpu_count: int) -> BatchModel | None:
-        """How its batch can be split there; None: it can't."""
+        """How its batch can be split there; None: it cannot."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What a generated trace is to be like.
+    """The properties of a generated trace.
 
     Attributes:
         jobs: How many jobs.
@@ -121,7 +121,7 @@ class Recipe:
         gpu_mix: Weight of each GPU count.
         bottlenecks: Weight of each resource as the jobs' bottleneck.
         users: How many users; the i-th submits in proportion to 1/i (Zipf).
-        opportunistic: Share of jobs that only ask for what others leave over; one half in the Muri paper's traces.
+        opportunistic: Share of jobs that only use what others leave over; one half in the Muri paper's traces.
         durations: Of all jobs; None: Philly's.
         models: What the jobs train, each as often; none: the Muri paper's models, by `bottlenecks`.
         name: Name of the trace.
@@ -186,12 +186,12 @@ def generate(recipe: Recipe) -> Trace:
     given their number, the arrival times of such a process are independent and uniform. Submit times are whole seconds.
 
     Args:
-        recipe: What it is to be like.
+        recipe: Its properties.
 
     Returns:
         The trace: jobs numbered from 0 by submit time.
     """
-    random = Random(recipe.seed)  # noqa: S311 -- a simulation, no secret
+    random = Random(recipe.seed)
     choices = _Choices.of(recipe)
     bodies = [_draw(recipe, choices, random) for _ in range(recipe.jobs)]
     work_gpu_s = sum(body.gpu_count * body.iterations * body.profile.iteration_s for body in bodies)
@@ -203,7 +203,7 @@ def generate(recipe: Recipe) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A job before it is known when it comes."""
+    """A job without its submit time."""
 
     gpu_count: int
     iterations: int
@@ -227,7 +227,7 @@ class _Body:
 
 @dataclass(frozen=True)
 class _Choices:
-    """What is drawn for every job."""
+    """The random choices made for each job."""
 
     gpu_count: "_Choice[int]"
     bottleneck: "_Choice[str]"

@@ -13,7 +13,7 @@ from muri.simulator.traces.formats import (
     NO_GPUS,
     NOT_ENDED,
     Format,
-    LeftOut,
+    LeftOutError,
     Logged,
     LoggedJob,
     Reading,
@@ -24,7 +24,7 @@ from muri.simulator.traces.formats import (
 from muri.simulator.traces.rows import Row, RowError, Source, TraceError, open_source, read_rows, to_count, to_number
 
 _LOOK_AHEAD = 1 << 17
-"""Characters after which a syntax error is surely none that more text would mend."""
+"""If this many characters follow a syntax error, more text cannot resolve it."""
 
 
 def _read_philly(reading: Reading) -> Logged:
@@ -40,13 +40,13 @@ def _philly_job(entry: Any) -> LoggedJob:
         raise RowError("submitted_time", "is empty; give the time of submission")
     job_id, user = _text(entry, "jobid"), _text(entry, "user")
     if attempts and to_time("end_time", _time_text(attempts[-1], "end_time")) is None:
-        raise LeftOut(NOT_ENDED)
+        raise LeftOutError(NOT_ENDED)
     run_s = sum(_run_s(attempt) for attempt in attempts)
     gpu_count = max((_gpus_of_attempt(attempt) for attempt in attempts), default=0)
     if run_s <= 0:
-        raise LeftOut(NEVER_RAN)
+        raise LeftOutError(NEVER_RAN)
     if gpu_count == 0:
-        raise LeftOut(NO_GPUS)
+        raise LeftOutError(NO_GPUS)
     return LoggedJob(job_id, submit_s, gpu_count, run_s, user, rerun_key=job_id)
 
 
@@ -99,7 +99,7 @@ class _JsonText:
         self._chunks = iter(chunks)
 
     def read_more(self) -> bool:
-        """Append as much again as there is; whether there was any."""
+        """Double the text if there is more; returns whether there was any."""
         wanted = max(1, len(self.rest))
         pieces: list[str] = []
         while wanted > 0 and (piece := next(self._chunks, "")):
@@ -193,9 +193,9 @@ def _helios_job(row: Row) -> LoggedJob:
         raise RowError("submit_time", "is empty; give the time of submission")
     run_s = row.number("duration")
     if gpu_count == 0:
-        raise LeftOut(NO_GPUS)
+        raise LeftOutError(NO_GPUS)
     if run_s == 0:
-        raise LeftOut(NEVER_RAN)
+        raise LeftOutError(NEVER_RAN)
     cpu_count = row.optional_number("cpu_num")
     return LoggedJob(job_id, submit_s, gpu_count, run_s, row.text("user"), rerun_key=job_id, cpu_count=cpu_count)
 
@@ -231,7 +231,7 @@ _PERCENT = 100.0
 
 
 class _PaiSubmission(NamedTuple):
-    """What the job table knows of a job."""
+    """A job in the job table."""
 
     submit_s: float | None
     user: str
@@ -239,7 +239,7 @@ class _PaiSubmission(NamedTuple):
 
 @dataclass
 class _PaiJob:
-    """What the task table knows of a job: amounts of all of its tasks, times of those with GPUs."""
+    """A job in the task table: amounts of all of its tasks, times of those with GPUs."""
 
     name: str
     gpu_count: float = 0.0
@@ -273,16 +273,16 @@ class _PaiJob:
 
         Raises:
             RowError: The job table does not know it, or one of its tasks is bad.
-            LeftOut: It is no GPU job that ran to its end.
+            LeftOutError: It is no GPU job that ran to its end.
         """
         if self.error is not None:
             raise self.error
         if not self.gpu_count:
-            raise LeftOut(NO_GPUS)
+            raise LeftOutError(NO_GPUS)
         if not self.ended:
-            raise LeftOut(NOT_ENDED)
+            raise LeftOutError(NOT_ENDED)
         if self.end_s <= self.start_s:
-            raise LeftOut(NEVER_RAN)
+            raise LeftOutError(NEVER_RAN)
         submission = submissions.get(self.name)
         if submission is None:
             raise RowError("job_name", f"{self.name} is not in {JOB_FILE}")
@@ -311,7 +311,7 @@ def _read_pai(reading: Reading) -> Logged:
         _, job = jobs.setdefault(name, (line, _PaiJob(name)))
         try:
             job.add(row)
-        except RowError as error:  # without one of its tasks the job would be another one
+        except RowError as error:  # a job without one of its tasks would be a different job
             job.error = job.error or error
             jobs[name] = (line, job)
     yield from reading.parse(jobs.values(), lambda job: job.logged(submissions))
@@ -366,7 +366,7 @@ SACCT_COMMAND = (
     "  --starttime=now-30days --endtime=now \\\n"
     f"  --format={','.join(SACCT_COLUMNS)}"
 )
-"""The command whose output is read. Seconds instead of local times know no clock change."""
+"""The command whose output is read; seconds since the epoch are safe from clock changes."""
 
 _SEPARATOR = "|"
 _RUNNING_STATES = ("PENDING", "RUNNING", "REQUEUED", "RESIZING", "SUSPENDED", "COMPLETING")
@@ -377,7 +377,7 @@ _MEMORY = re.compile(r"([0-9.]+)([KMGTP]?)")
 def _sacct_job(row: Row) -> LoggedJob:
     job_id = row.text("JobIDRaw").strip()
     if "." in job_id:
-        raise LeftOut("are steps, not jobs")
+        raise LeftOutError("are steps, not jobs")
     to_count("JobIDRaw", job_id)
     column = "AllocTRES" if row.text("AllocTRES") else "ReqTRES"
     resources = _resources(column, row.text(column))
@@ -387,11 +387,11 @@ def _sacct_job(row: Row) -> LoggedJob:
         raise RowError("Submit", "is empty; was the trace made with the command of `muri trace import --help`?")
     run_s = row.number("ElapsedRaw")
     if gpu_count == 0:
-        raise LeftOut(NO_GPUS)
+        raise LeftOutError(NO_GPUS)
     if row.text("State").startswith(_RUNNING_STATES):
-        raise LeftOut(NOT_ENDED)
+        raise LeftOutError(NOT_ENDED)
     if run_s == 0:
-        raise LeftOut(NEVER_RAN)
+        raise LeftOutError(NEVER_RAN)
     cpu_count = to_number(column, resources["cpu"]) if "cpu" in resources else None
     user, name = row.text("User"), row.text("JobName")
     mem_gib = _mem_gib(column, resources)

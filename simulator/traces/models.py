@@ -1,4 +1,4 @@
-"""What jobs can train: models with measured stage times; for made-up traces also with assumed memory and batches."""
+"""What jobs can train: models with measured stage times; for generated traces also with assumed memory and batches."""
 
 import csv
 import re
@@ -27,7 +27,7 @@ LOAD_SHARES = {
     "dqn": 0.0,
 }
 """Share of load in load + preprocess by the beginning of the model's name: Muri (SIGCOMM 2022), Table 1, for
-ShuffleNet, VGG19, GPT-2 and A2C; the others take that of the nearest kind: ResNet reads the same images as
+ShuffleNet, VGG19, GPT-2 and A2C; the other models take that of the nearest kind: ResNet reads the same images as
 ShuffleNet, BERT text as GPT-2 does, and DQN learns from a simulator's frames like A2C."""
 
 OTHER_LOAD_SHARE = 0.5
@@ -53,7 +53,7 @@ FIXED_MEM_GIB: Final = 1.5
 """Assumed: what a model takes without any sample."""
 
 FIXED_TIME_SHARE: Final = 0.1
-"""Assumed: share of an iteration on one GPU that doesn't depend on the batch."""
+"""Assumed: share of an iteration on one GPU that does not depend on the batch."""
 
 MOST_STEPS: Final = 8
 """Assumed: accumulation steps into which a batch can be split."""
@@ -87,13 +87,13 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What is known of a model.
+    """The measured figures of a model.
 
     Attributes:
         name: Its name.
         batch_size: Samples per iteration and GPU.
         stages: By GPU count, ascending; at least one.
-        gpu_type: GRES type of the GPUs that they were measured on.
+        gpu_type: GRES type of the GPUs of the measurement.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Model:
     gpu_type: str = "gpu"
 
     def profile(self, gpu_count: int) -> StageProfile:
-        """Profile with so many GPUs: the figures of the largest measured count that is no larger, else the smallest."""
+        """Profile on this many GPUs, with the figures of the largest measured count up to it, else of the smallest."""
         fitting = [stages for count, stages in self.stages if count <= gpu_count]
         return self._profile(fitting[-1] if fitting else self.stages[0][1], gpu_count)
 
@@ -192,7 +192,7 @@ def _synergy(row: dict[str, float]) -> Stages:
 
 @dataclass(frozen=True, slots=True)
 class SynergyFigures:
-    """What Synergy's public simulator knows of a model.
+    """The figures of a model in Synergy's public simulator.
 
     Attributes:
         sensitivity: Throughput over CPUs and memory per GPU, relative to the fair share of 3 CPUs and 62.5 GiB, and
@@ -228,10 +228,10 @@ def _synergy_figures(entry: dict[str, Any], cpus: tuple[float, ...], mem_gib: tu
 
 
 class BatchedModel(NamedTuple):
-    """What a job trains.
+    """One of Synergy's models, with assumed memory, batch model and synchronization.
 
     Attributes:
-        alone: What is known of it on one GPU.
+        alone: The model as measured on one GPU.
     """
 
     alone: Model
@@ -247,7 +247,7 @@ class BatchedModel(NamedTuple):
         return GPU_MEM_GIB[self.name]
 
     def profile(self, gpu_count: int) -> StageProfile:
-        """Its profile: on several GPUs every one does the same work, and they synchronize after it."""
+        """Its profile: each GPU does the same work, and they synchronize afterwards."""
         alone = self._on_one
         synchronize_s = self._synchronize_s(gpu_count)
         stages = Stages(
@@ -288,12 +288,12 @@ def batched_models() -> tuple[BatchedModel, ...]:
 
 
 class TrainedModel(NamedTuple):
-    """What a job trains.
+    """A configuration of a table of pair speeds.
 
     Attributes:
-        name: As the table has it.
+        name: Its name in the table.
         iteration_s: Seconds of an iteration alone.
-        batch: How its batch can be split; None: it can't.
+        batch: How its batch can be split; None: it cannot.
         gpu_mem_gib: Memory that it takes on each GPU.
     """
 

@@ -43,8 +43,8 @@ class Overview:
         skipped_rows: Bad rows that were left out.
         span_s: From the first submission to the last.
         gpu_s: GPU-seconds that all jobs need, running alone.
-        gpus_busy_mean: GPUs that it keeps busy: GPU-seconds over the span; None when all come at once.
-        opportunistic: Jobs that only ask for what others leave over.
+        gpus_busy_mean: GPUs kept busy: GPU-seconds over the span; None: all jobs come at once.
+        opportunistic: Jobs that only use what others leave over.
         by_gpu_count: By GPUs of a job.
         by_bottleneck: By the resource that an iteration holds longest.
         duration_s: Quantiles of the time that a job runs alone.
@@ -64,11 +64,11 @@ class Overview:
     duration_s: dict[float, float]
 
     def load(self, gpus: int) -> float | None:
-        """Load of a cluster with so many GPUs; None when all jobs come at once."""
+        """Load of a cluster with this many GPUs; None: all jobs come at once."""
         return None if self.gpus_busy_mean is None else self.gpus_busy_mean / gpus
 
     def as_json(self, gpus: int | None = None) -> dict[str, Any]:
-        """As a JSON object; with the load of a cluster of so many GPUs."""
+        """As a JSON object, with the load of a cluster of this many GPUs."""
         document = asdict(self)
         if gpus is not None:
             document |= {"gpus": gpus, "load": self.load(gpus)}
@@ -125,7 +125,7 @@ def print_overview(console: Console, overview: Overview, gpus: int | None) -> No
 
 
 def duration(seconds: float) -> str:
-    """A time with the unit that reads best."""
+    """A time in its largest unit of which it has at least two."""
     for unit_s, unit in ((_DAY_S, "d"), (_HOUR_S, "h"), (_MINUTE_S, "min")):
         if seconds >= _LEAST_SHOWN * unit_s:
             return f"{seconds / unit_s:.1f} {unit}"

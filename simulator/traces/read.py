@@ -19,17 +19,17 @@ FORMATS = {item.name: item for item in (MURI, MURI_PAPER, SYNERGY, PHILLY, HELIO
 
 
 class TraceReading(NamedTuple):
-    """A trace, and what of its file is not in it."""
+    """A trace, its format, and the rows of its file that were left out."""
 
     trace: Trace
     format: str
     left_out: dict[str, int]
-    """Rows that are no GPU job which ran to its end, by reason."""
+    """Rows that are no GPU job that ran to its end, counted by reason."""
 
 
 def read_trace(
     path: Path,
-    format: str | None = None,  # noqa: A002 -- the word of the command line
+    format_name: str | None = None,
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
@@ -39,8 +39,8 @@ def read_trace(
 
     Args:
         path: The file; "-" reads the standard input.
-        format: One of `FORMATS`; None: guessed from the content.
-        skip_bad_rows: Whether rows that are no job are left out and counted; otherwise they are an error.
+        format_name: One of `FORMATS`; None: guessed from the content.
+        skip_bad_rows: Whether invalid rows are left out and counted; otherwise they are an error.
         seed: For the assignment of stage profiles to jobs whose trace has no stage times.
         profiles: What is assigned; None: the profiles of the Muri paper's eight models.
 
@@ -50,19 +50,19 @@ def read_trace(
     Raises:
         TraceError: The file cannot be read, is of another format, or has bad rows.
     """
-    return read_with_notes(path, format, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
+    return read_with_notes(path, format_name, skip_bad_rows=skip_bad_rows, seed=seed, profiles=profiles).trace
 
 
 def read_with_notes(
     path: Path,
-    format: str | None = None,  # noqa: A002
+    format_name: str | None = None,
     *,
     skip_bad_rows: bool = False,
     seed: int = 0,
     profiles: Sequence[StageProfile] | None = None,
 ) -> TraceReading:
-    """Like `read_trace`, and tells which format it was and what was left out."""
-    wanted = None if format is None else find_format(format)
+    """Like `read_trace`, with the format and the rows left out."""
+    wanted = None if format_name is None else find_format(format_name)
     assignment = assignment_of(profiles, seed)
     with open_source(_file_of(path)) as source:
         chosen = _checked(source, wanted)
@@ -114,7 +114,7 @@ def find_format(name: str) -> Format:
 
 
 def _checked(source: Source, wanted: Format | None) -> Format:
-    """The format to read it with: the wanted one unless the content clearly is another's."""
+    """The format to read it with: the wanted one, unless the content clearly has another."""
     if not source.head:
         raise TraceError(f"{source.name}: the file is empty")
     likely = [item for item in FORMATS.values() if item.looks_like(source.head)]
@@ -134,7 +134,7 @@ def _checked(source: Source, wanted: Format | None) -> Format:
 
 
 def _unique(reading: Reading, jobs: Iterable[tuple[int, Job]], id_of: Callable[[Job], Hashable]) -> Iterator[Job]:
-    """The jobs, without those whose id has been there before."""
+    """The jobs without those that repeat an id, which count as bad rows."""
     seen: dict[Hashable, int] = {}
     for line, job in jobs:
         job_id = id_of(job)

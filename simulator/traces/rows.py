@@ -25,7 +25,7 @@ MAX_COUNT = 2**53
 """Whole numbers above it are not exact as floats; no count in a trace is near it."""
 
 MAX_NUMBER = 1e15
-"""Thirty million years: a larger number is a mistake, and times of such sizes could no longer be told apart."""
+"""Thirty million years: a larger number is a mistake, and floats of that size cannot tell seconds apart."""
 
 
 class TraceError(SimulationError):
@@ -33,10 +33,10 @@ class TraceError(SimulationError):
 
 
 class RowError(TraceError):
-    """One row that is no job; whoever reads the file adds where it stands.
+    """A row that is no valid job; the reader of the file adds its place.
 
     Attributes:
-        column: The column at fault; empty when no single one is.
+        column: The column at fault; empty: the whole row.
         reason: What is wrong and what to do.
     """
 
@@ -49,7 +49,7 @@ class RowError(TraceError):
 
 @dataclass
 class BadRows:
-    """Collects bad rows, so that one run of `muri trace check` shows several at once.
+    """Collects bad rows, so that one run of `muri trace check` shows several.
 
     Attributes:
         skip: Whether bad rows are left out; otherwise `finish` refuses the trace.
@@ -105,7 +105,7 @@ def one_of(names: Iterable[str]) -> str:
 
 @dataclass
 class Source:
-    """An open text whose first lines are known, to guess its format by.
+    """An open text and its first lines, by which its format is guessed.
 
     Attributes:
         path: Its path; "-" is the standard input.
@@ -124,7 +124,7 @@ class Source:
         return "stdin" if self.path == Path("-") else self.path.stem
 
     def lines(self) -> Iterator[str]:
-        """All lines. To be called once, and not together with `chunks`."""
+        """All lines; call this once, and not together with `chunks`."""
         return chain(self.head, self._rest)
 
     def chunks(self) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _source(path: Path, name: str, stream: TextIO) -> Source:
 
 
 class Row:
-    """One row of a table, by column name; an absent optional column reads as an empty cell."""
+    """One row of a table by column name; an absent optional column reads as an empty cell."""
 
     __slots__ = ("_cells", "_index")
 
@@ -186,7 +186,7 @@ class Row:
         self._index = index
 
     def text(self, column: str, default: str = "") -> str:
-        """The cell as it stands; the default where it is empty or the column is absent."""
+        """The cell's text; the default if it is empty or the column is absent."""
         position = self._index.get(column)
         return (self._cells[position] or default) if position is not None else default
 
@@ -274,7 +274,7 @@ def to_count(column: str, text: str, *, at_least: int = 0) -> int:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether it has nothing that only Python takes for part of a number, as in 1_000."""
+    """Whether it has nothing that only Python allows in a number, as in 1_000."""
     return text.isascii() and "_" not in text
 
 
@@ -286,7 +286,7 @@ def read_rows(
     header: Sequence[str] | None = None,
     delimiter: str = ",",
 ) -> Iterator[tuple[int, Row | RowError]]:
-    """The rows of a table, one at a time; blank lines are passed over.
+    """The rows of a table, one at a time, without blank lines.
 
     Args:
         name: The file.
@@ -296,7 +296,7 @@ def read_rows(
         delimiter: What separates cells; only the comma knows quotes.
 
     Yields:
-        The line and the row, or what is wrong with its shape.
+        Line and row, or the error if the row has the wrong shape.
 
     Raises:
         TraceError: The header is not as required, or the file is no table.

@@ -1,4 +1,4 @@
-"""Formats that state what jobs train: Muri's own schema and the trace files of two papers (docs/traces.md)."""
+"""Formats that state what jobs train: Muri's own schema, and the trace files of Muri's and Synergy's papers."""
 
 import csv
 import math
@@ -65,7 +65,7 @@ WRITTEN = (
     "cpu_count",
     "mem_gib",
 )
-"""Columns of every written trace; the other optional ones follow where a job has them."""
+"""Columns of each written trace; other optional columns follow if a job has them."""
 
 _PROFILE_COLUMNS = (
     "model",

@@ -85,7 +85,7 @@ def _run(config: Config, interval_s: float | None) -> None:
 
 def controller_main() -> None:
     """Entry point of the console script `muri-controller`."""
-    from muri.cli import run_command
+    from muri.commands import run_command
 
     sys.exit(run_command(controller))
 

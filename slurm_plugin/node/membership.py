@@ -49,7 +49,7 @@ class SlurmMembership:
             outcome = "the job goes back to the queue and runs alone next time"
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
-    def host_of(self, job_id: str) -> str | None:
+    def pilot_of(self, job_id: str) -> str | None:
         """Return the host job that the job's AdminComment names, None when it names none.
 
         Raises:
@@ -100,7 +100,7 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         mark_stopped(int(job_id), run)
-        if self.host_of(job_id) is None:
+        if self.pilot_of(job_id) is None:
             requeue(int(job_id))
         else:
             requeue_hold(int(job_id))

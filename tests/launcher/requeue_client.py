@@ -13,7 +13,7 @@ SLEEPER = "print('started', flush=True)\nimport time\ntime.sleep(600)\n"
 
 CLIENT = """
     import json, os, sys
-    from muri.cli import run_command
+    from muri.commands import run_command
     from muri.launcher.run import command
 
     class Recorder:
@@ -22,7 +22,7 @@ CLIENT = """
         def expects_group(self, job_id):
             return self.expected
 
-        def host_of(self, job_id):
+        def pilot_of(self, job_id):
             return None
 
         def requeue(self, job_id, reason):

@@ -142,7 +142,7 @@ def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
 class Scheduler(NoMembership):
     """Has put jobs 102 and 103 into the group of host job 900."""
 
-    def host_of(self, job_id: str) -> str | None:
+    def pilot_of(self, job_id: str) -> str | None:
         return "900"
 
     def accumulate_steps(self, job_id: str) -> int:

@@ -30,7 +30,7 @@ RUNTIME = """
         def accumulate_steps(self, job_id):
             return 1
 
-        def host_of(self, job_id):
+        def pilot_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
     admission.AdmissionControl.__init__.__defaults__ = (Scheduler, None)
@@ -39,7 +39,7 @@ RUNTIME = """
 
 JOINER = """
     import sys
-    from muri.cli import run_command
+    from muri.commands import run_command
     from muri.launcher.run import command
 
     class Scheduler:
@@ -49,7 +49,7 @@ JOINER = """
         def accumulate_steps(self, job_id):
             return 1
 
-        def host_of(self, job_id):
+        def pilot_of(self, job_id):
             return "900"
 
         def requeue(self, job_id, reason):
@@ -86,7 +86,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninte
 
 STOPPER = """
     import sys
-    from muri.cli import run_command
+    from muri.commands import run_command
     from muri.launcher.run import command
     from muri.launcher.checkpoints import stopping
 

@@ -12,11 +12,11 @@ from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import IdleTimer, Look
+from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import StageClock
-from muri.launcher.ranks.coordination import Stillness
+from muri.launcher.ranks.coordination import IdleReports
 
 TIMEOUT_S = "1"
 SOON = ("--hang-timeout-s", TIMEOUT_S)
@@ -210,19 +210,19 @@ class Steps:
         return self.now_s
 
 
-def watched(looks: list[tuple[float, Look]]) -> list[float]:
+def watched(looks: list[tuple[float, ThreadSample]]) -> list[float]:
     """What an interval of 5 s makes of looks, each some seconds after the one before."""
     clock = Steps()
-    patience = IdleTimer(5.0, clock)
+    timer = IdleTimer(5.0, clock)
     found = []
     for step_s, look in looks:
         clock.now_s += step_s
-        found.append(patience.still_s(look))
+        found.append(timer.idle_s(look))
     return found
 
 
-def seen(states: str, cpu_s: float = 0.0) -> Look:
-    return Look(frozenset(states), int(cpu_s * 1e9))
+def seen(states: str, cpu_s: float = 0.0) -> ThreadSample:
+    return ThreadSample(frozenset(states), int(cpu_s * 1e9))
 
 
 def test_only_time_that_was_watched_makes_something_look_still() -> None:
@@ -244,34 +244,34 @@ def test_little_cpu_is_no_sign_of_life_and_more_is() -> None:
     assert watched(ends_a_subprocess) == [0, 5, 0, 5]
 
 
-def test_a_member_hangs_only_if_it_does_on_all_ranks_and_is_in_the_way_on_one() -> None:
-    ranks, run = Stillness(), ("101", "0.0.0#1")
-    ranks.report(0, run, 150, in_the_way=True)
-    ranks.report(1, run, 20, in_the_way=False)
-    assert ranks.look() == []
-    ranks.report(1, run, 110, in_the_way=False)
-    assert (ranks.look(), ranks.look()) == ([run], [])
-    ranks.report(0, run, 150, in_the_way=False)
-    ranks.report(1, run, 150, in_the_way=False)
-    assert ranks.look() == []
-    ranks.report(1, run, 0, in_the_way=False)
-    ranks.report(0, run, 150, in_the_way=True)
+def test_a_member_hangs_only_if_it_does_on_all_ranks_and_obstructs_on_one() -> None:
+    ranks, run = IdleReports(), ("101", "0.0.0#1")
+    ranks.add(0, run, 150, obstructs=True)
+    ranks.add(1, run, 20, obstructs=False)
+    assert ranks.take_hung() == []
+    ranks.add(1, run, 110, obstructs=False)
+    assert (ranks.take_hung(), ranks.take_hung()) == ([run], [])
+    ranks.add(0, run, 150, obstructs=False)
+    ranks.add(1, run, 150, obstructs=False)
+    assert ranks.take_hung() == []
+    ranks.add(1, run, 0, obstructs=False)
+    ranks.add(0, run, 150, obstructs=True)
     ranks.left(1, run)
-    assert ranks.look() == [run]
+    assert ranks.take_hung() == [run]
 
 
 def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
-    ranks, run = Stillness(), ("101", "0.0.0#1")
-    ranks.report(1, run, 150, in_the_way=True)
+    ranks, run = IdleReports(), ("101", "0.0.0#1")
+    ranks.add(1, run, 150, obstructs=True)
     for _ in range(5):
-        ranks.report(0, run, 0, in_the_way=True)
-        assert ranks.look() == []
-    ranks.report(0, run, 150, in_the_way=True)
-    assert ranks.look() == []
+        ranks.add(0, run, 0, obstructs=True)
+        assert ranks.take_hung() == []
+    ranks.add(0, run, 150, obstructs=True)
+    assert ranks.take_hung() == []
 
 
 @pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
-def test_who_holds_what_others_wait_for_is_in_the_way(discipline: str) -> None:
+def test_who_holds_what_others_wait_for_obstructs(discipline: str) -> None:
     clock = VirtualClock()
     arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {}, clock)
     for member in ("a", "b"):
@@ -287,7 +287,7 @@ def test_who_holds_what_others_wait_for_is_in_the_way(discipline: str) -> None:
     assert not arbiter.obstructs("a")
 
 
-class Still:
+class Idle:
     """A session whose one thread, of this very process, does nothing until it is told to end."""
 
     hung = False
@@ -313,10 +313,10 @@ class Still:
         self._end.set()
 
 
-def test_who_is_still_and_in_the_way_is_ended_after_the_timeout_and_not_before() -> None:
+def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_before() -> None:
     clock = VirtualClock()
     arbiter = FairArbiter(clock)
-    holder, patient, waiting = Still("1"), Still("2", MURI_HANG_TIMEOUT_S="0"), Still("3")
+    holder, patient, waiting = Idle("1"), Idle("2", MURI_HANG_TIMEOUT_S="0"), Idle("3")
     watch = HangWatch(lambda: [holder, patient, waiting], arbiter, 100.0, None, clock)
     for session in (holder, patient, waiting):
         arbiter.join(session.member, 1.0)
@@ -325,10 +325,10 @@ def test_who_is_still_and_in_the_way_is_ended_after_the_timeout_and_not_before()
     waits = [clock.start(arbiter.acquire, "3", 0), clock.start(arbiter.acquire, "3", 2)]
     clock.settle()
     for second in range(0, 100, 5):
-        assert watch.look() == 5.0
+        assert watch.check() == 5.0
         assert not holder.hung, f"after {second} s"
         clock.sleep(5.0)
-    watch.look()
+    watch.check()
     (cause,) = holder.causes
     assert "holds a resource for which other jobs wait" in cause
     assert "has worked for 100 s" in cause

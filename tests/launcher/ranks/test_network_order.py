@@ -13,9 +13,10 @@ from ranks_harness import free_port
 from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
-from muri.launcher.ranks.coordination import KEY_VARIABLE, Ranks, parse_place
+from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import NETWORK, Leader, RankedArbiter, session_key
+from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
 
 KEY = b"k" * 64
 

@@ -1,7 +1,9 @@
 """A member whose runtime fails it is requeued: it neither ends as if done, nor runs twice, nor without its GPUs."""
 
+import importlib.metadata
 import json
 import signal
+from importlib.metadata import EntryPoint
 
 import pytest
 from launcher_harness import Launcher, ends, until
@@ -113,8 +115,29 @@ def test_refused_requeue_is_tried_again_and_then_told(monkeypatch: pytest.Monkey
 
 
 def test_absent_scheduler_plugin_means_no_groups() -> None:
-    membership = load_membership("muri.no_such_room:Membership")
+    membership = load_membership("muri.no_such_schedulers")
     assert isinstance(membership, NoMembership)
     assert not membership.expects_group("101")
     with pytest.raises(MembershipError, match="not installed"):
         membership.requeue("101", "reason")
+
+
+def test_the_installed_scheduler_is_found_by_its_entry_point() -> None:
+    assert type(load_membership()).__name__ == "SlurmMembership"
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (["muri.no_such_room:Membership"], r"one \(muri.no_such_room:Membership\) cannot be used: No module named"),
+        (["muri.errors:Membership"], "cannot be used: .*has no attribute 'Membership'"),
+        (["muri.errors:MuriError", "muri.errors:UsageError"], "several schedulers are installed for Muri: one .*, two"),
+    ],
+)
+def test_a_broken_scheduler_is_told_and_not_taken_for_none(
+    values: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [EntryPoint(name, value, "muri.schedulers") for name, value in zip(("one", "two"), values, strict=False)]
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: points)
+    with pytest.raises(MembershipError, match=message):
+        load_membership()

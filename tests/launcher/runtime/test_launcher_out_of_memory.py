@@ -19,7 +19,7 @@ HUNGRY = """
 
 SCHEDULER = """
     import os, sys
-    from muri.cli import run_command
+    from muri.commands import run_command
     from muri.launcher.run import command
     from muri.launcher.job.scheduler import NoMembership
 

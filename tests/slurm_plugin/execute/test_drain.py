@@ -42,13 +42,13 @@ def watch(monkeypatch, slurm: FakeSlurm, events: list[Callable[[], object]]) -> 
     return list(drain_until_over(slurm))
 
 
-def host_of(slurm: FakeSlurm) -> int:
+def pilot_of(slurm: FakeSlurm) -> int:
     return max(slurm.jobs)
 
 
 def test_a_member_that_stops_after_the_drain_gets_its_gpu_back(at_work, monkeypatch):
     slurm = at_work
-    events = [lambda: slurm.requeue_hold(1), lambda: slurm.end(2), lambda: slurm.end(host_of(slurm)), lambda: None]
+    events = [lambda: slurm.requeue_hold(1), lambda: slurm.end(2), lambda: slurm.end(pilot_of(slurm)), lambda: None]
     passes = watch(monkeypatch, slurm, events)
     assert passes[0].running == (1, 2)
     assert passes[1].restored == (1,)
@@ -61,7 +61,7 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work, monk
     slurm.jobs[3] = make_job(3, state=JobState.COMPLETING, held=False, reason="", nodes="n1")
 
     def break_group() -> None:
-        slurm.end(host_of(slurm), JobState.FAILED)
+        slurm.end(pilot_of(slurm), JobState.FAILED)
         for job_id in (1, 2):
             slurm.requeue_hold(job_id)
 
@@ -88,7 +88,7 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work, monkeypatch):
         slurm.snapshot = snapshot
         slurm.end(1)
         slurm.end(2)
-        slurm.end(host_of(slurm))
+        slurm.end(pilot_of(slurm))
 
     passes = watch(monkeypatch, slurm, [fall_silent, answer_again])
     assert [done.is_over for done in passes] == [False, True]

@@ -1,11 +1,13 @@
-"""Groups of commands that know their commands' help lines without importing them."""
+"""What all commands share: groups that import a command only when it is called, and errors as one message."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import click
 from click.shell_completion import CompletionItem
+
+from muri.errors import MuriError
 
 
 class LazyCommand(NamedTuple):
@@ -55,3 +57,27 @@ class LazyGroup(click.Group):
         """Write the list of commands from the table alone."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.summary) for name, command in self._table.items()])
+
+
+def run_command(command: click.Command, arguments: Sequence[str] | None = None) -> int:
+    """Run a click command and turn Muri's own errors into one message and an exit code.
+
+    Args:
+        command: The command to run.
+        arguments: Its arguments; the process's own when None.
+
+    Returns:
+        The exit code: 0, that of the error, or the one that the command chose.
+    """
+    try:
+        result = command.main(args=arguments, standalone_mode=False)
+    except MuriError as error:
+        click.echo(f"muri: {error}", err=True)
+        return error.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        click.echo("muri: interrupted", err=True)
+        return 130
+    return result if isinstance(result, int) else 0

@@ -19,7 +19,7 @@ from muri.simulator.traces.rows import TraceError
 from muri.simulator.traces.schema import write_trace
 
 MURI = "from muri.cli import main; main()"
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 EXAMPLES = REPOSITORY / "examples" / "traces"
 PHILLY_DURATIONS = REPOSITORY.parent / "shared" / "reference" / "philly_durations.csv"
 

@@ -8,7 +8,7 @@ import pytest
 from browser import visit
 from sweep_builders import small_trace, trace_file
 
-from muri.cli import run_command
+from muri.commands import run_command
 from muri.profiler.records import RESOURCES
 from muri.simulator.cli.simulate_command import simulate
 from muri.simulator.experiments.experiment import (

@@ -109,7 +109,7 @@ def test_what_the_browser_test_relies_on_sees_requests_and_errors(tmp_path: Path
 
 
 def test_several_traces_and_seeds_on_one_page(tmp_path: Path) -> None:
-    wanted = runs(("fifo", "muri-l"), [small_trace("a/b"), small_trace("<b>", jobs=5)], profile_noise=0.3)
+    wanted = runs(("fifo", "muri-l"), [small_trace("a/b", jobs=12), small_trace("<b>", jobs=5)], profile_noise=0.3)
     wanted += [replace(run, settings=replace(run.settings, seed=1)) for run in wanted]
     write_report(summarise(sweep(wanted)), tmp_path)
     assert (tmp_path / "a-b" / "jct-cdf.png").exists()

@@ -11,7 +11,7 @@ from muri.simulator.run import simulate
 from muri.simulator.sweep.metrics import metrics_of
 from muri.simulator.traces.read import read_trace
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "traces"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "traces"
 FOUR = Cluster(1, 4)
 
 

@@ -28,7 +28,7 @@ from muri.simulator.synergy_reference.state import JobTable, Ledger, Share, job_
 from muri.simulator.traces.models import synergy_models
 from muri.simulator.traces.read import read_trace
 
-SHARED = Path(__file__).parents[3] / "shared"
+SHARED = Path(__file__).parents[4] / "shared"
 PUBLISHED = SHARED / "reference" / "results_synergy.csv"
 PUBLIC_TRACE = SHARED / "traces" / "synergy_single_gpu_load9.csv"
 

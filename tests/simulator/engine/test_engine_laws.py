@@ -175,7 +175,7 @@ def test_the_order_of_hashes_and_the_wall_clock_decide_nothing() -> None:
     )
     outputs = []
     for seed in ("0", "31337"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)}
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])}
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
@@ -256,7 +256,8 @@ def test_a_policy_that_plans_nonsense_is_told_so(monkeypatch: pytest.MonkeyPatch
         run([job(1, 0.0, 50.0), job(2, 0.0, 50.0)], "greedy", Cluster(2, 1))
 
 
-def test_a_trace_of_thousands_of_events_is_thinned_without_changing_its_means() -> None:
+def test_a_trace_of_thousands_of_events_is_thinned_without_changing_its_means(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(checks.SWITCH, "0")  # small traces check every step
     jobs = [TraceJob(index, 3.0 * index, 1, 20, MODELS[index % 4]) for index in range(3000)]
     result = run(jobs, "fifo", Cluster(1, 4))
     assert 500 < len(result.samples) <= 2000

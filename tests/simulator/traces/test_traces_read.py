@@ -18,7 +18,7 @@ from muri.simulator.traces.rows import TraceError
 from muri.simulator.traces.schema import MURI_PAPER as PAPER
 from muri.simulator.traces.schema import OPTIONAL, REQUIRED, write_trace
 
-SHARED_TRACES = Path(__file__).parents[3] / "shared" / "traces"
+SHARED_TRACES = Path(__file__).parents[4] / "shared" / "traces"
 
 PAPER_HEADER = (
     "job_id,num_gpu,submit_time,iterations,model_name,batch_size,duration,interval,"

@@ -8,7 +8,7 @@ import pytest
 from muri.policies.traits import Demand
 from muri.simulator.traces.models import synergy_figures, synergy_models, synergy_sensitivity
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "reference" / "synergy_sensitivity.json"
+PUBLISHED = Path(__file__).parents[4] / "shared" / "reference" / "synergy_sensitivity.json"
 FAIR_SHARE = (3.0, 62.5)
 
 

@@ -13,7 +13,7 @@ from muri.simulator.reference.run import REFERENCE_POLICIES
 from muri.simulator.run import simulate
 from muri.simulator.traces.read import read_trace
 
-SHARED = Path(__file__).parents[3] / "shared"
+SHARED = Path(__file__).parents[4] / "shared"
 PUBLISHED = SHARED / "reference" / "results_muri.csv"
 CLUSTER = Cluster(8, 8)
 REFERENCE = Settings(model="reference")
