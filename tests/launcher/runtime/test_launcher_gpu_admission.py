@@ -3,7 +3,6 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from launcher_harness import Launcher, ends, until
 
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission
@@ -111,23 +110,23 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ("bytearray(1 << 50)", "MemoryError"),
-        ("__import__('torch').empty(1 << 50)", "can't allocate memory"),
-        ("(_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))", "OutOfMemoryError"),
-    ],
-)
-def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher, more: str, error: str) -> None:
-    runtime = launcher.runtime("101", "102", options=("--preload", "torch"))
-    assert ends(launcher.member("102", launcher.script("import torch", "warm.py"))) == 0
+WANTS = {
+    "bytearray(1 << 50)": "MemoryError",
+    "__import__('torch').empty(1 << 50)": "can't allocate memory",
+    "(_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))": "OutOfMemoryError",
+}
+
+
+def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101", "102", "103", "104", options=("--preload", "torch"))
+    assert ends(launcher.member("104", launcher.script("import torch", "warm.py"))) == 0
     before_mib = resident_mib(runtime.pid)
-    other = launcher.member("102", launcher.script(LOOP, "loop.py"))
-    assert ends(launcher.member("101", launcher.script(HUNGRY.format(more=more)))) == 1
-    assert error in launcher.err("101")
+    other = launcher.member("104", launcher.script(LOOP, "loop.py"))
+    for job, (more, error) in zip(("101", "102", "103"), WANTS.items(), strict=True):
+        assert ends(launcher.member(job, launcher.script(HUNGRY.format(more=more)))) == 1
+        assert error in launcher.err(job)
+        until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
     assert ends(other) == 0
-    until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
     assert "fault" not in launcher.status()
 
 
