@@ -60,7 +60,7 @@ def instances_dir() -> Path:
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """Names of this many nodes: n1, n2, …"""
+    """The names of this many nodes: n1, n2, and so on."""
     return tuple(f"n{number}" for number in range(1, count + 1))
 
 
