@@ -24,7 +24,6 @@ from muri.launcher.accumulation.loop import SplitLoop, local
 FETCH_AHEAD: Final = ("accelerate.data_loader", "lightning.pytorch.loops", "pytorch_lightning.loops")
 """Modules whose loops fetch a batch ahead of the one they train on, and have accumulation of their own."""
 
-
 _OWNER: Final = "_muri_split_loop"
 """An iterator of a loader keeps whose loop it belongs to."""
 
@@ -57,7 +56,7 @@ class Patches:
                 install()
 
     def release(self) -> None:
-        """Put everything back after the last user, unless somebody else replaced it since."""
+        """Put everything back after the last user, unless other code replaced it since."""
         with self._lock:
             self._users -= 1
             if self._users:

@@ -1,4 +1,4 @@
-"""The stage API of training scripts: `muri.stage` and `muri.batches`.
+"""The stage API of training scripts: `muri.stage` and `muri.batches`, which can fetch one batch ahead.
 
 Works in any Python process. Alone it only measures; inside a group each stage first waits for
 its resource. See docs/stage-api.md.
@@ -32,11 +32,10 @@ Batch = TypeVar("Batch")
 _INDEX: Final = {name: index for index, name in enumerate(STAGES)}
 _LOAD: Final = _INDEX["load"]
 
-
 POLL_S: Final = 0.1
 """How often a waiting loop looks up, so that a signal can end it."""
 
-CLOSE_PATIENCE_S: Final = 10.0
+CLOSE_TIMEOUT_S: Final = 10.0
 """How long the end of a loop waits for a fetch that is under way."""
 
 
@@ -48,10 +47,10 @@ class PrefetchError(UsageError, ValueError):
     """A script asked for a prefetch that does not exist."""
 
 
-class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
+class stage:
     """Mark a part of the training loop: `with muri.stage("propagate"): …`.
 
-    Inside another stage the inner one counts and the outer one goes on after it. The same
+    Inside another stage the inner one counts, and the outer one continues after it. The same
     stage inside itself is a yield point.
 
     Args:
@@ -87,7 +86,7 @@ class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
             clock.leave()
 
 
-class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in muri.batches(loader)`)
+class batches(Generic[Batch]):
     """Iterate over a loader; fetching a batch is the `load` stage, each batch one iteration.
 
     An iteration ends when the next batch is asked for. `len()` is the loader's.
@@ -157,7 +156,7 @@ class _Fetcher(Generic[Batch]):
             return next(self._source)
 
     def close(self) -> None:
-        """Nothing goes on beside the loop."""
+        """No thread to end."""
 
 
 def yield_point() -> None:
@@ -190,11 +189,11 @@ class _Line(Generic[Batch]):
 
     def stop(self) -> None:
         """End the thread, as soon as it has read what it is reading."""
-        end_s = time.monotonic() + CLOSE_PATIENCE_S
+        end_s = time.monotonic() + CLOSE_TIMEOUT_S
         while not (free := self.reading.acquire(timeout=POLL_S)) and time.monotonic() < end_s:
             pass
         if not free:
-            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_PATIENCE_S)
+            logger.warning("a batch is still being fetched %g s after its loop ended", CLOSE_TIMEOUT_S)
         self.stopped = True
         if free:
             self.reading.release()
@@ -251,7 +250,7 @@ class Prefetcher(Generic[Batch]):
     def _start(self) -> None:
         context = contextvars.copy_context()
         arguments = (self._source, self._clock, self._line, _torch_modes())
-        # A daemon, because a script that ends does not wait for batches that nobody asked for.
+        # A daemon, because a script that ends does not wait for batches that it did not ask for.
         self._thread = threading.Thread(target=context.run, args=(_work, *arguments), name="prefetch", daemon=True)
         self._stop_at_exit = self._line.stop
         weakref.finalize(self, self._line.stop).atexit = False

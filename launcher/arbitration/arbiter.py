@@ -1,4 +1,4 @@
-"""One token per resource, and two disciplines of passing them on."""
+"""One token per resource: fair passing in normalized progress, and plain sharing without tokens."""
 
 import mmap
 import threading
@@ -12,7 +12,6 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 GrantOrder = Callable[[list[str]], str | None]
 """Which of the waiting members gets a resource next; None if it is the turn of one that does not wait yet."""
-
 
 _sleep: Final = time.sleep
 """The interpreter's own; in a runtime `time.sleep` is one that signals of members can end."""
@@ -40,7 +39,7 @@ class Clock:
         return time.perf_counter()
 
     def lock(self) -> threading.Lock:
-        """A new lock that nobody holds."""
+        """A new lock, which is free."""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> threading.Condition:
@@ -77,7 +76,7 @@ class Waiter:
         self._lock.release()
 
     def sleep(self, timeout_s: float = -1) -> bool:
-        """Wait to be woken; False when the time is over. A negative timeout means for ever."""
+        """Wait to be woken; False when the time is over. A negative timeout means forever."""
         return self._lock.acquire(timeout=timeout_s)
 
 
@@ -90,7 +89,7 @@ class Arbiter(ABC):
     Attributes:
         discipline: Its name.
         takes_turns: Whether a resource is one member's at a time.
-        waiting_hint: A byte per resource, not 0 while a yield point would find somebody waiting. A
+        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting. A
             member in a process of its own reads it in shared memory instead of asking.
     """
 
@@ -282,7 +281,7 @@ class FairArbiter(Arbiter):
         return self._dispatch(resource)
 
     def _dispatch(self, resource: int) -> bool:
-        """Grant a free resource; False if nobody was woken."""
+        """Grant a free resource; False if no member was woken."""
         waiting = self._waiting[resource]
         if not waiting or self._holder[resource] is not None:
             return False
@@ -309,7 +308,7 @@ class FairArbiter(Arbiter):
 
 
 class PlainArbiter(Arbiter):
-    """Grants every resource at once, to several members too: nobody waits and nobody holds anything.
+    """Grants every resource at once, to several members too: no member waits, and none holds anything.
 
     For members that were measured to get on well so (SJF-BSBF shares GPUs in this way).
 
@@ -335,14 +334,14 @@ class PlainArbiter(Arbiter):
             self._members.discard(member)
 
     def acquire(self, member: str, resource: int) -> float:
-        """Go on at once, whoever else is at the resource."""
+        """Return at once, whichever members use the resource."""
         with self._mutex:
             if member not in self._members:
                 raise WaitInterruptedError(member)
         return 0.0
 
     def release(self, member: str, resource: int) -> None:
-        """Nobody waits for it."""
+        """No member waits for it."""
 
     def interrupt(self, member: str) -> None:
         """It does not wait."""

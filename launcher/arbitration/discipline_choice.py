@@ -7,7 +7,7 @@ elapsed, 1 for a member as fast as alone. Their total is what disciplines are co
 2. Where the total of a window differs from what was expected by more than 20 %, or nothing was expected, the other
    discipline is tried for one window.
 3. The better one stays, but it takes a gain of 5 % to change; what it was measured at is expected from then on.
-4. Trials of one set of members come at growing intervals, so that noise does not make a group change for ever.
+4. Trials of one set of members come at growing intervals, so that noise does not make a group change forever.
 
 What was found for a set of members is remembered for when the same set comes together again.
 """

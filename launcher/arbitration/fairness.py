@@ -30,7 +30,7 @@ among members that are equally far behind.
 DEFAULT_AGE_WEIGHT: Final = 1.0
 """How much the seconds that a member has waited within its stage count for it.
 
-As arrears are bounded, a long stage could otherwise wait for ever behind short ones that saturate its
+As arrears are bounded, a long stage could otherwise wait forever behind short ones that saturate its
 resource: three members with 20 ms stages would leave a fourth with one of 700 ms a fiftieth of it, instead
 of a tenth or more.
 """

@@ -27,7 +27,6 @@ NETWORK_HOOKS: Final = frozenset({"torch.distributed", "DistributedDataParallel"
 _BY_STEP: Final = -1
 _NOBODY: Final = 0
 
-
 _WATCH: Final = "automatic_watch"
 """The clock keeps its watch, so that both go with the script."""
 
@@ -163,7 +162,7 @@ def watching(hook: str) -> Watch | None:
 
     That is: in forked children, once the script marks stages itself, and after the hook failed. The hooks of
     the network go on in a script that marks stages: a collective within its `propagate` would hold the GPU while it
-    waits for the other ranks, and two members that do so on different ranks would wait for each other for ever.
+    waits for the other ranks, and two members that do so on different ranks would wait for each other forever.
     """
     if _in_child or hook in _off:
         return None

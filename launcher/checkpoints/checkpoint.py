@@ -1,4 +1,4 @@
-"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and goes on later.
+"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and resumed later.
 
 See docs/checkpoints.md.
 """
@@ -22,7 +22,6 @@ from muri.launcher.telemetry.script_clock import current_clock
 
 RETRY_S: Final = 10.0
 """After a checkpoint that failed, the next one is tried that much later."""
-
 
 PathFunction = Callable[[Path], object]
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from muri.errors import MuriError
 
 DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
-LOCK_PATIENCE_S: Final = 60.0
+LOCK_TIMEOUT_S: Final = 60.0
 """An earlier run of the job may still be writing its last checkpoint; the next run waits that long for it."""
 
 _FORMAT: Final = 1
@@ -62,7 +62,7 @@ class CheckpointStore:
         CheckpointError: The directory cannot be made, or another process keeps it.
     """
 
-    def __init__(self, place: Path, lock_patience_s: float = LOCK_PATIENCE_S) -> None:
+    def __init__(self, place: Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         self.place = place
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -73,13 +73,13 @@ class CheckpointStore:
                 "that this job can write and that outlives it"
             ) from error
         try:
-            self._take_lock(lock_patience_s)
+            self._take_lock(lock_timeout_s)
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _take_lock(self, patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
+    def _take_lock(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -89,7 +89,7 @@ class CheckpointStore:
                         f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
                     ) from error
                 time.sleep(_POLL_S)
-            except OSError:  # some network file systems have no locks: then nobody is kept out
+            except OSError:  # some network file systems have no locks: then no process is kept out
                 return
             else:
                 return

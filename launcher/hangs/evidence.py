@@ -1,4 +1,4 @@
-"""What the kernel tells of processes and threads that may hang: their states, and how long they ran on a CPU."""
+"""What the kernel shows of threads that may hang: their states, their CPU time, for how long they have been idle."""
 
 import contextlib
 import os
@@ -12,27 +12,25 @@ STOPPED: Final = "T"
 _AT_WORK: Final = frozenset("RDt")
 """Running or waiting for a CPU; waiting for a disk or file server; held by a debugger."""
 
+IDLE_SHARE: Final = 0.0002
+"""Threads that use less of a core than this do no work. The thread of a progress bar, or a loop that asks every few
+seconds whether a dead worker has sent something, uses a tenth of it; a download of 15 KB a second uses all of it."""
+
+_SLACK_NS: Final = 2_000_000
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
-IDLE_SHARE: Final = 0.0002
-"""Who uses less of a core than this does not work: a progress bar's thread and a loop that asks every few seconds
-whether a dead worker has sent something use a tenth of it; a download of 15 KB a second uses it up."""
-
-_SLACK_NS: Final = 2_000_000
-
-
 @dataclass(frozen=True, slots=True)
-class Look:
-    """What some threads were seen doing.
+class ThreadSample:
+    """What some threads were doing at one moment.
 
     Attributes:
         states: Their states, as letters of proc(5).
         cpu_ns: How long they have run on a CPU so far, nanoseconds.
     """
 
-    states: frozenset[str]
-    cpu_ns: int
+    states: frozenset[str] = frozenset()
+    cpu_ns: int = 0
 
     @property
     def at_work(self) -> bool:
@@ -41,44 +39,44 @@ class Look:
 
     @property
     def stopped(self) -> bool:
-        """Whether all of them were stopped by a signal."""
+        """Whether a signal has stopped all of them."""
         return self.states == {STOPPED}
 
 
-def look_at(threads: Iterable[Path]) -> Look:
-    """Look at threads, given as directories `/proc/PID/task/TID`; one that is gone does not count."""
+def sample(threads: Iterable[Path]) -> ThreadSample:
+    """Sample threads, given as directories `/proc/PID/task/TID`; one that has ended does not count."""
     states, cpu_ns = set(), 0
     for thread in threads:
         with contextlib.suppress(OSError, IndexError, ValueError):
             fields = (thread / "stat").read_text().rpartition(")")[2].split()
             states.add(fields[0])
             cpu_ns += _cpu_ns(thread, fields)
-    return Look(frozenset(states), cpu_ns)
+    return ThreadSample(frozenset(states), cpu_ns)
 
 
 def _cpu_ns(thread: Path, stat: list[str]) -> int:
     try:
         return int((thread / "schedstat").read_text().split()[0])
-    except OSError:  # a kernel without it counts in ticks
+    except OSError:  # a kernel without schedstat counts in ticks
         return (int(stat[11]) + int(stat[12])) * 1_000_000_000 // _TICKS_PER_S
 
 
 def threads_of(pid: int) -> list[Path]:
-    """All threads of a process; none if it is gone."""
+    """All threads of a process; none if it has ended."""
     with contextlib.suppress(OSError):
         return list(Path(f"/proc/{pid}/task").iterdir())
     return []
 
 
 def children_of(threads: Iterable[Path]) -> Iterator[int]:
-    """The processes that these threads have started and that are still there."""
+    """The processes that these threads have started and that still exist."""
     for thread in threads:
         with contextlib.suppress(OSError):
             yield from map(int, (thread / "children").read_text().split())
 
 
-def trees(pids: Iterable[int]) -> Iterator[Path]:
-    """All threads of these processes and of all that these have started."""
+def threads_of_trees(pids: Iterable[int]) -> Iterator[Path]:
+    """All threads of these processes and of their descendants."""
     waiting = list(pids)
     while waiting:
         threads = threads_of(waiting.pop())
@@ -93,43 +91,44 @@ def has_in_environment(pid: int, name: str, value: str) -> bool:
     return False
 
 
-def interval_of(timeout_s: float) -> float:
-    """Seconds between two looks for a timeout; 0 is none."""
+def sampling_interval_s(timeout_s: float) -> float:
+    """Seconds between two samples for a timeout; 0 is no timeout."""
     return min(5.0, timeout_s / 10) if timeout_s else 5.0
 
 
 class IdleTimer:
-    """Adds up for how long what is looked at has been still.
+    """Adds up for how long threads have been idle.
 
-    Only time that was watched counts: however long after the last look one comes, it adds at most twice the
-    interval. A machine that was suspended, or so busy that the watcher did not run, makes nothing look still.
+    Only time between samples counts, and at most two intervals of it: a machine that was suspended, or too busy to
+    run the sampler, makes no thread look idle.
 
     Args:
-        interval_s: Seconds between two looks.
+        interval_s: Seconds between two samples.
         now: Clock in seconds.
     """
 
     def __init__(self, interval_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
         self._now = now
-        self._since: object = None
+        self._progress: object = None
         self._cpu_ns = 0
-        self._looked_s = 0.0
-        self._still_s = 0.0
+        self._sampled_s = 0.0
+        self._idle_s = 0.0
 
-    def still_s(self, look: Look, state: object = True) -> float:
+    def idle_s(self, threads: ThreadSample, progress: object = True) -> float:
         """Seconds since the last sign of life, 0 if there is one now.
 
         Args:
-            look: What was seen.
-            state: What else must stay equal, for example how many iterations were done.
+            threads: The sample.
+            progress: What else must stay equal, for example how many iterations were done.
         """
         now_s = self._now()
-        watched_s = min(now_s - self._looked_s, 2 * self._interval_s)
-        self._looked_s = now_s
-        used_ns, allowed_ns = look.cpu_ns - self._cpu_ns, IDLE_SHARE * 1e9 * (self._still_s + watched_s) + _SLACK_NS
-        if look.at_work or state != self._since or not 0 <= used_ns <= allowed_ns:
-            self._since, self._cpu_ns, self._still_s = state, look.cpu_ns, 0.0
+        watched_s = min(now_s - self._sampled_s, 2 * self._interval_s)
+        self._sampled_s = now_s
+        used_ns = threads.cpu_ns - self._cpu_ns
+        allowed_ns = IDLE_SHARE * 1e9 * (self._idle_s + watched_s) + _SLACK_NS
+        if threads.at_work or progress != self._progress or not 0 <= used_ns <= allowed_ns:
+            self._progress, self._cpu_ns, self._idle_s = progress, threads.cpu_ns, 0.0
         else:
-            self._still_s += watched_s
-        return self._still_s
+            self._idle_s += watched_s
+        return self._idle_s

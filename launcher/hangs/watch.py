@@ -1,21 +1,21 @@
-"""Finds members that hang, and has them ended.
+"""Finds members that hang, and ends them.
 
 Two findings make a member hang, each only if it holds for the whole timeout:
 
-- *Stopped*: a script's own process, or its supervisor, was stopped by a signal (SIGSTOP). Where Slurm suspends the job,
+- *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the job,
   this watch is stopped as well.
-- *Still*: the member holds a resource for which others wait, and nothing of it works: none of its threads and
-  subprocesses runs, wants to run, or waits for a disk, and together they use less CPU than `patience.IDLE_SHARE`.
+- *Idle*: the member holds a resource for which others wait, and nothing of it works: none of its threads and
+  subprocesses runs, wants to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`.
 
-Time in a stage is no evidence: a validation epoch or a checkpoint works. A member that waits for something and is in
-nobody's way may do so. In a group of several ranks a still member may wait for its own peers: see `ranks.stillness`.
+Time in a stage is no evidence: a validation epoch or a checkpoint works. A member that waits and obstructs no other may
+wait. In a group of several ranks an idle member may wait for its own peers: see `ranks.coordination.IdleReports`.
 """
 
 import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -23,13 +23,13 @@ from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.hangs.evidence import (
     IdleTimer,
-    Look,
+    ThreadSample,
     children_of,
     has_in_environment,
-    interval_of,
-    look_at,
+    sample,
+    sampling_interval_s,
     threads_of,
-    trees,
+    threads_of_trees,
 )
 from muri.launcher.job.environment import HANG_TIMEOUT_VARIABLE, hang_timeout_s
 from muri.launcher.job.session import MemberSession, Roots
@@ -45,16 +45,16 @@ class Finding:
 
     Attributes:
         session: Its session.
-        still_s: For how long nothing of it has worked.
+        idle_s: For how long nothing of it has worked.
         stopped_s: For how long its process has been stopped.
-        in_the_way: Whether others wait for what it holds.
-        timeout_s: How long that is borne; 0: for ever.
+        obstructs: Whether others wait for what it holds.
+        timeout_s: After how long it hangs; 0: never.
     """
 
     session: MemberSession
-    still_s: float
+    idle_s: float
     stopped_s: float
-    in_the_way: bool
+    obstructs: bool
     timeout_s: float
 
     @property
@@ -64,33 +64,33 @@ class Finding:
 
     @property
     def spent_percent(self) -> int:
-        """How much of the timeout it has been still for; 0 where there is none."""
-        return int(100 * self.still_s / self.timeout_s) if self.timeout_s else 0
+        """For how much of the timeout it has been idle; 0 without a timeout."""
+        return int(100 * self.idle_s / self.timeout_s) if self.timeout_s else 0
 
 
 class Peers(Protocol):
     """The other ranks of a group, which have a say in whether a member hangs."""
 
     def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
-        """Tell what was found here, and end what is still on all ranks."""
+        """Report the findings of this rank, and end members that are idle on all ranks."""
 
 
 @dataclass(slots=True)
-class _Watched:
-    """What is remembered of a session between looks."""
+class _Timers:
+    """What is remembered of a session between two checks."""
 
-    still: IdleTimer
+    idle: IdleTimer
     stopped: IdleTimer
-    timeout_s: float = field(default=0.0)
+    timeout_s: float
 
 
 class HangWatch:
-    """Looks at a runtime's members every few seconds.
+    """Checks a runtime's members every few seconds.
 
     Args:
         running: The sessions under way.
-        arbiter: Knows who is in whose way.
-        timeout_s: How long a member may be still, where it does not say otherwise.
+        arbiter: Knows which member obstructs others.
+        timeout_s: How long a member may be idle, where it does not say otherwise.
         peers: The other ranks of the group, if it has several.
     """
 
@@ -101,16 +101,16 @@ class HangWatch:
         self._arbiter = arbiter
         self._timeout_s = timeout_s
         self._peers = peers
-        self._watched: dict[MemberSession, _Watched] = {}
+        self._timers: dict[MemberSession, _Timers] = {}
 
     def start(self) -> None:
         """Watch in the background."""
         threading.Thread(target=self._watch, name="hangs", daemon=True).start()
 
-    def look(self) -> float:
-        """Look at all members and end those that hang; returns the seconds until the next look."""
+    def check(self) -> float:
+        """Check all members and end those that hang; returns the seconds until the next check."""
         sessions = [session for session in self._running() if not session.hung]
-        self._watched = {session: self._watched.get(session) or self._begin(session) for session in sessions}
+        self._timers = {session: self._timers.get(session) or self._begin(session) for session in sessions}
         roots = {session: session.roots() for session in sessions}
         findings = [self._find(session, roots) for session in sessions]
         for finding in findings:
@@ -119,45 +119,45 @@ class HangWatch:
                     f"the script's process was stopped by a signal (SIGSTOP), nobody has continued it for "
                     f"{finding.timeout_s:g} s, and it is ended ({HINT})"
                 )
-            elif self._peers is None and finding.in_the_way and finding.spent_percent >= 100:
-                finding.session.end_as_hung(still_cause(f"for {finding.timeout_s:g} s"))
-        interval_s = interval_of(min([w.timeout_s for w in self._watched.values() if w.timeout_s] or [self._timeout_s]))
+            elif self._peers is None and finding.obstructs and finding.spent_percent >= 100:
+                finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s"))
+        shortest_s = min([t.timeout_s for t in self._timers.values() if t.timeout_s] or [self._timeout_s])
+        interval_s = sampling_interval_s(shortest_s)
         if self._peers is not None:
             self._peers.exchange(findings, interval_s, self._timeout_s)
         return interval_s
 
     def _watch(self) -> None:
         pause = threading.Event()
-        interval_s = interval_of(self._timeout_s)
+        interval_s = sampling_interval_s(self._timeout_s)
         while not pause.wait(interval_s):
             try:
-                interval_s = self.look()
-            except Exception:  # a watch that fails must not end what it watches, nor itself
+                interval_s = self.check()
+            except Exception:  # a watch that fails must not end the members, nor itself
                 logger.exception("looking for members that hang failed")
 
-    def _begin(self, session: MemberSession) -> _Watched:
+    def _begin(self, session: MemberSession) -> _Timers:
         timeout_s = self._timeout_s
         try:
             timeout_s = hang_timeout_s(session.environment(), timeout_s)
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
-        interval_s = interval_of(timeout_s)
-        return _Watched(IdleTimer(interval_s), IdleTimer(interval_s), timeout_s)
+        interval_s = sampling_interval_s(timeout_s)
+        return _Timers(IdleTimer(interval_s), IdleTimer(interval_s), timeout_s)
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
-        watched, own = self._watched[session], roots[session]
+        timers, own = self._timers[session], roots[session]
         others = [other for who, other in roots.items() if who is not session]
-        held = self._arbiter.obstructs(session.member)
-        look = look_at(family_of(session.member, own, others))
-        still_s = watched.still.still_s(look, (session.clock.iterations, held))
-        processes = [look_at(threads_of(pid)) for pid in (own.process, own.supervisor) if pid]
-        stopped = any(process.stopped for process in processes)
-        stopped_s = watched.stopped.still_s(Look(frozenset(), 0), stopped)
-        return Finding(session, still_s, stopped_s if stopped else 0.0, held, watched.timeout_s)
+        obstructs = self._arbiter.obstructs(session.member)
+        threads = sample(threads_of_member(session.member, own, others))
+        idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs))
+        stopped = any(sample(threads_of(pid)).stopped for pid in (own.process, own.supervisor) if pid)
+        stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
+        return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
 
 
-def still_cause(scope: str) -> str:
-    """Why a member that is still and in the way is ended.
+def idle_cause(scope: str) -> str:
+    """Why a member that is idle and obstructs others is ended.
 
     Args:
         scope: For how long, or where, nothing of it has worked.
@@ -168,30 +168,29 @@ def still_cause(scope: str) -> str:
     )
 
 
-def own_threads(numbers: Iterable[int]) -> list[Path]:
-    """Threads of this process."""
-    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
-
-
-def family_of(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
+def threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
     """All threads that work for a member, those of its subprocesses included.
 
-    A worker that was forked by a thread which has ended belongs to nobody any more: it counts for every member.
+    Nothing shows whose a worker is that was forked by a thread which has ended: it counts for every member.
 
     Args:
         member: Its job id, which its subprocesses have in their environment.
-        roots: Where to begin.
+        roots: Where its threads and processes begin.
         others: The roots of the other members.
     """
     if roots.supervisor:
-        return list(trees([roots.supervisor]))
-    own = own_threads(roots.threads)
-    theirs = {child for other in others for child in children_of(own_threads(other.threads))}
+        return list(threads_of_trees([roots.supervisor]))
+    own = _threads_here(roots.threads)
+    theirs = {child for other in others for child in children_of(_threads_here(other.threads))}
     mine = set(children_of(own))
     for child in set(children_of(threads_of(os.getpid()))) - theirs - mine:
         if has_in_environment(child, "SLURM_JOB_ID", member) or _is_fork(child):
             mine.add(child)
-    return [*own, *trees(mine)]
+    return [*own, *threads_of_trees(mine)]
+
+
+def _threads_here(numbers: Iterable[int]) -> list[Path]:
+    return [Path(f"/proc/{os.getpid()}/task/{number}") for number in numbers]
 
 
 def _is_fork(pid: int) -> bool:

@@ -1,8 +1,8 @@
 """Watches a runtime from outside: `python -P -m muri.launcher.hangs.watchdog RUNTIME_PID TIMEOUT_S`.
 
-A process that was stopped cannot notice it. The watchdog is the runtime's child: where Slurm suspends the job, it is
-stopped as well, so that it only ever finds a runtime that was stopped alone. The cause goes to the runtime's log and,
-over the watchdog's standard output, to the runtime, which is continued for ending its scripts in order.
+A stopped process cannot notice that it is stopped. The watchdog is the runtime's child: where Slurm suspends the job,
+the watchdog is stopped as well, so it only finds a runtime that was stopped alone. It writes the cause to the runtime's
+log and, over its standard output, to the runtime, which it then continues so that the runtime can end its scripts.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.hangs.evidence import IdleTimer, interval_of, look_at, threads_of
+from muri.launcher.hangs.evidence import IdleTimer, sample, sampling_interval_s, threads_of
 
 logger = logging.getLogger("muri.launcher")
 
@@ -25,46 +25,14 @@ END_GRACE_S: Final = 30.0
 
 _PR_SET_PDEATHSIG: Final = 1
 _IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-"""Meant for the runtime; the watchdog goes when that has gone."""
+"""These are meant for the runtime; the watchdog ends with the runtime."""
 
 
-def main(runtime: int, timeout_s: float) -> None:
-    """Watch until the runtime has ended, or has to be ended."""
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    interval_s = interval_of(timeout_s)
-    patience = IdleTimer(interval_s)
-    while os.getppid() == runtime:
-        look = look_at(threads_of(runtime))
-        still_s = patience.still_s(look, look.stopped)
-        if look.stopped and still_s >= timeout_s:
-            _end(runtime, f"it was stopped by a signal (SIGSTOP) and nobody has continued it for {timeout_s:g} s")
-            return
-        time.sleep(interval_s)
-
-
-def _end(runtime: int, cause: str) -> None:
-    print(f"muri: the runtime (process {runtime}) hangs and is ended: {cause}", file=sys.stderr, flush=True)
-    print(cause, flush=True)
-    os.kill(runtime, signal.SIGCONT)
-    end_s = time.monotonic() + END_GRACE_S
-    while os.getppid() == runtime:  # it is this very process as long as it is the parent
-        if time.monotonic() >= end_s:
-            os.kill(runtime, signal.SIGKILL)
-            return
-        time.sleep(0.1)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]))
-
-
-class Guard:
-    """Has this process watched from outside; without a watchdog it goes on unwatched.
+class Watchdog:
+    """The runtime's side: starts the watchdog and hears of a hang. Without a watchdog the runtime goes on unwatched.
 
     Args:
-        timeout_s: How long this process may be stopped.
+        timeout_s: How long this process may be stopped; 0: do not watch.
         on_hang: Called with the cause, once this process was continued in order to end.
     """
 
@@ -95,3 +63,35 @@ class Guard:
         cause = process.stdout.readline().strip()
         if cause:
             self._on_hang(cause)
+
+
+def main(runtime: int, timeout_s: float) -> None:
+    """Watch until the runtime has ended, or has to be ended."""
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    interval_s = sampling_interval_s(timeout_s)
+    timer = IdleTimer(interval_s)
+    while os.getppid() == runtime:
+        threads = sample(threads_of(runtime))
+        stopped_s = timer.idle_s(threads, threads.stopped)
+        if threads.stopped and stopped_s >= timeout_s:
+            _end(runtime, f"it was stopped by a signal (SIGSTOP) and nobody has continued it for {timeout_s:g} s")
+            return
+        time.sleep(interval_s)
+
+
+def _end(runtime: int, cause: str) -> None:
+    print(f"muri: the runtime (process {runtime}) hangs and is ended: {cause}", file=sys.stderr, flush=True)
+    print(cause, flush=True)
+    os.kill(runtime, signal.SIGCONT)
+    end_s = time.monotonic() + END_GRACE_S
+    while os.getppid() == runtime:  # as long as it is the parent, its number has not gone to another process
+        if time.monotonic() >= end_s:
+            os.kill(runtime, signal.SIGKILL)
+            return
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), float(sys.argv[2]))

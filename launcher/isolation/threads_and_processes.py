@@ -1,4 +1,8 @@
-"""Threads that a session starts belong to it."""
+"""Threads and subprocesses that a session starts belong to it, those included that PyTorch starts in C++.
+
+PyTorch hands certain thread-local objects on to the threads that work on a backward pass, such as autograd's one per
+GPU. The session is put among them before each pass. Subprocesses get the session's environment and standard files.
+"""
 
 import _posixsubprocess
 import os
@@ -21,7 +25,6 @@ _ENVIRONMENT_ARGUMENT: Final = 5
 _CHILD_FILE_ARGUMENTS: Final = (6, 9, 11)
 _UMASK_ARGUMENT: Final = 20
 """Where `_posixsubprocess.fork_exec` takes what a child inherits."""
-
 
 _at_start: Final[list[Callable[[SessionState], None]]] = []
 _first: PerSession[list[threading.Thread]] = PerSession(list)

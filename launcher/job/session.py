@@ -1,4 +1,4 @@
-"""Which session a thread of the runtime belongs to, and what that session has of its own."""
+"""A member's session: what belongs to it, which threads are its own, and what the runtime asks of it."""
 
 import io
 import os
@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from muri.launcher.job.stage_clock import StageClock
 
 Value = TypeVar("Value")
-
 
 SignalHandler = Callable[[int, Any], Any] | int | None
 
@@ -138,7 +137,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
 
 
 def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
-    """Give one module properties; whoever reads `module.name` from outside goes through them.
+    """Give one module properties; code outside that reads `module.name` goes through them.
 
     The module's own functions, and C code that looks into its dictionary, go on reading the dictionary.
     """
@@ -212,17 +211,17 @@ class Roots:
 
 @runtime_checkable
 class MemberSession(Protocol):
-    """One run of a member's script; `session.Session` in a thread, `processes.session.ProcessSession` in a process.
+    """One run of a member's script; `ThreadSession` or `ProcessSession` in `launcher.sessions`.
 
     Attributes:
         member: The member's job id.
         clock: Its stage times.
         exit_code: The script's exit code, None until it ended.
         stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
-        ended: Set when the script ended and everything of it was cleared away.
+        ended: Set when the script ended and everything of it was cleaned up.
         fault: What the script raised if that ended the CUDA context of this process, else None.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
-        out_of_memory: Whether the script ended for want of GPU memory.
+        out_of_memory: Whether the script ended for lack of GPU memory.
         hung: Whether it is being ended, or was, because it hangs.
     """
 

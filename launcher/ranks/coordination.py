@@ -1,4 +1,4 @@
-"""One runtime's part in a group of several ranks: its arbiter, its links, and what a lost peer means."""
+"""One runtime's part in a group of several ranks: its arbiter, its links, lost peers, and members that hang."""
 
 import logging
 import threading
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from muri.launcher.hangs.evidence import IdleTimer, Look
+from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
 from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
 
@@ -15,10 +15,8 @@ logger = logging.getLogger("muri.launcher")
 
 CONNECT_TIMEOUT_S: Final = 60.0
 
-
-MOST_LOOKS: Final = 3
-"""A report that is older than so many looks of rank 0 says nothing any more."""
-
+MOST_ROUNDS: Final = 3
+"""A report older than this many rounds of rank 0 no longer counts."""
 
 FailureListener = Callable[[str, str, int, int], None]
 """Told of a session that failed on another rank: member, session key, rank, exit code."""
@@ -57,7 +55,7 @@ class Ranks:
         self._ending = False
         self._silence: dict[int, IdleTimer] = {}
         self._heard: Counter[int] = Counter()
-        self._stillness = Stillness()
+        self._idle_reports = IdleReports()
         self._complete = threading.Event()
         self._joined: list[tuple[str, str]] = []
         self._leader: Leader | None = None
@@ -82,7 +80,7 @@ class Ranks:
     def report_end(self, member: str, key: str, code: int) -> None:
         """Tell the other ranks that a session ended here."""
         if self._leader is not None:
-            self._stillness.left(0, (member, key))
+            self._idle_reports.left(0, (member, key))
             self._tell_failure(member, key, 0, code)
         else:
             self._send_all({"left": [member, key, code]})
@@ -121,14 +119,14 @@ class Ranks:
         except (RankLinkError, TypeError, ValueError) as error:
             self._lost(str(error))
 
-    def tell_stillness(self, member: str, key: str, spent_percent: int, *, in_the_way: bool) -> None:
-        """Tell rank 0 what this rank has seen of a session; see `Stillness.report`."""
+    def report_idle(self, member: str, key: str, spent_percent: int, *, obstructs: bool) -> None:
+        """Tell rank 0 what this rank has seen of a session; see `IdleReports.add`."""
         if self._leader is not None:
-            self._stillness.report(0, (member, key), spent_percent, in_the_way=in_the_way)
+            self._idle_reports.add(0, (member, key), spent_percent, obstructs=obstructs)
         else:
-            self._send_all({"still": [member, key, spent_percent, int(in_the_way)]})
+            self._send_all({"idle": [member, key, spent_percent, int(obstructs)]})
 
-    def beat(self, interval_s: float, silence_s: float) -> None:
+    def heartbeat(self, interval_s: float, silence_s: float) -> None:
         """Give a sign of life, end what hangs on all ranks, and find out whether one is silent.
 
         Args:
@@ -136,14 +134,14 @@ class Ranks:
             silence_s: A rank that has given no sign for so long is lost; 0: never.
         """
         self._send_all({})
-        for member, key in self._stillness.look() if self._leader is not None else []:
+        for member, key in self._idle_reports.take_hung() if self._leader is not None else []:
             self._send_all({"hung": [member, key]})
             self._on_hang(member, key)
         with self._lock:
             ranks = [link.rank for link in self._links]
         for rank in ranks:
-            patience = self._silence.setdefault(rank, IdleTimer(interval_s))
-            silent_s = patience.still_s(Look(frozenset(), 0), self._heard[rank])
+            timer = self._silence.setdefault(rank, IdleTimer(interval_s))
+            silent_s = timer.idle_s(ThreadSample(), self._heard[rank])
             if 0 < silence_s <= silent_s:
                 self._lost(f"rank {rank} has given no sign of life for {silence_s:g} s: its process or its node hangs")
 
@@ -155,12 +153,12 @@ class Ranks:
                     self._follower.granted(member, key)
                 case "joined", [str(member), str(key)] if self._leader is not None:
                     self._leader.joined(rank, member, key)
-                case "still", [str(member), str(key), int(spent), int(in_way)] if self._leader is not None:
-                    self._stillness.report(rank, (member, key), spent, in_the_way=bool(in_way))
+                case "idle", [str(member), str(key), int(spent), int(obstructs)] if self._leader is not None:
+                    self._idle_reports.add(rank, (member, key), spent, obstructs=bool(obstructs))
                 case "hung", [str(member), str(key)] if self._follower is not None:
                     self._on_hang(member, key)
                 case "left", [str(member), str(key), int(code)] if self._leader is not None:
-                    self._stillness.left(rank, (member, key))
+                    self._idle_reports.left(rank, (member, key))
                     self._tell_failure(member, key, rank, code)
                 case "failed", [str(member), str(key), int(failed), int(code)] if self._follower is not None:
                     if failed != self.place.rank:
@@ -211,32 +209,37 @@ Run = tuple[str, str]
 @dataclass(slots=True)
 class _Report:
     spent_percent: int
-    in_the_way: bool
-    looks: int = 0
+    obstructs: bool
+    rounds: int = 0
 
     @property
-    def still(self) -> bool:
-        return self.spent_percent >= 100 and self.looks <= MOST_LOOKS
+    def idle(self) -> bool:
+        return self.spent_percent >= 100 and self.rounds <= MOST_ROUNDS
 
 
-class Stillness:
-    """What the ranks have reported; safe to use from several threads."""
+class IdleReports:
+    """What the ranks have seen of members that may hang; safe to use from several threads.
+
+    A script may wait long for its own peers, and hold the network meanwhile: rank 0 validates, the others wait at a
+    barrier. It hangs only if it is idle on *all* ranks on which it runs (one that has ended is not one of them), and
+    obstructs others on at least one. Rank 0 collects what all ranks report, and decides.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reports: dict[Run, dict[int, _Report]] = {}
 
-    def report(self, rank: int, run: Run, spent_percent: int, *, in_the_way: bool) -> None:
-        """A rank has looked at a session.
+    def add(self, rank: int, run: Run, spent_percent: int, *, obstructs: bool) -> None:
+        """Take a rank's report of a session.
 
         Args:
             rank: The rank.
             run: The session.
-            spent_percent: How much of its timeout it has been still for.
-            in_the_way: Whether others wait for what it holds there.
+            spent_percent: For how much of its timeout the session has been idle.
+            obstructs: Whether others wait for what it holds there.
         """
         with self._lock:
-            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, in_the_way)
+            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, obstructs)
 
     def left(self, rank: int, run: Run) -> None:
         """A session has ended on a rank."""
@@ -246,17 +249,17 @@ class Stillness:
             if not reports:
                 self._reports.pop(run, None)
 
-    def look(self) -> list[Run]:
-        """The sessions that hang, each told once; called once for every look of rank 0."""
+    def take_hung(self) -> list[Run]:
+        """The sessions that hang, each once; called once in every round of rank 0."""
         with self._lock:
             hung = [run for run, reports in self._reports.items() if _hangs(list(reports.values()))]
             for run in hung:
                 del self._reports[run]
             for reports in self._reports.values():
                 for report in reports.values():
-                    report.looks += 1
+                    report.rounds += 1
         return hung
 
 
 def _hangs(reports: list[_Report]) -> bool:
-    return all(report.still for report in reports) and any(report.in_the_way for report in reports)
+    return all(report.idle for report in reports) and any(report.obstructs for report in reports)

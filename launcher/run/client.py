@@ -1,4 +1,4 @@
-"""The member's side: hand the script over to the group's runtime and stand for it meanwhile."""
+"""The member's side: waits for its group's runtime, hands the script over and passes signals and the exit code on."""
 
 import contextlib
 import os
@@ -20,7 +20,6 @@ from muri.launcher.wire import protocol
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
 
-
 _POLL_S: Final = 0.25
 
 
@@ -31,7 +30,7 @@ class RuntimeLostError(MuriError):
 
 
 class OutOfMemoryBesideOthersError(MuriError):
-    """The script ended for want of GPU memory while others shared its GPUs.
+    """The script ended for lack of GPU memory while others shared its GPUs.
 
     Attributes:
         exit_code: The script's own.
@@ -105,7 +104,7 @@ def attach(connection: socket.socket, request: protocol.AttachRequest) -> int:
     Raises:
         RuntimeLostError: The runtime refused or died before the script ended.
         AttachBusyError: The member already runs another script there.
-        OutOfMemoryBesideOthersError: The script ended for want of GPU memory, and others shared the GPUs.
+        OutOfMemoryBesideOthersError: The script ended for lack of GPU memory, and others shared the GPUs.
     """
     with connection, _open_standard_files():
         try:
@@ -174,7 +173,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         A connection, or None when the job is in no group and may run alone.
 
     Raises:
-        RuntimeLostError: The job is in a group, or nobody could say, and no runtime came.
+        RuntimeLostError: The job is in a group, or that is not known, and no runtime came.
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)

@@ -1,4 +1,4 @@
-"""The process that a group shares: `python -m muri.launcher.runtime --members 101,102 …`."""
+"""The process that a group shares: `python -m muri.launcher.runtime.main --members 101,102 …`."""
 
 import importlib
 import logging
@@ -17,7 +17,7 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.hangs.watch import HangWatch
-from muri.launcher.hangs.watchdog import Guard
+from muri.launcher.hangs.watchdog import Watchdog
 from muri.launcher.job.session import current_session
 from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
@@ -34,7 +34,7 @@ from muri.utc import log_handler
 logger = logging.getLogger("muri.launcher")
 
 STATUS_INTERVAL_S: Final = 1.0
-REPORT_PATIENCE_S: Final = 3.0
+REPORT_TIMEOUT_S: Final = 3.0
 """Longer than the loss of another rank may hold a report back."""
 
 SWITCH_INTERVAL_S: Final = 0.0001
@@ -63,7 +63,7 @@ class Runtime:
         memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
         self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, admission, memory)
         self._hangs = HangWatch(self._table.running, arbiter, options.hang_timeout_s, self._ranks)
-        self._guard = Guard(options.hang_timeout_s, self._end_as_hung)
+        self._watchdog = Watchdog(options.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
         gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_errors.watch.start(self._table.running, self._tell_end)
@@ -75,7 +75,7 @@ class Runtime:
         if stages_wanted(os.environ):
             automatic.install_stage_hooks()
         set_clock_provider(_clock_of_thread)
-        self._guard.start()
+        self._watchdog.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         wait_without_spinning(os.environ)
         take_short_turns()
@@ -94,7 +94,7 @@ class Runtime:
         reporter.join()
         if self._trace is not None:
             self._trace.close()
-        self._guard.close()
+        self._watchdog.close()
         lost = self._ranks is not None and self._ranks.lost
         return int(lost or gpu_errors.watch.fault is not None or self._server.end_cause is not None)
 
@@ -138,7 +138,7 @@ class Runtime:
                 logger.warning("the status could not be written: %s", error)
             if last:
                 return
-            # The host waits for the last member to end: that is told at once.
+            # The pilot waits for the last member to end, so an end is written at once.
             self._table.changed.wait(STATUS_INTERVAL_S)
             self._table.changed.clear()
 
@@ -152,7 +152,7 @@ class Runtime:
             session.shut_down(self._options.grace_s)
         for session in sessions:
             session.ended.wait(self._options.grace_s + 1.0)
-        self._server.await_reports(REPORT_PATIENCE_S)
+        self._server.await_reports(REPORT_TIMEOUT_S)
 
 
 def _base_path() -> list[str]:

@@ -1,4 +1,4 @@
-"""What the runtime knows of its members, and the status file that tells the controller."""
+"""What the runtime knows of its members: sessions, speed against running alone, and the status file."""
 
 import os
 import threading
@@ -20,7 +20,6 @@ from muri.profiler.records import RESOURCES, STAGES
 
 WINDOW_S: Final = 30.0
 """Iterations of that last stretch are counted for the rate."""
-
 
 LEAST_ITERATIONS: Final = 20
 """With fewer in the window, the rate comes from the lengths of the last iterations."""

@@ -1,4 +1,4 @@
-"""What belonging to a group of several ranks changes for a runtime, its server and its sessions."""
+"""What a group of several ranks changes for a runtime, its server and its sessions."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from muri.launcher.hangs.watch import Finding, still_cause
+from muri.launcher.hangs.watch import Finding, idle_cause
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.ranks.coordination import Ranks
@@ -24,13 +24,11 @@ logger = logging.getLogger("muri.launcher")
 PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
 
-
 LOSS_GRACE_S: Final = 2.0
 """How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
 
-
 SILENCE_FACTOR: Final = 2.0
-"""A rank's runtime may be silent for so many times the timeout of hangs: it is more likely to be busy than a script."""
+"""How many hang timeouts a rank's runtime may be silent for: a runtime is more likely to be busy than a script."""
 
 
 class PortTakenError(RankLinkError):
@@ -111,17 +109,17 @@ class RankGroup:
         self._errors[request.job_id] = os.dup(stderr)
 
     def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
-        """Tell the other ranks what was found out about the members here, and hear of theirs."""
+        """Report the findings about the members here to the other ranks."""
         for finding in findings:
             member = finding.session.member
             key = self.arbiter.key_of(member)
-            self._ranks.tell_stillness(member, key, finding.spent_percent, in_the_way=finding.in_the_way)
-        self._ranks.beat(interval_s, SILENCE_FACTOR * timeout_s)
+            self._ranks.report_idle(member, key, finding.spent_percent, obstructs=finding.obstructs)
+        self._ranks.heartbeat(interval_s, SILENCE_FACTOR * timeout_s)
 
     def _end_hung(self, member: str, key: str) -> None:
         session = self._running(member, key)
         if session is not None:
-            session.end_as_hung(still_cause(f"on any of its ranks (this is {self.place.rank})"))
+            session.end_as_hung(idle_cause(f"on any of its ranks (this is {self.place.rank})"))
 
     def ended(self, session: MemberSession) -> None:
         """A session ended on this rank."""

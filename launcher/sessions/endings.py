@@ -1,4 +1,4 @@
-"""How a script ends: exit codes, signals that end it, and the traceback it leaves."""
+"""How a script ends: exit codes, signals, the traceback that it leaves, and the notice to one that hangs."""
 
 import contextlib
 import os
@@ -49,7 +49,7 @@ def exit_with(code: int) -> type[SystemExit]:
     return Left
 
 
-def clear_away(main: ModuleType) -> None:
+def clear_main_module(main: ModuleType) -> None:
     """Let go of what a script has at its end, the newest first: what it uses to finish came before it."""
     names = main.__dict__
     for _ in range(len(names)):

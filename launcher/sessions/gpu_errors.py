@@ -1,8 +1,11 @@
-"""Errors that end a CUDA context, and with it the process: who caused them, and who is requeued.
+"""Errors of the GPU: those that end a CUDA context, and with it the process, and those for lack of memory.
 
-After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole
-process. The runtime then ends; the members in it go back to the queue whatever their scripts said
-meanwhile, and those whose work may have caused the error are named, to run without partners.
+After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
+runtime then ends; its members go back to the queue whatever their scripts reported meanwhile, and those whose work may
+have caused the error are named, to run without partners.
+
+A script that runs out of GPU memory beside others may do so by the scheduler's fault. In a process of its own it leaves
+a mark in a file that the runtime named, because its exit code tells nothing.
 """
 
 import contextlib
@@ -26,7 +29,6 @@ _STICKY: Final = re.compile(
     r"|operation not supported on global/shared address space|launch timed out and was terminated"
 )
 _ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
-
 
 MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
 """Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
@@ -75,7 +77,7 @@ def sticky_text(error: BaseException, device: Device | None) -> str | None:
 
 
 def is_dead(device: Device) -> bool:
-    """Whether the CUDA context is beyond use: a synchronisation fails, other than for want of memory."""
+    """Whether the CUDA context is beyond use: a synchronisation fails, other than for lack of memory."""
     try:
         device.cuda.synchronize()
     except RuntimeError as error:
@@ -101,7 +103,7 @@ class FaultWatch:
         self._running, self._end_runtime = running, end_runtime
 
     def session_ended(self, session: MemberSession) -> None:
-        """Called before the member's process hears of the end."""
+        """Called before the member's process learns of the end."""
         cause, device = session.fault, preparation.device
         if cause is None and device is not None and session.exit_code and is_dead(device):
             cause = "CUDA error: the context is beyond use, and the script did not say why"
@@ -123,7 +125,7 @@ watch: Final = FaultWatch()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is PyTorch's or CUDA's for want of GPU memory."""
+    """Whether an error, or one that led to it, is PyTorch's or CUDA's for lack of GPU memory."""
     return any(
         isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
         for link in chain_of(error)
@@ -131,7 +133,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def leave_mark(error: BaseException, mark: str) -> None:
-    """Tell the runtime, if it named a file for that, that the script ends for want of GPU memory."""
+    """Tell the runtime, if it named a file for that, that the script ends for lack of GPU memory."""
     if mark and is_out_of_memory(error):
         with contextlib.suppress(OSError):
             Path(mark).touch()

@@ -27,7 +27,7 @@ class Interruption:
 
     Attributes:
         lock: Held while the arbiter's state changes; no exception is raised from outside then.
-        ended: Set when the script has ended and everything of it was cleared away.
+        ended: Set when the script has ended and everything of it was cleaned up.
         pending: What is to be raised at the next safe point.
         allowed: Whether the script may be interrupted at all; no longer once it only clears up.
     """

@@ -1,4 +1,4 @@
-"""The command `muri top`: a live view of the groups on this node."""
+"""The command `muri top`: finds the groups on this node by their status files, and shows them within 80 columns."""
 
 import contextlib
 import json
@@ -40,7 +40,6 @@ the controller expected; ! marks a difference above 20 %. "process" in STATE:
 running, in a process of its own. The last line of a group shows for how much
 of the time each resource is held, and by whom at this moment.
 """
-
 
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
@@ -184,7 +183,7 @@ def _written_s(status: Mapping[str, Any], path: Path) -> float:
 
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
-    """The run directories to look into: the user's own; for root those of all users, if nobody tampered with them."""
+    """The run directories to look into: the user's own; for root those of all users, unless tampered with."""
     own = default_run_dir(environment)
     if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
         return [own]

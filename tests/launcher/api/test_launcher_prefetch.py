@@ -162,7 +162,7 @@ def test_unknown_prefetch_is_refused(ahead) -> None:
 
 
 def test_close_gives_up_on_a_loader_that_hangs(monkeypatch, caplog) -> None:
-    monkeypatch.setattr(stages, "CLOSE_PATIENCE_S", 0.2)
+    monkeypatch.setattr(stages, "CLOSE_TIMEOUT_S", 0.2)
     go_on = threading.Event()
 
     def loader():

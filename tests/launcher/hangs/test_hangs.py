@@ -11,8 +11,8 @@ from launcher_harness import Launcher, ends, until
 from ranks_harness import RankedLauncher
 
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import IdleTimer, Look
-from muri.launcher.ranks.coordination import Stillness
+from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
+from muri.launcher.ranks.coordination import IdleReports
 
 TIMEOUT_S = "1"
 SOON = ("--hang-timeout-s", TIMEOUT_S)
@@ -192,19 +192,19 @@ class Steps:
         return self.now_s
 
 
-def watched(looks: list[tuple[float, Look]]) -> list[float]:
+def watched(looks: list[tuple[float, ThreadSample]]) -> list[float]:
     """What an interval of 5 s makes of looks, each some seconds after the one before."""
     clock = Steps()
-    patience = IdleTimer(5.0, clock)
+    timer = IdleTimer(5.0, clock)
     found = []
     for step_s, look in looks:
         clock.now_s += step_s
-        found.append(patience.still_s(look))
+        found.append(timer.idle_s(look))
     return found
 
 
-def seen(states: str, cpu_s: float = 0.0) -> Look:
-    return Look(frozenset(states), int(cpu_s * 1e9))
+def seen(states: str, cpu_s: float = 0.0) -> ThreadSample:
+    return ThreadSample(frozenset(states), int(cpu_s * 1e9))
 
 
 def test_only_time_that_was_watched_makes_something_look_still() -> None:
@@ -226,34 +226,34 @@ def test_little_cpu_is_no_sign_of_life_and_more_is() -> None:
     assert watched(ends_a_subprocess) == [0, 5, 0, 5]
 
 
-def test_a_member_hangs_only_if_it_does_on_all_ranks_and_is_in_the_way_on_one() -> None:
-    ranks, run = Stillness(), ("101", "0.0.0#1")
-    ranks.report(0, run, 150, in_the_way=True)
-    ranks.report(1, run, 20, in_the_way=False)
-    assert ranks.look() == []
-    ranks.report(1, run, 110, in_the_way=False)
-    assert (ranks.look(), ranks.look()) == ([run], [])
-    ranks.report(0, run, 150, in_the_way=False)
-    ranks.report(1, run, 150, in_the_way=False)
-    assert ranks.look() == []
-    ranks.report(1, run, 0, in_the_way=False)
-    ranks.report(0, run, 150, in_the_way=True)
+def test_a_member_hangs_only_if_it_does_on_all_ranks_and_obstructs_on_one() -> None:
+    ranks, run = IdleReports(), ("101", "0.0.0#1")
+    ranks.add(0, run, 150, obstructs=True)
+    ranks.add(1, run, 20, obstructs=False)
+    assert ranks.take_hung() == []
+    ranks.add(1, run, 110, obstructs=False)
+    assert (ranks.take_hung(), ranks.take_hung()) == ([run], [])
+    ranks.add(0, run, 150, obstructs=False)
+    ranks.add(1, run, 150, obstructs=False)
+    assert ranks.take_hung() == []
+    ranks.add(1, run, 0, obstructs=False)
+    ranks.add(0, run, 150, obstructs=True)
     ranks.left(1, run)
-    assert ranks.look() == [run]
+    assert ranks.take_hung() == [run]
 
 
 def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
-    ranks, run = Stillness(), ("101", "0.0.0#1")
-    ranks.report(1, run, 150, in_the_way=True)
+    ranks, run = IdleReports(), ("101", "0.0.0#1")
+    ranks.add(1, run, 150, obstructs=True)
     for _ in range(5):
-        ranks.report(0, run, 0, in_the_way=True)
-        assert ranks.look() == []
-    ranks.report(0, run, 150, in_the_way=True)
-    assert ranks.look() == []
+        ranks.add(0, run, 0, obstructs=True)
+        assert ranks.take_hung() == []
+    ranks.add(0, run, 150, obstructs=True)
+    assert ranks.take_hung() == []
 
 
 @pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
-def test_who_holds_what_others_wait_for_is_in_the_way(discipline: str) -> None:
+def test_who_holds_what_others_wait_for_obstructs(discipline: str) -> None:
     arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {})
     for member in ("a", "b"):
         arbiter.join(member, 1.0)
