@@ -3,20 +3,25 @@
     python -m benchmarks.interleaving_real                    # about five minutes; leave the machine alone
     python -m benchmarks.interleaving_real --seconds 6 --rounds 1 --json
 
-The jobs are the scripts in real_jobs/, the same for every way of running them, with PyTorch's defaults.
+The jobs are the scripts in real_jobs/, the same for every way of running them, with PyTorch's defaults. Their network
+is slow: a veth pair into a network namespace, its rate limited by tc (tbf).
 """
 
 import argparse
 import json
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.job_runs import Setting, measure_in_turns, run_traced, running, write_random_file
 from benchmarks.machine import describe_machine
-from benchmarks.real_link import slow_link
 from benchmarks.real_report import Case, print_report
 from benchmarks.runtime_process import BenchmarkError
 
@@ -28,6 +33,54 @@ PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 SCRIPTS = Path(__file__).parent / "real_jobs"
 DATA_MIB = 256
 RATE_MBIT = 100
+
+
+@dataclass(frozen=True)
+class Link:
+    """How the network job reaches its peer.
+
+    Attributes:
+        description: What limits the rate, for the report.
+        arguments: Options of the network job.
+    """
+
+    description: str
+    arguments: tuple[str, ...] = ()
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+def _limit(rate_mbit: int, device: str, *prefix: str) -> None:
+    limit = ["root", "tbf", "rate", f"{rate_mbit}mbit", "burst", "64k", "latency", "100ms"]
+    subprocess.run([*prefix, "tc", "qdisc", "add", "dev", device, *limit], check=True, capture_output=True)
+
+
+@contextmanager
+def slow_link(rate_mbit: int) -> Iterator[Link]:
+    """A link of that rate in each direction; plain loopback, and saying so, without root or tc."""
+    number = os.getpid() % 16384
+    namespace, near, far = f"muri-{number}", f"mri{number}a", f"mri{number}b"
+    third, fourth = divmod(number * 4, 256)
+    here, there = (f"10.231.{third}.{fourth + end}" for end in (1, 2))
+    if os.geteuid() != 0 or not shutil.which("tc"):
+        yield Link("loopback without a limit (tc needs root)")
+        return
+    try:
+        _ip("netns", "add", namespace)
+        _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", namespace)
+        _ip("addr", "add", f"{here}/30", "dev", near)
+        _ip("link", "set", near, "up")
+        _ip("-n", namespace, "addr", "add", f"{there}/30", "dev", far)
+        _ip("-n", namespace, "link", "set", far, "up")
+        _ip("-n", namespace, "link", "set", "lo", "up")
+        _limit(rate_mbit, near)
+        _limit(rate_mbit, far, "ip", "netns", "exec", namespace)
+        yield Link(f"veth pair, {rate_mbit} Mbit/s by tc tbf", ("--address", here, "--namespace", namespace))
+    finally:
+        subprocess.run(["ip", "link", "del", near], check=False, capture_output=True)
+        subprocess.run(["ip", "netns", "del", namespace], check=False, capture_output=True)
 
 
 def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:

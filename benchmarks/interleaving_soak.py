@@ -19,6 +19,7 @@ from runtime_process import BenchmarkError, socket_folder, start_runtime
 
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest
+from muri.units import MIB
 
 MEMBERS = ("101", "102", "103", "104")
 WARMUP_SHARE = 0.2
@@ -132,7 +133,7 @@ def _held(pid: int) -> Held:
     process = psutil.Process(pid)
     least = Held(10**6, 10**6, 0.0)
     for _ in range(20):
-        now = Held(process.num_threads(), process.num_fds(), process.memory_info().rss / 1024**2)
+        now = Held(process.num_threads(), process.num_fds(), process.memory_info().rss / MIB)
         least = Held(min(least.threads, now.threads), min(least.files, now.files), now.memory_mib)
         time.sleep(0.05)
     return least

@@ -11,9 +11,7 @@ from zoo_models import VOCABULARY, Entry, zoo
 
 from muri.profiler.prediction.features import estimate_memory
 from muri.profiler.prediction.graph import features_of
-
-_MIB = 1024**2
-_GIB = 1024**3
+from muri.units import GIB, MIB
 
 
 def measure() -> dict[str, Any]:
@@ -40,8 +38,8 @@ def _row(entry: Entry) -> dict[str, Any]:
     formula = estimate_memory(features_of(entry.build(), example_inputs(entry)), "momentum")
     return {
         "model": entry.name,
-        "formula_mib": round(formula.allocated_gib * _GIB / _MIB, 3),
-        "measured_mib": round(peak_bytes(entry) / _MIB, 3),
+        "formula_mib": round(formula.allocated_gib * GIB / MIB, 3),
+        "measured_mib": round(peak_bytes(entry) / MIB, 3),
     }
 
 

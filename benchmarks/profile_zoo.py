@@ -24,11 +24,11 @@ from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfil
 from muri.profiler.resource_usage.sample import Usage
 from muri.profiler.resource_usage.sampler import Sampler
 from muri.profiler.store import ProfileStore
+from muri.units import GIB
 
 LOAD, PREPROCESS, PROPAGATE, _ = range(len(STAGES))
 CPU_NODE = "cpu"
 """The GPU type under which a node without GPU is entered."""
-_GIB = 1024**3
 _SCHEDULER = Path("/proc/thread-self/schedstat")  # ns on a core, ns waiting for one, turns
 
 
@@ -160,7 +160,7 @@ def _profile(entry: Entry, records: list[IterationRecord], device: torch.device,
         key(entry, device),
         *stage_s,
         iteration_s,
-        gpu_mem_gib=torch.cuda.max_memory_allocated(device) / _GIB if cuda else 0.0,
+        gpu_mem_gib=torch.cuda.max_memory_allocated(device) / GIB if cuda else 0.0,
         iterations=len(records),
         measured_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         detail=detail,

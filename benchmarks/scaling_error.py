@@ -21,6 +21,7 @@ from machine import describe_machine
 from muri.profiler.allreduce import Bandwidth, ring_share
 from muri.profiler.estimates import scale
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
+from muri.units import MIB
 
 RESULT = Path(__file__).parent / "results" / "scaling_error.json"
 ONE_NODE, SEVERAL_NODES = (2, 4, 8), (16, 32)
@@ -44,7 +45,7 @@ def read(path: Path) -> Table:
         for row in csv.DictReader(stream):
             model, count = row["model"], int(row["num_gpus"])
             times = ("load_and_preprocess_ms", "propagate_ms", "synchronize_ms", "iteration_ms")
-            detail = ProfileDetail(gradient_mib=MILLION_PARAMETERS[model] * 4e6 / 2**20)
+            detail = ProfileDetail(gradient_mib=MILLION_PARAMETERS[model] * 4e6 / MIB)
             key = ProfileKey(model, int(row["batch_size"]), count, "gpu")
             profile = StageProfile(key, 0.0, *(float(row[name]) / 1000 for name in times), detail=detail)
             table.setdefault(model, {})[count] = profile

@@ -22,6 +22,7 @@ from muri.profiler.dryrun.runner import Limits, measure_script
 from muri.profiler.sensitivity.bisection import CpuSensitivity, bisect, sweep
 from muri.profiler.sensitivity.memory_axis import Dataset, measure_bandwidth, measured_overlap, throughput
 from muri.profiler.sensitivity.throughput import ScriptMeter, usable_cpus
+from muri.units import MIB
 
 RESULT = Path(__file__).parent / "results" / "sensitivity.json"
 JOB = str(Path(__file__).with_name("sensitivity_job.py"))
@@ -85,7 +86,7 @@ def memory_axis(prefetch: int) -> dict[str, Any]:
         if share == 0:
             overlap = measured_overlap(result.iteration_s, result.stage_s[0], (result.detail.busy_s or (0.0,))[0])
         tell(f"  {share:.0%} cached: {measured[share]:.2f}")
-    item_mib = ITEM_BYTES / 2**20
+    item_mib = ITEM_BYTES / MIB
     dataset = Dataset(ITEMS * item_mib / 1024, BATCH * item_mib, storage_mib_per_s, overlap)
     rows = []
     for share in CACHED[:-1]:
@@ -97,12 +98,12 @@ def memory_axis(prefetch: int) -> dict[str, Any]:
 
 def _throttled_bandwidth() -> float:
     path = dataset_file(ITEMS // 2)
-    dataset = Throttled(path, MIB_PER_S * 2**20)
+    dataset = Throttled(path, MIB_PER_S * MIB)
     path.unlink()
     begin_s = time.perf_counter()
     for index in range(len(dataset)):
         dataset[index]
-    return len(dataset) * ITEM_BYTES / 2**20 / (time.perf_counter() - begin_s)
+    return len(dataset) * ITEM_BYTES / MIB / (time.perf_counter() - begin_s)
 
 
 def disk() -> dict[str, Any]:

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 import muri
+from muri.units import MIB
 
 FEATURES, CLASSES = 64, 10
 ITEM_BYTES = 64 * 1024
@@ -110,7 +111,7 @@ def dataset_file(items: int) -> Path:
 def throttled(options: argparse.Namespace) -> Dataset:
     """The throttled dataset, a share of it kept."""
     path = dataset_file(options.items)
-    dataset = Throttled(path, options.mib_per_s * 1024**2)
+    dataset = Throttled(path, options.mib_per_s * MIB)
     path.unlink()
     if not options.cached:
         return dataset

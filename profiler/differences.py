@@ -1,4 +1,17 @@
-"""Two profiles side by side: ratios, and which differences are more than noise. Pure."""
+"""Whether figures of a model differ by more than noise: two profiles, or a profile and its running jobs. Pure.
+
+Drift. The rule, over the observations of a key since it was measured:
+
+1. Only the newest observations count: those of `after_s` seconds or, where that is longer, of
+   `LEAST_OBSERVATIONS` observations and `LEAST_ITERATIONS` iterations. They must reach back that far.
+2. Of each stage, the median of what was observed is compared with what was measured in the same way: the
+   time in which the resource was used, hidden behind another one or not (`ProfileDetail.busy_s`; the stage
+   times themselves where a profile has no such figure). Waits for other members are in neither.
+3. The difference of a stage is relative to its profiled time, or to `LEAST_SHARE` of all stages together
+   where that is more: a stage that hardly counts cannot make a profile stale.
+4. The profile has drifted when the largest difference is above `limit`, and is right again when it is below
+   half of that (hysteresis); in between, nothing changes.
+"""
 
 import math
 from collections.abc import Sequence
@@ -88,8 +101,8 @@ class Drift:
         observed_s: The median of what was observed.
         difference: How far apart they are, see the rule.
         iterations: Iterations that the observations cover.
-        drifted: Whether that is above the limit.
-        right: Whether it is below the half of it.
+        drifted: Whether the difference is above the limit.
+        right: Whether it is below half of the limit.
     """
 
     stage: str
@@ -109,7 +122,7 @@ class Drift:
 
 
 def find_drift(profile: StageProfile, observations: Sequence[Observation], rule: DriftRule) -> Drift | None:
-    """Compare a profile with what its running jobs do.
+    """Compare a profile with the reports of its running jobs.
 
     Args:
         profile: The newest profile of a key.

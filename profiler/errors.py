@@ -1,4 +1,4 @@
-"""What can go wrong with stored profiles."""
+"""The errors of the store, of measurements and of predictions. Their texts are for people."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,7 +8,7 @@ from muri.errors import MuriError, UsageError
 
 LEAST_PROFILES: Final = 40
 LEAST_FAMILIES: Final = 8
-"""With fewer the trees know less than the mean (docs/prediction.md)."""
+"""With fewer, the trees predict worse than the mean does (docs/prediction.md)."""
 
 
 class StoreError(MuriError):
@@ -72,7 +72,7 @@ class StoreOutdatedError(StoreVersionError):
 
 
 class JournalChoiceError(StoreError, UsageError):
-    """A way of writing the store was asked for that there is not."""
+    """The user asked for a journal mode that does not exist."""
 
     exit_code = UsageError.exit_code
 
@@ -87,11 +87,11 @@ class ExchangeError(UsageError):
 
 
 class NoSuchProfileError(UsageError):
-    """No profile, or more than one, answers to what was asked for."""
+    """No profile, or more than one, matches the request."""
 
 
 class InterferenceError(UsageError):
-    """A record of two models side by side holds something that no measurement can give."""
+    """A record of two models side by side holds a figure that no measurement can give."""
 
 
 class FitError(UsageError):
@@ -103,11 +103,11 @@ class PairFailedError(MuriError):
 
 
 class PairUnstartableError(UsageError):
-    """A pair is to be measured in a way that makes no sense."""
+    """The budget of a pair's measurement is not positive."""
 
 
 class SensitivityError(UsageError):
-    """Asked for, or measured, something from which no sensitivity follows."""
+    """No sensitivity follows from what the user asked for, or from what was measured."""
 
 
 class CpuLimitError(SensitivityError):

@@ -172,7 +172,7 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
 
 
 def _interval_s(profile: StageProfile, traffic: Traffic) -> tuple[tuple[float, float], ...]:
-    """Turn the spreads, which are shares of what was true, into bounds around what is estimated."""
+    """Turn the spreads, which are shares of the true value, into bounds around the estimate."""
     network, whole = NETWORK_AND_ITERATION_SPREAD[traffic.own, profile.key.gpu_count <= ONE_NODE]
     iteration = _bounds(profile.iteration_s, whole)
     by_s = network * iteration[1] if profile.key.gpu_count > 1 else 0.0

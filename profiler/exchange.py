@@ -1,4 +1,4 @@
-"""Profiles as JSON, to move them between clusters; every error says where in the file it is."""
+"""Profiles as JSON, to move them between clusters; every error names its place in the file."""
 
 import dataclasses
 import difflib
@@ -43,7 +43,7 @@ def from_json(text: str, name: str) -> tuple[StageProfile, ...]:
         name: Its name, for errors.
 
     Raises:
-        ExchangeError: Names the place of what is wrong, and what would be right.
+        ExchangeError: The text names the place of the fault, and what would be right.
     """
     try:
         document = json.loads(text)
@@ -101,7 +101,7 @@ def _detail(record: object, place: str) -> ProfileDetail:
 
 
 def _figures(value: object, field: str, place: str) -> None:
-    """Refuse what is neither a number nor, where there is one for each stage, a list of numbers."""
+    """Refuse a value that is no number or, for figures per stage, no list of numbers."""
     if field in PER_STAGE:
         if not isinstance(value, list):
             raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")

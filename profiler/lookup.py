@@ -1,4 +1,4 @@
-"""Finding the profiles that a person means."""
+"""Which profiles a person means: by options, by a selector, by a list's filter, or by a script's fingerprint."""
 
 import difflib
 import hashlib
@@ -23,7 +23,7 @@ DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a person said about a profile; None where nothing was said.
+    """A request for profiles; None for what the person left open.
 
     Attributes:
         model: Model name.
@@ -38,7 +38,7 @@ class Wanted:
     gpu_type: str | None = None
 
     def matches(self, key: ProfileKey) -> bool:
-        """Whether a key has everything that was said."""
+        """Whether a key has everything that was asked for."""
         return (
             key.model == self.model
             and self.batch_size in (None, key.batch_size)
@@ -76,10 +76,10 @@ def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
 
 
 def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
-    """The key that is meant, measured or not.
+    """The key that a request means, measured or not.
 
-    What was not said is taken from the model's known profiles; one GPU, an unknown batch size and the type
-    "gpu" where there are none.
+    Open parts are taken from the model's known profiles or, without any, are one GPU, an unknown batch size and
+    the type "gpu".
 
     Raises:
         NoSuchProfileError: The known profiles differ in it; the text lists the choices.
@@ -108,7 +108,7 @@ def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
 
 
 def selector(keys: Iterable[ProfileKey], text: str) -> Wanted:
-    """What a `SELECTOR` says; a model's name may have colons itself where the model is known.
+    """The request that a `SELECTOR` makes; the name of a known model may have colons itself.
 
     Raises:
         NoSuchProfileError: The text is none.
@@ -170,7 +170,7 @@ SORTS: Final[dict[str, Callable[[StageProfile], Any]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What a person wants to see; None where nothing was said.
+    """The profiles that a list shows; None for what the person left open.
 
     Attributes:
         model: Model name, or a pattern with * and ?.
@@ -191,7 +191,7 @@ class Filter:
     stale: bool = False
 
     def matches(self, profile: StageProfile, stale: Collection[ProfileKey]) -> bool:
-        """Whether a profile has everything that was said."""
+        """Whether a profile has everything that was asked for."""
         key = profile.key
         return (
             (self.model is None or key.model == self.model or fnmatchcase(key.model, self.model))
@@ -232,8 +232,8 @@ def fingerprint(name: str, parts: Iterable[bytes]) -> str:
     """A readable name and a hash of everything else: "train.py@3f9ac2d1".
 
     Args:
-        name: What people call it.
-        parts: What must be equal for two runs to count as the same model, in order.
+        name: The part that people read.
+        parts: The bytes that must be equal for two runs to count as the same model, in order.
     """
     whole = hashlib.sha256()
     for part in parts:

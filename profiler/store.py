@@ -127,10 +127,10 @@ def default_store_path(site_state_dir: Callable[[], str | None] = lambda: None) 
 
 
 class Document(NamedTuple):
-    """Something measured that is no stage profile, such as how two models disturb each other.
+    """A measurement that is no stage profile, such as how two models slow each other down.
 
     Attributes:
-        name: What it is about, unique in its kind.
+        name: Its subject, unique in its kind.
         measured_at: UTC time, ISO-8601.
         body: Plain JSON values; the module that owns the kind gives them their meaning.
     """
@@ -143,7 +143,7 @@ class Document(NamedTuple):
 class ProfileStore(StoreFile):
     """Profiles under (model, batch size, GPU count, GPU type), with their earlier measurements.
 
-    What a person changes is written into the audit table in the same transaction: pass an `author`.
+    A change by a person is written into the audit table in the same transaction: pass an `author`.
     """
 
     def put(self, profile: StageProfile) -> Stored:
@@ -200,14 +200,14 @@ class ProfileStore(StoreFile):
         return old is not None
 
     def observe(self, key: ProfileKey, observation: Observation) -> None:
-        """Keep what a running job told; the same report twice is kept once, and only the newest of a key."""
+        """Keep a running job's report: the same report once, and of each key only the newest."""
         what = (observation.observed_at, observation.job_id, observation.iterations, json.dumps(observation.stage_s))
         with self._transaction() as connection:
             connection.execute(_OBSERVE, (*_values(key), *what))
             connection.execute(_DELETE_OLD_OBSERVATIONS, (*_values(key), OBSERVATIONS_PER_KEY))
 
     def observations(self, key: ProfileKey) -> tuple[Observation, ...]:
-        """What running jobs told since the key was measured, the oldest first."""
+        """The reports of running jobs since the key was measured, the oldest first."""
         rows = self._rows(_OBSERVATIONS_OF_KEY, _values(key))
         try:
             return tuple(
@@ -218,7 +218,7 @@ class ProfileStore(StoreFile):
             raise CorruptStoreError(self.path, f"an observation of {key} is unreadable") from error
 
     def mark_stale(self, key: ProfileKey, reason: str, author: Author) -> bool:
-        """Say that a key is to be measured again; returns whether it was not marked before."""
+        """Mark a key to be measured again; returns whether it was not marked before."""
         with self._transaction() as connection:
             values = (*_values(key), author.at, reason, author.who)
             new = connection.execute(_MARK_STALE, values).rowcount > 0
@@ -299,7 +299,7 @@ def _audit(
 
 
 def _profile(path: Path, row: Any) -> StageProfile:
-    """The row as a record, which checks its figures once more."""
+    """The row as a record, whose constructor checks the figures once more."""
     _, model, batch_size, gpu_count, gpu_type, *figures, detail = row
     key = ProfileKey(model, batch_size, gpu_count, gpu_type)
     return replace(StageProfile(key, *figures), detail=ProfileDetail.from_dict(_json(path, detail)))
@@ -350,7 +350,7 @@ class StoreStats:
 
 
 def stats_of(store: ProfileStore) -> StoreStats:
-    """Count what is in a store."""
+    """Count the contents of a store."""
     profiles = store.list()
     times = sorted(profile.measured_at for profile in profiles if profile.measured_at)
     return StoreStats(

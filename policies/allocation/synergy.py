@@ -143,9 +143,9 @@ class Drf(AllocationPolicy):
 def fill_order(request: PlanRequest) -> Mapping[int, float]:
     """Dominant share of its user when a job's turn comes, by job id.
 
-    Progressive filling starts the next job of whoever has the smallest dominant share. With demands that only add
+    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add
     up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
-    then his others as they were submitted.
+    then the others as they were submitted.
 
     Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
     """
@@ -262,7 +262,7 @@ class _Cycle:
             yield from unit.cpu_mem_shares.items()
 
     def _is_given_out(self, share: CpuMemShare) -> bool:
-        """A share of nothing is one, too, where the node tells what its GPUs' shares are."""
+        """Whether a plan names a share: also one of nothing, where the node says what its GPUs' shares are."""
         return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
 
     def _named(self, seat: Seat) -> Shares:
@@ -296,28 +296,27 @@ class _Cycle:
         return (*why, *seat.notes)
 
     def _keep_waiting(self, seating: Seating) -> None:
-        """Give reasons, and to Slurm whatever has waited too long."""
+        """Say why the others wait, and leave to Slurm's queue what has waited too long."""
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for contender in self._contenders:
             job = contender.job
             if contender.rank in seating.seats or (contender.unit is None and self._slurm.takes_overdue(job)):
                 continue
-            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting, ahead[job.partition]),)
+            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting),)
             if contender.unit is not None:
                 why = (reasons.preempted(job), *why)
             self._clerk.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
-            ahead[job.partition] += 1
+            why_waiting.count(job)
 
-    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons, ahead: int) -> Reason:
+    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons) -> Reason:
         """GPUs are missing, or only CPUs or memory beside them."""
         job = contender.job
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
             name = self._servers.with_gpus(job, job.gpu_count)[0]
             wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
             needed = self._servers.shares_on((NodeShare(name, job.gpu_count),), wanted)
-            return _no_cpus_or_mem(job, ahead, needed)
-        return why_waiting.of(job, ahead)
+            return _no_cpus_or_mem(job, why_waiting.ahead(job), needed)
+        return why_waiting.of(job)
 
 
 def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
@@ -343,7 +342,7 @@ def _below_demand(wanted: Demand, speed: float) -> Reason:
 
 
 def _restarted(before: JobShares, after: JobShares) -> Reason:
-    """Why a running job starts anew on its own GPUs."""
+    """Why a running job restarts on its own GPUs."""
     old, old_values = amounts_text(before)
     new, new_values = amounts_text(after)
     return Reason(

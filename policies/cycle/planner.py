@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from muri.policies.cycle import reasons
 from muri.policies.cycle.decisions import Clerk, Decisions, SlurmsQueue
-from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.placing import Placement, Unit, place, unit_of
 from muri.policies.cycle.queue import Bucket, Contender, Members, Queue, Selection, line_up, pools, select
 from muri.policies.cycle.regrouping import Forecasts, Grouper, Grouping, Task
@@ -25,15 +25,15 @@ def plan_queue(
 ) -> Plan:
     """Decide on every job of a request, waiting or running.
 
-    Nobody waits for ever: a job that would still wait longer than `max_wait_s` is given to Slurm's own queue;
-    where there is none behind the plan (`larger_than_a_node` is not "slurm"), it goes ahead of all others.
+    No job waits without end: one that would still wait longer than `max_wait_s` is given to Slurm's own queue;
+    where there is no such queue behind the plan (`larger_than_a_node` is not "slurm"), it goes ahead of all others.
 
     Args:
         request: Jobs, nodes, what runs, and time.
         policy: Name to put on the plan.
         key: Order of priority.
         options: Grouping options; a group is as large as both they and the request allow, and
-            with a size of 1 nobody shares and no profile is needed.
+            with a size of 1 no job shares and no profile is needed.
         model: How members slow each other down; None: as the options say.
 
     Raises:
@@ -92,7 +92,7 @@ class _PoolPlanner:
         pool: The partitions.
         request: The request.
         options: Options in force.
-        forecasts: How groups get on.
+        forecasts: Speeds of groups.
         queue: For the distinct shapes.
     """
 
@@ -173,7 +173,7 @@ class _PoolPlanner:
             if contender.unit is not None and self._stay(running[id(contender.unit)], started):
                 continue
             size = (bucket.partition, bucket.gpu_count, bucket.node_count)
-            gpus = None if size in full else self._take_alone(contender)
+            gpus = None if size in full else self._slurm.gpus_alone(contender.job)
             if gpus is None:
                 full.add(size)
             else:
@@ -188,7 +188,7 @@ class _PoolPlanner:
         return {key: tuple(members) for key, members in units.items()}
 
     def _stay(self, members: Members, started: set[int]) -> bool:
-        """Leave a running unit where it is, if nobody else was given its GPUs or its members."""
+        """Leave a running unit where it is, if its GPUs and its members have not been given away."""
         unit = unit_of(members)
         groupable = len(members) == 1 or all(member.shape is not None for member in members)
         allowed = groupable and len(members) <= self._options.max_group_size
@@ -200,37 +200,30 @@ class _PoolPlanner:
         started.update([member.rank for member in members])
         return True
 
-    def _take_alone(self, contender: Contender) -> Shares | None:
-        job = contender.job
-        gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
-        return () if gpus is None and self._slurm.takes_spanning(job) else gpus
-
     def _keep_waiting(self, started: set[int], left_out: Mapping[int, int]) -> None:
-        """Give reasons, and to Slurm whatever has waited too long.
+        """Say why the others wait, and leave to Slurm's queue what has waited too long.
 
         Args:
             started: Ranks of the jobs that got GPUs.
             left_out: How many others each job was considered with that no group took in, by rank.
         """
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        ahead = dict.fromkeys(self.pool, 0)
         waiting = self._clerk.decisions.waiting
         for contender in self.contenders:
             rank, job = contender.rank, contender.job
             if rank in started or (contender.unit is None and self._slurm.takes_overdue(job)):
                 continue
-            partition = contender.bucket.partition
             why: tuple[Reason, ...]
             if rank in self._held:
                 why = (reasons.NEEDS_PROFILE,)
             else:
-                why = (why_waiting.of(job, ahead[partition]),)
+                why = (why_waiting.of(job),)
                 if left_out.get(rank):
                     why = (*why, reasons.no_group_worth_it(left_out[rank]))
                 if contender.unit is not None:
                     why = (reasons.preempted(job), *why)
             waiting.append(Waiting(job.job_id, why, contender.unit is not None))
-            ahead[partition] += 1
+            why_waiting.count(job)
 
 
 def _single(contender: Contender) -> Unit:
@@ -239,7 +232,7 @@ def _single(contender: Contender) -> Unit:
 
 
 def _why_again(contender: Contender) -> tuple[Reason, ...]:
-    """Why a running job is started anew by itself."""
+    """Why a running job restarts alone."""
     if contender.unit is None:
         return ()
     return (reasons.MOVED if len(contender.unit.members) == 1 else reasons.SPLIT_UP,)

@@ -1,6 +1,5 @@
 """SJF-BSBF: the shortest job first; who finds no free GPUs shares them where that ends both sooner on average."""
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from itertools import groupby
@@ -185,13 +184,12 @@ class SharingCycle:
 
     def _explain_waiting(self) -> Iterator[Waiting]:
         no_gpus = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for job, offers in self._waiting:
-            why = [no_gpus.of(job, ahead[job.partition])]
+            why = [no_gpus.of(job)]
             if self._sharing:
                 why.append(_not_shared(job, offers, tests_pairs=self._tests_pairs))
             yield Waiting(job.job_id, tuple(why))
-            ahead[job.partition] += 1
+            no_gpus.count(job)
 
 
 def _kept(holding: Holding) -> Reason:

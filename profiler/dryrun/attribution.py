@@ -88,7 +88,7 @@ def attribute(
 
 
 class _Going:
-    """What is under way at one instant."""
+    """The intervals under way at one instant."""
 
     def __init__(self) -> None:
         self._own: list[Interval] = []
@@ -165,13 +165,13 @@ def refine(
 ) -> DryRunResult:
     """Move time between stages where the operators of a few iterations show that it belongs elsewhere.
 
-    Only shares are taken from these iterations: the profiler slows them down. A share of the iteration below the
-    threshold of use is left where it is.
+    These iterations give only shares, since the profiler slows them down. A share of the iteration below the
+    threshold of use stays where it is.
 
     Args:
         result: From iterations without the profiler.
         windows: The iterations with it; those that took far longer than the others do not count.
-        holds: What the clock heard of meanwhile.
+        holds: The stage marks of the same iterations.
         operators: Of the loop's thread, and of the GPU.
     """
     windows = _undisturbed(windows)
@@ -193,7 +193,7 @@ def refine(
 
 
 def _undisturbed(windows: Sequence[Span]) -> list[Span]:
-    """Leave out iterations that something held up: a wait between two operators would make their shares small."""
+    """Leave out delayed iterations: a wait between two operators would make their shares small."""
     if not windows:
         return []
     middle_s = median(end_s - start_s for start_s, end_s in windows)

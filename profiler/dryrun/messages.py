@@ -103,12 +103,12 @@ class DryRunRequest:
 
     @property
     def progress_path(self) -> Path:
-        """Where the script says every second how far it is."""
+        """Where the script reports its progress every second."""
         name = self.result_path.name.removesuffix(_OF_SCRIPT)
         return self.result_path.with_name(f"{name}.progress")
 
     def for_script(self) -> "DryRunRequest":
-        """What the script's own process is asked for, whose result still has to be completed."""
+        """The request to the script's own process, whose result still has to be completed."""
         return replace(self, result_path=self.result_path.with_name(self.result_path.name + _OF_SCRIPT))
 
     @classmethod
@@ -141,7 +141,7 @@ class DryRunResult:
         gpu_mem_gib: Peak GPU memory.
         iterations: Measured iterations.
         detail: What else was measured.
-        stopped: Why the dry run ended, as a sentence goes on after "stopped: ".
+        stopped: Why the dry run ended; the rest of a sentence that begins with "stopped: ".
     """
 
     stage_s: tuple[float, float, float, float]

@@ -16,7 +16,7 @@ from muri.errors import MuriError, UsageError
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult, Limits
 
 Progress = Mapping[str, Any]
-"""What the script last said: "iterations" and "measured" so far, "seconds" and the "confidence"."""
+"""What the script last reported: "iterations" and "measured" so far, "seconds" and the "confidence"."""
 
 _DEFAULT_LIMITS: Final = Limits()
 _TICK_S: Final = 0.05
@@ -42,7 +42,7 @@ class DryRunFailedError(MuriError):
 
 
 class NoScriptError(UsageError):
-    """There is nothing to measure."""
+    """The command names no script that exists."""
 
 
 def measure_script(
@@ -62,7 +62,7 @@ def measure_script(
         cpus: The cores that the script and all it starts may use; None: those of this process.
         environment: The script's environment; None: that of this process.
         limits: How much it may take.
-        on_progress: Called about every second with what the script says about itself.
+        on_progress: Called about every second with what the script reports.
 
     Raises:
         NoScriptError: There is no such script.

@@ -116,7 +116,7 @@ def ordinary(times_s: Sequence[float]) -> list[bool]:
 def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR_SCATTER) -> Certainty:
     """How sure the mean of values is that follow each other in time.
 
-    What holds up one iteration often holds up the next: with the correlation ρ of neighbours, n values say as much
+    What delays one iteration often delays the next: with the correlation ρ of neighbours, n values say as much
     as n (1 − ρ) / (1 + ρ) independent ones.
 
     Args:
@@ -147,7 +147,7 @@ def student_within(limit: float, freedom: int) -> float:
 
 
 def student_quantile(freedom: int) -> float:
-    """What |t| stays below with a probability of 95 %."""
+    """The limit that |t| stays below with a probability of 95 %."""
     return float(stdtrit(freedom, (1 + _LEVEL) / 2))
 
 
@@ -192,11 +192,11 @@ def moving_means(values: Sequence[float], period: int) -> list[float]:
 
 
 def period_means(values: Sequence[float], period: int) -> list[float]:
-    """The mean of each whole period; what is left at the end is no period."""
+    """The mean of each whole period; a rest at the end is left out."""
     starts = range(0, len(values) - period + 1, period)
     return [fmean(values[start : start + period]) for start in starts]
 
 
 def whole_periods(values: Sequence[Value], period: int) -> list[Value]:
-    """As many of the first values as make whole periods."""
+    """The first values, as many as make whole periods."""
     return list(values[: len(values) - len(values) % period])

@@ -41,7 +41,7 @@ class IterationSample:
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What is known beside the iterations.
+    """What is known of a dry run beside its iterations.
 
     Attributes:
         warmup: Iterations that were left out before them.
@@ -102,7 +102,7 @@ def sample_of(attribution: Attribution, iteration_s: float) -> IterationSample:
 
 
 def how_sure(samples: Sequence[IterationSample], disturbed: float = 0.0, period: int = 1) -> Certain:
-    """How sure the means of these iterations are; what others held them up for may be missing from all alike.
+    """How sure the means of these iterations are; delays by other processes may affect all of them alike.
 
     Where waits recur the means of whole periods are the values, if there are enough.
     """
@@ -129,7 +129,7 @@ def enough_periods(samples: Sequence[IterationSample], period: int) -> bool:
 def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) -> DryRunResult:
     """The means of the iterations after the warm-up, with what says how far to trust them.
 
-    A few iterations that something else held up do not count for the means (`steadiness.ordinary`); the 95th
+    A few iterations that something else delayed do not count for the means (`steadiness.ordinary`); the 95th
     percentiles and the coefficients of variation are of all.
 
     Raises:

@@ -1,8 +1,8 @@
 """Measures how two scripts slow each other down, as plain processes on the same device.
 
 Both are started once. When both iterate steadily they take turns: the first alone while the other is stopped
-(SIGSTOP), the second alone, both at once; and so on for some rounds. What drifts on the machine falls on all three
-alike, and no time goes into starting anything twice. ξ is the median over rounds of the mean iteration time beside
+(SIGSTOP), the second alone, both at once; and so on for some rounds. Drifts of the machine affect all three alike, and
+no time goes into starting anything twice. ξ is the median over rounds of the mean iteration time beside
 the other divided by that alone in the same round.
 """
 
@@ -31,7 +31,7 @@ DEFAULT_STEADY_S: Final = 30.0
 DEFAULT_STARTUP_S: Final = 120.0
 MOST_ROUNDS: Final = 10
 LEAST_ROUNDS: Final = 3
-"""With fewer there is no telling how sure the ratio is."""
+"""Fewer rounds do not show how sure the ratio is."""
 
 LEAST_ITERATIONS: Final = 3
 """Of the slower script in a turn."""
@@ -39,7 +39,7 @@ LEAST_ITERATIONS: Final = 3
 SURE: Final = 0.95
 _TURNS: Final = 3
 _EDGE_S: Final = 0.15
-"""Left out at the start of a turn: work that a stopped script had queued, caches that fill."""
+"""Left out at the start of a turn, when queued work of a stopped script still runs and caches fill."""
 
 _TICK_S: Final = 0.05
 
@@ -157,7 +157,7 @@ def measure_pair(
         command_b: The other, or the same.
         keys: What they are, in the same order.
         budget: How long it may take.
-        tell: Told what is going on, about every few seconds.
+        tell: Called every few seconds with a line about the progress.
 
     Raises:
         NoScriptError: There is no such script.
@@ -188,7 +188,7 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[Runner]:
     try:
         yield runner
     finally:
-        runner.pause(False)  # a stopped process hears no SIGTERM
+        runner.pause(False)  # a stopped process does not act on SIGTERM
         end(process)
 
 

@@ -21,12 +21,12 @@ _JOIN: Final = " + "
 MEASURED: Final = "measured"
 ESTIMATED: Final = "estimated"
 SURE: Final = 0.8
-"""A pair with that confidence need not be measured again."""
+"""A pair with this confidence need not be measured again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two.
+    """One of two models that shared a device.
 
     Attributes:
         key: What ran.
@@ -86,7 +86,7 @@ class Interference:
 
     @property
     def confidence(self) -> float:
-        """That of the less certain ratio."""
+        """The confidence of the less certain ratio."""
         return min(self.a.confidence, self.b.confidence)
 
     def swapped(self) -> "Interference":
@@ -94,7 +94,7 @@ class Interference:
         return replace(self, a=self.b, b=self.a)
 
     def seen_from(self, key: ProfileKey) -> "Interference":
-        """With that key as `a`."""
+        """The pair with that key as `a`."""
         return self if self.a.key == key else self.swapped()
 
     def to_dict(self) -> dict[str, Any]:
@@ -208,7 +208,7 @@ class Candidate:
         a: The lesser key.
         b: The other, or the same.
         chances: How many pairs of the queued jobs are of these two models.
-        confidence: Of what is known about the pair; None when it was never measured.
+        confidence: That of the pair's measurement; None when it was never measured.
     """
 
     a: ProfileKey

@@ -22,7 +22,7 @@ _INPUT: Final = re.compile(r"(?:(float|int):)?(\d+(?:x\d+)*)")
 
 
 class FactoryError(UsageError):
-    """The model cannot be made as asked."""
+    """The model cannot be built from FILE.py:FACTORY and its inputs."""
 
 
 class InputSpec(NamedTuple):

@@ -266,14 +266,14 @@ def _loss(output: Any) -> torch.Tensor | None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """Say in the user's terms why a forward pass could not be followed."""
+    """Explain in the user's terms why a forward pass could not be followed."""
     try:
         yield
     except Exception as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         if type(error).__name__ in {"DataDependentOutputException", "DynamicOutputShapeException"}:
             raise GraphError(
-                f"the model's forward pass depends on its data ({reason}), so its features can't be told without "
+                f"the model's forward pass depends on its data ({reason}), so its features can't be read without "
                 "running it; measure it with `muri profile run` instead"
             ) from error
         raise GraphError(

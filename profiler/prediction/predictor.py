@@ -1,4 +1,6 @@
-"""Boosted trees from a model's features to its stage shares, utilisation and iteration time (Horus, section 4.2)."""
+"""Predictions from the store's profiles: boosted trees from a model's features to its stage shares, utilisation and
+iteration time (Horus, section 4.2), and the memory formula with the range that measured profiles give it.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -33,7 +35,7 @@ Learner = Callable[[], Any]
 Array = NDArray[np.float64]
 PROPAGATE: Final = STAGES.index("propagate")
 NO_GPU = "cpu"
-"""The GPU type under which profiles of nodes without GPU are kept: they need no GPU memory."""
+"""The GPU type of profiles from nodes without GPU: they need no GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Target:
 
     Attributes:
         name: Such as "load_share".
-        unit: The unit in which errors are told.
+        unit: The unit of errors.
         per_unit: How many of the unit make one: 100 for shares in per cent, 1000 for seconds in milliseconds.
         of: The measured value.
     """
@@ -137,7 +139,7 @@ def vectors(examples: Sequence[Example]) -> Array:
 
 @lru_cache(maxsize=8)
 def fit_all(examples: tuple[Example, ...]) -> dict[str, Fitted]:
-    """Learn every target; the same examples give the same result to the bit, and are learnt once in a process."""
+    """Learn every target; the same examples give the same result to the bit, and a process learns them once."""
     fitted: dict[str, Fitted] = {}
     for target in TARGETS:
         outputs = target.learnt(examples)

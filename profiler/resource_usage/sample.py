@@ -1,4 +1,4 @@
-"""Samples of what is used, what a run of samples amounts to, and how to keep their cost low."""
+"""Samples of used resources, their means and peaks over a run, and a throttle that keeps their cost low."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ class Figures:
         loopback_mib_per_s: Sent over the loopback device, which ranks on one node use.
         gpu_utilisation: Mean over the visible devices, 0 to 1.
         gpu_mem_gib: GPU memory of the process and its descendants on all visible devices.
-        gpu_device_mem_gib: GPU memory in use on all visible devices, whoever uses it.
+        gpu_device_mem_gib: GPU memory in use on all visible devices, by any process.
         pcie_mib_per_s: Sent and received over PCIe by all visible devices.
     """
 

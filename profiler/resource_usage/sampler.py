@@ -1,4 +1,4 @@
-"""Samples what a process and its descendants use, in a thread that is cheap and in nobody's way."""
+"""Samples what a process and its descendants use, in a cheap thread that neither blocks nor outlives them."""
 
 import os
 import threading
@@ -16,14 +16,14 @@ from muri.profiler.resource_usage.sample import Sample, Usage
 
 LEAST_INTERVAL_S: Final = 0.01
 CPU_SHARE: Final = 0.004
-"""Share of one core that sampling may take; dearer samples are taken less often."""
+"""Share of one core that sampling may take; expensive samples are taken less often."""
 
 JOIN_S: Final = 5.0
 FORKED_NOTE: Final = "this process was forked from the one that samples; the samples are there"
 
 
 class SamplerError(UsageError):
-    """The sampler is asked for something that makes no sense."""
+    """The sampling interval is too short."""
 
 
 class Sampler:
@@ -82,7 +82,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             self._gpus = self._open_gpus()
-            self._sample()  # the dearest: it looks at all processes of the node
+            self._sample()  # the most expensive one: it looks at all processes of the node
             since_s, start_cpu_s = time.perf_counter(), self._cpu_s
             while not self._ended.wait(self._pause_s(since_s, start_cpu_s)):
                 self._sample()
@@ -116,7 +116,7 @@ class Sampler:
 
 
 def _environment(pid: int) -> Mapping[str, str]:
-    """What the process was started with; CUDA_VISIBLE_DEVICES is usually its own."""
+    """The process's own environment, since CUDA_VISIBLE_DEVICES may differ from ours."""
     try:
         return psutil.Process(pid).environ()
     except (psutil.Error, OSError):

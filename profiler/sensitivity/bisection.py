@@ -1,9 +1,9 @@
 """Optimistic profiling: throughput against the CPU count, measured at a few counts only.
 
 At full memory the throughput rises with the CPU count until something else limits it. Where it
-stops rising is found by bisection (Synergy, section 3.1). Nothing but monotony is presumed: curves
-measured by others jump (a job that needs six cores for its sixth worker), so the shape between two
-points says nothing about what to skip.
+stops rising is found by bisection (Synergy, section 3.1). Bisection presumes monotony alone: published
+curves jump (a job may need six cores for its sixth worker), so the shape between two points does not
+say which counts to skip.
 """
 
 import itertools
@@ -18,13 +18,13 @@ MOST_POINTS: Final = 8
 """No job is measured more often than this (Synergy, section 3.1: 8 points instead of 24 × 10)."""
 
 FEW_CPUS: Final = 6
-"""Below so many counts half a sweep cannot tell them apart."""
+"""Below this many counts half a sweep cannot tell them apart."""
 
 DOUBT: Final = 2.0
-"""A count nearer to the threshold than so many standard errors is measured a second time."""
+"""A count nearer to the threshold than this many standard errors is measured a second time."""
 
 RUN_SPREAD: Final = 0.02
-"""From one run to the next throughput differs by about this much, however steady each of them is."""
+"""Throughput differs by about this share from one run to the next, however steady each run is."""
 
 GAIN: Final = 0.10
 """A count saturates when the most CPUs would give less than this on top (Synergy, section 3.1)."""
@@ -35,7 +35,7 @@ LEAST_SPREAD: Final = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one measurement says.
+    """The result of one measurement.
 
     Attributes:
         throughput: Iterations per second.
@@ -95,9 +95,9 @@ def combined(cpus: int, measured: Sequence[Measured]) -> Point:
 
 
 def monotone(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The nearest curve that never falls: more CPUs do no harm, what looks like it is noise.
+    """The nearest curve that never falls: more CPUs do no harm, so a fall is noise.
 
-    Pools neighbours that are the wrong way round into their weighted mean (pool adjacent violators).
+    It pools neighbours in the wrong order into their weighted mean (pool adjacent violators).
     """
     pools: list[list[Point]] = []
     for point in sorted(points, key=lambda item: item.cpus):
@@ -180,11 +180,11 @@ class CpuSensitivity:
 def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: int = MOST_POINTS) -> CpuSensitivity:
     """Find the least CPU count that saturates a job.
 
-    The greatest count is measured first, then the middle of what is undecided, until the least
+    The greatest count is measured first, then the middle of the undecided range, until the least
     saturating count and its lower neighbour are known: 1 + ⌈log2(max_cpus)⌉ measurements. There are
     never more than half of a full sweep's, which leaves one count undecided where the maximum is 6, 7
-    or 9; the greater is taken then. What is left of the half goes to counts so near to the threshold
-    that their scatter could have decided.
+    or 9; the greater one counts then. Measurements that are left over repeat counts so near to the
+    threshold that scatter could have decided.
 
     Args:
         measure: Measures the job on so many CPUs.
@@ -193,7 +193,7 @@ def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: 
         most_points: Most measurements.
 
     Raises:
-        SensitivityError: A limit makes no sense, or a measurement does not.
+        SensitivityError: A limit or a measurement makes no sense.
     """
     if max_cpus < 1 or most_points < 1 or not 0 < gain < math.inf:
         raise SensitivityError(
@@ -209,13 +209,13 @@ def bisect(measure: Measure, max_cpus: int, *, gain: float = GAIN, most_points: 
 
 
 def _budget(max_cpus: int, most_points: int) -> int:
-    """Half a sweep; of so few counts that this would be off by more than one, all that bisection needs."""
+    """Half a sweep; for few counts, where half would be off by more than one, all that bisection needs."""
     exact = 1 + math.ceil(math.log2(max_cpus))
     return min(most_points, exact if max_cpus < FEW_CPUS else max_cpus // 2)
 
 
 def sweep(measure: Measure, max_cpus: int, *, gain: float = GAIN) -> CpuSensitivity:
-    """Measure every count once: what `bisect` saves, and what it is judged by."""
+    """Measure every count once: the cost that `bisect` saves, and the truth that it is judged by."""
     return _result({cpus: [measure(cpus)] for cpus in range(1, max_cpus + 1)}, gain, max_cpus)
 
 
@@ -230,7 +230,7 @@ def _bounds(points: tuple[Point, ...], gain: float) -> tuple[int, int]:
 
 
 def _next_count(taken: Mapping[int, list[Measured]], max_cpus: int, gain: float) -> int | None:
-    """What to measure next, None when all is decided."""
+    """The count to measure next, None when all is decided."""
     if not taken:
         return max_cpus
     points = _points(taken)

@@ -35,7 +35,7 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class SensitivityProfile:
-    """What is known of a job's appetite for CPU and memory.
+    """How a job's throughput depends on CPU and memory.
 
     Attributes:
         name: The job's name.
@@ -98,7 +98,7 @@ class SensitivityProfile:
             ) from error
 
     def to_json(self) -> dict[str, Any]:
-        """For people's programs: what is stored, and what follows from it."""
+        """The stored figures and what follows from them, for --json."""
         demand = self.demand
         known: dict[str, Any] = {"name": self.name, "measured_at": self.measured_at, **self.to_document().body}
         known["curve"] = list(self.cpu.curve)

@@ -33,17 +33,17 @@ _BLOCKS: Final = 8
 _TICK_S: Final = 0.05
 THREAD_VARIABLES: Final = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 CPUS_VARIABLE: Final = "MURI_CPUS"
-"""Tells the script how many CPUs it was granted, for the number of its loader's workers."""
+"""Tells the script how many CPUs it has, for the number of its loader's workers."""
 
 PLACEHOLDER: Final = "{cpus}"
 """Stands for the CPU count in the script's arguments."""
 
 UNSEEN_SHARE: Final = 0.01
-"""Where reading takes less of an iteration than this, nothing can be said about how it overlaps."""
+"""Reading that takes a smaller share of the iteration does not show how it overlaps."""
 
 _WARMUP_ITERATIONS: Final = 10
 _BATCHES_AHEAD: Final = 2
-"""Of each loader worker, PyTorch's default: so many come before the loader's pace shows."""
+"""Batches that each loader worker prefetches (PyTorch's default); the loader's pace shows after them."""
 
 
 def usable_cpus() -> int:
@@ -88,7 +88,7 @@ class Window:
     time_limit_s: float = 300.0
 
     def start_index(self, stamps_s: Sequence[float]) -> int:
-        """Which end of an iteration the window begins with; beyond the last one while the warm-up goes on."""
+        """The index of the end of an iteration with which the window begins; beyond the last during warm-up."""
         by_time = next((n for n, at_s in enumerate(stamps_s) if at_s - stamps_s[0] >= self.steady_s), len(stamps_s))
         return min(by_time, self.warmup_iterations)
 
@@ -161,8 +161,8 @@ def _why(code: int, iterations: int, window: Window) -> str:
     if code > 0:
         return f"no throughput: the script failed with exit code {code} after {iterations} iterations"
     needed = window.warmup_iterations + LEAST_ITERATIONS + 1
-    mended = "let it run longer" if iterations else "mark its iterations with muri.batches(loader) or stages"
-    return f"no throughput: {iterations} iterations were seen, up to {needed} are needed; {mended}"
+    advice = "let it run longer" if iterations else "mark its iterations with muri.batches(loader) or stages"
+    return f"no throughput: {iterations} iterations were seen, up to {needed} are needed; {advice}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class ScriptMeter:
 
 
 def overlap_seen(result: DryRunResult) -> float | None:
-    """How much of its reading a script hid in a dry run; None where it hardly read."""
+    """The share of its reading that a script hid in a dry run; None if it hardly read."""
     busy_s = result.detail.busy_s
     if busy_s is None or busy_s[0] < UNSEEN_SHARE * result.iteration_s:
         return None

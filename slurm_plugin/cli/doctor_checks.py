@@ -10,8 +10,7 @@ from typing import Final
 from muri.errors import MuriError
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.commands import SlurmCommands
-
-MIB: Final = 1024**2
+from muri.units import MIB, MIB_PER_GIB
 
 LEAST_FREE_MIB: Final = 50
 
@@ -93,7 +92,7 @@ def judge_folder(folder: Folder) -> Finding:
 def judge_space(path: Path, free_bytes: int) -> Finding:
     """Free space where the state is kept."""
     free_mib = free_bytes / MIB
-    text = f"{free_mib / 1024:.1f} GiB free at {path}"
+    text = f"{free_mib / MIB_PER_GIB:.1f} GiB free at {path}"
     if free_mib < LEAST_FREE_MIB:
         return Finding("disk space", Level.PROBLEM, text, "make room: the journal cannot be written on a full disk")
     if free_mib < LITTLE_FREE_MIB:

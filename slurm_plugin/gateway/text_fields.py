@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
+from muri.units import GIB, KIB, MIB
 
 #: What Slurm shows in place of a base state when a flag matters more, and what it means for Muri.
 _SHOWN_FLAGS: Mapping[str, JobState] = {
@@ -36,7 +37,7 @@ _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^":
 _GRES = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
-_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
 
 
 def job_state(words: Iterable[str]) -> JobState:

@@ -30,10 +30,10 @@ from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, saturating_cache_gib, throughput
 from muri.slurm_plugin.records.cluster import Job, Node
+from muri.units import MIB_PER_GIB
 
 log = logging.getLogger("muri.controller")
 
-_MIB_PER_GIB = 1024.0
 
 _SAME = DOUBT * RUN_SPREAD
 
@@ -133,7 +133,7 @@ def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
     return replace(
         dataset,
         dataset_gib=part_gib,
-        batch_mib=min(dataset.batch_mib, part_gib * _MIB_PER_GIB),
+        batch_mib=min(dataset.batch_mib, part_gib * MIB_PER_GIB),
         storage_mib_per_s=dataset.storage_mib_per_s / gpu_count,
     )
 
@@ -148,7 +148,7 @@ def with_derived(planned: PlanJob, job: Job, nodes: Iterable[Node]) -> PlanJob:
     if planned.sensitivity is not None or profile is None or profile.is_estimate:
         return planned
     gpu_count = max(1, job.gpu_count)
-    asked = Demand(job.cpu_count / gpu_count, job.mem_per_node_mib * max(1, job.node_count) / gpu_count / _MIB_PER_GIB)
+    asked = Demand(job.cpu_count / gpu_count, job.mem_per_node_mib * max(1, job.node_count) / gpu_count / MIB_PER_GIB)
     usable = [node for node in nodes if node.gpu_count and job.partition in node.partitions]
     most_cpus = max((node.cpu_count / max(1, job.gpus_per_node) for node in usable), default=asked.cpus)
     derived = derived_sensitivity(profile, asked, most_cpus)

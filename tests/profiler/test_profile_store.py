@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
+from store_writers import write
 
 from muri.profiler import store_file
 from muri.profiler.errors import (
@@ -32,15 +33,20 @@ def path(tmp_path):
     return tmp_path / "state" / "profiles.db"
 
 
-@given(st.lists(profiles, max_size=8, unique_by=lambda profile: profile.key))
-def test_what_is_stored_comes_back(stored):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "profiles.db"
-        with ProfileStore(path) as store:
-            assert store.put_all(stored) == Stored(len(stored), 0)
-            assert [store.get(profile.key) for profile in stored] == stored
-        with ProfileStore(path, read_only=True) as again:
-            assert again.list() == tuple(sorted(stored, key=lambda profile: profile.key))
+@pytest.fixture(scope="module")
+def lasting_store(tmp_path_factory):
+    """One store for all examples, since to make a file takes longer than anything else that they do."""
+    with ProfileStore(tmp_path_factory.mktemp("state") / "profiles.db") as store:
+        yield store
+
+
+@given(stored=st.lists(profiles, max_size=8, unique_by=lambda profile: profile.key))
+def test_what_is_stored_comes_back(lasting_store, stored):
+    assert lasting_store.put_all(stored) == Stored(len(stored), 0)
+    assert [lasting_store.get(profile.key) for profile in stored] == stored
+    with ProfileStore(lasting_store.path, read_only=True) as again:
+        assert again.list() == tuple(sorted(stored, key=lambda profile: profile.key))
+    assert all(lasting_store.remove(profile.key) for profile in stored)
 
 
 def test_an_unknown_key_has_no_profile(path):
@@ -91,16 +97,9 @@ def test_all_or_none(path):
         assert len(store.list()) == 1
 
 
-def _write(path, writer, count):
-    with ProfileStore(path) as store:
-        for number in range(count):
-            store.put(make_profile(f"model-{writer}-{number}"))
-            store.put(make_profile("shared", load_s=float(writer)))
-
-
 def test_eight_writers_lose_nothing(path):
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write, args=(path, writer, 60)) for writer in range(8)]
+    writers = [context.Process(target=write, args=(path, writer, 30)) for writer in range(8)]
     for process in writers:
         process.start()
     for process in writers:
@@ -108,7 +107,7 @@ def test_eight_writers_lose_nothing(path):
     assert [process.exitcode for process in writers] == [0] * 8
     with ProfileStore(path, read_only=True) as store:
         models = {profile.key.model for profile in store.list()}
-    assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(60)} | {"shared"}
+    assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(30)} | {"shared"}
 
 
 def test_a_reader_sees_what_a_writer_has_committed(path):

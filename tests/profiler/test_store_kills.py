@@ -6,8 +6,8 @@ from benchmarks.store_kills import Load, acknowledged, compare, run
 from muri.profiler.store import ProfileStore
 
 LOADS = {
-    "wal": Load(writers=32, writes=40, kill_every_s=0.005, most_kills=60),
-    "delete": Load(writers=32, writes=6, kill_every_s=0.02, most_kills=30),
+    "wal": Load(writers=16, writes=30, kill_every_s=0.005, most_kills=30),
+    "delete": Load(writers=16, writes=6, kill_every_s=0.02, most_kills=15),
 }
 
 

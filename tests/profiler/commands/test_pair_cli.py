@@ -11,18 +11,23 @@ from muri.profiler.errors import PairFailedError, PairUnstartableError
 from muri.profiler.interference.corun import Budget
 from muri.profiler.store import ProfileStore
 
-# Processor sharing without a processor, so that other load on the machine does not matter: what a script does takes
-# twice as long while the other one has been at work within the last tenth of a second.
+# Processor sharing without a processor, so that other load on the machine does not matter: an iteration takes twice as
+# long while the other script was at work lately, and its end is noted when it was due, not when the machine got to it.
 SHARING = """\
 import os, sys, time
-import muri
 own, other = sys.argv[1:3]
-while True:
-    with muri.stage("propagate"):
+due_s = time.perf_counter()
+with open(os.environ["MURI_ITERATION_LOG"], "a", buffering=1) as log:
+    while True:
         with open(own, "w"):
             os.utime(own)
-        met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.1
-        time.sleep(0.04 if met else 0.02)
+        met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.14
+        due_s += 0.04 if met else 0.02
+        late_s = time.perf_counter() - due_s
+        if late_s > 0.3:  # it was stopped
+            due_s += late_s
+        time.sleep(max(0.0, -late_s))
+        print(due_s, file=log)
 """
 SHORT = "import time, muri\nfor _ in range(20):\n    with muri.stage('load'):\n        time.sleep(0.002)\n"
 BROKEN = "raise RuntimeError('no such weights')\n"

@@ -43,7 +43,21 @@ from muri.profiler.store import Document, ProfileStore
 
 GPU = "a100"
 BATCHES = (4, 16, 64)
-FAMILIES = 10
+FAMILIES = 8
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_trees():
+    """A quick learner: the tests need no accuracy, but for one of them, which asks for the product's own."""
+
+    def quick():
+        return trees().set_params(n_estimators=25, learning_rate=0.2)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predictor, "trees", quick)
+        fit_all.cache_clear()
+        yield
+    fit_all.cache_clear()
 
 
 def predicted_profile(store, key):

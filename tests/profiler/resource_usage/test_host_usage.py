@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -145,18 +146,28 @@ def test_the_thread_keeps_no_process_alive_and_stops_nobody_from_forking():
 
 
 def test_costly_samples_are_taken_less_often(monkeypatch):
+    """On a clock that stands still but for what a sample takes: 20 ms of CPU time pay for 5 s."""
+    clock_s, paused_s = [0.0], []
+    monkeypatch.setattr(
+        sampler, "time", SimpleNamespace(perf_counter=lambda: clock_s[0], thread_time=lambda: clock_s[0])
+    )
+
     def slow_read(self):
-        end = time.thread_time() + 0.02
-        while time.thread_time() < end:
-            pass
+        clock_s[0] += 0.02
         return host.HostReading(0.0, 0.1, 0.0, 0.0, 0.0)
 
+    def wait(pause_s):
+        paused_s.append(pause_s)
+        return len(paused_s) > 3
+
     monkeypatch.setattr(HostReader, "read", slow_read)
+    monkeypatch.setattr(Sampler, "_open_gpus", lambda self: None)
     running = Sampler(os.getpid(), interval_s=0.01)
-    running.start()
-    time.sleep(0.5)
-    usage = running.stop()
-    assert len(usage.samples) <= 3  # one, and the last: 20 ms of CPU time pay for 5 s
+    monkeypatch.setattr(running._ended, "wait", wait)
+    running._run()
+    assert paused_s[0] == 0.01  # the first reading is dear and not counted
+    assert paused_s[1:] == pytest.approx([5.0 - 0.02, 10.0 - 0.04, 15.0 - 0.06])
+    assert len(running.stop().samples) == 4
 
 
 def test_a_failing_reader_ends_sampling_with_a_note(monkeypatch):
