@@ -1,4 +1,8 @@
-"""What belongs to a script's interpreter: sys.argv, sys.path and the module `__main__`."""
+"""What a script's interpreter has once: arguments, search path, `__main__`, environment variables, settings.
+
+The settings are hooks for errors, the temporary directory, the sockets' timeout, the garbage collector, the recursion
+limit and the start method of multiprocessing.
+"""
 
 import gc
 import os

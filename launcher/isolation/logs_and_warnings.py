@@ -1,7 +1,10 @@
-"""`logging`: each session has its own root configuration and its own loggers.
+"""`logging` and `warnings`: each session has its own root logger, loggers, handlers and filters.
 
 A logger whose name is that of an installed package belongs to the package, which all members share: its level and
 its own handlers are shared, but what it hands on to the root logger goes to the handlers of the session that logs.
+
+The interpreter reads the filters of warnings from the module's attributes, the module's own functions from its
+dictionary: the dictionary holds stand-ins.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""Members that come to a group that runs already, because the controller has put them there."""
+"""Which jobs may run in the group: those that the controller has put there and the GPU has memory for."""
 
 import logging
 import threading
@@ -69,7 +69,7 @@ class AdmissionControl:
             membership = self._membership()
             pilot, steps = membership.pilot_of(job_id), membership.accumulate_steps(job_id)
         except MuriError as error:
-            return f"nobody could say whether job {job_id} belongs to this group: {error}"
+            return f"it is not known whether job {job_id} belongs to this group: {error}"
         if pilot != self.pilot_job:
             return f"job {job_id} is no member of this group"
         with self._lock:
@@ -85,7 +85,7 @@ class MemoryAdmission:
     Args:
         need_gib: Peak GPU memory of members alone, from their profiles; who is missing counts as 0.
         running: The sessions under way.
-        device_gib: Memory of the GPU; None: it is asked, and without a GPU everybody is let in.
+        device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The command `muri top`: a live view of the groups on this node."""
+"""The command `muri top`: finds the groups on this node by their status files, and shows them within 80 columns."""
 
 import contextlib
 import json
@@ -183,7 +183,7 @@ def _written_s(status: Mapping[str, Any], path: Path) -> float:
 
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
-    """The run directories to look into: the user's own; for root those of all users, if nobody tampered with them."""
+    """The run directories to look into: the user's own; for root those of all users, unless tampered with."""
     own = default_run_dir(environment)
     if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
         return [own]

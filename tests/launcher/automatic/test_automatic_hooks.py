@@ -181,7 +181,7 @@ def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
             with muri.stage("preprocess"):
                 pass
             model(batch).sum().backward()
-        clock = __import__("muri.launcher.api.stages").launcher.stages.current_clock()
+        clock = __import__("muri.launcher.telemetry.script_clock").launcher.telemetry.script_clock.current_clock()
         held = dict(zip(("load", "preprocess", "propagate", "synchronize"), clock.stage_s))
         print(clock.iterations, held["propagate"], held["preprocess"] > 0)
     """)
