@@ -1,4 +1,4 @@
-"""What it costs to put a job on a GPU, which places are cheapest, and what a job asks for after it ran out of memory."""
+"""What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
 
 import math
 import re
