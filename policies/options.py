@@ -27,7 +27,7 @@ class PolicyOptions:
     """How a policy groups and how long it may hold a job.
 
     Attributes:
-        max_group_size: Most jobs per group, 1 (nobody shares) to 4.
+        max_group_size: Most jobs per group, 1 (no sharing) to 4.
         ordering: "best" takes the ordering with the shortest period, "worst" the longest
             (an experiment of the paper, section 6.4).
         grouping: "rounds" is Algorithm 1 (rounds of pairwise matching), "optimal" chooses among

@@ -200,7 +200,7 @@ def find_site_policies(taken: Collection[str]) -> SitePolicies:
     """Read the metadata of the installed distributions.
 
     Args:
-        taken: Names of the built-in policies, which nobody can replace.
+        taken: Names of the built-in policies, which cannot be replaced.
     """
     offers: dict[str, list[SitePolicy]] = {}
     for offer in sorted(map(_offer, entry_points(group=GROUP)), key=lambda item: (item.name, item.distribution)):

@@ -193,7 +193,7 @@ def iteration_model(profile: StageProfile) -> BatchModel:
     """What a stage profile says of computing and synchronizing: stages that overlap keep their shares of the iteration.
 
     Input and preprocessing count as computing: every GPU brings its share of CPUs and storage along. On one GPU
-    nobody synchronizes, whatever the profile calls it.
+    there is nothing to synchronize, whatever the profile says.
     """
     total_s = sum(profile.stage_s)
     known = profile.key.gpu_count > 1 and total_s > 0

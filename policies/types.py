@@ -59,7 +59,7 @@ class PlanJob:
         batch: How iteration time and memory follow from the batch size; None while unknown.
         gpu_utilization: Share of its GPUs' time that it computes on them when alone, measured or predicted, 0 to 1;
             None while unknown.
-        gpu_mem_request_gib: GPU memory that it asked for anew after an out-of-memory error; None before one.
+        gpu_mem_request_gib: GPU memory that it asks for since an out-of-memory error; None before one.
     """
 
     job_id: int
@@ -202,7 +202,7 @@ class PlanRequest:
         larger_than_a_node: What becomes of jobs that need more GPUs than any node has: "slurm" leaves
             them to Slurm's own queue, "whole-nodes" gives them idle nodes, "refuse" is an error.
         interference: Measured speeds of pairs, for the speed model "measured"; for policies that pack, with
-            estimates of the pairs that nobody measured.
+            estimates of the pairs that were not measured.
         whole_sets_only: Whether a job may share GPUs only with jobs that hold just the same ones.
     """
 

@@ -27,7 +27,7 @@ from muri.profiler.store_file import JournalMode, set_aside
 from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, started
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.model_traits import UNUSABLE, KnownTraits
 from muri.slurm_plugin.planning.running import as_submitted, running_groups
 from muri.slurm_plugin.records.comment_reports import member_report
@@ -59,7 +59,7 @@ def observed(view: View) -> Iterator[Observed]:
     at = text_of(view.snapshot.taken_s, _CLOCK)
     for group in (group for group in running_groups(view) if group.mode == "interleave"):
         for job in group.members:
-            report = member_report(view, group.host.job_id, job.job_id)
+            report = member_report(group.host.reports.speeds, job.job_id)
             if report is not None and report.iterations and len(report.stage_s) == len(STAGES):
                 key = profile_key(as_submitted(job, group.host), view.snapshot.nodes)
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
@@ -254,7 +254,7 @@ def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     return tuple(found)
 
 
-def with_estimates(know: Knowledge, view: View, store: ProfileStore, config: Config) -> Knowledge:
+def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 
     They count as stale: they serve planning at once, and a dry run measures the model when there is room for
@@ -264,26 +264,28 @@ def with_estimates(know: Knowledge, view: View, store: ProfileStore, config: Con
     Raises:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
     """
-    if not config.profiling.use_estimates:
-        return know
-    missing = {key for key in _keys(view) if key not in know.profiles and not know.failed(key, config)}
+    if not cycle.config.profiling.use_estimates:
+        return cycle
+    known = cycle.knowledge
+    missing = {key for key in _keys(cycle) if key not in known.profiles and not known.failed(key, cycle.config)}
     try:
         found = estimates_of(store, sorted(missing)) if missing else {}
     except CorruptStoreError:
         raise
     except MuriError as error:
         log.warning("this cycle plans without estimates: %s", error)
-        return know
+        return cycle
     except Exception:  # libraries of prediction too: an estimate is worth no cycle
         log.exception("this cycle plans without estimates")
-        return know
-    return replace(know, profiles={**know.profiles, **found}, stale=know.stale | found.keys())
+        return cycle
+    known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())
+    return replace(cycle, knowledge=known)
 
 
-def _keys(view: View) -> Iterator[ProfileKey]:
+def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     """What the jobs that wait, and those that run in groups or alone, are profiled under."""
-    for job in (*view.having(Role.CANDIDATE), *view.having(Role.RELEASED)):
-        yield profile_key(job, view.snapshot.nodes)
-    for group in running_groups(view):
+    for job in (*cycle.view.having(Role.CANDIDATE), *cycle.view.having(Role.RELEASED)):
+        yield cycle.key_of(job)
+    for group in running_groups(cycle.view):
         for member in group.members:
-            yield profile_key(as_submitted(member, group.host), view.snapshot.nodes)
+            yield cycle.key_of(as_submitted(member, group.host))

@@ -56,7 +56,7 @@ class Patches:
                 install()
 
     def release(self) -> None:
-        """Put everything back after the last user, unless somebody else replaced it since."""
+        """Put everything back after the last user, unless other code replaced it since."""
         with self._lock:
             self._users -= 1
             if self._users:

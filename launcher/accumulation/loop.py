@@ -57,7 +57,7 @@ class Gradients:
 
     @property
     def untouched(self) -> bool:
-        """Whether nobody has cleared or changed what was accumulated since the last `mark`."""
+        """Whether what was accumulated has been neither cleared nor changed since the last `mark`."""
         if self._mark is None:
             return True
         reference, identity, version = self._mark
@@ -262,7 +262,7 @@ class SplitLoop:
             self.refuse("the script accumulates gradients over several batches itself")
 
     def _is_second(self, batch: SplitBatch) -> bool:
-        """Whether a loader that is asked amid another one's batch belongs to the same iteration."""
+        """Whether a loader that is asked within another one's batch belongs to the same iteration."""
         if batch.undone or batch.backward:
             self.end()
             return False
@@ -371,11 +371,11 @@ class LocalState(threading.local):
 
     @property
     def exchange_waits(self) -> bool:
-        """Whether more parts of the current batch are to come, whoever splits it: ranks exchange with the last."""
+        """Whether more parts of the current batch are to come: ranks exchange gradients with the last one."""
         return self._partial or self.amid_batch
 
     def refuse(self, reason: str) -> None:
-        """Let loaders give whole batches, for a reason that the user is told, if they were to be split."""
+        """Let loaders give whole batches, and tell the user the reason, if they were to be split."""
         if self.loop is not None:
             self.loop.refuse(reason)
 

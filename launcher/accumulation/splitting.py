@@ -1,4 +1,4 @@
-"""Cuts a batch along its first dimension, whatever tensors, mappings and sequences it is made of."""
+"""Cuts a batch along its first dimension, whatever tensors, mappings and sequences it is made of, part by part."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from muri.launcher.accumulation.splitting import cut, sample_count, sizes_of
 from muri.launcher.job.environment import AccumulateError, chosen_steps, declare
 
 
-class accumulate:  # noqa: N801 (used as a function: `muri.accumulate(4)`)
+class accumulate:
     """Run each batch as `steps` micro-batches, with the gradient of the whole batch and the memory of one part.
 
     ::

@@ -233,11 +233,11 @@ class SharedItems:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def undecided(self, place: int) -> bool:
-        """Whether nobody has tried to keep something under the place yet."""
+        """Whether no worker has tried to keep something under the place yet."""
         return self._words[_HEADER_WORDS + 2 * place + 1] == 0
 
     def put(self, place: int, content: bytes | memoryview) -> bool:
-        """Keep bytes under a place, if there is room and nobody was first.
+        """Keep bytes under a place, if there is room and no other worker was first.
 
         Returns:
             Whether the place holds something now.

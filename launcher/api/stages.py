@@ -1,4 +1,4 @@
-"""The stage API of training scripts: `muri.stage` and `muri.batches`.
+"""The stage API of training scripts: `muri.stage` and `muri.batches`, which can fetch one batch ahead.
 
 Works in any Python process. Alone it only measures; inside a group each stage first waits for
 its resource. See docs/stage-api.md.
@@ -47,10 +47,10 @@ class PrefetchError(UsageError, ValueError):
     """A script asked for a prefetch that does not exist."""
 
 
-class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
+class stage:
     """Mark a part of the training loop: `with muri.stage("propagate"): …`.
 
-    Inside another stage the inner one counts and the outer one goes on after it. The same
+    Inside another stage the inner one counts, and the outer one continues after it. The same
     stage inside itself is a yield point.
 
     Args:
@@ -86,7 +86,7 @@ class stage:  # noqa: N801 (used as a function: `with muri.stage("load")`)
             clock.leave()
 
 
-class batches(Generic[Batch]):  # noqa: N801 (used as a function: `for batch in muri.batches(loader)`)
+class batches(Generic[Batch]):
     """Iterate over a loader; fetching a batch is the `load` stage, each batch one iteration.
 
     An iteration ends when the next batch is asked for. `len()` is the loader's.
@@ -156,7 +156,7 @@ class _Fetcher(Generic[Batch]):
             return next(self._source)
 
     def close(self) -> None:
-        """Nothing goes on beside the loop."""
+        """No thread to end."""
 
 
 def yield_point() -> None:
@@ -250,7 +250,7 @@ class Prefetcher(Generic[Batch]):
     def _start(self) -> None:
         context = contextvars.copy_context()
         arguments = (self._source, self._clock, self._line, _torch_modes())
-        # A daemon, because a script that ends does not wait for batches that nobody asked for.
+        # A daemon, because a script that ends does not wait for batches that it did not ask for.
         self._thread = threading.Thread(target=context.run, args=(_work, *arguments), name="prefetch", daemon=True)
         self._stop_at_exit = self._line.stop
         weakref.finalize(self, self._line.stop).atexit = False
@@ -258,7 +258,7 @@ class Prefetcher(Generic[Batch]):
         self._thread.start()
 
     def _take(self) -> Batch:
-        begin_s = time.perf_counter()
+        begin_s = self._clock.now()
         while True:
             try:
                 batch, error, lane_wait_s = self._line.fetched.get(timeout=POLL_S)
@@ -266,7 +266,7 @@ class Prefetcher(Generic[Batch]):
             except queue.Empty:
                 continue
         # The loop waited for another member, not for its own fetch, as far as the fetch did.
-        self._clock.add_wait(_LOAD, min(lane_wait_s, time.perf_counter() - begin_s))
+        self._clock.add_wait(_LOAD, min(lane_wait_s, self._clock.now() - begin_s))
         if error is not None:
             self._end = error
             raise error
@@ -288,11 +288,11 @@ def _work(
 
 def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
     """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
-    begin_s = time.perf_counter()
+    begin_s = clock.now()
     wait_s = 0.0
     try:
         clock.enter(_LOAD)
-        wait_s = time.perf_counter() - begin_s
+        wait_s = clock.now() - begin_s
         try:
             with line.reading:
                 if line.stopped:

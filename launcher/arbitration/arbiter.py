@@ -1,4 +1,4 @@
-"""One token per resource, and two disciplines of passing them on."""
+"""One token per resource: fair passing in normalized progress, and plain sharing without tokens."""
 
 import mmap
 import threading
@@ -39,7 +39,7 @@ class Clock:
         return time.perf_counter()
 
     def lock(self) -> threading.Lock:
-        """A new lock that nobody holds."""
+        """A new lock, which is free."""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> threading.Condition:
@@ -89,7 +89,7 @@ class Arbiter(ABC):
     Attributes:
         discipline: Its name.
         takes_turns: Whether a resource is one member's at a time.
-        waiting_hint: A byte per resource, not 0 while a yield point would find somebody waiting. A
+        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting. A
             member in a process of its own reads it in shared memory instead of asking.
     """
 
@@ -281,7 +281,7 @@ class FairArbiter(Arbiter):
         return self._dispatch(resource)
 
     def _dispatch(self, resource: int) -> bool:
-        """Grant a free resource; False if nobody was woken."""
+        """Grant a free resource; False if no member was woken."""
         waiting = self._waiting[resource]
         if not waiting or self._holder[resource] is not None:
             return False
@@ -308,7 +308,7 @@ class FairArbiter(Arbiter):
 
 
 class PlainArbiter(Arbiter):
-    """Grants every resource at once, to several members too: nobody waits and nobody holds anything.
+    """Grants every resource at once, to several members too: no member waits, and none holds anything.
 
     For members that were measured to get on well so (SJF-BSBF shares GPUs in this way).
 
@@ -334,14 +334,14 @@ class PlainArbiter(Arbiter):
             self._members.discard(member)
 
     def acquire(self, member: str, resource: int) -> float:
-        """Go on at once, whoever else is at the resource."""
+        """Return at once, whichever members use the resource."""
         with self._mutex:
             if member not in self._members:
                 raise WaitInterruptedError(member)
         return 0.0
 
     def release(self, member: str, resource: int) -> None:
-        """Nobody waits for it."""
+        """No member waits for it."""
 
     def interrupt(self, member: str) -> None:
         """It does not wait."""

@@ -72,7 +72,7 @@ class LockstepArbiter(Arbiter):
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Take the planned position; the member enters the rotation with its first request.
 
-        One that nobody planned, because it joined later, takes a position that is free.
+        One that was not planned, because it joined later, takes a free position.
 
         Raises:
             UsageError: There is none.
@@ -174,7 +174,7 @@ class LockstepArbiter(Arbiter):
         return place.where in {_Where.BETWEEN, _Where.HOLDING}
 
     def _advance(self) -> None:
-        """Go on to the next step in which somebody has work, if nobody needs this one."""
+        """Go on to the next step in which a member has work, if none needs this one."""
         waiting = [place for place in self._places.values() if place.waiters]
         while waiting and not any(map(self._blocks_step, self._places.values())):
             self._step += 1

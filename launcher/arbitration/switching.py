@@ -1,7 +1,7 @@
-"""An arbiter whose discipline can change while members run.
+"""The disciplines by name, and an arbiter whose discipline can change while members run.
 
-The change is quiet: waits for the old discipline's grants are called back, no token is granted by
-the new one before the last token of the old one is given back, and the waits then go on under the new one.
+The change is quiet: waits for the old discipline's grants are called back, the new discipline grants no token before
+the last token of the old one is given back, and the waits then go on under the new one.
 """
 
 import logging

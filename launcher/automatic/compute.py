@@ -22,7 +22,7 @@ from muri.launcher.automatic.watch import (
 )
 
 MAX_GRADIENT_HOOKS: Final = 64
-"""So many of an optimizer's parameters offer to yield during backward, evenly spread."""
+"""Number of an optimizer's parameters, evenly spread, at which backward offers to yield."""
 
 
 def install() -> None:

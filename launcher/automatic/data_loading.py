@@ -1,4 +1,10 @@
-"""Times the transforms of datasets while a batch is fetched, without changing what the script sees."""
+"""Hooks of `torch.utils.data.DataLoader`: what fetching a batch takes, in this process and in workers.
+
+Iterations begin where a batch is asked for. Without workers the fetch runs in this process and is a stage: `load` if
+reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are `preprocess`. With
+workers this process only waits for them, which is no stage. Forked workers inherit a board of shared memory and add up
+their seconds there. Spawned workers import PyTorch anew, without hooks: they work the same and are not measured.
+"""
 
 import functools
 import mmap
@@ -23,7 +29,7 @@ _MAX_DATASETS: Final = 16
 
 _WORKERS_HOOK: Final = "DataLoader workers"
 KEPT_FETCHES: Final = 16
-"""So many fetches of each worker are told of between two batches."""
+"""Number of each worker's fetches that are reported between two batches."""
 
 _CELL: Final = struct.Struct("ddd")  # seconds of load and of preprocess, number of fetches
 _FETCH: Final = struct.Struct("ddd")
@@ -142,7 +148,7 @@ def metered(dataset: Any, meter: Meter) -> Iterator[None]:
 
 
 def _parts(dataset: Any) -> list[Any]:
-    """The dataset and those inside it: Subset, ConcatDataset and the like."""
+    """The dataset and those inside it: Subset, ConcatDataset and similar ones."""
     parts: list[Any] = [dataset]
     for part in parts:
         own = getattr(part, "__dict__", None)
@@ -192,7 +198,7 @@ class Board:
     def news(self) -> tuple[float, float]:
         """What all workers spent since the last call, divided by their number.
 
-        They work side by side: so much of the time the loading as a whole was busy.
+        They work side by side, so this is how long the loading as a whole was busy.
         """
         cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
         total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)

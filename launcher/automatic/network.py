@@ -1,4 +1,9 @@
-"""One thread per script that sends gradients, in the order in which backward hands them over."""
+"""Hooks of what uses the network: collectives that a script calls, and `DistributedDataParallel`.
+
+Collectives, and waits for asynchronous ones, are the stage `synchronize`. One thread per script sends DDP's gradients,
+in the order in which backward hands them over. While a member waits for the network at the end of backward it gives the
+GPU back: two members that each hold the GPU of one rank and wait for the other's rank would block each other.
+"""
 
 import functools
 import queue

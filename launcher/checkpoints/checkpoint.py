@@ -1,4 +1,4 @@
-"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and goes on later.
+"""`muri.checkpoint` and `muri.should_stop`: a script that can be stopped at any iteration and resumed later.
 
 See docs/checkpoints.md.
 """

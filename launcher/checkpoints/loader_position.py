@@ -51,7 +51,7 @@ class LoaderPosition:
         restore_generators(facts["rng"])
 
     def begin(self, loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
-        """Iterate over a loader; in the training loop that goes on, from its next batch.
+        """Iterate over a loader; in a training loop that resumes, from its next batch.
 
         Args:
             loader: What `muri.batches` was given.

@@ -89,7 +89,7 @@ class CheckpointStore:
                         f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
                     ) from error
                 time.sleep(_POLL_S)
-            except OSError:  # some network file systems have no locks: then nobody is kept out
+            except OSError:  # some network file systems have no locks: then no process is kept out
                 return
             else:
                 return

@@ -1,7 +1,7 @@
 """The helper process of c_output.py: `python c_output_helper.py CHANNEL RUNTIME_PID`.
 
 It is given, for each session, the listener of its seccomp filter and the session's output files, and answers the
-filter's notifications in a thread per session, so that a full pipe holds up nobody else. It imports nothing of
+filter's notifications in a thread per session, so that a full pipe holds up no other session. It imports nothing of
 Muri and ends when the runtime has.
 """
 

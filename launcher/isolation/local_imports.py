@@ -1,8 +1,11 @@
-"""Gives each session its own modules from its own directories.
+"""Gives each session its own modules from its own directories, and the import of installed packages in turns.
 
-Two members may both have a `model.py`. `sys.modules` knows one module per name, so a name that a
-session finds in its script's directory (or its $PYTHONPATH) is exchanged there whenever another
-session imports it. Installed packages are shared.
+Two members may both have a `model.py`. `sys.modules` knows one module per name, so a name that a session finds in its
+script's directory (or its $PYTHONPATH) is exchanged there whenever another session imports it.
+
+Installed packages are shared. Python locks each module that it imports, not the package that it belongs to: two threads
+that start with different parts of one package (`import torch`, `from torch.utils.data import DataLoader`) can wait for
+each other. Python notices and lets one of them go on with a "partially initialized module", hence the turns.
 """
 
 import builtins

@@ -1,4 +1,10 @@
-"""Python's `random`: the module's functions draw from the session's own generator."""
+"""Random generators of Python, NumPy (its legacy generator) and PyTorch: each session draws from its own.
+
+PyTorch has one for the CPU and one for each GPU. Whatever draws random numbers without being given a generator ends in
+an operator that PyTorch tags as `nondeterministic_seeded`: dropout, initializers, samplers, recurrent layers, C++ code.
+The kernels of these operators are overridden: those that take a generator are given the session's, the others run with
+the session's state in the default generator.
+"""
 
 import logging
 import os
@@ -34,7 +40,6 @@ class SessionRandom(random.Random):
     """Stands for `random._inst`, which some libraries use."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Read from the session's generator."""
         session = current_session()
         return getattr(_PLAIN if session is None else _generators.of(session), name)
 
@@ -230,7 +235,9 @@ def _patch_functions(torch: ModuleType, generators: SessionGenerators) -> None:
     plain_seed, plain_manual_seed = torch.random.seed, torch.random.manual_seed
 
     def manual_seed(seed: Any) -> Any:
-        plain_manual_seed(seed)  # other devices, and the check of the value; the process's generator is nobody's
+        plain_manual_seed(
+            seed
+        )  # other devices, and the check of the value; no session draws from the process's generator
         return generators.cpu().manual_seed(int(seed))
 
     def seed() -> int:

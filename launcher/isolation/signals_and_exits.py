@@ -1,6 +1,7 @@
-"""Signals: each session has handlers of its own, and a signal to the process means the session that sends it.
+"""Signals, and how a script ends itself: `atexit`, finalizers, `os._exit`, and a sleep that a signal can end.
 
-A process that a session forks has the session's handlers as its real ones, and may change them.
+Each session has handlers of its own, and a signal to the process means the session that sends it. A process that a
+session forks has the session's handlers as its real ones, and may change them.
 """
 
 import atexit
@@ -24,7 +25,7 @@ _OF_RUNTIME: Final = (
 """The runtime has handlers of its own for these; forked processes must not keep them."""
 
 _MANY: Final = 256
-"""After so many new finalizers the list is rid of those that have run."""
+"""After this many new finalizers, those that have run are dropped from the list."""
 
 _plain_signal = signal.signal
 

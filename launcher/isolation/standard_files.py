@@ -1,4 +1,14 @@
-"""Standard streams: sys.stdin, stdout and stderr lead to the session's own files."""
+"""Standard files: streams, descriptors 0 to 2 and the output of C code lead to the session's own files.
+
+`sys.stdin`, `stdout` and `stderr` are proxies, and functions that take a descriptor by number translate it. C code is
+reached by a seccomp filter on each session's thread (and those it starts), which stops `write` and `writev` to 1 and 2.
+A helper process, which needs nothing of this process's Python and therefore never waits for it, reads the bytes and
+writes them to the session's file. See seccomp_unotify(2).
+
+A thread with such a filter, and processes forked from it, cannot gain rights through setuid programs; processes that
+`subprocess` starts come from a thread without the filter. MURI_C_OUTPUT=0 in the runtime's environment turns the filter
+off.
+"""
 
 import builtins
 import ctypes
@@ -59,27 +69,21 @@ class StreamProxy:
         return session.streams[self._name]
 
     def __getattr__(self, attribute: str) -> Any:
-        """Read from the session's stream."""
         return getattr(self._target(), attribute)
 
     def __setattr__(self, attribute: str, value: Any) -> None:
-        """Write to the session's stream."""
         setattr(self._target(), attribute, value)
 
     def __iter__(self) -> Any:
-        """Lines of the session's stream."""
         return iter(self._target())
 
     def __next__(self) -> Any:
-        """Next line of the session's stream."""
         return next(self._target())
 
     def __enter__(self) -> Any:
-        """As the session's stream does."""
         return self._target().__enter__()
 
     def __exit__(self, *exception: Any) -> Any:
-        """As the session's stream does."""
         return self._target().__exit__(*exception)
 
 

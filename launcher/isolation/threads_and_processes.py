@@ -1,4 +1,8 @@
-"""Threads that a session starts belong to it."""
+"""Threads and subprocesses that a session starts belong to it, those included that PyTorch starts in C++.
+
+PyTorch hands certain thread-local objects on to the threads that work on a backward pass, such as autograd's one per
+GPU. The session is put among them before each pass. Subprocesses get the session's environment and standard files.
+"""
 
 import _posixsubprocess
 import os

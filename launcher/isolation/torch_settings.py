@@ -1,8 +1,14 @@
-"""`torch.set_default_dtype` per session.
+"""PyTorch's settings per session: default dtype, switches in C++, number of threads within an operation.
 
-The default stands in one place in C++. It stays float32 there. A session that sets another gets a mode in each
-of its threads that adds the dtype to the functions that make tensors. Not reached: the legacy constructors
-(`torch.Tensor(3, 4)`), results of integer division and the like, threads that ran before, code in C++.
+The default dtype stands in one place in C++ and stays float32 there. A session that sets another gets a mode in each of
+its threads that adds the dtype to the functions that make tensors. Not reached: the legacy constructors
+(`torch.Tensor(3, 4)`), results of integer division and similar, threads that ran before, code in C++.
+
+The switches (deterministic mode, cuDNN, matmul precision, anomalies) steer work on the GPU, some also on the CPU, so a
+session's values are put in place when it gains the resource `propagate`. What it runs outside of that stage runs with
+the values of the session that had the resource last.
+
+OpenMP keeps the number of threads per thread and MKL can; PyTorch's own variable serves threads that start later.
 """
 
 import ctypes
@@ -300,11 +306,9 @@ class _PrintOptions:
         return self._plain if session is None else self._own.of(session)
 
     def __getattr__(self, name: str) -> Any:
-        """Read an option of the session."""
         return getattr(self._target(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an option of the session."""
         setattr(self._target(), name, value)
 
 

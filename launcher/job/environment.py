@@ -1,4 +1,4 @@
-"""Which of a job's tasks this process is, and what `torch.distributed` needs to know of it.
+"""What the environment tells a process of its job: its rank, timeouts, into how many micro-batches batches are split.
 
 `srun` starts one task per GPU and numbers them; so does torchrun (`torchrun --no-python … muri run train.py`).
 """
@@ -24,7 +24,7 @@ REQUEUE_WAIT_S: Final = 60.0
 """How long a process waits for Slurm to end it after its job was put back into the queue."""
 
 ACCUMULATE_VARIABLE: Final = "MURI_ACCUMULATE"
-"""Hooks split the batches of a script that calls nothing: into so many, or "auto": as many as the scheduler chose."""
+"""Into how many parts hooks split batches of a script that calls nothing; "auto": as many as the scheduler chose."""
 
 STEPS_VARIABLE: Final = "MURI_ACCUMULATE_STEPS"
 """What the scheduler chose for a script that can; without effect on one that neither calls nor asks for it."""
@@ -152,7 +152,7 @@ def hooked_steps(environment: Mapping[str, str]) -> int:
 
 
 def chosen_steps() -> int:
-    """The number for a script that leaves it to whoever runs it: the scheduler, else `muri run --accumulate N`."""
+    """The number for a script that does not say: the scheduler's, else that of `muri run --accumulate N`."""
     scheduled = scheduled_steps(os.environ)
     return scheduled if scheduled > 1 else hooked_steps(os.environ)
 
@@ -175,7 +175,7 @@ _said: Final = threading.Event()
 
 
 def declare() -> None:
-    """The script leaves the number of micro-batches to whoever runs it."""
+    """The script leaves the number of micro-batches to the scheduler or to `muri run`."""
     _said.set()
 
 

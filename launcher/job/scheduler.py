@@ -46,7 +46,7 @@ class Membership(Protocol):
         """
 
     def runs(self, job_id: str) -> bool:
-        """Whether the job runs and nobody is ending it.
+        """Whether the job runs and is not being ended.
 
         Raises:
             MuriError: The scheduler cannot say now.
@@ -85,7 +85,7 @@ class NoMembership:
     """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
 
     def expects_group(self, job_id: str) -> bool:
-        """Nobody could have put the job into a group."""
+        """Without a scheduler there are no groups."""
         return False
 
     def requeue(self, job_id: str, reason: str) -> None:
@@ -97,15 +97,15 @@ class NoMembership:
         return None
 
     def accumulate_steps(self, job_id: str) -> int:
-        """Nobody wants them split."""
+        """No scheduler wants them split."""
         return 1
 
     def runs(self, job_id: str) -> bool:
-        """Nobody can say; what cannot be requeued is as well not running."""
+        """Unknown; a job that cannot be requeued counts as not running."""
         return False
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """Nobody can put it back."""
+        """No scheduler can put it back."""
         return False
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
@@ -113,7 +113,7 @@ class NoMembership:
         self.requeue(job_id, "")
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
-        """Nobody asks."""
+        """No controller asks."""
 
 
 def load_membership(group: str = ENTRY_POINTS) -> Membership:

@@ -1,4 +1,4 @@
-"""Which session a thread of the runtime belongs to, and what that session has of its own."""
+"""A member's session: what belongs to it, which threads are its own, and what the runtime asks of it."""
 
 import io
 import os
@@ -137,7 +137,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
 
 
 def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
-    """Give one module properties; whoever reads `module.name` from outside goes through them.
+    """Give one module properties; code outside that reads `module.name` goes through them.
 
     The module's own functions, and C code that looks into its dictionary, go on reading the dictionary.
     """
@@ -211,7 +211,7 @@ class Roots:
 
 @runtime_checkable
 class MemberSession(Protocol):
-    """One run of a member's script; `session.Session` in a thread, `processes.session.ProcessSession` in a process.
+    """One run of a member's script; `ThreadSession` or `ProcessSession` in `launcher.sessions`.
 
     Attributes:
         member: The member's job id.

@@ -1,4 +1,7 @@
-"""Measures the stages of one training script and, inside a group, asks for their resources."""
+"""Measures the stages of one training script and, inside a group, asks for their resources.
+
+Kernels on a GPU run later than the script asks for them; a `GpuPace` tells the clock when the GPU is really used.
+"""
 
 import contextlib
 import sys
@@ -38,7 +41,7 @@ class GpuPace(Protocol):
     Attributes:
         counts_host_time: Whether the stage lasts as long as the thread is in it. Otherwise
             `iteration_ended` tells how long the GPU was busy.
-        gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where nobody looks.
+        gpu_mem_peak_gib: Most GPU memory that the member was seen to use, None where it is not measured.
     """
 
     @property
@@ -75,7 +78,7 @@ class HostPace:
         """Nothing is left running from before."""
 
     def taken(self) -> None:
-        """Nobody else's work is running."""
+        """No other member's work is running."""
 
     def given(self) -> None:
         """Wait for the GPU."""
@@ -92,13 +95,13 @@ class HostPace:
 
 
 class FreePace(HostPace):
-    """Nobody waits for anything: for scripts that are alone and not measured."""
+    """No wait for the GPU: for scripts that are alone and not measured."""
 
     def given(self) -> None:
-        """Nobody is there to pass it on to."""
+        """No member waits for it."""
 
     def at_yield_point(self) -> bool:
-        """Nobody is there to pass it on to."""
+        """No member waits for it."""
         return False
 
 
@@ -161,17 +164,17 @@ class OpenGate:
         """Nothing to give back."""
 
     def yield_point(self, stage: int) -> float:
-        """Nobody to yield to."""
+        """No member waits."""
         return 0.0
 
     def iteration_done(self, record: IterationRecord) -> None:
-        """Nobody counts."""
+        """No arbiter counts."""
 
 
 IntervalListener = Callable[[int, float, float, float], None]
 IterationListener = Callable[[IterationRecord], None]
 HoldListener = Callable[[int, float, float, float, bool], None]
-"""Hears of a stage, its start and end, its share of the resource, and whether it was the owner's."""
+"""Called with a stage, its start and end, its share of the resource, and whether it was the owner's."""
 
 
 class _Lane:
@@ -206,7 +209,7 @@ class StageClock:
     threads are timed but not gated.
 
     Attributes:
-        explicit: Whether the script marked a stage or iterated `muri.batches` itself; whoever marks
+        explicit: Whether the script marked a stage or iterated `muri.batches` itself; hooks that mark
             stages on its behalf leaves that to it from then on.
         at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
             and with no resource held.
@@ -215,8 +218,8 @@ class StageClock:
         gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
         recent: The last iterations' records.
-        on_hold: Hears of all work, also of threads that are not gated and of worker processes.
-        on_prefetch_depth: Hears how many batches a loader may have ready, and after how many its waits recur.
+        on_hold: Called for all work, also of threads that are not gated and of worker processes.
+        on_prefetch_depth: Called with how many batches a loader may have ready, and after how many its waits recur.
     """
 
     def __init__(
@@ -239,7 +242,7 @@ class StageClock:
         self._gate: Gate = gate or OpenGate()
         self._on_interval = on_interval
         self._on_iteration = on_iteration
-        self._now = now
+        self.now = now
         self._owner: int | None = None
         self._own = _Lane()
         self._thread = _ThreadPart()
@@ -257,7 +260,7 @@ class StageClock:
         """
         lane = self._gated()
         if lane is None:
-            self._thread.ungated.append((stage, self._now()))
+            self._thread.ungated.append((stage, self.now()))
             return
         stack = lane.stack
         if stack and stack[-1] == stage:
@@ -272,7 +275,7 @@ class StageClock:
         stack.append(stage)
 
     def leave(self) -> None:
-        """End the innermost stage; the outer one, if any, goes on."""
+        """End the innermost stage; an outer one continues."""
         lane = self._gated()
         if lane is None:
             self._leave_ungated()
@@ -330,7 +333,7 @@ class StageClock:
 
     @property
     def shared(self) -> bool:
-        """Whether anybody could wait for this script's resources."""
+        """Whether another member could wait for this script's resources."""
         return not isinstance(self._gate, OpenGate)
 
     def become_explicit(self) -> None:
@@ -392,7 +395,7 @@ class StageClock:
             return
         if not self.gpu.counts_host_time:
             self._add_gpu_times(self.gpu.iteration_ended())
-        record = IterationRecord(self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
+        record = IterationRecord(self.now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         self.iterations += 1
         self.recent.append(record)
@@ -431,7 +434,7 @@ class StageClock:
             self._resume(self._own, stack[-1])
 
     def _begin_iteration(self) -> None:
-        self._iteration_start_s = self._now()
+        self._iteration_start_s = self.now()
         self._iteration_stage_s = [0.0] * STAGE_COUNT
         self._iteration_wait_s = [0.0] * STAGE_COUNT
 
@@ -448,25 +451,25 @@ class StageClock:
         self._note_wait(lane, stage, self._gate.acquire(stage))
         if stage == PROPAGATE:
             self.gpu.taken()
-        lane.since_s = self._now()
+        lane.since_s = self.now()
 
     def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             self.gpu.given()
-        self._close_interval(lane, stage, self._now())
+        self._close_interval(lane, stage, self.now())
         self._gate.release(stage)
 
     def _yield(self, lane: _Lane, stage: int) -> None:
         if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
             return
-        before_s = self._now()
+        before_s = self.now()
         waited_s = self._gate.yield_point(stage)
         if stage == PROPAGATE:
             self.gpu.taken()
         if waited_s > 0:
             self._close_interval(lane, stage, before_s)
             self._note_wait(lane, stage, waited_s)
-            lane.since_s = self._now()
+            lane.since_s = self.now()
 
     def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
         if stage != PROPAGATE or self.gpu.counts_host_time:
@@ -495,6 +498,6 @@ class StageClock:
     def _leave_ungated(self) -> None:
         if self._thread.ungated:
             stage, since_s = self._thread.ungated.pop()
-            now_s = self._now()
+            now_s = self.now()
             self._add_held(stage, now_s - since_s)
             self.note_work(stage, since_s, now_s, 1.0)

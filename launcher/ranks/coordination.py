@@ -1,4 +1,4 @@
-"""One runtime's part in a group of several ranks: its arbiter, its links, and what a lost peer means."""
+"""One runtime's part in a group of several ranks: its arbiter, its links, lost peers, and members that hang."""
 
 import logging
 import threading
@@ -16,7 +16,7 @@ logger = logging.getLogger("muri.launcher")
 CONNECT_TIMEOUT_S: Final = 60.0
 
 MOST_ROUNDS: Final = 3
-"""A report that is older than so many rounds of rank 0 counts no longer."""
+"""A report older than this many rounds of rank 0 no longer counts."""
 
 FailureListener = Callable[[str, str, int, int], None]
 """Told of a session that failed on another rank: member, session key, rank, exit code."""

@@ -1,8 +1,8 @@
 """Authenticated connections between the runtimes of one group: rank 0 listens, the other ranks connect.
 
-A cluster is shared, so whoever connects has to prove that it knows the group's key, and so has rank 0:
+A cluster is shared, so a process that connects has to prove that it knows the group's key, and so has rank 0:
 both sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. The key
-travels in the environment of the host job's step, which only its user (and root) can read. Messages that follow
+travels in the environment of the pilot job's step, which only its user (and root) can read. Messages that follow
 are JSON in the framing of `multiprocessing.connection`, never pickle; they are not encrypted.
 """
 
@@ -121,7 +121,7 @@ class Listener:
         threading.Thread(target=self._accept, name="ranks", daemon=True).start()
 
     def close(self) -> None:
-        """Take nobody any more."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -7,7 +7,7 @@ for A: forever. So rank 0 alone decides. Whenever its own arbiter grants the net
 
 Why nothing waits forever:
 
-1. Nobody holds a resource while waiting for another: a stage inside another suspends the outer one, which frees its
+1. No member holds a resource while it waits for another: a stage inside another suspends the outer one, which frees its
    resource, before it asks for its own (`StageClock.enter`). A holder of the network therefore needs no other
    resource to finish its collective but the arrival of its peers.
 2. Take the oldest grant that has not come to its end on every rank, of member A. On no rank is the network held by
@@ -46,7 +46,7 @@ def session_key(environment: Mapping[str, str]) -> str:
 
 
 class Leader:
-    """Rank 0: its arbiter decides, and everybody is told.
+    """Rank 0: its arbiter decides, and the other ranks are told.
 
     Args:
         publish: Tells the other ranks of a grant: the member and its session's key.
@@ -150,10 +150,10 @@ class Follower:
         self.arbiter.dispatch(NETWORK)
 
     def before(self, member: str) -> None:
-        """The sequence names nobody whose peers are not there."""
+        """The sequence names no member whose peers are not there."""
 
     def after(self, member: str) -> None:
-        """Nobody follows this rank."""
+        """No rank follows this one."""
 
     def interrupt(self, member: str) -> None:
         """The arbiter ends all waits of this rank."""

@@ -1,4 +1,4 @@
-"""The member's side: hand the script over to the group's runtime and stand for it meanwhile."""
+"""The member's side: waits for its group's runtime, hands the script over and passes signals and the exit code on."""
 
 import contextlib
 import os
@@ -173,7 +173,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         A connection, or None when the job is in no group and may run alone.
 
     Raises:
-        RuntimeLostError: The job is in a group, or nobody could say, and no runtime came.
+        RuntimeLostError: The job is in a group, or that is not known, and no runtime came.
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)

@@ -141,7 +141,7 @@ def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
     if request is None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, command)  # noqa: S606 (this process becomes the script's)
+        os.execv(sys.executable, command)  # this process becomes the script's
     from muri.launcher.run.dry_run import supervise
 
     return supervise(command, request)

@@ -65,7 +65,7 @@ def _execute(loaded: script.LoadedScript, mark: str) -> None:
     atexit.register(_end_by_interrupt, interrupted)
     script.wait_for_gloo_at_exit()
     try:
-        exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
+        exec(loaded.code, loaded.module.__dict__)
     except SystemExit:
         raise
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""The process that a group shares: `python -m muri.launcher.runtime --members 101,102 …`."""
+"""The process that a group shares: `python -m muri.launcher.runtime.main --members 101,102 …`."""
 
 import importlib
 import logging
@@ -138,7 +138,7 @@ class Runtime:
                 logger.warning("the status could not be written: %s", error)
             if last:
                 return
-            # The host waits for the last member to end: that is told at once.
+            # The pilot waits for the last member to end, so an end is written at once.
             self._table.changed.wait(STATUS_INTERVAL_S)
             self._table.changed.clear()
 

@@ -1,4 +1,4 @@
-"""What the runtime knows of its members, and the status file that tells the controller."""
+"""What the runtime knows of its members: sessions, speed against running alone, and the status file."""
 
 import os
 import threading

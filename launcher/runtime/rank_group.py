@@ -1,4 +1,4 @@
-"""What belonging to a group of several ranks changes for a runtime, its server and its sessions."""
+"""What a group of several ranks changes for a runtime, its server and its sessions."""
 
 import contextlib
 import errno
@@ -28,7 +28,7 @@ LOSS_GRACE_S: Final = 2.0
 """How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
 
 SILENCE_FACTOR: Final = 2.0
-"""A rank's runtime may be silent for so many times the timeout of hangs: it is more likely to be busy than a script."""
+"""How many hang timeouts a rank's runtime may be silent for: a runtime is more likely to be busy than a script."""
 
 
 class PortTakenError(RankLinkError):
@@ -109,7 +109,7 @@ class RankGroup:
         self._errors[request.job_id] = os.dup(stderr)
 
     def exchange(self, findings: list[Finding], interval_s: float, timeout_s: float) -> None:
-        """Tell the other ranks what was found out about the members here, and hear of theirs."""
+        """Report the findings about the members here to the other ranks."""
         for finding in findings:
             member = finding.session.member
             key = self.arbiter.key_of(member)

@@ -21,7 +21,7 @@ from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.sessions import gpu_errors
 from muri.launcher.sessions.process_session import ProcessSession, chosen_isolation, share_waiting_hint
-from muri.launcher.sessions.thread_session import Session
+from muri.launcher.sessions.thread_session import ThreadSession
 from muri.launcher.telemetry.trace import Trace
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError, RendezvousError
@@ -87,7 +87,7 @@ class SessionFactory:
         listener = None if trace is None else record
         if chosen_isolation(request.environment, self._isolation) == "process":
             return _marked(ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s), trace)
-        return _marked(Session(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
+        return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
 
 
 def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
@@ -160,7 +160,7 @@ class Server:
         threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
-        """Take the names away and accept nobody any more."""
+        """Remove the names and accept no more members."""
         self._closing = True
         for path in (*self._names, self._socket_path):
             path.unlink(missing_ok=True)
@@ -300,7 +300,7 @@ def _cancel(session: MemberSession, signum: int) -> None:
 
 
 def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str | None = None) -> protocol.Frame:
-    """What a member's process is told at the end of its script.
+    """The frame that ends a member's connection.
 
     Args:
         session: The script's session.

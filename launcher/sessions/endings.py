@@ -1,4 +1,4 @@
-"""How a script ends: exit codes, signals that end it, and the traceback it leaves."""
+"""How a script ends: exit codes, signals, the traceback that it leaves, and the notice to one that hangs."""
 
 import contextlib
 import os

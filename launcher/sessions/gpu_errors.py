@@ -1,8 +1,11 @@
-"""Errors that end a CUDA context, and with it the process: who caused them, and who is requeued.
+"""Errors of the GPU: those that end a CUDA context, and with it the process, and those for lack of memory.
 
-After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole
-process. The runtime then ends; the members in it go back to the queue whatever their scripts said
-meanwhile, and those whose work may have caused the error are named, to run without partners.
+After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
+runtime then ends; its members go back to the queue whatever their scripts reported meanwhile, and those whose work may
+have caused the error are named, to run without partners.
+
+A script that runs out of GPU memory beside others may do so by the scheduler's fault. In a process of its own it leaves
+a mark in a file that the runtime named, because its exit code tells nothing.
 """
 
 import contextlib
@@ -100,7 +103,7 @@ class FaultWatch:
         self._running, self._end_runtime = running, end_runtime
 
     def session_ended(self, session: MemberSession) -> None:
-        """Called before the member's process hears of the end."""
+        """Called before the member's process learns of the end."""
         cause, device = session.fault, preparation.device
         if cause is None and device is not None and session.exit_code and is_dead(device):
             cause = "CUDA error: the context is beyond use, and the script did not say why"

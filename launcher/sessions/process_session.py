@@ -1,7 +1,8 @@
 """One member's script in a process of its own, under the same arbiter as the sessions in threads.
 
-For scripts that cannot share a process. The script's process is a child of the runtime, so it has
-the GPUs of the group's job; everything else it has is the member's own.
+For scripts that cannot share a process. The script's process is a child of the runtime, so it has the GPUs of the
+group's job; everything else it has is the member's own. Its requests for resources come over channels, one for each
+thread of the script (`wire.process_gate`), and go to the arbiter.
 """
 
 import contextlib
@@ -26,7 +27,7 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, Iterati
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
 from muri.launcher.sessions.gpu_errors import MARK_VARIABLE
-from muri.launcher.sessions.setup import GPU_VARIABLES, wait_without_spinning
+from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, wait_without_spinning
 from muri.launcher.wire import process_gate
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest
 
@@ -38,15 +39,15 @@ _TRACKED: Final = "SigCgt:"
 _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
 
 
-class ProcessSession:
+class ProcessSession(AttachedSession):
     """Runs one attach request in a process; see `MemberSession` for the attributes.
 
     Args:
         request: What to run.
         files: The member's standard input, output and error; closed here.
         arbiter: Grants resources.
-        page_fd: The page that tells yield points whether somebody waits (`process_gate.make_page`).
-        on_interval: Hears of every stage held, None when nobody wants to.
+        page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
+        on_interval: Called with every stage held; None for no calls.
         solo_iteration_s: Seconds of an iteration when alone, None when unknown.
     """
 
@@ -63,21 +64,14 @@ class ProcessSession:
         on_interval: IntervalListener | None = None,
         solo_iteration_s: float | None = None,
     ) -> None:
-        self.member = request.job_id
+        # `fault` stays None, because an error in the process's own CUDA context ends no other member; `stopped_at`
+        # stays None, because a checkpoint is known to the process alone.
+        super().__init__(request, arbiter, solo_iteration_s)
         self.clock = StageClock()  # never entered: filled from what the process tells
-        self.exit_code: int | None = None
-        self.stopped_at: int | None = None  # known to the process alone
         self.ended = threading.Event()
-        self.fault: str | None = None  # its CUDA context is its own: an error ends nobody else
-        self.condemned = False
-        self.out_of_memory = False
-        self.hung = False
         self._cut_short = False
-        self._request = request
         self._files = files
-        self._arbiter = arbiter
         self._page_fd = page_fd
-        self._solo_iteration_s = solo_iteration_s
         self._traced = on_interval is not None
         self._channels = Channels(self.member, arbiter, self._count, on_interval)
         self._process: subprocess.Popen[bytes] | None = None
@@ -92,7 +86,7 @@ class ProcessSession:
         """Run the script."""
         self._on_end = on_end
         self._arbiter.join(self.member, self._solo_iteration_s)
-        # The process is told of the death of the thread that started it: this one lives as long as it does.
+        # The kernel signals the process when the thread that started it ends, so that thread lives as long.
         threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
 
     @property
@@ -129,10 +123,6 @@ class ProcessSession:
         with self._lock:
             supervisor = 0 if self._process is None else self._process.pid
         return Roots(process=self._script_pid, supervisor=supervisor)
-
-    def environment(self) -> Mapping[str, str]:
-        """The member's environment, as it was handed over."""
-        return self._request.environment
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
@@ -279,8 +269,8 @@ class Channels:
     Args:
         member: The member's job id.
         arbiter: Whom its requests go to.
-        on_iteration: Hears of each finished iteration before the arbiter.
-        on_interval: Hears of each stage held, None when nobody wants to.
+        on_iteration: Called with each finished iteration, before the arbiter.
+        on_interval: Called with each stage held; None for no calls.
     """
 
     def __init__(

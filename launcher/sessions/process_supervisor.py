@@ -69,7 +69,7 @@ def _become(command: list[str], address: str) -> NoReturn:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
         os.environ["MURI_GATE"] = address
-        os.execv(command[0], command)  # noqa: S606 (running the script is the purpose)
+        os.execv(command[0], command)
     except OSError as error:
         os.write(2, f"muri: {command[0]} could not be started: {error.strerror}\n".encode())
     os._exit(127)

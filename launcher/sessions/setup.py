@@ -1,14 +1,15 @@
-"""What a session has for itself when it starts."""
+"""What a script gets when it starts: its environment, GPUs and working directory, and its turns on the cores."""
 
 import ctypes
 import logging
 import os
 import struct
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job import script
 from muri.launcher.job.session import SessionState, open_streams
 from muri.launcher.wire.protocol import AttachRequest
@@ -34,6 +35,26 @@ _SYSTEM_CALLS: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class AttachedSession:
+    """What a session of either kind has from its attach request on; see `job.session.MemberSession`."""
+
+    def __init__(self, request: AttachRequest, arbiter: Arbiter, solo_iteration_s: float | None) -> None:
+        self.member = request.job_id
+        self.exit_code: int | None = None
+        self.stopped_at: int | None = None
+        self.fault: str | None = None
+        self.condemned = False
+        self.out_of_memory = False
+        self.hung = False
+        self._request = request
+        self._arbiter = arbiter
+        self._solo_iteration_s = solo_iteration_s
+
+    def environment(self) -> Mapping[str, str]:
+        """The member's environment, as it was handed over."""
+        return self._request.environment
 
 
 def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: list[str]) -> SessionState:

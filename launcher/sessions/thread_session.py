@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from muri.launcher import isolation
@@ -35,7 +35,7 @@ from muri.launcher.sessions.endings import (
 )
 from muri.launcher.sessions.gpu_errors import is_out_of_memory
 from muri.launcher.sessions.interruption import Interruption, SessionGate
-from muri.launcher.sessions.setup import build_state, own_working_directory
+from muri.launcher.sessions.setup import AttachedSession, build_state, own_working_directory
 from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
@@ -44,13 +44,13 @@ HANDLER_GRACE_S: Final = 1.0
 """A script's signal handler runs at its next stage, or after that time beside the script."""
 
 INSIST_S: Final = 2.0
-"""How often a script that is to end, and does not, is told again."""
+"""How often the exception that ends a script is raised again while the script does not end."""
 
 CANCEL_GRACE_S: Final = 20.0
 """A script that has not ended by then is given up: it keeps its thread but no resource."""
 
 
-class Session:
+class ThreadSession(AttachedSession):
     """Runs one attach request.
 
     Attributes:
@@ -73,19 +73,10 @@ class Session:
         on_interval: IntervalListener | None = None,
         solo_iteration_s: float | None = None,
     ) -> None:
-        self.member = request.job_id
+        super().__init__(request, arbiter, solo_iteration_s)
         self._verdict = threading.Lock()  # not held while the script waits for a resource, as the interrupt lock is
-        self.exit_code: int | None = None
         self.told_to_end = False
-        self.stopped_at: int | None = None
-        self.fault: str | None = None
-        self.condemned = False
-        self.out_of_memory = False
-        self.hung = False
         self._lost_whatever_code = False
-        self._request = request
-        self._arbiter = arbiter
-        self._solo_iteration_s = solo_iteration_s
         self._state = build_state(request, files, base_path)
         self._state.deliver = self.deliver
         self._state.leave = self.leave
@@ -137,7 +128,7 @@ class Session:
             raise SessionExit(code)
         self._ending_class = exit_with(code)
         threading.Thread(target=self._insist, args=(code - 128, CANCEL_GRACE_S), daemon=True).start()
-        raise SystemExit  # nobody is told of the end of a thread by that
+        raise SystemExit  # ends this thread without a report
 
     def end_as_hung(self, cause: str) -> None:
         """Say why on the script's standard error, and give it up if it doesn't end."""
@@ -153,10 +144,6 @@ class Session:
         """The session's threads."""
         threads = [self._thread, *self._state.threads]
         return Roots(tuple(thread.native_id for thread in threads if thread.native_id and thread.is_alive()))
-
-    def environment(self) -> Mapping[str, str]:
-        """The member's environment, as it was handed over."""
-        return self._request.environment
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: let the script's own SIGTERM handler work, else end it."""
@@ -236,7 +223,7 @@ class Session:
             loaded = script.load(self._request.target, self._request.module)
             self._state.main = loaded.module
             self._state.argv[0] = loaded.argv0
-            exec(loaded.code, loaded.module.__dict__)  # noqa: S102 (running the script is the purpose)
+            exec(loaded.code, loaded.module.__dict__)
             code = 0
         except BaseException as error:  # every way in which a script can end
             code = self._code_of(error)

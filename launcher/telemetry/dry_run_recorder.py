@@ -1,4 +1,7 @@
-"""Measures the first iterations of a script from inside it, writes the result and ends the script."""
+"""Measures the first iterations of a script from inside it, writes the result and ends the script.
+
+A few more iterations run under PyTorch's profiler where its operators can tell more than the stage marks.
+"""
 
 import os
 import sys
@@ -22,7 +25,7 @@ from muri.units import GIB, MIB
 PROGRESS_INTERVAL_S: Final = 1.0
 
 STEPS: Final = 3
-"""So many steps of one optimizer are looked at; in the first some parameters may have no gradient yet."""
+"""Number of an optimizer's steps that are looked at; in the first some parameters may have no gradient yet."""
 
 ITERATIONS: Final = 5
 MOST_ITERATION_S: Final = 3.0

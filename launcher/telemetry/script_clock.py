@@ -43,7 +43,7 @@ class _Provider:
         return self._solo
 
     def detach(self) -> None:
-        """In a forked child: measure for nobody, wait for nobody."""
+        """In a forked child: measure only for itself, and wait for no resource."""
         self._solo = StageClock()
         self.current = self.solo
 

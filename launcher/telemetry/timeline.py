@@ -1,4 +1,7 @@
-"""The command `muri timeline`: a trace as a picture of who held which resource when, and as shares."""
+"""The command `muri timeline`: reads a trace back, and draws which member held which resource when.
+
+A trace is Chrome trace events, also of a runtime that was killed, or JSON lines.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence

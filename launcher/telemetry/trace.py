@@ -1,6 +1,8 @@
 """The stage trace of a script or a group: as Chrome trace events, or as JSON lines.
 
-Whoever records calls `record`, which only appends a tuple; `flush` formats and writes, beside the members.
+`record` only appends a tuple, because it runs in the members' threads; `flush` formats and writes, beside the members.
+Perfetto (ui.perfetto.dev) and chrome://tracing open trace events. The format:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("JSON Array Format").
 """
 
 import json
@@ -37,7 +39,7 @@ COLOURS: Final = {
 
 WAIT_COLOUR: Final = "grey"
 SHORTEST_WAIT_S: Final = 20e-6
-"""A shorter wait is the price of asking, not a wait for somebody."""
+"""A shorter wait is the price of asking, not a wait for a member."""
 
 RATE_INTERVAL_S: Final = 1.0
 _RESOURCE_TRACKS: Final = 1_000
@@ -70,7 +72,7 @@ class Trace(ABC):
 
     Attributes:
         path: The file that is written; an existing one is replaced.
-        dropped: Events that were lost because nobody flushed or the file grew too large.
+        dropped: Events that were lost because `flush` was not called or the file grew too large.
 
     Raises:
         UsageError: The file cannot be written.
@@ -241,7 +243,7 @@ class ChromeTrace(Trace):
         lines.append(self._slice(event.stage, tid, (start_us, end_us), COLOURS[event.stage], wait_ms))
         if not self._shared:
             return lines
-        # A stretch that ended at a yield point is told after that of the member that went first: one lane.
+        # A stretch that ended at a yield point is recorded after that of the member that went first: one lane.
         declared, holder_tid = self._thread(("resource", resource), -1, start_us, end_us)
         holder = {"stage": event.stage}
         held = self._slice(f"job {event.member}", holder_tid, (start_us, end_us), COLOURS[event.stage], holder)

@@ -1,9 +1,11 @@
-"""What a member's process and the runtime's arbiter say to each other, and the page that they share.
+"""What a member's process and the runtime's arbiter say to each other, and the process's side of it.
 
-Every message is one packet of a SOCK_SEQPACKET pair, so it arrives whole. Only `ACQUIRE` and
-`YIELD` are answered; a release or a finished iteration is told and not waited for. The shared page
-holds one byte per resource, set while anybody waits for it: a yield point that finds it zero costs
-no message at all. One more byte tells that members take no turns, and then no resource is asked for.
+The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Every message is one
+packet, so it arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of a
+release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield point
+that finds it zero costs no message at all. One more byte tells that members take no turns, and then no resource is
+asked for. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that waits
+does not keep the training thread waiting.
 """
 
 import contextlib
@@ -52,7 +54,7 @@ class GateAddress:
         pid: The process that it is meant for. Children inherit the variable, not the right to it.
         socket_fd: Inherited descriptor of the socket.
         page_fd: Inherited descriptor of the shared page.
-        traced: Whether the runtime wants to hear of every interval.
+        traced: Whether the runtime traces every interval.
     """
 
     pid: int
@@ -102,7 +104,7 @@ class ProcessGate:
     Args:
         main: The inherited end of the socket pair.
         page: The shared page.
-        traced: Whether the runtime wants to hear of every interval.
+        traced: Whether the runtime traces every interval.
     """
 
     def __init__(self, main: socket.socket, page: mmap.mmap, *, traced: bool = False) -> None:
@@ -127,7 +129,7 @@ class ProcessGate:
             self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
 
     def yield_point(self, stage: int) -> float:
-        """Ask whether somebody else should go first, only if somebody waits."""
+        """Ask whether another member should go first, only if one waits."""
         if not self._page[stage]:
             return 0.0
         start_s = time.perf_counter()

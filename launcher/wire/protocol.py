@@ -1,8 +1,8 @@
-"""Frames between `muri run` and the runtime: a version byte, a length, and JSON.
+"""How `muri run` attaches to the runtime: where it finds the socket, and the frames that they exchange.
 
-The member's standard input, output and error travel once, as open file descriptors beside the
-first frame. The member then writes to the very files that its job has, so nothing is copied,
-nothing is re-ordered and subprocesses can inherit them.
+The sockets lie in a private directory, one name per member. A frame is a version byte, a length, and JSON. The member's
+standard input, output and error travel once, as open file descriptors beside the first frame. The member then writes to
+the very files that its job has, so nothing is copied, nothing is re-ordered and subprocesses can inherit them.
 """
 
 import array
@@ -272,7 +272,7 @@ def require_short(path: Path) -> None:
 
 
 def connect(path: Path) -> socket.socket | None:
-    """Connect to a runtime's socket; None when nobody listens there.
+    """Connect to a runtime's socket; None when no process listens there.
 
     Raises:
         RendezvousError: Something else than absence stands in the way.

@@ -1,10 +1,9 @@
 """Synergy's mechanisms without a solver: proportional shares, GREEDY (whole demands or none) and TUNE."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from muri.policies.allocation.demand import Wish, exceeds, fair_share, proportional_wish, saturating_wish, speed, steps
-from muri.policies.allocation.seats import Round, Seat, Seating, per_gpu, spread
+from muri.policies.allocation.seats import Round, Seat, Seating, per_gpu, size_of, spread
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.placing import Placement
 from muri.policies.cycle.queue import Contender
@@ -16,7 +15,7 @@ def greedy(round_: Round) -> Seating:
     """Seat jobs in order of priority on the first node by name where their demand fits.
 
     A running job keeps its place (lease renewal) until a more urgent one needs it: then the least urgent leave the node
-    where that takes the fewest GPUs, and are seated anew when their turn comes, if they fit.
+    where that takes the fewest GPUs, and are seated again when their turn comes, if they fit.
 
     Source: Synergy (Mohan et al., OSDI 2022), section 4.1: Synergy-GREEDY.
     """
@@ -44,8 +43,7 @@ class _Greedy:
         if seat is not None:
             self.seating.seats[contender.rank] = seat
             return
-        bucket = contender.bucket
-        size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+        size = size_of(contender)
         if size in self._hopeless and contender.unit is None:
             return
         seat = self._own_place(contender) or self._first_fit(contender) or self._instead_of_others(contender)
@@ -95,7 +93,7 @@ class _Greedy:
         """The first of a node's running jobs whose leaving makes room; none if all of them do not."""
         trial = self._servers.copy()
         for count, seat in enumerate(running, start=1):
-            trial.gpus.give_back(_counted(seat))
+            trial.gpus.give_back(seat.gpus)
             trial.give_back_shares(seat.cpu_mem)
             if trial.fits(wanted.gpus, wanted.cpu_mem):
                 return running[:count]
@@ -107,22 +105,18 @@ class _Greedy:
         return Seat(contender, gpus, self._servers.shares_on(gpus, saturating_wish(job, node, job.gpu_count)))
 
     def _take(self, seat: Seat) -> None:
-        self._servers.gpus.take_exactly(_counted(seat))
+        self._servers.gpus.take_exactly(seat.gpus)
         self._servers.take_shares(seat.cpu_mem)
 
     def _leave(self, seat: Seat) -> None:
-        self._servers.gpus.give_back(_counted(seat))
+        self._servers.gpus.give_back(seat.gpus)
         self._servers.give_back_shares(seat.cpu_mem)
         del self._running[seat.rank]
         self._hopeless.clear()
 
 
-def _counted(seat: Seat) -> tuple[NodeShare, ...]:
-    return tuple(replace(share, gpu_ids=()) for share in seat.gpus)
-
-
 def tune(round_: Round, wish: Wish = saturating_wish) -> Seating:
-    """Seat the runnable jobs, the most demanding first; then whoever else fits.
+    """Seat the runnable jobs, the most demanding first; then the other jobs that fit.
 
     1. The node where the demand fits, the one with the least left.
     2. The same with the GPU-proportional share.
@@ -185,11 +179,10 @@ class _Tuner:
         return complete
 
     def backfill(self) -> None:
-        """Seat, in order of priority, whoever else finds room."""
+        """Seat, in order of priority, the other jobs that find room."""
         hopeless = set()
         for contender in self._round.contenders:
-            bucket = contender.bucket
-            size = (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
+            size = size_of(contender)
             if contender.rank in self.seating.seats or self._stay(contender) or size in hopeless:
                 continue
             if not self._seat_anywhere(contender):
@@ -333,7 +326,7 @@ class _Tuner:
         return fits
 
     def _settle(self, seat: Seat) -> None:
-        self._servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
+        self._servers.gpus.take_exactly(seat.gpus)
         self._servers.take_shares(seat.cpu_mem)
         self.seating.seats[seat.rank] = seat
         for share in seat.gpus:

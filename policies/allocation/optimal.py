@@ -106,7 +106,7 @@ class Program:
         jobs: dict[Kind, list[Seat]] = {}
         spread = tuple(seat for seat in tuned if len(seat.gpus) > 1)
         for seat in spread:
-            servers.gpus.take_exactly(tuple(replace(share, gpu_ids=()) for share in seat.gpus))
+            servers.gpus.take_exactly(seat.gpus)
             servers.take_shares(seat.cpu_mem)
         for seat in tuned:
             if len(seat.gpus) == 1:
@@ -151,7 +151,7 @@ class Program:
             gap=GAP,
             time_limit_s=time_limit_s,
         )
-        return solved.amount, min(solved.upper_bound, self._everybody_at_his_best())
+        return solved.amount, min(solved.upper_bound, self._every_job_at_its_best())
 
     def seats(self, amount: Indices) -> list[Seat]:
         """The seats: the most urgent jobs of a kind take the largest shares."""
@@ -166,7 +166,7 @@ class Program:
                 found.append(replace(seat, gpus=gpus, cpu_mem=self._shares(column, seat), notes=()))
         return found
 
-    def _everybody_at_his_best(self) -> float:
+    def _every_job_at_its_best(self) -> float:
         """A bound that holds even where HiGHS was stopped before it had any."""
         best = dict.fromkeys(self.jobs, 0.0)
         for column in self.columns:

@@ -64,7 +64,7 @@ class Servers:
     def has_cpus_and_mem(self, name: str, amount: Demand) -> bool:
         """Whether a node has these CPUs and this memory left; what is unknown of a node limits nothing."""
         node, free = self.nodes[name], self._free[name]
-        # Written out, for this is asked of every node for every job.
+        # Written out, because this runs for every node and every job.
         if node.cpu_count and amount.cpus > free.cpus + SLACK * (1.0 + amount.cpus):
             return False
         return not node.mem_gib or amount.mem_gib <= free.mem_gib + SLACK * (1.0 + amount.mem_gib)
@@ -204,6 +204,12 @@ class Seating:
     def by_rank(self) -> Sequence[Seat]:
         """The seats in order of priority."""
         return [self.seats[rank] for rank in sorted(self.seats)]
+
+
+def size_of(contender: Contender) -> object:
+    """What jobs have in common of which none finds room where one does not."""
+    bucket = contender.bucket
+    return (bucket.partition, bucket.gpu_count, bucket.node_count, contender.job.sensitivity)
 
 
 def spread(servers: Servers, job: PlanJob, gpus: Shares, wish: Wish) -> JobShares:

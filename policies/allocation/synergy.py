@@ -13,10 +13,10 @@ from muri.policies.allocation.names import MECHANISMS, ORDERS, SynergyName
 from muri.policies.allocation.optimal import optimal
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, amounts_text, share_reason
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import Clerk, SlurmsQueue
+from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import running_unit
-from muri.policies.cycle.planner import collector_paused
+from muri.policies.cycle.planner import garbage_collector_paused
 from muri.policies.cycle.queue import Contender, Queue, line_up
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.regrouping import Forecasts
@@ -143,9 +143,9 @@ class Drf(AllocationPolicy):
 def fill_order(request: PlanRequest) -> Mapping[int, float]:
     """Dominant share of its user when a job's turn comes, by job id.
 
-    Progressive filling starts the next job of whoever has the smallest dominant share. With demands that only add
+    Progressive filling starts the next job of the user with the smallest dominant share. With demands that only add
     up, that is the order of what a user's jobs before this one ask for together; a user's running jobs come first,
-    then his others as they were submitted.
+    then the others as they were submitted.
 
     Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
     """
@@ -198,7 +198,7 @@ def plan_allocation(
         RequestError: The request contradicts itself.
     """
     check_request(request)
-    with collector_paused():
+    with garbage_collector_paused():
         queue = line_up(request, key, options)
         cycle = _Cycle(request, options, queue, wish)
         seating = mechanism(cycle.round())
@@ -211,15 +211,15 @@ class _Cycle:
         self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._servers = Servers(request.nodes, self._free)
         model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
-        self._clerk = Clerk(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
-        released = self._clerk.decisions.solo
-        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._writer = DecisionWriter(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        released = self._writer.decisions.solo
+        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._contenders: tuple[Contender, ...] = ()
 
     def round(self) -> Round:
         """What the mechanism decides from: nothing is held by jobs that may be stopped."""
         for members in self._queue.fixed:
-            self._clerk.keep_fixed(members)
+            self._writer.keep_fixed(members)
         self._contenders = tuple(
             contender
             for contender in self._queue.contenders
@@ -234,6 +234,7 @@ class _Cycle:
         """Name single GPUs, and say why."""
         shares = dict(self._fixed_shares())
         seats = seating.by_rank()
+        # What stays takes its GPUs before any new job is given single ones, or these could be taken.
         for seat in seats:
             if seat.stays:
                 self._free.take_exactly(seat.gpus)
@@ -241,11 +242,11 @@ class _Cycle:
             gpus = seat.gpus if seat.stays else self._named(seat)
             self._stays_after_all(seat, gpus)
             self._servers.take_shares(seat.cpu_mem)
-            self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
+            self._writer.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
                 shares[seat.contender.job.job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
         self._keep_waiting(seating)
-        decided = self._clerk.decisions
+        decided = self._writer.decisions
         return Plan(
             policy=policy,
             groups=tuple(decided.groups),
@@ -262,7 +263,7 @@ class _Cycle:
             yield from unit.cpu_mem_shares.items()
 
     def _is_given_out(self, share: CpuMemShare) -> bool:
-        """A share of nothing is one, too, where the node tells what its GPUs' shares are."""
+        """Whether a plan names a share: also one of nothing, where the node says what its GPUs' shares are."""
         return bool(share.cpus or share.mem_gib) or any(fair_share(self._servers.nodes[share.node]))
 
     def _named(self, seat: Seat) -> Shares:
@@ -296,28 +297,27 @@ class _Cycle:
         return (*why, *seat.notes)
 
     def _keep_waiting(self, seating: Seating) -> None:
-        """Give reasons, and to Slurm whatever has waited too long."""
+        """Say why the others wait, and leave to Slurm's queue what has waited too long."""
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for contender in self._contenders:
             job = contender.job
             if contender.rank in seating.seats or (contender.unit is None and self._slurm.takes_overdue(job)):
                 continue
-            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting, ahead[job.partition]),)
+            why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting),)
             if contender.unit is not None:
                 why = (reasons.preempted(job), *why)
-            self._clerk.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
-            ahead[job.partition] += 1
+            self._writer.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            why_waiting.count(job)
 
-    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons, ahead: int) -> Reason:
+    def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons) -> Reason:
         """GPUs are missing, or only CPUs or memory beside them."""
         job = contender.job
         if job.node_count == 1 and self._free.most_on_one_node(job.partition) >= job.gpu_count:
             name = self._servers.with_gpus(job, job.gpu_count)[0]
             wanted = self._wish(job, self._servers.nodes[name], job.gpu_count)
             needed = self._servers.shares_on((NodeShare(name, job.gpu_count),), wanted)
-            return _no_cpus_or_mem(job, ahead, needed)
-        return why_waiting.of(job, ahead)
+            return _no_cpus_or_mem(job, why_waiting.ahead(job), needed)
+        return why_waiting.of(job)
 
 
 def _units(contenders: Iterable[Contender]) -> Iterable[Running]:
@@ -343,7 +343,7 @@ def _below_demand(wanted: Demand, speed: float) -> Reason:
 
 
 def _restarted(before: JobShares, after: JobShares) -> Reason:
-    """Why a running job starts anew on its own GPUs."""
+    """Why a running job restarts on its own GPUs."""
     old, old_values = amounts_text(before)
     new, new_values = amounts_text(after)
     return Reason(

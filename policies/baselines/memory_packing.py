@@ -53,8 +53,8 @@ class OpportunisticBinPacking(FixedOrder):
 class PutBack(OpportunisticBinPacking):
     """Packs by memory as obp does, and puts back a job that sharing slows down to less than half.
 
-    The latest comer goes first, if it can be stopped, until the others are fast enough. What was stopped once then
-    waits for GPUs of its own, for packing it again would stop it again.
+    The job that was submitted last goes first, if it can be stopped, until the others are fast enough. What was stopped
+    once then waits for GPUs of its own, since packing it again would stop it again.
 
     Source: Horus (Yeung et al., TPDS 2021), its baseline PAB. The speed is not measured here but follows from the
     utilisations and Horus's fit.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from muri.policies.allocation.demand import saturating_wish
-from muri.policies.allocation.seats import Round, Seat, Seating, Servers, spread
+from muri.policies.allocation.seats import Round, Seat, Seating, Servers, size_of, spread
 from muri.policies.allocation.synergy import AllocationPolicy
 from muri.policies.cycle.queue import Contender
 from muri.policies.priority import fifo
@@ -41,7 +41,7 @@ class _Packing:
     full: set[object] = field(default_factory=set)
 
     def offer(self, contender: Contender) -> None:
-        """Jobs of one kind are as good as each other: the most urgent is next."""
+        """Add a job to those of its kind, of which the most urgent is always the next candidate."""
         kind = (contender.bucket.partition, contender.bucket.gpu_count, contender.job.sensitivity)
         self.kinds.setdefault(kind, []).append(contender)
 
@@ -70,7 +70,7 @@ class _Packing:
     def seat_spread(self, contender: Contender) -> None:
         """Seat a job on several nodes, if its demand fits there."""
         job, servers = contender.job, self.servers
-        size = (contender.bucket.partition, contender.bucket.gpu_count, contender.bucket.node_count, job.sensitivity)
+        size = size_of(contender)
         if size in self.full:
             return
         gpus = servers.gpus.copy().take(job.partition, job.gpu_count, node_count=job.node_count)

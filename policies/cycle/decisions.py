@@ -24,11 +24,11 @@ class Decisions:
     waiting: list[Waiting] = field(default_factory=list)
 
 
-class Clerk:
+class DecisionWriter:
     """Writes down decisions with their reasons.
 
     Args:
-        forecasts: How groups get on.
+        forecasts: Speeds of groups.
         shapes: The distinct shapes that contenders refer to.
         partners: How many contenders each bucket has that can share.
         sharing: Whether jobs share at all.
@@ -130,7 +130,7 @@ def _bottleneck(shape: Shape) -> str:
     return RESOURCES[shape.stage_s.index(max(shape.stage_s))]
 
 
-class SlurmsQueue:
+class SlurmQueue:
     """Slurm's queue behind a plan; a request whose `larger_than_a_node` is not "slurm" has none, and it takes nobody.
 
     Args:
@@ -152,7 +152,7 @@ class SlurmsQueue:
         self.is_there = request.larger_than_a_node == "slurm"
         self._now_s, self._max_wait_s = request.now_s, max_wait_s
         self._released, self._set_aside = released, set_aside
-        self._largest_node = cache(free.largest_node)
+        self._free, self._largest_node = free, cache(free.largest_node)
 
     def is_larger(self, job: PlanJob) -> bool:
         """Whether a job needs more GPUs of a node than any node has; False while one of them is of unknown size."""
@@ -180,10 +180,13 @@ class SlurmsQueue:
         self._released.append(Solo(job.job_id, (aged, reasons.QUEUES_IN_SLURM)))
         return True
 
-    def takes_spanning(self, job: PlanJob) -> bool:
-        """Take a job that finds no node, where nobody said how large the nodes are: it may be one for several.
+    def gpus_alone(self, job: PlanJob) -> Shares | None:
+        """Take free GPUs for a job alone; empty where Slurm finds them, None where there are none.
 
-        Its GPUs are set aside; it is the caller who writes it down.
+        Where the size of a node is unknown, a job that finds no node and must run alone may be one for several:
+        Slurm gets it, and GPUs are set aside for it.
         """
-        unknown = self.is_there and not job.groupable and self._largest_node(job.partition) is None
-        return unknown and bool(self._set_aside(job))
+        gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
+        if gpus is not None or not self.is_there or job.groupable or self._largest_node(job.partition) is not None:
+            return gpus
+        return () if self._set_aside(job) else None

@@ -143,7 +143,7 @@ class FreeGpus:
         return self._take_from(self._index[node], gpu_count)
 
     def give_back(self, shares: Shares) -> None:
-        """Free what somebody holds."""
+        """Free GPUs that jobs hold."""
         for share in shares:
             index = self._index[share.node]
             self._move(index, share.gpu_count)

@@ -154,12 +154,13 @@ class PackedGpus:
         shares = self.free.take(job.partition, gpu_count or job.gpu_count, gpu_mem_gib, job.node_count)
         if shares is None:
             return None
+        # Taken only to learn which GPUs these are: `put` takes them together with what it notes of tenants.
         self.free.give_back(shares)
         gpus = (self._gpus[share.node, gpu_id] for share in shares for gpu_id in share.gpu_ids)
         return self.put(job, gpus, accumulate_steps)
 
     def put(self, job: PlanJob, gpus: Iterable[PackedGpu], accumulate_steps: int = 1) -> Holding:
-        """Put a job on GPUs, whoever is there; its memory is not checked.
+        """Put a job on GPUs, whether or not other jobs are there; its memory is not checked.
 
         Args:
             job: A job that is on no GPU.
@@ -184,17 +185,18 @@ class PackedGpus:
     def set_aside(self, job: PlanJob) -> None:
         """Keep free GPUs of several nodes for a job that Slurm places, the emptiest first, if there are enough.
 
-        Nobody can share them with it.
+        No other job can share them with it.
         """
         free = [gpu for gpu in self.of_partition(job.partition) if not gpu.tenants]
         on_node = Counter(gpu.node for gpu in free)
         if len(free) >= job.gpu_count:
             free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
+            # Not groupable, because Slurm may place the job on other GPUs than these.
             self.put(replace(job, groupable=False), free[: job.gpu_count])
             self._set_aside_for.add(job.job_id)
 
     def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
-        """Sets of GPUs that are shared by nobody but jobs that hold just the same set, and these jobs."""
+        """Sets of GPUs that only jobs share which hold exactly the same set, and these jobs."""
         sets: dict[Gpus, list[Holding]] = {}
         for holding in self._holdings.values():
             if all(partition in self._nodes[gpu.node].partitions for gpu in holding.gpus):
@@ -215,7 +217,7 @@ class PackedGpus:
             self._sum_up(gpu)
 
     def _sum_up(self, gpu: PackedGpu) -> None:
-        """Sums made anew, so that what comes and goes leaves no rounding errors behind."""
+        """Add up memory and use from scratch: with running totals, rounding errors would stay when jobs leave."""
         holdings = self._holdings
         gpu.mem_gib = sum(mem_gib_of(job, holdings[job_id].accumulate_steps) for job_id, job in gpu.tenants.items())
         gpu.utilization = sum(job.gpu_utilization or 0.0 for job in gpu.tenants.values())

@@ -10,7 +10,7 @@ from muri.policies.cycle.queue import Members
 from muri.policies.types import Reason, Running
 
 _ATTEMPTS: Final = 64
-"""How often units are packed anew in one plan before the rest stays refused: bounds its time, not its promises."""
+"""How often units are packed again in one plan before the rest stays refused: a limit on the time of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,9 @@ def _take_all(units: Iterable[Unit], free: FreeGpus) -> list[Placement]:
 
 
 def _make_room(placed: Iterable[Placement], refused: Iterable[Unit], free: FreeGpus) -> list[Placement]:
-    """Place refused units on GPUs that less urgent ones give up, which are placed anew if they can be.
+    """Place refused units on GPUs that less urgent ones give up, which are placed elsewhere if they can be.
 
-    Goes on until nobody more can be helped, so the next cycle on the same cluster finds nothing to change.
+    Goes on until no further unit can be placed, so that the next cycle on the same cluster finds nothing to change.
     """
     settled = {placement.unit.rank: placement for placement in placed}
     waiting = {unit.rank: unit for unit in refused}

@@ -17,7 +17,7 @@ REFERENCE_GPU_S: Final = 3600.0
 _LEAST_REMAINING_S: Final = 1.0
 
 _LEAST_ATTAINED_GPU_S: Final = 60.0
-"""Service below which jobs count as equally short: nobody is worth infinitely much."""
+"""Service below which jobs count as equally short, so that no worth is infinite."""
 
 
 class Bucket(NamedTuple):
@@ -79,7 +79,7 @@ def line_up(request: PlanRequest, key: PriorityKey, options: PolicyOptions) -> Q
     jobs.sort(key=_order(request, key, options.max_wait_s))
     table = ShapeTable([*request.jobs, *(job for unit in request.running for job in unit.members)])
     buckets = _Buckets(same_user=request.same_user)
-    # One list comprehension, for this is done for every job of a long queue.
+    # One list comprehension, because a queue may have a hundred thousand jobs.
     contenders = tuple(
         [
             Contender(rank, job, buckets.of(job), table.index(job), unit_of.get(job.job_id))
@@ -202,7 +202,7 @@ class Selection:
     Attributes:
         alone: Jobs that cannot share and have GPUs reserved, by rank.
         buckets: The others.
-        complete: Whether nobody was passed over.
+        complete: Whether no job was passed over.
     """
 
     alone: tuple[Contender, ...]
@@ -216,7 +216,7 @@ class Selection:
 
 
 class _Trial:
-    """Reservations made on paper: which sizes no longer fit is remembered, for GPUs only get fewer."""
+    """Reservations on a copy; sizes that no longer fit are remembered, since free GPUs only get fewer."""
 
     def __init__(self, free: FreeGpus) -> None:
         self._free = free.copy()
@@ -270,6 +270,7 @@ def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> 
             complete = False
             continue
         choice.members.append(contender)
+    # Only now, so that a seat never takes GPUs from a job further down that has no seat.
     for bucket, choice in seated:
         if trial.reserve(bucket):
             choice.slots += 1

@@ -4,6 +4,7 @@ A plan gives reasons to every job of a long queue and people read a few, so noth
 each function picks a sentence and the figures for it.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -64,7 +65,7 @@ def kept(gpu_count: int, gpus: Shares) -> Reason:
 
 
 def given(job: PlanJob, gpus: Shares) -> Reason:
-    """Where a job starts alone; nothing is said of single nodes, for Slurm may choose another."""
+    """Where a job starts alone; single nodes are not named, because Slurm may choose another."""
     if len(gpus) > 1:
         template, values = _place(job.gpu_count, gpus)
         return Reason(f"{template} can be given to it", values)
@@ -103,7 +104,7 @@ def moving_pays(gain: float, cost: float) -> Reason:
 
     Args:
         gain: What it adds to the objective until the next plan, in units of the objective times seconds.
-        cost: What restarts lose, likewise.
+        cost: What restarts lose, in the same unit.
     """
     return Reason(
         "regrouped although it runs: until the next plan that gains {:.1f} (objective × seconds), "
@@ -158,7 +159,7 @@ def duration(seconds: float) -> str:
 
 
 class WaitingReasons:
-    """Why jobs stay held: the same few sentences for a whole queue.
+    """Why jobs stay held: the same few sentences for a whole queue, asked for from the most urgent job on.
 
     Args:
         free: What is left after everything else was placed.
@@ -169,14 +170,19 @@ class WaitingReasons:
         self._free = free
         self._whole_nodes = whole_nodes
         self._ends: dict[tuple[str, int, int], tuple[str, tuple[object, ...]]] = {}
+        self._counted: Counter[str] = Counter()
 
-    def of(self, job: PlanJob, ahead: int) -> Reason:
-        """Why a job waits.
+    def ahead(self, job: PlanJob) -> int:
+        """How many waiting jobs of the job's partition were counted before it."""
+        return self._counted[job.partition]
 
-        Args:
-            job: The job.
-            ahead: Waiting jobs of its partition with a higher priority.
-        """
+    def count(self, job: PlanJob) -> None:
+        """Count a waiting job as ahead of those that follow."""
+        self._counted[job.partition] += 1
+
+    def of(self, job: PlanJob) -> Reason:
+        """Why a job waits, with the number of those ahead of it."""
+        ahead = self.ahead(job)
         place = (job.partition, job.gpu_count, job.node_count)
         end = self._ends.get(place)
         if end is None:

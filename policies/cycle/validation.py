@@ -78,7 +78,7 @@ def _check_job(job: PlanJob) -> None:
         )
     remaining_s = 0.0 if job.remaining_s is None else job.remaining_s
     waiting_since_s = 0.0 if job.waiting_since_s is None else job.waiting_since_s
-    # Written out, for a long queue passes through here; NaN fails every comparison.
+    # Written out, because a long queue passes through here; NaN fails every comparison.
     if not (
         0.0 <= job.submit_s < math.inf
         and 0.0 <= job.attained_gpu_s < math.inf
@@ -141,15 +141,7 @@ def _check_running(request: PlanRequest) -> None:
             held[share.node] += share.gpu_count
             _check_gpu_ids(unit, share, taken)
     for name, count in held.items():
-        node = nodes[name]
-        if node.gpu_count and count + node.free_gpus > node.gpu_count:
-            raise RequestError(
-                f"node {name}: running jobs hold {count} GPUs and {node.free_gpus} are free, "
-                f"but it has {node.gpu_count} in all"
-            )
-        both = sorted(taken.get(name, set()) & {gpu for island in node.islands for gpu in island})
-        if both:
-            raise RequestError(f"node {name}: GPU {both[0]} is both free and held by a running job")
+        _check_beside_free(nodes[name], count, taken.get(name, set()))
 
 
 def _check_packed(request: PlanRequest, *, elastic: bool) -> None:
@@ -169,7 +161,10 @@ def _check_packed(request: PlanRequest, *, elastic: bool) -> None:
             _check_named(unit, share)
             held[share.node].update(share.gpu_ids)
     for name, gpu_ids in held.items():
-        _check_beside_free(nodes[name], gpu_ids)
+        known = {gpu for island in nodes[name].topology for gpu in island}
+        if known and (strangers := sorted(gpu_ids - known)):
+            raise RequestError(f"node {name}: GPU {strangers[0]} is held by a running job but not in topology")
+        _check_beside_free(nodes[name], len(gpu_ids), gpu_ids)
 
 
 def _check_named(unit: Running, share: NodeShare) -> None:
@@ -183,16 +178,13 @@ def _check_named(unit: Running, share: NodeShare) -> None:
         raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one")
 
 
-def _check_beside_free(node: FreeNode, held: set[int]) -> None:
-    free = {gpu for island in node.islands for gpu in island}
-    known = {gpu for island in node.topology for gpu in island}
-    if both := sorted(held & free):
+def _check_beside_free(node: FreeNode, held: int, gpu_ids: set[int]) -> None:
+    """What running jobs hold of a node must fit beside what is free there."""
+    if both := sorted(gpu_ids & {gpu for island in node.islands for gpu in island}):
         raise RequestError(f"node {node.name}: GPU {both[0]} is both free and held by a running job")
-    if known and (strangers := sorted(held - known)):
-        raise RequestError(f"node {node.name}: GPU {strangers[0]} is held by a running job but not in topology")
-    if node.gpu_count and len(held) + node.free_gpus > node.gpu_count:
+    if node.gpu_count and held + node.free_gpus > node.gpu_count:
         raise RequestError(
-            f"node {node.name}: running jobs hold {len(held)} GPUs and {node.free_gpus} are free, "
+            f"node {node.name}: running jobs hold {held} GPUs and {node.free_gpus} are free, "
             f"but it has {node.gpu_count} in all"
         )
 

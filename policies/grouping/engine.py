@@ -53,7 +53,7 @@ def group_buckets(
     Args:
         problems: One for each bucket.
         options: Grouping, matching, merging, objective and group size.
-        model: How fast members get on.
+        model: How fast members are.
 
     Returns:
         The groups of each bucket, in the order of `problems`.
@@ -96,7 +96,7 @@ def _optimal(
         problem: The bucket.
         kinds: Its jobs by kind.
         options: Objective, group size and margin.
-        model: How fast members get on.
+        model: How fast members are.
         starts: What mattered in the buckets before; this one's is added.
     """
     table = _columns(kinds.shapes, kinds.worth, _relevant(options), model, problem.memory_limit_gib)
@@ -124,7 +124,7 @@ def _optimal(
 
 
 def _relevant(options: PolicyOptions) -> PolicyOptions:
-    """Only the options that columns depend on, so that others don't make them anew."""
+    """Only the options that columns depend on, so that the cache does not tell other options apart."""
     return PolicyOptions(
         max_group_size=options.max_group_size, objective=options.objective, min_speedup=options.min_speedup
     )

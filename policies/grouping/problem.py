@@ -119,7 +119,7 @@ class Appraiser:
         shapes: What sharing depends on, for each kind.
         worth: What a second of each kind's full-speed progress is worth.
         options: Objective and margin.
-        model: How fast members get on.
+        model: How fast members are.
         memory_limit_gib: GPU memory that a group may use.
     """
 

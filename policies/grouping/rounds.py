@@ -76,7 +76,7 @@ class Rounds:
         problem: The jobs and the slots.
         kinds: The jobs by kind.
         options: Group size, matching, objective.
-        model: How fast members get on.
+        model: How fast members are.
     """
 
     def __init__(self, problem: BucketProblem, kinds: Kinds, options: PolicyOptions, model: SpeedModel) -> None:
@@ -240,7 +240,7 @@ def form_units(
     Args:
         problems: One for each bucket, with its jobs by kind.
         options: Group size, matching, merging, objective.
-        model: How fast members get on.
+        model: How fast members are.
     """
     buckets = [Rounds(problem, kinds, options, model) for problem, kinds in problems]
     room = sum(problem.slots * problem.gpu_count for problem, _ in problems)
@@ -258,7 +258,7 @@ def form_units(
 
 
 class Improver:
-    """Exchanges members between the groups of a bucket: every group gives up a part, and the parts are handed out anew.
+    """Exchanges members between the groups of a bucket: every group gives up a part, and the parts are assigned again.
 
     Where there are too many kinds of jobs to list all groups, Algorithm 1 forms them in rounds and never takes a pair
     apart again. Here every group gives up the members at some places (one member, or two), and the best way to hand
@@ -359,6 +359,6 @@ class Improver:
 
 
 def _turns() -> Iterator[tuple[int, ...]]:
-    """The places in turn, for ever."""
+    """The places in turn, without end."""
     while True:
         yield from _PLACES

@@ -1,4 +1,4 @@
-"""What it costs to put a job on a GPU, memory and slow-down, and which places for a job are the cheapest."""
+"""What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
 
 import math
 import re
@@ -17,7 +17,7 @@ RAISED_BY: Final = 1.5
 """How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
 
 The paper leaves the amount open; this is Muri's choice: one raise mends a prediction of two thirds of the truth, and
-without any a job could fail beside the same neighbours for ever.
+without any raise a job could fail next to the same jobs again and again.
 """
 
 MAX_RAISES: Final = 3
@@ -65,7 +65,7 @@ def utilization_of(job: PlanJob) -> float:
     """Share of its GPUs' time that a job computes on them alone, 0 to 1.
 
     Measured or predicted where the request tells, else the propagate share of the profile's iteration; all of it
-    where there is nothing to go by, so that nobody is taken for idle.
+    where nothing is known, so that no job is taken for idle.
     """
     if job.gpu_utilization is not None:
         return job.gpu_utilization
@@ -88,7 +88,7 @@ def knows_utilization(job: PlanJob) -> bool:
 class CostModel:
     """The cost of a placement.
 
-    f of a job alone is 1, for nobody slows it down: an idle GPU is always cheaper than the same one in use.
+    f of a job alone is 1, since no other job slows it down: an idle GPU is always cheaper than the same one in use.
 
     Source: Horus (TPDS 2021): ω1·(used memory + M_j)/capacity + ω2·f(cumulative utilisation).
 
@@ -184,7 +184,7 @@ def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | No
     """The memory per GPU to ask for after an out-of-memory error; None where asking for more is no use.
 
     A prediction that fell short by up to a third is mended by the first raise; the last one asks for all memory, so
-    the job then has its GPUs to itself: whatever happens after that is not for want of room.
+    the job then has its GPUs to itself, and a further error is its own.
 
     Args:
         asked_gib: What it was given room for when it failed.
@@ -243,7 +243,7 @@ class Places:
         self._on_node: dict[tuple[str, int, Kind], tuple[int, Place | None]] = {}
 
     def changed(self, holding: Holding) -> None:
-        """Somebody came to these GPUs, or left them: places on their nodes are looked for anew."""
+        """Note that a job came to these GPUs, or left them: places on their nodes have to be looked for again."""
         self._changes.update({gpu.node for gpu in holding.gpus})
 
     def on_node(self, node: str, gpu_count: int, kind: Kind, find: Callable[[], Place | None]) -> Place | None:
@@ -267,7 +267,7 @@ class Places:
         Args:
             job: The job.
             candidates: How many of the cheapest places compete for the tightest fit, λ.
-            idle_only: Whether it may share with nobody.
+            idle_only: Whether it may only have idle GPUs.
         """
         offers = _Offers(self, job, self.kind(job, idle_only=idle_only), idle_only=idle_only)
         cheapest = sorted(offers.all(), key=lambda place: (place.price, place.idle_left))[:candidates]
@@ -322,7 +322,7 @@ class _Offers:
         places: The GPUs.
         job: The job.
         kind: What it has in common with others.
-        idle_only: Whether it may share with nobody.
+        idle_only: Whether it may only have idle GPUs.
     """
 
     def __init__(self, places: Places, job: PlanJob, kind: Kind, *, idle_only: bool) -> None:

@@ -1,13 +1,12 @@
 """One cycle of a policy that packs GPUs by memory and use: who gets which GPUs, by which rule, who waits and why."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import Final, Protocol
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
 from muri.policies.cycle.queue import pools
@@ -40,8 +39,8 @@ class Rule(Protocol):
         """Why a place was taken, with the load of its fullest GPU."""
         ...
 
-    def nobody_to_join(self, mem_gib: float) -> Reason:
-        """Why a job that may share, and needs so much memory, finds nobody."""
+    def why_no_partner(self, mem_gib: float) -> Reason:
+        """Why a job that may share, and needs this memory, finds no GPU to join."""
         ...
 
 
@@ -70,7 +69,7 @@ class ByCost:
             (price, _memory(load, capacity_gib), 100 * load.utilization, 1 / load.speed(gpu_type)),
         )
 
-    def nobody_to_join(self, mem_gib: float) -> Reason:
+    def why_no_partner(self, mem_gib: float) -> Reason:
         """See `Rule`."""
         return Reason(
             "beside jobs that may share with it, no GPU has {:.1f} GiB left and gets more done with it than without",
@@ -92,7 +91,7 @@ class ByMemory:
             return Reason("these GPUs are idle")
         return Reason("too few GPUs are idle, and here memory fits best: {}", (_memory(load, capacity_gib),))
 
-    def nobody_to_join(self, mem_gib: float) -> Reason:
+    def why_no_partner(self, mem_gib: float) -> Reason:
         """See `Rule`."""
         return Reason("beside jobs that may share with it, no GPU has {:.1f} GiB left", (mem_gib,))
 
@@ -115,7 +114,7 @@ class PackingCycle:
         self._places = Places(self.packed, request, rule.price, self._most)
         self._why: dict[int, Reason] = {}
         self._released: list[Solo] = []
-        self._slurm = SlurmsQueue(request, self.packed.free, options.max_wait_s, self._released, self.packed.set_aside)
+        self._slurm = SlurmQueue(request, self.packed.free, options.max_wait_s, self._released, self.packed.set_aside)
         self._waiting: list[tuple[PlanJob, tuple[Reason, ...], bool]] = []
         self._closed: set[str] = set()
         self._refused: set[Kind] = set()
@@ -150,14 +149,14 @@ class PackingCycle:
 
         Args:
             job: A waiting job.
-            idle_only: Whether it may share with nobody.
+            idle_only: Whether it may only have idle GPUs.
         """
         if job.partition in self._closed:
             self.wait(job, _AGED_FIRST)
             return False
         kind = self._places.kind(job, idle_only=idle_only)
         if kind in self._refused or not self._put(job, idle_only=idle_only):
-            self._refused.add(kind)  # nobody leaves within a plan, so the next one of its kind need not look
+            self._refused.add(kind)  # no job leaves within a plan, so the next of its kind need not look
             self.wait(job, *self._no_sharing(job, idle_only=idle_only), no_gpus=True)
             return False
         return True
@@ -210,11 +209,10 @@ class PackingCycle:
 
     def _explained(self) -> Iterator[Waiting]:
         no_gpus = reasons.WaitingReasons(self.packed.free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for job, notes, needs_gpus in self._waiting:
-            first = (no_gpus.of(job, ahead[job.partition]),) if needs_gpus else ()
+            first = (no_gpus.of(job),) if needs_gpus else ()
             yield Waiting(job.job_id, (*first, *notes))
-            ahead[job.partition] += 1
+            no_gpus.count(job)
 
     def _no_sharing(self, job: PlanJob, *, idle_only: bool) -> tuple[Reason, ...]:
         if self._most < 2:
@@ -223,7 +221,7 @@ class PackingCycle:
             return (reasons.must_run_alone(job),)
         if not knows_utilization(job):
             return (reasons.NEEDS_PROFILE_TO_SHARE,)
-        return (_STOPPED_ONCE,) if idle_only else (self._rule.nobody_to_join(mem_gib_of(job)),)
+        return (_STOPPED_ONCE,) if idle_only else (self._rule.why_no_partner(mem_gib_of(job)),)
 
 
 def _memory(load: Load, capacity_gib: float) -> str:

@@ -44,7 +44,7 @@ class Horus(FixedOrder):
     ω2·f(cumulative utilisation) that have the memory for it, idle or not, f being the slow-down fitted per GPU type.
     Nothing is stopped. A job whose model has neither a profile nor a prediction waits for one.
 
-    Source: Horus (Yeung et al., TPDS 2021). Added here: nobody joins a GPU whose jobs would get less done with it
+    Source: Horus (Yeung et al., TPDS 2021). Added here: no job joins a GPU whose jobs would get less done with it
     than without (`min_speedup`); a GPU's limit of jobs is `max_group_size`.
     """
 

@@ -32,8 +32,8 @@ class MuriHybrid(MuriJct):
     """`muri-jct` that shares CPUs and memory out, and decides per group how to share.
 
     Each new group interleaves (Muri), shares plainly (SJF-BSBF, where the speeds of its pairs are known) or leaves its
-    GPUs to one member, by the highest predicted Σ worth × speed. CPUs and memory go to whom they make faster, and
-    nobody is predicted slower than with the GPU-proportional share (Synergy). Where nothing is known of either, it
+    GPUs to one member, by the highest predicted Σ worth × speed. CPUs and memory go to the jobs that they speed up, and
+    none is predicted slower than with the GPU-proportional share (Synergy). Where nothing is known of either, it
     plans as `muri-jct` does.
     """
 
@@ -64,12 +64,16 @@ def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: Po
     request = _with_pairs_of_one_gpu(request)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
+    # Groups are chosen as if each could share in its better way, which is decided by worth afterwards.
     plan = plan_queue(request, policy, key, options, model if table is None else BetterOfBoth(model, table))
     return _Refinement(request, plan, options, Predictor(model, table)).result(key)
 
 
 def _with_pairs_of_one_gpu(request: PlanRequest) -> PlanRequest:
-    """On Slurm the ranks of a group on several GPUs take turns: names that no table has keep its pairs from them."""
+    """The request with other model names for jobs on several GPUs, so that no measured pair applies to them.
+
+    Pairs are measured on one GPU; on Slurm the ranks of a group on several GPUs always take turns.
+    """
     if request.interference is None or request.larger_than_a_node != "slurm":
         return request
     running = tuple(replace(unit, members=tuple(map(_named_by_size, unit.members))) for unit in request.running)
@@ -122,7 +126,7 @@ class _Refinement:
             return _Entry(group, self._kept(jobs, self._runs_in[group.members[0]]))
         choice = ways_of(jobs, self._predictor)
         if choice.best.members != jobs and any(self._is_overdue(job) for job in jobs):
-            # Nobody who has waited too long is left out.
+            # A job that has waited too long is never left out.
             choice = ways_of(jobs, self._predictor, may_leave_out=False)
         way = choice.best
         chosen = {job.job_id for job in way.members}
@@ -168,7 +172,7 @@ class _Refinement:
         return servers
 
     def _elsewhere(self, free: FreeGpus) -> Iterator[_Entry]:
-        """Start alone whoever was left out and fits; the others wait."""
+        """Start alone the jobs that were left out and fit; the others wait."""
         for job, choice in self._left_out:
             gpus = free.take(job.partition, job.gpu_count, node_count=job.node_count)
             why = (_left_out_reason(choice),)
@@ -300,7 +304,7 @@ def _plain(members: tuple[PlanJob, ...], predictor: Predictor, *, may_leave_out:
         speeds = predictor.plain(jobs)
         if speeds is not None:
             ways.append(Way("plain", jobs, speeds, weighted(jobs, speeds)))
-    # Of equal ones the first, which leaves nobody out.
+    # Of equal ones the first, which leaves no member out.
     return max(ways, key=lambda way: way.value, default=None)
 
 
@@ -321,5 +325,5 @@ def _left_out_reason(choice: Choice) -> Reason:
 
 
 def _no_gpus_alone(job: PlanJob) -> Reason:
-    """Why such a job waits."""
+    """Why a job that was left out of its group waits."""
     return Reason("no {} GPUs are free for it alone", (job.gpu_count,))

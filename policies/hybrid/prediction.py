@@ -125,19 +125,11 @@ class BetterOfBoth:
         return self.interleaved.name
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of equal size at once.
-
-        Args:
-            shapes: The distinct shapes; their models are looked up in the table.
-            groups: Array (n, p) of indices into `shapes`, p ≤ 4.
+        """Evaluate many groups of up to four members, their models looked up in the table; see `SpeedModel`.
 
         Returns:
             For a group that is better off plain, γ is the mean over resources of Σ_i s_i · u_i^j, and there is no
             period (NaN).
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: Groups or shapes are malformed.
         """
         answer = self.interleaved.evaluate(shapes, groups)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)

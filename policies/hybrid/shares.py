@@ -1,4 +1,4 @@
-"""CPUs and host memory of each node: everybody's least first, what is left to those who gain most by it."""
+"""CPUs and host memory of each node: every tenant's least first, what is left to those that gain most by it."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -216,18 +216,19 @@ class Needs:
 def give_out(tenants: Sequence[Tenant], servers: Servers, predictor: Predictor, horizon_s: float | None) -> None:
     """Give CPUs and memory to tenants that start; what runs keeps its own.
 
-    Nobody is predicted slower than with the GPU-proportional share. A tenant that is known gives up what makes no
-    difference to it. What that leaves goes step by step to whoever gains most of Σ worth × speed for it, and only to
-    those who can be made to give it back: where a newcomer lacks its least, running ones are restarted without what
-    they have above their share, those who lose least by it first. So is one that others left with too little, and one
-    that gains more by what is left, until the next plan, than its restart loses.
+    No member is predicted slower than with the GPU-proportional share. A tenant that is known gives up what makes no
+    difference to it. What that leaves goes step by step to the tenant that gains most Σ worth × speed by it, and only
+    to tenants that can be made to give it back: where a new tenant lacks its least, running ones are restarted without
+    what they have above their share, those that lose least by it first. A running tenant is also restarted when others
+    left it with too little, or when it gains more by what is left, until the next plan, than its restart loses.
 
     Args:
         tenants: All of the plan; their `cpu_mem`, `kept` and `reasons` are set.
-        servers: What is free beside the tenants that are kept; free GPUs are those that nobody gets.
+        servers: What is free beside the tenants that are kept; free GPUs are those that no tenant gets.
         predictor: Speeds.
         horizon_s: Seconds until the next plan; None: running tenants are not restarted. Then the shares of idle GPUs
-            are left for those who come next, and where a newcomer lacks its least nobody on the node is told a share.
+            are left for the jobs that come next, and where a new tenant lacks its least, no tenant of the node is
+            given a share.
     """
     on_node: dict[str, list[Tenant]] = {}
     for tenant in tenants:
@@ -259,7 +260,7 @@ class _Room:
         while (short := self._short()) and self._reclaim(short):
             pass
         if self._short():
-            return  # Others hold the node's CPUs or memory: it stays with the shares that everybody has anyway.
+            return  # Jobs of others hold the node's CPUs or memory: every tenant keeps its GPU-proportional share.
         self._grow()
         while self._upgrade():
             self._grow()
@@ -294,7 +295,7 @@ class _Room:
         self._take(needs.least)
 
     def _short(self) -> str:
-        """What there is too little of for everybody's least."""
+        """The resource of which there is too little for every tenant's least; empty if there is none."""
         if self._node.cpu_count and more(0.0, self._free.cpus / self._node.cpu_count):
             return "cpus"
         if self._node.mem_gib and more(0.0, self._free.mem_gib / self._node.mem_gib):
@@ -324,7 +325,7 @@ class _Room:
         return needs.gain(needs.least, self._held(needs))
 
     def _grow(self) -> None:
-        """Give what is left, step by step, to whoever gains most for it."""
+        """Give what is left, step by step, to the tenant that gains most by it."""
         growing = [needs for needs in self._open if needs.tenant.movable]
         steps = {id(needs): self._step(needs) for needs in growing}
         while growing:

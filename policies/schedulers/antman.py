@@ -1,12 +1,11 @@
 """AntMan: opportunistic jobs live on what guaranteed ones leave over."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
-from muri.policies.cycle.free_gpus import FreeGpus, Shares
+from muri.policies.cycle.decisions import SlurmQueue
+from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
 from muri.policies.options import PolicyOptions
@@ -25,7 +24,7 @@ class AntMan(QueuePolicy):
     Guaranteed jobs go first, in order of submission, and nothing is ever stopped. GPUs hold at most
     one guaranteed and one opportunistic job, of one bucket. A job takes free GPUs; failing that, it
     joins one of the other class, so an opportunistic job never keeps out a guaranteed one that leaves
-    it something. Jobs without a profile share with nobody.
+    it something. Jobs without a profile share with no other.
 
     Source: AntMan (Xiao et al., OSDI 2020), its two classes of jobs. What an opportunistic job gets is
     computed by `leftover_speed`; AntMan itself measures and adjusts while jobs run.
@@ -43,6 +42,7 @@ class AntMan(QueuePolicy):
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request)
         cycle = AntManCycle(self.rules, request)
+        # What runs comes first, because nothing is stopped and waiting jobs may join it.
         for unit in sorted(request.running, key=lambda unit: min(job.job_id for job in unit.members)):
             cycle.seat(Seat(list(unit.members), unit.gpus, kept=True))
         for contender in line_up(request, self.key(request), self.rules).contenders:
@@ -228,7 +228,7 @@ class AntManCycle:
         self._open = OpenSeats(request.same_user, rules.min_speedup, memory)
         self._seats: list[Seat] = []
         self._released: list[Solo] = []
-        self._slurm = SlurmsQueue(request, self._free, rules.max_wait_s, self._released, self._free.set_aside)
+        self._slurm = SlurmQueue(request, self._free, rules.max_wait_s, self._released, self._free.set_aside)
         self._waiting: list[PlanJob] = []
 
     def seat(self, seat: Seat) -> None:
@@ -241,7 +241,7 @@ class AntManCycle:
         """Free GPUs, else somebody's leftovers, else Slurm's own queue after `max_wait_s`, else waiting."""
         if self._slurm.takes_larger(job):
             return
-        gpus = self._take(job)
+        gpus = self._slurm.gpus_alone(job)
         if gpus is not None:
             self.seat(Seat([job], gpus))
             return
@@ -259,11 +259,6 @@ class AntManCycle:
 
     def _explain_waiting(self) -> Iterator[Waiting]:
         why = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for job in self._waiting:
-            yield _waiting(job, why.of(job, ahead[job.partition]), sharing=self._sharing)
-            ahead[job.partition] += 1
-
-    def _take(self, job: PlanJob) -> Shares | None:
-        gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
-        return () if gpus is None and self._slurm.takes_spanning(job) else gpus
+            yield _waiting(job, why.of(job), sharing=self._sharing)
+            why.count(job)

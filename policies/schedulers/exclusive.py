@@ -23,7 +23,7 @@ class Fifo(FixedOrder):
 
 
 class Sjf(FixedOrder):
-    """Shortest job first: whoever is short in all; what runs is left to finish."""
+    """Shortest job first, by the whole duration; what runs is left to finish."""
 
     name = "sjf"
     order = "whole duration"
@@ -32,7 +32,7 @@ class Sjf(FixedOrder):
 
 
 class Srtf(FixedOrder):
-    """Shortest remaining time first: whoever is done soonest."""
+    """Shortest remaining time first: the job that is done soonest."""
 
     name = "srtf"
     order = "remaining time"
@@ -41,7 +41,7 @@ class Srtf(FixedOrder):
 
 
 class Srsf(FixedOrder):
-    """Shortest remaining service first: whoever needs the fewest GPU-seconds."""
+    """Shortest remaining service first: the job that needs the fewest GPU-seconds."""
 
     name = "srsf"
     order = "remaining time × GPUs"
@@ -50,7 +50,7 @@ class Srsf(FixedOrder):
 
 
 class Las(FixedOrder):
-    """Least attained service first: whoever has run for the shortest time."""
+    """Least attained service first: the job that has run for the shortest time."""
 
     name = "las"
     order = "attained time"

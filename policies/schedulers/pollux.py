@@ -1,7 +1,6 @@
 """Pollux: elastic jobs, as many GPUs for each as their goodput pays for."""
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.packed import Holding, PackedGpus
 from muri.policies.cycle.queue import is_movable, pools, waited_s
 from muri.policies.cycle.reasons import plural
@@ -21,7 +20,7 @@ from muri.policies.traits import BatchModel, goodput, model_of, relative_goodput
 from muri.policies.types import Plan, PlanJob, PlanRequest, Reason, Sharer, Solo, Waiting
 
 STARVED: Final = 1e-3
-"""Speed-up that counts for a job without GPUs: so little that first of all everybody gets some."""
+"""Speed-up of a job without GPUs: so small that every job gets some before any job gets more."""
 
 MOST_TIMES_ASKED: Final = 8
 """A job gets at most so many times the GPUs that it asked for: the model extrapolates no further."""
@@ -54,7 +53,7 @@ class Pollux(QueuePolicy):
     simulated_only = True
 
     def key(self, request: PlanRequest) -> PriorityKey:
-        """Those who have received little first; only while there are fewer GPUs than jobs."""
+        """Jobs that received little service first; the order matters only while GPUs are fewer than jobs."""
         return lambda job: (-weight(job),)
 
     def plan(self, request: PlanRequest) -> Plan:
@@ -71,7 +70,7 @@ class Applicant:
 
     Attributes:
         weight: What its speed-up counts for, > 0.
-        speedup: By GPU count that it may have: how fast it gets on, relative to a fair share. What a restart
+        speedup: By GPU count that it may have: its speed, relative to a fair share. What a restart
             loses is taken off wherever the count means one.
         held: GPUs that it has now; 0 for a waiting job.
     """
@@ -98,9 +97,9 @@ def fitness(applicants: Sequence[Applicant], counts: Sequence[int]) -> float:
 def allocate(applicants: Sequence[Applicant], gpu_count: int) -> tuple[int, ...]:
     """GPU count of each job, 0 for one that waits.
 
-    All GPUs are given out afresh, and only those that nobody holds; the better of the two counts. Pollux searches
+    Giving out all GPUs afresh and giving out only the free ones are tried; the better result counts. Pollux searches
     allocations with a genetic algorithm; with the fitness's power at −1, where every job has less and less use for more
-    GPUs, giving each next GPU to the job that it helps most comes to the same, and is deterministic and fast.
+    GPUs, giving each next GPU to the job that it helps most has the same result, and is deterministic and fast.
 
     Args:
         applicants: The most urgent first: when GPUs are fewer than jobs, the first ones get them.
@@ -113,7 +112,7 @@ def allocate(applicants: Sequence[Applicant], gpu_count: int) -> tuple[int, ...]
 
 
 def _hand_out(applicants: Sequence[Applicant], counts: Sequence[int], free: int) -> tuple[int, ...]:
-    """First the least that each can do with, then GPU by GPU to whom they help most."""
+    """First the fewest GPUs that each job can run on, then GPU by GPU to the job that gains most."""
     given = list(counts)
     for index, applicant in enumerate(applicants):
         least = min(applicant.speedup, default=0)
@@ -324,7 +323,7 @@ class PolluxCycle:
         self._before = dict(self._packed.holdings)
         self._released: list[Solo] = []
         self._waiting: list[Candidate] = []
-        self._slurm = SlurmsQueue(
+        self._slurm = SlurmQueue(
             request, self._packed.free, options.max_wait_s, self._released, set_aside=lambda job: None
         )
         self._candidates = [
@@ -362,7 +361,7 @@ class PolluxCycle:
     def _place(self, sized: Iterable[Sized]) -> None:
         """What keeps its size stays; of the others, the largest choose first.
 
-        Who finds no place tries fewer GPUs; in the end, whoever is left takes the fewest that he can do with.
+        A job that finds no place tries fewer GPUs; in the end, the jobs that are left take the fewest they can run on.
         """
         moving = [(candidate, count) for candidate, count in sized if count != candidate.held or not count]
         for candidate, _ in moving:
@@ -401,11 +400,9 @@ class PolluxCycle:
 
     def _explain_waiting(self) -> Iterator[Waiting]:
         rigid = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)
-        ahead: Counter[str] = Counter()
         for candidate in sorted(self._waiting, key=lambda candidate: candidate.urgency):
             job = candidate.job
-            number = ahead[job.partition]
             notes: list[Reason] = [reasons.preempted(job)] if candidate.held else []
-            notes.append(_no_gpu_left(job.partition, number) if is_elastic(job) else rigid.of(job, number))
+            notes.append(_no_gpu_left(job.partition, rigid.ahead(job)) if is_elastic(job) else rigid.of(job))
             yield Waiting(job.job_id, tuple(notes), preempted=bool(candidate.held))
-            ahead[job.partition] += 1
+            rigid.count(job)

@@ -1,4 +1,4 @@
-"""Fair sharing: no resource idles while somebody wants it, and nobody can gain but at a slower one's cost."""
+"""Fair sharing: no resource idles while a member wants it, and no member can gain without slowing a slower one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,18 +42,10 @@ class Fair:
         return "fair"
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of equal size at once.
-
-        Args:
-            shapes: The distinct shapes, of any number of resources.
-            groups: Array (n, p) of indices into `shapes`.
+        """Evaluate many groups of any number of resources; see `SpeedModel`.
 
         Returns:
             Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: Groups or shapes are malformed.
         """
         figures = figures_of(shapes)
         checked = checked_groups(groups, len(shapes), MAX_MEMBERS)
@@ -67,7 +59,7 @@ class Fair:
         return Evaluation(speed.T, used_share(figures, checked, speed.T), np.full(count, np.nan))
 
     def order(self, members: Sequence[Shape]) -> tuple[int, ...]:
-        """The identity: whoever is furthest behind goes first, there is no rotation."""
+        """The identity: the member that is furthest behind goes first, there is no rotation."""
         return tuple(range(len(members)))
 
 

@@ -37,7 +37,7 @@ _TIE: Final = 1e-12
 class Lockstep:
     """Everybody advances one iteration per period, and the period is the one of the chosen ordering.
 
-    Nobody is faster than alone: where stages cover only part of an iteration, the group's longest
+    No member is faster than alone: where stages cover only part of an iteration, the group's longest
     iteration bounds the period from below. A group of one runs as it does alone.
 
     Attributes:
@@ -66,18 +66,10 @@ class Lockstep:
         return "lockstep"
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of equal size at once.
-
-        Args:
-            shapes: The distinct shapes, of up to six resources.
-            groups: Array (n, p) of indices into `shapes`, p at most the number of resources.
+        """Evaluate many groups of up to as many members as there are resources, six at most; see `SpeedModel`.
 
         Returns:
             Speeds, γ of Eq. 4 and the period; both count the period as no shorter than the longest iteration.
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: Groups or shapes are malformed.
         """
         figures = figures_of(shapes, max_resources=MAX_RESOURCES)
         checked = checked_groups(groups, len(shapes), figures.resource_count)
@@ -117,7 +109,7 @@ class Lockstep:
 def placements(members: int, resources: int, *, gaps: bool = False) -> tuple[Positions, ...]:
     """All ways of placing members in the rotation that can differ in their period.
 
-    Turning everybody by a position turns the slots and changes nothing, so of ways that differ by a
+    Moving all members by a position turns the slots and changes nothing, so of ways that differ by a
     turn only one is listed. The paper's orderings, without gaps, come first.
 
     Args:
@@ -211,7 +203,7 @@ def period_s(stage_s: Sequence[Sequence[float]], positions: Sequence[int] | None
     Args:
         stage_s: For each member, its seconds on each of the k resources.
         positions: Position of each member in the rotation; by default 0, 1, … as in the paper. Positions
-            must differ; those that nobody holds are gaps.
+            must differ; those that no member holds are gaps.
 
     Returns:
         Seconds in which every member completes one iteration.

@@ -181,18 +181,10 @@ class Measured:
         return "measured"
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of equal size at once.
-
-        Args:
-            shapes: The distinct shapes; their models are looked up in the table.
-            groups: Array (n, p) of indices into `shapes`, p ≤ 4.
+        """Evaluate many groups of up to four members, their models looked up in the table; see `SpeedModel`.
 
         Returns:
             Speeds and γ, here the mean over resources of Σ_i s_i · u_i^j; there is no period (NaN).
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: Groups or shapes are malformed.
         """
         figures = figures_of(shapes)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)

@@ -72,6 +72,10 @@ class SpeedModel(Hashable, Protocol):
         Args:
             shapes: The distinct shapes.
             groups: Array (n, p) of indices into `shapes`; a row may name a shape several times.
+
+        Raises:
+            ProfileError: A shape has an impossible time.
+            SpeedModelError: Groups or shapes are malformed, or of a size that the model cannot evaluate.
         """
         ...
 

@@ -51,8 +51,8 @@ class Reference:
     Attributes:
         ordering: "best" takes the permutation with the shortest period, "worst" the longest.
         multipliers: Factors on the period of two, three and four members.
-        capped: Whether nobody gets faster than alone. The simulator does not see to that: take False
-            to reproduce it to the digit.
+        capped: Whether no member is faster than alone. The simulator has no such limit: take False to reproduce
+            it to the digit.
     """
 
     ordering: str = "best"
@@ -79,18 +79,10 @@ class Reference:
         return "reference"
 
     def evaluate(self, shapes: Sequence[Shape], groups: Indices) -> Evaluation:
-        """Evaluate many groups of equal size at once.
-
-        Args:
-            shapes: The distinct shapes, with the stages load, preprocess, propagate and synchronize.
-            groups: Array (n, p) of indices into `shapes`, p ≤ 4.
+        """Evaluate many groups of up to four jobs with the four stages of Muri; see `SpeedModel`.
 
         Returns:
             Speeds, γ = Σ resource time / (4 T), and T with its multiplier.
-
-        Raises:
-            ProfileError: A shape has an impossible time.
-            SpeedModelError: Groups or shapes are malformed.
         """
         figures = _figures(shapes)
         checked = checked_groups(groups, len(shapes), MAX_GROUP_SIZE)

@@ -173,7 +173,7 @@ class Offers(NamedTuple):
 
     Attributes:
         partners: Jobs to share with, the best first.
-        refused: The best of those with whom sharing doesn't pay.
+        refused: The best of the jobs with which sharing doesn't pay.
     """
 
     partners: tuple[Partner, ...] = ()
@@ -286,7 +286,7 @@ def choice_that_pays(
     """As `choose_gpus`, but each pair is tested again with what the job suffers from all it joins.
 
     The slowest of its GPUs sets the pace, so ξ of the joining job is that beside its worst partner. Where a pair
-    fails this test, the worst partner is left out and the choice made anew.
+    fails this test, the worst partner is left out and the choice is made again.
     """
     left = list(partners)
     while left:

@@ -64,7 +64,7 @@ def _print_decision(config: Config) -> None:
     from muri.slurm_plugin.planning.actions import render_action
 
     with open_controller(config, look_only=True) as instance:
-        decision = instance.decide()
+        decision = instance.decision()
     for action in decision.repairs + decision.actions:
         click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
 
@@ -229,7 +229,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
     job = view.jobs.get(job_id)
     if job is None:
         raise UsageError(f"Slurm knows no job {job_id}; `squeue --me` lists yours")
-    reason = why_not_preemptible(job, view.roles[job_id])
+    reason = why_not_preemptible(job)
     if reason:
         raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
     _warn_if_nobody_would_resume(config)

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -195,23 +196,18 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
     """
     from muri.profiler.store import ProfileStore
     from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config
-    from muri.slurm_plugin.controller.cycle import knowledge
+    from muri.slurm_plugin.controller.cycle import cycle_input
     from muri.slurm_plugin.planning.actions import ReleaseSolo, render_action
     from muri.slurm_plugin.planning.decision import decide
-    from muri.slurm_plugin.profile_use import read_traits, with_estimates
     from muri.slurm_plugin.records.cluster import load_snapshot
-    from muri.slurm_plugin.records.roles import view_of
 
     config = read_config(config_file)
     path = profiles or profiles_path(config)
-    queue_then, know = load_snapshot(file), knowledge(None, ())
-    if path.exists():
-        with ProfileStore(path, read_only=True) as store:
-            know = replace(knowledge(None, store.list()), traits=read_traits(store))
-            know = with_estimates(know, view_of(queue_then, config.partitions), store, config)
-    elif profiles is not None:
+    if profiles is not None and not path.exists():
         raise UsageError(f"there is no profile store {profiles}")
-    decision = decide(queue_then, (), know, policy_of(config), config)
+    with ProfileStore(path, read_only=True) if path.exists() else nullcontext() as store:
+        cycle = cycle_input(load_snapshot(file), store, config)
+    decision = decide(cycle, policy_of(config))
     if as_json:
         for action in decision.repairs + decision.actions:
             click.echo(json.dumps(render_action(action), sort_keys=True, default=str))

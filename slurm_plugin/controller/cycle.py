@@ -1,7 +1,7 @@
 """The controller's cycle: read Slurm and the stores, decide, mend, carry out, tell."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -9,16 +9,16 @@ from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import StaleMark
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.gateway.base import Gateway
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import Knowledge, served_gpu_s
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
+from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.journal import DRY_RUN, GPU_MEM, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
@@ -28,19 +28,39 @@ log = logging.getLogger("muri.controller")
 _KEEP_INTENTS_S = 7 * 86400.0
 
 
-def knowledge(journal: Journal | None, profiles: Sequence[StageProfile], marks: Sequence[StaleMark] = ()) -> Knowledge:
-    """Gather what a cycle knows beyond the snapshot; without a journal only the profiles."""
-    known = {profile.key: profile for profile in profiles}
-    if journal is None:
-        return Knowledge(known)
+def cycle_input(
+    snapshot: Snapshot, store: ProfileStore | None, config: Config, journal: Journal | None = None
+) -> CycleInput:
+    """Gather all that a cycle decides on.
+
+    Args:
+        snapshot: The queue and the nodes.
+        store: Profiles, None where there are none.
+        config: The configuration.
+        journal: The controller's memory; without it only profiles are known.
+
+    Raises:
+        CorruptStoreError: The store is damaged.
+    """
+    view = view_of(snapshot, config.partitions)
+    known = {} if store is None else {profile.key: profile for profile in store.list()}
+    knowledge = Knowledge(known) if journal is None else _remembered(journal, known)
+    cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
+    if store is None:
+        return cycle
+    stale = knowledge.stale if journal is None else frozenset(mark.key for mark in store.stale_marks())
+    return with_estimates(replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store))), store)
+
+
+def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -> Knowledge:
+    """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
     return Knowledge(
-        profiles=known,
-        stale=frozenset(mark.key for mark in marks),
+        profiles=profiles,
         profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
-        targets=frozenset(int(intent.payload["job_id"]) for intent in running),
+        dry_run_jobs=frozenset(int(intent.payload["job_id"]) for intent in running),
         failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
-        bars={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
+        exclusions={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib=requested_gib(journal.facts(GPU_MEM)),
     )
@@ -78,11 +98,11 @@ class Controller:
         Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
         rests on what is true now.
         """
-        decision = self.decide()
+        decision = self.decision()
         errors: list[str] = []
         if decision.repairs:
             errors += self._apply(decision, decision.repairs)
-            decision = self.decide()
+            decision = self.decision()
         errors += self._apply(decision, decision.actions)
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
@@ -103,19 +123,15 @@ class Controller:
             return [str(error)]
         return []
 
-    def decide(self) -> Decision:
+    def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
-        know = knowledge(self._journal, self._store.list(), self._store.stale_marks())
-        know = replace(know, traits=read_traits(self._store))
-        know = with_estimates(know, view_of(snapshot, self._config.partitions), self._store, self._config)
-        return decide(snapshot, self._journal.intents(), know, self._policy, self._config)
+        return decide(cycle_input(snapshot, self._store, self._config, self._journal), self._policy)
 
     def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:
         if not actions:
             return []
-        now_s = decision.view.snapshot.taken_s
-        executor = Executor(self._gateway, self._journal, self._store, self._config, decision.view, now_s)
+        executor = Executor(self._gateway, self._journal, self._store, self._config, decision.view)
         executor.carry_out(actions)
         return executor.errors
 

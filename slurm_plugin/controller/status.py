@@ -1,27 +1,23 @@
 """What the last cycle decided about each job, in a file that every user may read."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from pydantic import TypeAdapter
 
 from muri.errors import MuriError
 from muri.files import atomic_json
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
 from muri.slurm_plugin.planning.joins import begun_joins, groups_by_host
-from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
-from muri.slurm_plugin.records.comment_tags import mode_of
 from muri.slurm_plugin.records.journal import Intent
-from muri.slurm_plugin.records.roles import Role, View
-from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
-
-_TUPLES = ("partners", "stage_s", "wait_s", "reasons")
 
 
 class StatusError(MuriError):
@@ -101,9 +97,13 @@ class Status:
     errors: tuple[str, ...] = field(default=())
 
 
+_STATUS: Final = TypeAdapter(Status)
+
+
 def _with_report(job: JobStatus, view: View) -> JobStatus:
     """Add what the member's host reports in its own comment."""
-    report = member_report(view, job.group, job.job_id)
+    pilot = None if job.group is None else view.jobs.get(job.group)
+    report = None if pilot is None else member_report(pilot.reports.speeds, job.job_id)
     if report is None:
         return replace(job, measured_speed=None, off_plan=False)
     speed = report.speed(job.solo_iteration_s)
@@ -140,25 +140,23 @@ def status_of(
     groups, joins = groups_by_host(intents), begun_joins(intents)
     return tuple(
         _describe(job, view, groups, joins.get(job.job_id), reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
-        for job in view.snapshot.jobs
-        if job.state.is_active and view.roles[job.job_id] not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
+        for job in view.jobs.values()
+        if job.state.is_active and job.role not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
     )
 
 
-def _state_name(job: Job, role: Role, host: Job | None) -> str:
-    if role in _STATES:
-        return _STATES[role]
+def _state_name(job: ManagedJob, host: ManagedJob | None) -> str:
+    if job.role in _STATES:
+        return _STATES[job.role]
     if job.state is JobState.PENDING:
         return "grouped"
-    return "shared" if host is not None and mode_of(host.admin_comment) == "plain" else "interleaved"
+    return "shared" if host is not None and host.mode == "plain" else "interleaved"
 
 
 def _describe(
-    job: Job, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
+    job: ManagedJob, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
 ) -> JobStatus:
-    request = parse_request(job.admin_comment) or SubmitRequest()
-    role = view.roles[job.job_id]
-    state = tags.parse_state(job.admin_comment) if role is Role.MEMBER else None
+    state = job.membership if job.role is Role.MEMBER else None
     intent = groups.get(state.host) if state is not None else None
     members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
     own = next((member for member in members if member["job_id"] == job.job_id), None)
@@ -168,8 +166,8 @@ def _describe(
         job_id=job.job_id,
         user=job.user,
         name=job.name,
-        model=request.model,
-        state=_state_name(job, role, None if host is None else view.jobs.get(host)),
+        model=job.request.model,
+        state=_state_name(job, None if host is None else view.jobs.get(host)),
         slurm_state=job.state.value,
         group=host,
         partners=_partners(job.job_id, host, members, view),
@@ -187,9 +185,8 @@ def _partners(job_id: int, host: int | None, members: list[dict[str, Any]], view
     return tuple(sorted(other for other in others if _is_member_of(view.active(other), host)))
 
 
-def _is_member_of(job: Job | None, host: int | None) -> bool:
-    state = tags.parse_state(job.admin_comment) if job is not None else None
-    return state is not None and state.host == host
+def _is_member_of(job: ManagedJob | None, host: int | None) -> bool:
+    return job is not None and job.membership is not None and job.membership.host == host
 
 
 def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
@@ -199,8 +196,8 @@ def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> t
     return tuple(group.payload["reasons"]) if group is not None else ()
 
 
-def _with_resources(described: JobStatus, job: Job) -> JobStatus:
-    given = tags.parse_given(job.admin_comment)
+def _with_resources(described: JobStatus, job: ManagedJob) -> JobStatus:
+    given = job.given
     return replace(
         described,
         cpu_count=job.cpu_count,
@@ -239,16 +236,12 @@ def read_status(path: Path) -> Status:
         StatusError: There is none yet, or it cannot be read.
     """
     try:
-        fields = json.loads(path.read_text())
-        jobs = tuple(
-            JobStatus(**{**job, **{name: tuple(job.get(name, ())) for name in _TUPLES}}) for job in fields.pop("jobs")
-        )
-        return Status(**{**fields, "jobs": jobs, "errors": tuple(fields["errors"])})
+        return _STATUS.validate_json(path.read_bytes())
     except FileNotFoundError as error:
         raise StatusError(
             f"there is no {path}: no controller cycle has run yet. Start one with: muri-controller --once"
         ) from error
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise StatusError(f"cannot read {path}: {error}") from error
 
 

@@ -8,9 +8,9 @@ import logging
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import GivenShare
-from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU, given_change, reset_change
-from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU, given_change, given_tag_change, reset_change
 from muri.slurm_plugin.records.cluster import Job, JobChange
+from muri.slurm_plugin.records.roles import ManagedJob
 
 log = logging.getLogger("muri.controller")
 
@@ -36,9 +36,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
         return f"nobody can say whether it asks for CPUs or memory per GPU: {error}"
     if per_gpu:
         return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
-    given = tags.Given(int(now_s), share.original)
-    comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
-    if refusal := _refusal(gateway, job, JobChange(admin_comment=comment)):
+    if refusal := _refusal(gateway, job, given_tag_change(job, share, now_s)):
         return refusal
     refusal = _refusal(gateway, job, given_change(share))
     if refusal:
@@ -66,17 +64,16 @@ def _asks_per_gpu(gateway: Gateway, job_id: int) -> bool:
     return any(option in line for line in directives for option in OPTIONS_PER_GPU)
 
 
-def reset_request(gateway: Gateway, job: Job) -> None:
+def reset_request(gateway: Gateway, job: ManagedJob) -> None:
     """Give a pending job its own CPUs and memory back.
 
     Raises:
         GatewayError: Slurm refused.
     """
-    given = tags.parse_given(job.admin_comment)
-    if given is None:
+    if job.given is None:
         return
     try:
-        gateway.modify(job.job_id, reset_change(job, given.original))
+        gateway.modify(job.job_id, reset_change(job, job.given.original))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)
     except GatewayError as error:
@@ -85,7 +82,7 @@ def reset_request(gateway: Gateway, job: Job) -> None:
         log.info("job %d: has started meanwhile", job.job_id)
 
 
-def reset_or_release(gateway: Gateway, job: Job) -> None:
+def reset_or_release(gateway: Gateway, job: ManagedJob) -> None:
     """Give a held job its own request back; where Slurm refuses, release it with what it was given.
 
     Raises:
@@ -100,7 +97,7 @@ def reset_or_release(gateway: Gateway, job: Job) -> None:
         raise
 
 
-def release_as_asked(gateway: Gateway, job: Job) -> None:
+def release_as_asked(gateway: Gateway, job: ManagedJob) -> None:
     """Release a held job with its own request.
 
     Raises:

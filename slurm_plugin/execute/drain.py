@@ -9,9 +9,8 @@ from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
 from muri.slurm_plugin.execute.executor import restore_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.slurm_requests import without_retries
-from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.comment_tags import parse_given, retries_memory
-from muri.slurm_plugin.records.roles import Role, View, view_of
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
 log = logging.getLogger("muri.drain")
 
@@ -60,12 +59,12 @@ def drain(gateway: Gateway) -> Drained:
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
     released = _each(held, lambda job: release_as_asked(gateway, job), failed)
     waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
-    given = [job for job in waiting if parse_given(job.admin_comment) is not None]
+    given = [job for job in waiting if job.given is not None]
     # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
     restored += _each(given, lambda job: reset_request(gateway, job), failed)
     # Nobody would plan them anew if they came back out of memory.
-    retrying = [job for job in members if job.state is not JobState.PENDING and retries_memory(job.admin_comment)]
+    retrying = [job for job in members if job.state is not JobState.PENDING and job.retries_memory]
     _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
     running = tuple(job.job_id for job in members if job.state is not JobState.PENDING)
@@ -97,7 +96,7 @@ def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
         time.sleep(_POLL_S)
 
 
-def _each(jobs: Iterable[Job], change: Callable[[Job], None], failed: list[str]) -> tuple[int, ...]:
+def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], failed: list[str]) -> tuple[int, ...]:
     """Change every job that can be changed; one that is gone needs nothing any more."""
     changed = []
     for job in jobs:

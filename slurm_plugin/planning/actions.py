@@ -1,8 +1,10 @@
 """What a cycle can do to Slurm, as plain records: rendered for `--dry-run`, carried out by the executor."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
+
+from pydantic import TypeAdapter
 
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.records.comment_tags import Original
@@ -286,6 +288,20 @@ Action = (
     | KeepProfile
     | DryRunFailed
 )
+
+
+_MEMBERS: Final = TypeAdapter(tuple[MemberPlan, ...])
+_JOIN: Final = TypeAdapter(Join)
+
+
+def members_in(payload: Mapping[str, Any]) -> tuple[MemberPlan, ...]:
+    """Read the members of a start from what the journal keeps of it."""
+    return _MEMBERS.validate_python(payload["members"])
+
+
+def join_in(payload: Mapping[str, Any], token: str) -> Join:
+    """Read a join from what the journal keeps of it; `token` is the intent's."""
+    return _JOIN.validate_python({**payload, "token": token})
 
 
 def started(actions: Iterable[Action]) -> frozenset[int]:

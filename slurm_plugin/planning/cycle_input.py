@@ -1,4 +1,4 @@
-"""What a cycle knows beyond the snapshot, as planning takes it. Pure."""
+"""All that a cycle's decision rests on: the queue, what is known beyond it, and the configuration. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
-from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
+from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,10 @@ class Knowledge:
     Attributes:
         profiles: Stored profiles, and estimates of models without one.
         profiling: Keys that a dry run is measuring now.
-        targets: Jobs whose script a dry run executes, or is about to; they wait for it.
+        dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
         stale: Keys whose profile serves, but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
-        bars: Why a job must not be grouped again, by job id.
+        exclusions: Why a job must not be grouped again, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
@@ -28,11 +29,11 @@ class Knowledge:
 
     profiles: Mapping[ProfileKey, StageProfile]
     profiling: frozenset[ProfileKey] = frozenset()
-    targets: frozenset[int] = frozenset()
+    dry_run_jobs: frozenset[int] = frozenset()
     stale: frozenset[ProfileKey] = frozenset()
-    failures: Mapping[str, tuple[int, str]] | None = None
-    bars: Mapping[int, str] | None = None
-    served_gpu_s: Mapping[int, float] | None = None
+    failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    exclusions: Mapping[int, str] = field(default_factory=dict)
+    served_gpu_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
 
@@ -42,7 +43,7 @@ class Knowledge:
         The job whose own script a dry run executes has nothing: twice at once it could spoil its own files. It
         waits for the measurement, as the first job of a model does.
         """
-        return None if job.job_id in self.targets else self.profiles.get(key)
+        return None if job.job_id in self.dry_run_jobs else self.profiles.get(key)
 
     def needed_gib(self, job_id: int, profile: StageProfile) -> float:
         """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
@@ -50,8 +51,39 @@ class Knowledge:
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
-        count, why = (self.failures or {}).get(str(key), (0, ""))
+        count, why = self.failures.get(str(key), (0, ""))
         return why if count >= config.profiling.attempts else ""
+
+
+@dataclass(frozen=True, slots=True)
+class CycleInput:
+    """What one cycle decides on.
+
+    Attributes:
+        view: The queue and the nodes.
+        knowledge: What is known beyond them.
+        config: The configuration.
+        intents: The journal's entries, closed ones included.
+    """
+
+    view: View
+    knowledge: Knowledge
+    config: Config
+    intents: tuple[Intent, ...] = ()
+
+    @property
+    def now_s(self) -> float:
+        """The cycle's time, seconds since the epoch: the snapshot's own."""
+        return self.view.snapshot.taken_s
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The cluster's nodes."""
+        return self.view.snapshot.nodes
+
+    def key_of(self, job: ManagedJob) -> ProfileKey:
+        """Return the key under which a job's model is profiled."""
+        return profile_key(job, self.nodes)
 
 
 def served_gpu_s(intents: tuple[Intent, ...]) -> dict[int, float]:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, ReleaseSolo, StartDryRun, started
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import find_joins
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
 from muri.slurm_plugin.planning.packing import ask_to_share
@@ -16,9 +15,7 @@ from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.planning.running import Settled, running_units, settle, stop_actions
 from muri.slurm_plugin.planning.starts import actions_of
-from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.journal import Intent
-from muri.slurm_plugin.records.roles import Role, View, view_of
+from muri.slurm_plugin.records.roles import Role, View
 
 log = logging.getLogger("muri.controller")
 
@@ -42,21 +39,18 @@ class Decision:
     actions: tuple[Action, ...]
 
 
-def decide(
-    snapshot: Snapshot, intents: tuple[Intent, ...], know: Knowledge, policy: Policy, config: Config
-) -> Decision:
+def decide(cycle: CycleInput, policy: Policy) -> Decision:
     """Make a cycle's decision. Pure: the snapshot's own time is the clock."""
-    view = view_of(snapshot, config.partitions)
-    repairs = reconcile(view, intents, config, snapshot.taken_s)
-    preparation = prepare(view, know, config, snapshot.taken_s, policy.profile_use)
-    know = preparation.know
+    view, repairs = cycle.view, reconcile(cycle)
+    preparation = prepare(cycle, policy.profile_use)
+    cycle = preparation.cycle
     if policy.supports_packing:
-        shared, preparation = ask_to_share(policy, preparation, view, know, config)
+        shared, preparation = ask_to_share(policy, preparation)
         plan, starts, stops = shared.plan, shared.actions, stop_actions((), preparation.request, view)
     else:
-        settled, preparation = ask(policy, preparation, view, know, config)
+        settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
-        starts = actions_of(plan, view, know, config) + find_joins(view, plan, know, config, snapshot.taken_s)
+        starts = actions_of(plan, cycle) + find_joins(plan, cycle)
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
     runs = without_started(preparation, starts)
@@ -66,14 +60,12 @@ def decide(
     return Decision(view, repairs, preparation, plan, actions)
 
 
-def ask(
-    policy: Policy, preparation: Preparation, view: View, know: Knowledge, config: Config
-) -> tuple[Settled, Preparation]:
+def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
     """Ask the policy, with what runs if it may stop running jobs."""
-    request = preparation.request
-    if config.preemption.enabled:
-        request = replace(request, running=running_units(view, know, config, request.now_s))
-    request = with_measured_pairs(request, policy, know.traits.pairs)
+    request, cycle = preparation.request, preparation.cycle
+    if cycle.config.preemption.enabled:
+        request = replace(request, running=running_units(cycle))
+    request = with_measured_pairs(request, policy, cycle.knowledge.traits.pairs)
     preparation = replace(preparation, request=request)
     try:
         return settle(policy.plan(request), request), preparation

@@ -1,6 +1,6 @@
 """Waiting jobs that join a group at work instead of waiting for GPUs of their own. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -9,23 +9,19 @@ from muri.policies.speed.model import SpeedModel, shape_of
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Plan
 from muri.profiler.estimates import why_estimated
-from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.profiler.records import StageProfile
+from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan, join_in
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
-from muri.slurm_plugin.planning.starts import asked_by
-from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.planning.starts import PILOT_EXTRA_S, member_plan
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
-from muri.slurm_plugin.records.roles import Role, View, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _LEAST_GAIN = 0.2
 """What a join must add to the group's total speed, in jobs running alone at full speed: below that the
 new member would mostly take from the others."""
-
-_HOST_EXTRA_S = 600
 
 
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
@@ -55,19 +51,7 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
         elif host is None or host.state is not JobState.RUNNING:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")
         else:
-            yield join_of(intent)
-
-
-def join_of(intent: Intent) -> Join:
-    """Return the join that an intent describes."""
-    fields = intent.payload["member"]
-    member = MemberPlan(**{**fields, "original": tags.Original(**fields["original"])})
-    others = tuple((int(job_id), int(limit_s)) for job_id, limit_s in intent.payload["others"])
-    payload = intent.payload
-    return Join(
-        payload["host"], payload["node"], member, others, payload["host_limit_s"], tuple(payload["reasons"]),
-        intent.token,
-    )  # fmt: skip
+            yield join_in(intent.payload, intent.token)
 
 
 def payload_of(join: Join) -> dict[str, object]:
@@ -75,39 +59,38 @@ def payload_of(join: Join) -> dict[str, object]:
     return {name: value for name, value in asdict(join).items() if name != "token"}
 
 
-def find_joins(view: View, plan: Plan, know: Knowledge, config: Config, now_s: float) -> tuple[Join, ...]:
+def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:
     """Return the joins of a cycle: waiting jobs in the plan's order, each to the group that gains most.
 
     A group takes one new member in a cycle, so that the next decision rests on what is true then.
     """
-    if not config.grouping.join or config.grouping.discipline == "lockstep" or config.grouping.max_group_size < 2:
+    grouping = cycle.config.grouping
+    if not grouping.join or grouping.discipline == "lockstep" or grouping.max_group_size < 2:
         return ()
-    groups = {group.host.job_id: group for group in running_groups(view)}
-    model = speed_model("fair" if config.grouping.speed_model == "default" else config.grouping.speed_model)
+    groups = {group.host.job_id: group for group in running_groups(cycle.view)}
+    model = speed_model("fair" if grouping.speed_model == "default" else grouping.speed_model)
     joins: list[Join] = []
     for waiting in plan.waiting:
-        job = view.jobs[waiting.job_id]
-        if view.roles[job.job_id] is not Role.CANDIDATE or alone_reason(job, view.snapshot.slurm_version, know, config):
+        job = cycle.view.jobs[waiting.job_id]
+        if job.role is not Role.CANDIDATE or alone_reason(job, cycle):
             continue
-        gains = {host: _gain(job, group, view, know, config, model) for host, group in groups.items()}
+        gains = {host: _gain(job, group, cycle, model) for host, group in groups.items()}
         best = max(gains, key=lambda host: (gains[host][0], -host), default=None)
         if best is None or gains[best][0] < _LEAST_GAIN:
             continue
         group, (gain, speed) = groups.pop(best), gains[best]
-        joins.append(join_to(job, group, speed, view, know, now_s, (_why(group, gain),)))
+        joins.append(join_to(job, group, speed, cycle, (_why(group, gain),)))
     return tuple(joins)
 
 
-def _gain(
-    job: Job, group: RunningGroup, view: View, know: Knowledge, config: Config, model: SpeedModel
-) -> tuple[float, float]:
+def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedModel) -> tuple[float, float]:
     """What a join adds to a group's total speed, and the new member's own speed; (0, 0) when it cannot join."""
-    profiles = [_profile(member, group.host, view, know.profiles) for member in group.members]
-    own = know.profile_for(job, profile_key(job, view.snapshot.nodes))
-    if own is None or None in profiles or why_no_room(job, group, view, config):
+    profiles = [_profile(member, group.host, cycle) for member in group.members]
+    own = cycle.knowledge.profile_for(job, cycle.key_of(job))
+    if own is None or None in profiles or why_no_room(job, group, cycle):
         return 0.0, 0.0
     shapes = [shape_of(profile) for profile in (*profiles, own) if profile is not None]
-    gpu_mem_gib = _gpu_mem_gib(group, view, config)
+    gpu_mem_gib = _gpu_mem_gib(group, cycle)
     if gpu_mem_gib and sum(shape.gpu_mem_gib for shape in shapes) > gpu_mem_gib:
         return 0.0, 0.0
     count = len(shapes)
@@ -116,27 +99,26 @@ def _gain(
     return float(after.sum()) - before, float(after[-1])
 
 
-def _profile(member: Job, host: Job, view: View, profiles: Mapping[ProfileKey, StageProfile]) -> StageProfile | None:
-    return profiles.get(profile_key(as_submitted(member, host), view.snapshot.nodes))
+def _profile(member: ManagedJob, host: Job, cycle: CycleInput) -> StageProfile | None:
+    return cycle.knowledge.profiles.get(cycle.key_of(as_submitted(member, host)))
 
 
-def why_no_room(job: Job, group: RunningGroup, view: View, config: Config) -> str:
+def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
     """Return why a job cannot join a group now, "" when it can.
 
     Args:
         job: The job.
         group: The group.
-        view: The snapshot by roles.
-        config: Limits.
+        cycle: What the cycle decides on.
     """
-    host, node = group.host, next((node for node in view.snapshot.nodes if node.name == group.host.nodes), None)
+    host, node = group.host, next((node for node in cycle.nodes if node.name == group.host.nodes), None)
     # A group on its way in or out is left alone, and one of several nodes or GPUs has one runtime for each.
     checks = (
         (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
         ((job.uid, job.partition) != (host.uid, host.partition), "the group is of another user or partition"),
         (job.gpu_count != host.gpu_count or host.gpu_count != 1, "only jobs on one GPU are joined"),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
-        (len(group.members) >= config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
+        (len(group.members) >= cycle.config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
         (node is None or not node.usable, "the group's node takes no new work"),
         (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
         (not _memory_fits(job, group), "the group's job has not asked for enough host memory for both"),
@@ -144,46 +126,35 @@ def why_no_room(job: Job, group: RunningGroup, view: View, config: Config) -> st
     return next((why for applies, why in checks if applies), "")
 
 
-def _gpu_mem_gib(group: RunningGroup, view: View, config: Config) -> float:
+def _gpu_mem_gib(group: RunningGroup, cycle: CycleInput) -> float:
     """Memory of the group's GPU, 0 when unknown."""
-    types = (node.gpu_type for node in view.snapshot.nodes if node.name == group.host.nodes)
-    return next((config.gpu_mem_gib.get(kind, 0.0) for kind in types), 0.0)
+    types = (node.gpu_type for node in cycle.nodes if node.name == group.host.nodes)
+    return next((cycle.config.gpu_mem_gib.get(kind, 0.0) for kind in types), 0.0)
 
 
 def _memory_fits(job: Job, group: RunningGroup) -> bool:
-    states = [tags.parse_state(member.admin_comment) for member in group.members]
-    present = sum(state.original.mem_per_node_mib for state in states if state is not None)
+    present = sum(
+        member.membership.original.mem_per_node_mib for member in group.members if member.membership is not None
+    )
     return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.host.mem_per_node_mib
 
 
-def join_to(
-    job: Job, group: RunningGroup, speed: float, view: View, know: Knowledge, now_s: float, reasons: tuple[str, ...]
-) -> Join:
+def join_to(job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInput, reasons: tuple[str, ...]) -> Join:
     """Return the join of a job to a group.
 
     Args:
         job: The job; its model has a profile.
         group: The group.
         speed: The job's speed there, 1 = as fast as alone.
-        view: The snapshot by roles.
-        know: Profiles.
-        now_s: The cycle's time.
         reasons: Why, for people.
+        cycle: What the cycle decides on.
     """
     host, size = group.host, len(group.members) + 1
-    profile = know.profiles[profile_key(job, view.snapshot.nodes)]
-    member = MemberPlan(
-        job_id=job.job_id,
-        original=asked_by(job),
-        solo_iteration_s=profile.iteration_s,
-        speed=speed,
-        time_limit_s=job.time_limit_s * size,
-        gpu_mem_gib=know.needed_gib(job.job_id, profile),
-        estimated=profile.is_estimate,
-    )
+    profile = cycle.knowledge.profiles[cycle.key_of(job)]
+    member = member_plan(job, profile, speed, size, cycle.knowledge)
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
     why = (*reasons, *filter(None, (why_estimated(profile),)))
-    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, now_s), why)
+    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, cycle.now_s), why)
 
 
 def _why(group: RunningGroup, gain: float) -> str:
@@ -191,15 +162,14 @@ def _why(group: RunningGroup, gain: float) -> str:
     return f"it joins jobs {partners}, which have resources to spare: together they do {gain:.2f} jobs' work more"
 
 
-def _limit_beside(member: Job, size: int) -> int:
+def _limit_beside(member: ManagedJob, size: int) -> int:
     """A member's time limit in a group of that size, never less than it has."""
-    state = tags.parse_state(member.admin_comment)
-    original_s = state.original.time_limit_s if state is not None else 0
+    original_s = member.membership.original.time_limit_s if member.membership is not None else 0
     return max(member.time_limit_s, original_s * size) if original_s else 0
 
 
 def _host_limit_s(host: Job, member: MemberPlan, others: tuple[tuple[int, int], ...], now_s: float) -> int:
     """The time limit with which the host outlives all of its members; 0 leaves it as it is."""
     ran_s = int(max(0.0, now_s - host.start_s))
-    needed_s = max([ran_s + member.time_limit_s, *(limit_s for _, limit_s in others)]) + _HOST_EXTRA_S
+    needed_s = max([ran_s + member.time_limit_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
     return needed_s if host.time_limit_s and needed_s > host.time_limit_s else 0

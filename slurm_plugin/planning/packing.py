@@ -27,19 +27,16 @@ from muri.policies.types import (
     sentences,
 )
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import join_to, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import RunningGroup, running_groups, running_units
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.planning.starts import actions_of
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Node
 from muri.slurm_plugin.records.roles import View
-from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 log = logging.getLogger("muri.controller")
 
@@ -65,19 +62,10 @@ class Shared:
     actions: tuple[Action, ...]
 
 
-def ask_to_share(
-    policy: Policy, preparation: Preparation, view: View, know: Knowledge, config: Config
-) -> tuple[Shared, Preparation]:
-    """Ask a policy that gives out GPUs one by one, and say what its answer means on Slurm.
-
-    Args:
-        policy: The policy.
-        preparation: The request for policies that group.
-        view: The snapshot by roles.
-        know: What the cycle knows.
-        config: Limits.
-    """
-    request = sharing_request(preparation.request, view, know, config)
+def ask_to_share(policy: Policy, preparation: Preparation) -> tuple[Shared, Preparation]:
+    """Ask a policy that gives out GPUs one by one, and say what its answer means on Slurm."""
+    cycle = preparation.cycle
+    request = sharing_request(preparation.request, cycle)
     try:
         plan = policy.plan(request)
     except RequestError as error:
@@ -86,37 +74,33 @@ def ask_to_share(
         log.warning("nobody can join a running job in this cycle: %s", error)
         request = replace(request, running=())
         plan = policy.plan(request)
-    return share(plan, request, view, know, config), replace(preparation, request=request)
+    return share(plan, request, cycle), replace(preparation, request=request)
 
 
-def share(plan: Plan, request: PlanRequest, view: View, know: Knowledge, config: Config) -> Shared:
+def share(plan: Plan, request: PlanRequest, cycle: CycleInput) -> Shared:
     """Return what a plan with sharers means on Slurm.
 
     Args:
         plan: The policy's answer.
         request: What it was asked, by `sharing_request`.
-        view: The snapshot by roles.
-        know: As for the request.
-        config: Limits.
+        cycle: What the cycle decides on.
     """
     at_work = {job.job_id for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
-    sorted_out = _SortedOut(
-        request, {member.job_id: group for group in running_groups(view) for member in group.members}
+    outcome = PlacementOutcome(
+        request, {member.job_id: group for group in running_groups(cycle.view) for member in group.members}
     )
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
-            sorted_out.add(sharer, jobs[sharer.job_id], view, know, config)
+            outcome.add(sharer, jobs[sharer.job_id], cycle)
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
-    solo = (*(item for item in plan.solo if item.job_id not in at_work), *sorted_out.solo)
-    done = replace(
-        plan, groups=tuple(sorted_out.groups), solo=solo, waiting=(*waiting, *sorted_out.waiting), sharers=()
-    )
-    starts = tuple(_prepared(action, sorted_out.steps, jobs, view) for action in actions_of(done, view, know, config))
-    return Shared(done, (*starts, *sorted_out.joins))
+    solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
+    done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
+    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions_of(done, cycle))
+    return Shared(done, (*starts, *outcome.joins))
 
 
-class _SortedOut:
+class PlacementOutcome:
     """The new sharers of a plan by what they become."""
 
     def __init__(self, request: PlanRequest, groups: Mapping[int, RunningGroup]) -> None:
@@ -125,25 +109,24 @@ class _SortedOut:
         self.waiting: list[Waiting] = []
         self.joins: list[Join] = []
         self.steps: dict[int, int] = {}
-        self._now_s = request.now_s
         self._running_groups = groups
         self._holders: dict[frozenset[Place], int] = {}
         self._held: dict[Place, int] = {}
         for unit in request.running:
             self._hold(unit.members[0].job_id, _places(unit.gpus))
 
-    def add(self, sharer: Sharer, job: PlanJob, view: View, know: Knowledge, config: Config) -> None:
+    def add(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
         """Decide what becomes of one."""
         self.steps[sharer.job_id] = sharer.accumulate_steps
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
         if not met:
-            self._start(sharer, job, config)
+            self._start(sharer, job, cycle)
             self._hold(sharer.job_id, places)
             return
         group = self._running_groups.get(self._holders.get(places, 0))
         if group is not None and not any(join.host == group.host.job_id for join in self.joins):
-            self._join(sharer, job, group, view, know, config)
+            self._join(sharer, job, group, cycle)
         elif met & {started.members[0] for started in self.groups}:
             why = Reason("it will join job {} once that one runs", (min(met),))
             self.waiting.append(Waiting(sharer.job_id, (why,)))
@@ -154,8 +137,8 @@ class _SortedOut:
         self._holders.setdefault(places, job_id)
         self._held |= {place: self._held.get(place, job_id) for place in places}
 
-    def _start(self, sharer: Sharer, job: PlanJob, config: Config) -> None:
-        if job.groupable and job.profile is None and self._now_s - job.submit_s <= config.grouping.max_wait_s:
+    def _start(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
+        if job.groupable and job.profile is None and cycle.now_s - job.submit_s <= cycle.config.grouping.max_wait_s:
             self.waiting.append(Waiting(sharer.job_id, (_UNMEASURED,)))
             return
         if not job.groupable or job.profile is None:
@@ -167,14 +150,12 @@ class _SortedOut:
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
         )
 
-    def _join(
-        self, sharer: Sharer, planned: PlanJob, group: RunningGroup, view: View, know: Knowledge, config: Config
-    ) -> None:
-        job = view.jobs[sharer.job_id]
-        if why := why_no_room(job, group, view, config):
+    def _join(self, sharer: Sharer, planned: PlanJob, group: RunningGroup, cycle: CycleInput) -> None:
+        job = cycle.view.jobs[sharer.job_id]
+        if why := why_no_room(job, group, cycle):
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
-        join = join_to(job, group, sharer.speed, view, know, self._now_s, sentences(sharer.reasons))
+        join = join_to(job, group, sharer.speed, cycle, sentences(sharer.reasons))
         self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 
@@ -218,22 +199,20 @@ _SEVERAL_GPUS = "jobs on several GPUs are not joined: each of their GPUs has a r
 _NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 
 
-def sharing_request(request: PlanRequest, view: View, know: Knowledge, config: Config) -> PlanRequest:
+def sharing_request(request: PlanRequest, cycle: CycleInput) -> PlanRequest:
     """Return the request as policies that give out GPUs one by one want it.
 
     Args:
         request: For policies that group.
-        view: The snapshot by roles.
-        know: Profiles, and what else is stored of models.
-        config: Limits.
+        cycle: What the cycle decides on.
     """
-    units = tuple(_one_by_one(running_units(view, know, config, request.now_s), view))
+    units = tuple(_one_by_one(running_units(cycle), cycle.view))
     nodes, running = _numbered(request.nodes, units)
-    traits = _Traits(know, view, config)
+    traits = _Traits(cycle)
     jobs = tuple(traits.of(job) for job in request.jobs)
     running = tuple(replace(unit, members=tuple(traits.of(job) for job in unit.members)) for unit in running)
     at_work = _keys(job for unit in running for job in unit.members)
-    table = interference_table(_keys(jobs), at_work, know.profiles, know.traits.pairs)
+    table = interference_table(_keys(jobs), at_work, cycle.knowledge.profiles, cycle.knowledge.traits.pairs)
     return replace(request, jobs=jobs, nodes=nodes, running=running, interference=table, whole_sets_only=True)
 
 
@@ -244,9 +223,9 @@ def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
 class _Traits:
     """Adds to jobs what policies of this kind want to know."""
 
-    def __init__(self, know: Knowledge, view: View, config: Config) -> None:
-        self._know, self._view = know, view
-        grouping = config.grouping
+    def __init__(self, cycle: CycleInput) -> None:
+        self._knowledge, self._view = cycle.knowledge, cycle.view
+        grouping = cycle.config.grouping
         self._joins = grouping.join and grouping.max_group_size > 1 and grouping.discipline != "lockstep"
         self._found: dict[tuple[ProfileKey, int], BatchModel | None] = {}
 
@@ -261,20 +240,19 @@ class _Traits:
     def _batch(self, job: PlanJob) -> BatchModel | None:
         if job.profile is None:
             return None
-        request = parse_request(self._view.jobs[job.job_id].admin_comment) or SubmitRequest()
-        steps = request.accumulate
-        if steps == 1 and str(job.profile.key) in self._know.traits.accumulating:
+        steps = self._view.jobs[job.job_id].request.accumulate
+        if steps == 1 and str(job.profile.key) in self._knowledge.traits.accumulating:
             steps = max(1, job.profile.key.batch_size)  # the script says that it can, and sets no limit
         name = job.profile.key, steps
         if name not in self._found:
-            self._found[name] = batch_model(name[0], self._know.profiles, self._know.traits.fits, name[1])
+            self._found[name] = batch_model(name[0], self._knowledge.profiles, self._knowledge.traits.fits, name[1])
         return self._found[name]
 
 
 def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
     """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
     members = (member for group in running_groups(view) for member in group.members)
-    hosted = {member.job_id: tags.parse_state(member.admin_comment) for member in members}
+    hosted = {member.job_id: member.membership for member in members}
     for number, unit in enumerate(units):
         for job in unit.members:
             # What a member asks for now is Muri's doing: it was groupable, or it would be in no group.

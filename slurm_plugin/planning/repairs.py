@@ -6,7 +6,6 @@ from typing import Any
 
 from muri.policies.horus.cost import MAX_RAISES, raised_gib
 from muri.profiler.records import ProfileError, ProfileKey
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -20,27 +19,21 @@ from muri.slurm_plugin.planning.actions import (
     Restore,
     ReturnToQueue,
 )
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.comment_reports import fault_of, profile_in, times_told
+from muri.slurm_plugin.records.comment_reports import profile_in
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
-from muri.slurm_plugin.records.roles import Role, View, run_told
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
 
 # A host ends itself a few seconds after its last member; only a host that did not is cancelled.
 _HOST_GRACE_S = 60.0
 
 
-def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: float) -> tuple[Action, ...]:
-    """Return the repairs that a cycle makes before it plans.
-
-    Args:
-        view: The snapshot by roles.
-        intents: The journal's intents, closed ones included.
-        config: Time-outs.
-        now_s: The cycle's time, seconds since the epoch.
-    """
+def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
+    """Return the repairs that a cycle makes before it plans."""
+    view, intents = cycle.view, cycle.intents
     actions: list[Action] = []
     groups = {intent.token: intent for intent in intents if intent.kind == GROUP}
     begun = [intent for intent in groups.values() if intent.state == "begun"]
@@ -50,44 +43,41 @@ def reconcile(view: View, intents: tuple[Intent, ...], config: Config, now_s: fl
     settled = {move.job_id for move in moves if isinstance(move, Preempt | ReturnToQueue)} | under_way(intents).keys()
     joined = begun_joins(intents)
     settled |= {job_id for job_id, intent in joined.items() if intent.state == "begun"}
-    short_of_memory = [after_out_of_memory(view, job, intents, config) for job in view.having(Role.MEMBER)]
+    short_of_memory = [after_out_of_memory(job, cycle) for job in view.having(Role.MEMBER)]
     returns = [action for action in short_of_memory if action is not None and action.job_id not in settled]
     actions += returns
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
-    actions += _members(view, config, now_s, {intent.host_job for intent in begun}, settled, since_s)
-    actions += resets(view, config, now_s, settled)
-    actions += _hosts(view, groups, config, now_s)
+    actions += _members(cycle, {intent.host_job for intent in begun}, settled, since_s)
+    actions += resets(cycle, settled)
+    actions += _hosts(groups, cycle)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
             actions += _dry_run(view, intent)
     known = {intent.token for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"}
     for job in view.having(Role.DRY_RUN):
-        if tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) not in known:
+        if job.dry_run not in known:
             actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
-    actions += _half_submitted(view, now_s)
+    actions += _half_submitted(cycle)
     return tuple(actions)
 
 
-def _half_submitted(view: View, now_s: float) -> Iterator[Action]:
+def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
     """Cancel what a killed controller left between submitting a job of its own and tagging it.
 
     The command gateway submits with the tag in the job's own comment and moves it to AdminComment before
     the job is released.
     """
-    for job in view.having(Role.OTHER):
-        mark = tags.token(job.comment, tags.HOST_PREFIX) or tags.token(job.comment, tags.DRY_RUN_PREFIX)
-        if mark is not None and job.held and job.state is JobState.PENDING and now_s - job.submit_s > _HOST_GRACE_S:
+    for job in cycle.view.having(Role.OTHER):
+        waits = job.held and job.state is JobState.PENDING
+        if job.reports.unfinished and waits and cycle.now_s - job.submit_s > _HOST_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 
 
-def find_host(view: View, token: str) -> Job | None:
+def find_host(view: View, token: str) -> ManagedJob | None:
     """Return the host job that carries a start's token, whether it still runs or not."""
-    for job in view.snapshot.jobs:
-        parsed = tags.parse_host(job.admin_comment)
-        if parsed is not None and parsed[0] == token:
-            return job
-    return None
+    pilots = (job for job in view.jobs.values() if job.pilot is not None and job.pilot.token == token)
+    return next(pilots, None)
 
 
 def _open_group(view: View, intent: Intent) -> Action:
@@ -100,39 +90,34 @@ def _open_group(view: View, intent: Intent) -> Action:
 
 
 def _members(
-    view: View,
-    config: Config,
-    now_s: float,
-    open_hosts: set[int | None],
-    settled: AbstractSet[int],
-    since_s: Mapping[int, float],
+    cycle: CycleInput, open_hosts: set[int | None], settled: AbstractSet[int], since_s: Mapping[int, float]
 ) -> Iterator[Action]:
     """Give back to Slurm the members that cannot run in their group.
 
     Args:
-        view: The snapshot by roles.
-        config: Time-outs.
-        now_s: The cycle's time.
+        cycle: What the cycle decides on.
         open_hosts: Hosts of groups whose start is not finished.
         settled: Jobs that other actions look after.
         since_s: When jobs joined a group that ran already, by job id.
     """
-    for job in view.having(Role.MEMBER):
+    for job in cycle.view.having(Role.MEMBER):
         if job.state is not JobState.PENDING or job.job_id in settled:
             continue
-        state = tags.parse_state(job.admin_comment)
-        host = view.active(state.host) if state else None
+        host = cycle.view.active(job.membership.host) if job.membership else None
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
         elif host is None:
-            yield after_the_host(view, job, state.host if state else 0)
+            yield after_the_host(cycle.view, job)
         elif host.job_id in open_hosts:
             continue
         elif job.held:
             yield Restore(job.job_id, "it was taken out of its group")
-        elif _overdue(host, config, now_s):
+        elif _overdue(host, cycle):
             yield Restore(job.job_id, f"host job {host.job_id} could not start in time")
-        elif host.state is JobState.RUNNING and _waited_s(job, host, since_s, now_s) > config.host.attach_timeout_s:
+        elif (
+            host.state is JobState.RUNNING
+            and _waited_s(job, host, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
+        ):
             yield Restore(job.job_id, "it could not start beside its group")
 
 
@@ -140,27 +125,25 @@ def _waited_s(job: Job, host: Job, since_s: Mapping[int, float], now_s: float) -
     return now_s - max(host.start_s, since_s.get(job.job_id, 0.0))
 
 
-def _overdue(host: Job, config: Config, now_s: float) -> bool:
-    return host.state is JobState.PENDING and now_s - host.submit_s > config.host.start_timeout_s
+def _overdue(host: Job, cycle: CycleInput) -> bool:
+    return host.state is JobState.PENDING and cycle.now_s - host.submit_s > cycle.config.host.start_timeout_s
 
 
-def _hosts(view: View, groups: dict[str, Intent], config: Config, now_s: float) -> Iterator[Action]:
-    served = {
-        state.host for job in view.having(Role.MEMBER) if (state := tags.parse_state(job.admin_comment)) is not None
-    }
-    for host in view.having(Role.HOST):
-        token = (tags.parse_host(host.admin_comment) or ("", ()))[0]
+def _hosts(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]:
+    served = {job.membership.host for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    for host in cycle.view.having(Role.HOST):
+        token = host.pilot.token if host.pilot is not None else ""
         intent = groups.get(token)
         if intent is None or intent.state == "abandoned":
             # With the journal lost, the members' own tags still say whom they belong to.
             if host.job_id not in served:
                 yield Cancel(host.job_id, "no member of its group is left")
-        elif intent.state == "done" and _overdue(host, config, now_s):
+        elif intent.state == "done" and _overdue(host, cycle):
             yield Cancel(host.job_id, "it could not start in time")
         elif (
             intent.state == "done"
             and host.job_id not in served
-            and now_s - max(host.start_s, host.submit_s) > _HOST_GRACE_S
+            and cycle.now_s - max(host.start_s, host.submit_s) > _HOST_GRACE_S
         ):
             yield Cancel(host.job_id, "no member of its group is left")
 
@@ -168,12 +151,12 @@ def _hosts(view: View, groups: dict[str, Intent], config: Config, now_s: float) 
 def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
     target = view.jobs.get(int(intent.payload["job_id"]))
     key = ProfileKey(**intent.payload["key"])
-    run = next((job for job in view.snapshot.jobs if _is_run(job, intent)), None)
+    run = next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
     measured = _measured(target, intent) or _measured(run, intent)
     if measured is not None:
         yield _result(intent, key, measured)
         return
-    if target is not None and view.roles[target.job_id] in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
+    if target is not None and target.role in {Role.RELEASED, Role.MEMBER} and target.state.is_active:
         yield Abandon(intent.token, f"job {target.job_id}, whose script it runs, starts itself")
         if run is not None and run.state.is_active:
             yield Cancel(run.job_id, f"job {target.job_id}, whose script it runs, starts itself")
@@ -190,17 +173,13 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
 
 
-def _measured(job: Job | None, intent: Intent) -> dict[str, Any] | None:
+def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:
     """What a dry run left in a job's comment."""
-    told = tags.parse_json(tags.token(job.comment, tags.PROFILE_PREFIX)) if job is not None else None
+    told = None if job is None else job.reports.dry_run
     return told if told is not None and told.get("token") == intent.token else None
 
 
-def _is_run(job: Job, intent: Intent) -> bool:
-    return tags.token(job.admin_comment, tags.DRY_RUN_PREFIX) == intent.token
-
-
-def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action:
+def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Action:
     if "error" in measured:
         return DryRunFailed(intent.token, str(key), str(measured["error"]))
     measured_at = text_of(intent.begun_s)
@@ -211,26 +190,23 @@ def _result(intent: Intent, key: ProfileKey, measured: dict[str, Any]) -> Action
     return KeepProfile(intent.token, profile, bool(measured.get("accumulates")))
 
 
-def resets(view: View, config: Config, now_s: float, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
+def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetRequest]:
     """Give back their own request to jobs that were given another and do not start with it.
 
     A held one was left behind by a controller that died before it released the job, or was stopped or held again.
     A released one waits for a share that turned out not to be there: Slurm's queue decides with its own request.
 
     Args:
-        view: The snapshot by roles.
-        config: How long a start may take.
-        now_s: The cycle's time.
         settled: Jobs that other actions look after.
+        cycle: What the cycle decides on.
     """
     for role in (Role.CANDIDATE, Role.NOT_OURS, Role.USER_HELD, Role.RELEASED):
-        for job in view.having(role):
-            given = tags.parse_given(job.admin_comment)
-            if given is None or job.state is not JobState.PENDING or job.job_id in settled:
+        for job in cycle.view.having(role):
+            if job.given is None or job.state is not JobState.PENDING or job.job_id in settled:
                 continue
             if role is not Role.RELEASED:
                 yield ResetRequest(job.job_id, "it was not started with the CPUs and memory that it was given")
-            elif now_s - given.given_s > config.host.start_timeout_s:
+            elif cycle.now_s - job.given.given_s > cycle.config.host.start_timeout_s:
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 
@@ -239,25 +215,17 @@ def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
     return {int(job_id): float(gib) for job_id, gib in facts.items()}
 
 
-def after_out_of_memory(
-    view: View, job: Job, intents: tuple[Intent, ...], config: Config
-) -> AskForMore | Restore | None:
+def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
     """What to do with a held member if its last run ended for want of GPU memory; None if it did not.
 
     The last try is one without company, whether the memory of the GPUs is known or not.
-
-    Args:
-        view: The snapshot by roles.
-        job: The member.
-        intents: The journal's, which say what memory it was given room for.
-        config: Memory of the GPUs.
     """
-    run, times = times_told(job.comment)
+    run, times = job.reports.out_of_memory
     if job.state is not JobState.PENDING or not job.held or times < 1 or run != job.restart_count - 1:
         return None
-    nodes = (node for node in view.snapshot.nodes if node.usable and job.partition in node.partitions)
-    capacity_gib = max((config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
-    asked_gib = _planned_gib(job.job_id, intents)
+    nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
+    capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
+    asked_gib = _planned_gib(job.job_id, cycle.intents)
     gib = raised_gib(asked_gib, times - 1, capacity_gib)
     if gib is None or (times >= MAX_RAISES and not capacity_gib):
         return Restore(job.job_id, f"it ran out of GPU memory beside others {times} times")
@@ -280,15 +248,10 @@ def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
     return float(newest[1].get("gpu_mem_gib", 0.0)) if newest else 0.0
 
 
-def after_the_host(view: View, job: Job, host: int) -> Action:
-    """What to do with a member whose host has ended.
-
-    Args:
-        view: The snapshot by roles.
-        job: The member, waiting.
-        host: Its host's job id, 0 when the member's own tag does not tell.
-    """
-    fault = fault_of(view.jobs.get(host))
+def after_the_host(view: View, job: ManagedJob) -> Action:
+    """What to do with a waiting member whose pilot has ended, or is not known because its tag is damaged."""
+    host = view.jobs.get(job.membership.host) if job.membership is not None else None
+    fault = None if host is None else host.reports.fault
     if fault is None:
         return Restore(job.job_id, "its group's host job has ended")
     if job.job_id in fault.culprits:
@@ -330,12 +293,12 @@ def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
     return None  # it is being saved
 
 
-def _why_back(job: Job, view: View) -> str:
+def _why_back(job: ManagedJob, view: View) -> str:
     """Return why a held job that ran before has to be made a candidate again, "" when it need not be."""
     if job.state is not JobState.PENDING or not job.held or not job.restart_count:
         return ""
-    stopped = run_told(job, tags.STOPPED_PREFIX) == job.restart_count - 1
-    if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+    stopped = job.reports.stopped_run == job.restart_count - 1
+    if job.role is Role.MEMBER:
         return "it was saved and stopped" if stopped else ""
     # A candidate lacks nothing but the right to start before Slurm's delay is over.
     if job.begin_s > view.snapshot.taken_s:

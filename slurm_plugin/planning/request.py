@@ -10,12 +10,10 @@ from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
-from muri.slurm_plugin.records.roles import Role, View, profile_key
-from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+from muri.slurm_plugin.records.roles import ManagedJob, Role
 from muri.units import MIB_PER_GIB
 
 _ALONE_BY_WISH = "it was submitted with alone"
@@ -52,104 +50,101 @@ class Preparation:
         request: For the policy.
         dry_runs: To start now.
         waiting: Jobs that are not ready, with the reason.
-        know: What the cycle knows, the jobs of these dry runs among the targets unless they are planned with an
-            estimate: those may start, and then nothing is measured with them.
+        cycle: What the cycle decides on, the jobs of these dry runs among the `dry_run_jobs` unless they are planned
+            with an estimate: those may start, and then nothing is measured with them.
     """
 
     request: PlanRequest
     dry_runs: tuple[StartDryRun, ...]
     waiting: Mapping[int, str]
-    know: Knowledge
+    cycle: CycleInput
 
 
-def alone_reason(job: Job, slurm_version: str, know: Knowledge, config: Config) -> str:
+def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    request = parse_request(job.admin_comment) or SubmitRequest()
+    slurm_version = cycle.view.snapshot.slurm_version
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
-        (request.alone, _ALONE_BY_WISH),
+        (job.request.alone, _ALONE_BY_WISH),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
         (bool(reason := ranks_reason(job)), reason),
         (bool(job.required_nodes), f"it asks for the nodes {job.required_nodes} by name"),
         (
-            job.gpu_count > config.grouping.max_gpus_per_job,
-            f"it asks for {job.gpu_count} GPUs; jobs of up to {config.grouping.max_gpus_per_job} are grouped",
+            job.gpu_count > cycle.config.grouping.max_gpus_per_job,
+            f"it asks for {job.gpu_count} GPUs; jobs of up to {cycle.config.grouping.max_gpus_per_job} are grouped",
         ),
-        (config.grouping.max_group_size == 1, "grouping is turned off (grouping.max_group_size is 1)"),
+        (cycle.config.grouping.max_group_size == 1, "grouping is turned off (grouping.max_group_size is 1)"),
     )
     for applies, reason in checks:
         if applies:
             return reason
-    return (know.bars or {}).get(job.job_id, "")
+    return cycle.knowledge.exclusions.get(job.job_id, "")
 
 
-def _not_ready(job: Job, now_s: float) -> str:
+def _not_ready(job: ManagedJob, now_s: float) -> str:
     if job.dependency:
         return f"it waits for its dependency {job.dependency}"
     # After a first run it is no --begin but Slurm's delay after a requeue, which repairs lift.
     if job.begin_s > now_s and not job.restart_count:
         return "its --begin time has not come"
-    if tags.parse_given(job.admin_comment) is not None:
+    if job.given is not None:
         return "it is about to get its own CPUs and memory back"
     return ""
 
 
-def prepare(view: View, know: Knowledge, config: Config, now_s: float, profile_use: ProfileUse = "all") -> Preparation:
+def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     """Turn the queue into a policy's request.
 
     Args:
-        view: The snapshot by roles.
-        know: Profiles and what the journal remembers.
-        config: Limits.
-        now_s: The cycle's time, seconds since the epoch.
         profile_use: Whose profiles matter to the policy; nobody else's model is measured.
+        cycle: What the cycle decides on.
     """
     waiting: dict[int, str] = {}
-    ready: list[tuple[Job, ProfileKey]] = []
-    for job in view.having(Role.CANDIDATE):
-        reason = _not_ready(job, now_s)
+    ready: list[tuple[ManagedJob, ProfileKey]] = []
+    for job in cycle.view.having(Role.CANDIDATE):
+        reason = _not_ready(job, cycle.now_s)
         if reason:
             waiting[job.job_id] = reason
         else:
-            ready.append((job, profile_key(job, view.snapshot.nodes)))
-    version = view.snapshot.slurm_version
-    dry_runs = _dry_runs(view, ready, know, config, profile_use)
-    measured = {str(key) for key, profile in know.profiles.items() if not profile.is_estimate}
-    wished = {job.job_id for job, _ in ready if alone_reason(job, version, know, config) == _ALONE_BY_WISH}
-    lent = {run.job_id for run in dry_runs if run.key in measured or run.job_id in wished}
-    know = replace(know, targets=know.targets | lent)
-    nodes = view.snapshot.nodes
-    pending = [with_derived(plan_job(job, key, version, know, config), job, nodes) for job, key in ready]
-    unknown = {job.job_id for job, key in ready if key not in know.profiles}
-    patient = _patient(pending, unknown, config, now_s)
-    waiting |= dict.fromkeys(sorted(patient), "it waits for the dry runs of possible partners")
-    lenders = {job.job_id for job in pending if job.job_id in know.targets and not _overdue(job, config, now_s)}
-    waiting |= dict.fromkeys(sorted(lenders), "its model is being measured with its script, which must not run twice")
+            ready.append((job, cycle.key_of(job)))
+    dry_runs = _dry_runs(ready, cycle, profile_use)
+    measured = {str(key) for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
+    wished = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_BY_WISH}
+    measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in wished}
+    known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
+    cycle = replace(cycle, knowledge=known)
+    pending = [with_derived(plan_job(job, key, cycle), job, cycle.nodes) for job, key in ready]
+    unknown = {job.job_id for job, key in ready if key not in cycle.knowledge.profiles}
+    waiting_for_partners = _waiting_for_partners(pending, unknown, cycle)
+    waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
+    in_dry_run = {job.job_id for job in pending if job.job_id in known.dry_run_jobs and not _overdue(job, cycle)}
+    waiting |= dict.fromkeys(
+        sorted(in_dry_run), "its model is being measured with its script, which must not run twice"
+    )
     request = PlanRequest(
         jobs=tuple(job for job in pending if job.job_id not in waiting),
-        nodes=free_nodes(view, config),
-        now_s=now_s,
-        max_group_size=config.grouping.max_group_size,
+        nodes=free_nodes(cycle),
+        now_s=cycle.now_s,
+        max_group_size=cycle.config.grouping.max_group_size,
     )
-    return Preparation(request, dry_runs, waiting, know)
+    return Preparation(request, dry_runs, waiting, cycle)
 
 
-def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, config: Config) -> PlanJob:
+def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> PlanJob:
     """Describe a job to a policy."""
-    request = parse_request(job.admin_comment) or SubmitRequest()
-    alone = alone_reason(job, slurm_version, know, config)
-    profile = know.profile_for(job, key)
+    alone = alone_reason(job, cycle)
+    profile = cycle.knowledge.profile_for(job, key)
     if not alone and profile is None:
-        failed = know.failed(key, config)
+        failed = cycle.knowledge.failed(key, cycle.config)
         if failed:
             alone = f"its dry run failed: {failed}"
-        elif config.profiling.at_once == 0:
+        elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
-    served_gpu_s = (know.served_gpu_s or {}).get(job.job_id, 0.0)
-    served_s = served_gpu_s / max(1, job.gpu_count)
+    served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
+    duration_s, served_s = job.request.duration_s, served_gpu_s / max(1, job.gpu_count)
     return PlanJob(
         job_id=job.job_id,
         user=job.user,
@@ -157,14 +152,14 @@ def plan_job(job: Job, key: ProfileKey, slurm_version: str, know: Knowledge, con
         gpu_count=job.gpu_count,
         submit_s=job.submit_s,
         profile=profile,
-        remaining_s=None if request.duration_s is None else max(1.0, request.duration_s - served_s),
+        remaining_s=None if duration_s is None else max(1.0, duration_s - served_s),
         attained_gpu_s=served_gpu_s,
         groupable=not alone,
         alone_reason=alone,
         node_count=1 if alone and job.gpu_count % max(1, job.node_count) else max(1, job.node_count),
-        sensitivity=know.traits.sensitivity(key, _mem_gib_per_gpu(job)),
+        sensitivity=cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job)),
         gpu_utilization=gpu_utilization(profile),
-        gpu_mem_request_gib=know.gpu_mem_gib.get(job.job_id),
+        gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
     )
 
 
@@ -172,14 +167,13 @@ def _mem_gib_per_gpu(job: Job) -> float:
     return job.mem_per_node_mib / max(1, job.gpus_per_node) / MIB_PER_GIB
 
 
-def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: float) -> set[int]:
+def _waiting_for_partners(pending: list[PlanJob], unknown: set[int], cycle: CycleInput) -> set[int]:
     """Return the young jobs that share a bucket with a model being profiled: better partners may come.
 
     Args:
         pending: The jobs that are ready.
         unknown: Those among them whose models have no profile.
-        config: Limits.
-        now_s: The cycle's time.
+        cycle: What the cycle decides on.
     """
     buckets = {_bucket(job) for job in pending if job.groupable and job.job_id in unknown}
     return {
@@ -188,12 +182,12 @@ def _patient(pending: list[PlanJob], unknown: set[int], config: Config, now_s: f
         if job.groupable
         and job.profile is not None
         and _bucket(job) in buckets
-        and now_s - job.submit_s < config.grouping.wait_for_profiles_s
+        and cycle.now_s - job.submit_s < cycle.config.grouping.wait_for_profiles_s
     }
 
 
-def _overdue(job: PlanJob, config: Config, now_s: float) -> bool:
-    return now_s - job.submit_s > config.grouping.max_wait_s
+def _overdue(job: PlanJob, cycle: CycleInput) -> bool:
+    return cycle.now_s - job.submit_s > cycle.config.grouping.max_wait_s
 
 
 def _bucket(job: PlanJob) -> tuple[str, str, int, int]:
@@ -201,24 +195,26 @@ def _bucket(job: PlanJob) -> tuple[str, str, int, int]:
 
 
 def _dry_runs(
-    view: View, ready: list[tuple[Job, ProfileKey]], know: Knowledge, config: Config, profile_use: ProfileUse
+    ready: list[tuple[ManagedJob, ProfileKey]], cycle: CycleInput, profile_use: ProfileUse
 ) -> tuple[StartDryRun, ...]:
-    room = config.profiling.at_once - len(view.having(Role.DRY_RUN))
+    room = cycle.config.profiling.at_once - len(cycle.view.having(Role.DRY_RUN))
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
-        useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, view, know, config))
-        measurable = useful and not (job.array or job.het or know.failed(key, config))
-        known = key in know.profiles and key not in know.stale
-        if measurable and not known and key not in know.profiling:
+        useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
+        measurable = useful and not (job.array or job.het or cycle.knowledge.failed(key, cycle.config))
+        known = key in cycle.knowledge.profiles and key not in cycle.knowledge.stale
+        if measurable and not known and key not in cycle.knowledge.profiling:
             wanted.setdefault(key, job.job_id)
-    measured = {key for key, profile in know.profiles.items() if not profile.is_estimate}
+    measured = {key for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
     new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
-    return tuple(StartDryRun(job_id, str(key), key in know.profiles) for key, job_id in new_first[: max(room, 0)])
+    return tuple(
+        StartDryRun(job_id, str(key), key in cycle.knowledge.profiles) for key, job_id in new_first[: max(room, 0)]
+    )
 
 
-def _may_share(job: Job, view: View, know: Knowledge, config: Config) -> bool:
+def _may_share(job: ManagedJob, cycle: CycleInput) -> bool:
     """Whether a job's profile says who may share with it. Who is alone by its user's wish is measured on demand."""
-    return alone_reason(job, view.snapshot.slurm_version, know, config) in {"", _ALONE_BY_WISH}
+    return alone_reason(job, cycle) in {"", _ALONE_BY_WISH}
 
 
 @dataclass(slots=True)
@@ -238,20 +234,20 @@ class _Free:
         )
 
 
-def free_nodes(view: View, config: Config) -> tuple[FreeNode, ...]:
+def free_nodes(cycle: CycleInput) -> tuple[FreeNode, ...]:
     """Return what can be given out: what is idle, less what is promised to Muri's jobs that still wait."""
     nodes = [
         node
-        for node in view.snapshot.nodes
+        for node in cycle.nodes
         if node.usable
         and node.gpu_count
-        and (not config.partitions or any(part in config.partitions for part in node.partitions))
+        and (not cycle.config.partitions or any(part in cycle.config.partitions for part in node.partitions))
     ]
     free = {node.name: _Free.of(node) for node in nodes}
-    for job in view.snapshot.jobs:
-        if job.state is JobState.PENDING and not job.held and view.roles[job.job_id] in _PROMISED:
+    for job in cycle.view.jobs.values():
+        if job.state is JobState.PENDING and not job.held and job.role in _PROMISED:
             _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
-    return tuple(_free_node(node, free[node.name], config) for node in nodes)
+    return tuple(_free_node(node, free[node.name], cycle.config) for node in nodes)
 
 
 def _free_node(node: Node, free: _Free, config: Config) -> FreeNode:

@@ -18,17 +18,14 @@ from muri.policies.types import (
     Waiting,
     sentences,
 )
-from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import Preempt
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.model_traits import with_derived
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.starts import as_asked
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.comment_tags import Mode, mode_of
-from muri.slurm_plugin.records.roles import Role, View, profile_key, run_told
-from muri.slurm_plugin.records.submit_option import parse_request
+from muri.slurm_plugin.records.comment_tags import Mode
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
 
@@ -41,21 +38,21 @@ class RunningGroup:
         members: Members that still wait or run, by job id.
     """
 
-    host: Job
-    members: tuple[Job, ...]
+    host: ManagedJob
+    members: tuple[ManagedJob, ...]
 
     @property
     def mode(self) -> Mode:
         """How they share, as in `Group.mode`."""
-        return mode_of(self.host.admin_comment)
+        return self.host.mode
 
 
 def running_groups(view: View) -> tuple[RunningGroup, ...]:
     """The groups whose host job runs, by host."""
-    members: dict[int, list[Job]] = {}
+    members: dict[int, list[ManagedJob]] = {}
     for job in view.having(Role.MEMBER):
-        if (state := tags.parse_state(job.admin_comment)) is not None:
-            members.setdefault(state.host, []).append(job)
+        if job.membership is not None:
+            members.setdefault(job.membership.host, []).append(job)
     return tuple(
         RunningGroup(host, tuple(members[host.job_id]))
         for host in view.having(Role.HOST)
@@ -63,34 +60,33 @@ def running_groups(view: View) -> tuple[RunningGroup, ...]:
     )
 
 
-def as_submitted(job: Job, host: Job) -> Job:
+def as_submitted(job: ManagedJob, host: Job) -> ManagedJob:
     """A member with the request that it had before it was grouped."""
-    state = tags.parse_state(job.admin_comment)
-    if state is None:
+    if job.membership is None:
         return job
-    return replace(job, gpu_count=host.gpu_count, gpu_request=state.original.gpu_request)
+    return replace(job, gpu_count=host.gpu_count, gpu_request=job.membership.original.gpu_request)
 
 
-def running_units(view: View, know: Knowledge, config: Config, now_s: float) -> tuple[Running, ...]:
+def running_units(cycle: CycleInput) -> tuple[Running, ...]:
     """Return what runs and belongs to Muri: groups, and jobs that were released alone."""
-    known = {node.name for node in view.snapshot.nodes if node.usable and node.gpu_count}
-    units = [*_groups(view, know, config, now_s), *_solos(view, know, config, now_s)]
+    known = {node.name for node in cycle.nodes if node.usable and node.gpu_count}
+    units = [*_groups(cycle), *_solos(cycle)]
     return tuple(unit for unit in units if unit.gpus and all(share.node in known for share in unit.gpus))
 
 
-def _groups(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:
-    for group in running_groups(view):
+def _groups(cycle: CycleInput) -> Iterator[Running]:
+    for group in running_groups(cycle.view):
         if any(job.state is not JobState.RUNNING for job in group.members):
             continue  # on its way in or out: Slurm's word first
-        members = tuple(_plan_job(as_submitted(job, group.host), view, know, config, now_s) for job in group.members)
+        members = tuple(_plan_job(as_submitted(job, group.host), cycle) for job in group.members)
         yield Running(members, _shares(group.host), _group_hosts(group), mode=group.mode)
 
 
-def _solos(view: View, know: Knowledge, config: Config, now_s: float) -> Iterator[Running]:
-    for job in view.having(Role.RELEASED):
+def _solos(cycle: CycleInput) -> Iterator[Running]:
+    for job in cycle.view.having(Role.RELEASED):
         if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
             asked = as_asked(job)
-            yield Running((_plan_job(asked, view, know, config, now_s),), _shares(job), {job.job_id: _host_shares(job)})
+            yield Running((_plan_job(asked, cycle),), _shares(job), {job.job_id: _host_shares(job)})
 
 
 def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
@@ -113,18 +109,18 @@ def _shares(job: Job) -> tuple[NodeShare, ...]:
     return tuple(NodeShare(name, job.gpu_count // len(names)) for name in names)
 
 
-def _plan_job(job: Job, view: View, know: Knowledge, config: Config, now_s: float) -> PlanJob:
-    key = profile_key(job, view.snapshot.nodes)
-    planned = with_derived(plan_job(job, key, view.snapshot.slurm_version, know, config), job, view.snapshot.nodes)
-    ran_s = max(0.0, now_s - job.start_s)
+def _plan_job(job: ManagedJob, cycle: CycleInput) -> PlanJob:
+    key = cycle.key_of(job)
+    planned = with_derived(plan_job(job, key, cycle), job, cycle.nodes)
+    ran_s = max(0.0, cycle.now_s - job.start_s)
     left_s = None if planned.remaining_s is None else max(1.0, planned.remaining_s - ran_s)
-    settled = ran_s >= config.preemption.least_run_s
+    settled = ran_s >= cycle.config.preemption.least_run_s
     return replace(
         planned,
         remaining_s=left_s,
         attained_gpu_s=planned.attained_gpu_s + ran_s * job.gpu_count,
-        restart_s=config.preemption.restart_s,
-        preemptible=settled and not why_not_preemptible(job, view.roles[job.job_id]),
+        restart_s=cycle.config.preemption.restart_s,
+        preemptible=settled and not why_not_preemptible(job),
     )
 
 
@@ -192,21 +188,20 @@ def _postponed(plan: Plan, settled: set[int]) -> Iterator[Waiting]:
     yield from (Waiting(item.job_id, item.reasons) for item in plan.solo if item.job_id not in settled)
 
 
-def why_not_preemptible(job: Job, role: Role) -> str:
+def why_not_preemptible(job: ManagedJob) -> str:
     """Return why a job must not be stopped, "" when it may be.
 
     Both are needed: the user's word at submission, and a script that in this very run has told how to save it.
     """
-    request = parse_request(job.admin_comment)
-    if request is None or role not in {Role.MEMBER, Role.RELEASED}:
+    if job.role not in {Role.MEMBER, Role.RELEASED}:
         return "it was not submitted with --muri, or Muri has not started it"
     checks = (
         (job.state is not JobState.RUNNING, f"it does not run ({job.state})"),
-        (not request.checkpoint, "it was not submitted with --muri=checkpoint=1"),
+        (not job.request.checkpoint, "it was not submitted with --muri=checkpoint=1"),
         (not job.can_requeue, "it was submitted with --no-requeue"),
         (job.array or job.het, "job arrays and heterogeneous jobs are not stopped"),
         (
-            run_told(job, tags.CHECKPOINT_PREFIX) != job.restart_count,
+            job.reports.checkpoint_run != job.restart_count,
             "its script has not called muri.checkpoint in this run",
         ),
     )

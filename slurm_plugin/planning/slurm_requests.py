@@ -9,13 +9,11 @@ from typing import Final
 from muri.policies.horus.cost import RAISING_POLICIES
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config, Grouping
-from muri.slurm_plugin.planning.actions import (
-    GivenShare,
-    StartGroup,
-)
+from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import with_mode
+from muri.slurm_plugin.records.roles import ManagedJob
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
 _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
@@ -166,14 +164,12 @@ def runtime_options(action: StartGroup, grouping: Grouping) -> list[str]:
     return ["--discipline", discipline, "--isolation", isolation]
 
 
-def original_request(job: Job) -> JobChange:
+def original_request(job: ManagedJob) -> JobChange:
     """Return the change that gives a job its own request back and lets it start at once."""
-    state = tags.parse_state(job.admin_comment)
-    if state is None:
-        given = tags.parse_given(job.admin_comment)
-        own = JobChange() if given is None else reset_change(job, given.original)
+    if job.membership is None:
+        own = JobChange() if job.given is None else reset_change(job, job.given.original)
         return replace(own, start_now=True)
-    original, per_cpu_mib = state.original, state.original.mem_per_cpu_mib
+    original, per_cpu_mib = job.membership.original, job.membership.original.mem_per_cpu_mib
     return JobChange(
         gpu_request=original.gpu_request,
         required_nodes=original.required_nodes,
@@ -189,13 +185,51 @@ def original_request(job: Job) -> JobChange:
 
 
 def with_retries(admin_comment: str, policy: str) -> str:
-    """A member's AdminComment that says whether it is given another try with more memory."""
+    """Return a member's AdminComment that says whether it is given another try with more GPU memory."""
     return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if policy in RAISING_POLICIES else None)
 
 
 def without_retries(admin_comment: str) -> JobChange:
     """The change after which a member that runs out of GPU memory fails as it would alone."""
     return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
+
+
+def member_change(member: MemberPlan, host: int, node: str, job: Job, policy: str) -> JobChange:
+    """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
+
+    Args:
+        member: What was planned for it.
+        host: The pilot job.
+        node: Where that runs: a node, or a folded list of them.
+        job: As Slurm shows it.
+        policy: Whose plan it is: some give members that run out of GPU memory another try.
+    """
+    state = tags.MemberState(host, member.original, member.accumulate_steps)
+    comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
+    return JobChange(
+        gpu_request="gres/gpu:0",
+        required_nodes=node,
+        cpu_count=member.cpu_count,
+        cpus_per_task=1,
+        dependency=f"after:{host}",
+        mem_per_node_mib=member_mem_mib(member.original),
+        time_limit_s=member.time_limit_s or None,
+        admin_comment=with_retries(comment, policy),
+    )
+
+
+def join_change(host: ManagedJob, join: Join) -> JobChange:
+    """Return the change that tells a pilot whom it serves from now on, and gives it the time that this takes."""
+    token, members = host.pilot or tags.PilotTag("", ())
+    known = tuple(dict.fromkeys((*members, join.member.job_id)))
+    comment = tags.with_token(host.admin_comment, tags.HOST_PREFIX, tags.format_host(token, known))
+    return JobChange(admin_comment=comment, time_limit_s=join.host_limit_s or None)
+
+
+def given_tag_change(job: Job, share: GivenShare, now_s: float) -> JobChange:
+    """Return the change that notes in a job's AdminComment what it had asked for."""
+    given = tags.Given(int(now_s), share.original)
+    return JobChange(admin_comment=tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given)))
 
 
 def given_change(share: GivenShare) -> JobChange:

@@ -10,53 +10,56 @@ from ClusterShell.NodeSet import NodeSet
 from muri.policies.types import CpuMemShare, Group, Plan, Solo, sentences
 from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
-from muri.slurm_plugin.config import Allocation, Config
+from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
-from muri.slurm_plugin.records.roles import View, profile_key
+from muri.slurm_plugin.records.roles import ManagedJob
 from muri.units import MIB_PER_GIB
 
-# A host outlives its members by this much, for the last of them to leave in order.
-_HOST_EXTRA_S = 600
+PILOT_EXTRA_S: Final = 600
+"""A pilot outlives its members by this much, for the last of them to leave in order."""
 
 
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
 _SLACK: Final = 1e-6
 
 
-def actions_of(plan: Plan, view: View, know: Knowledge, config: Config) -> tuple[Action, ...]:
+def actions_of(plan: Plan, cycle: CycleInput) -> tuple[Action, ...]:
     """Turn a plan into actions, groups first, in the plan's order."""
-    groups = tuple(_start_group(group, plan, view, know, config) for group in plan.groups)
-    return groups + tuple(_release_solo(solo, plan, view, know, config) for solo in plan.solo)
+    groups = tuple(_start_group(group, plan, cycle) for group in plan.groups)
+    return groups + tuple(_release_solo(solo, plan, cycle) for solo in plan.solo)
 
 
-def _release_solo(solo: Solo, plan: Plan, view: View, know: Knowledge, config: Config) -> ReleaseSolo:
-    job = view.jobs[solo.job_id]
-    measured = know.traits.is_measured(profile_key(job, view.snapshot.nodes))
+def _release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
+    job = cycle.view.jobs[solo.job_id]
+    measured = cycle.knowledge.traits.is_measured(cycle.key_of(job))
     planned = plan.cpu_mem_shares.get(solo.job_id, ())
     names = {share.node for share in planned}
-    threads = max((node.threads_per_core for node in view.snapshot.nodes if node.name in names), default=1)
-    share = share_of(job, planned, config.allocation, measured=measured, threads_per_core=threads)
+    threads = max((node.threads_per_core for node in cycle.nodes if node.name in names), default=1)
+    share = share_of(job, planned, cycle.config.allocation, measured=measured, threads_per_core=threads)
     reasons = sentences(solo.reasons)
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 
 
-def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: Config) -> StartGroup:
-    jobs = [view.jobs[job_id] for job_id in group.members]
+def _start_group(group: Group, plan: Plan, cycle: CycleInput) -> StartGroup:
+    jobs = [cycle.view.jobs[job_id] for job_id in group.members]
     names = {share.node for share in group.gpus}
-    nodes = [node for node in view.snapshot.nodes if node.name in names]
-    profiles = [know.profiles[profile_key(job, view.snapshot.nodes)] for job in jobs]
-    members = tuple(_member(job, group, profile, know) for job, profile in zip(jobs, profiles, strict=True))
+    nodes = [node for node in cycle.nodes if node.name in names]
+    profiles = [cycle.knowledge.profiles[cycle.key_of(job)] for job in jobs]
+    members = tuple(
+        member_plan(job, profile, group.speed[job.job_id], len(group.members), cycle.knowledge)
+        for job, profile in zip(jobs, profiles, strict=True)
+    )
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
     shares = [plan.cpu_mem_shares.get(job.job_id, ()) for job in jobs]
     # A plan counts on one member at a time at the CPUs.
     least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
-    cpus = max(least_cpus, group_cpus(shares, config.allocation))
+    cpus = max(least_cpus, group_cpus(shares, cycle.config.allocation))
     return StartGroup(
         members=members,
         node=str(NodeSet.fromlist(sorted(names))),
@@ -68,8 +71,8 @@ def _start_group(group: Group, plan: Plan, view: View, know: Knowledge, config: 
         qos=first.qos,
         gpu_request=first.gpu_request,
         cpu_count=cpus_of_a_rank(jobs, nodes, gpus_per_node, cpus),
-        mem_per_node_mib=group_mem_mib(jobs, shares, config.allocation),
-        time_limit_s=0 if 0 in limits else max(limits) + _HOST_EXTRA_S,
+        mem_per_node_mib=group_mem_mib(jobs, shares, cycle.config.allocation),
+        time_limit_s=0 if 0 in limits else max(limits) + PILOT_EXTRA_S,
         efficiency=group.efficiency,
         period_s=group.period_s,
         reasons=(*sentences(group.reasons), *_estimated(profiles, jobs)),
@@ -85,16 +88,27 @@ def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterato
             yield f"job {job.job_id}: {why}"
 
 
-def _member(job: Job, group: Group, profile: StageProfile, know: Knowledge) -> MemberPlan:
+def member_plan(
+    job: ManagedJob, profile: StageProfile, speed: float, group_size: int, knowledge: Knowledge
+) -> MemberPlan:
+    """Return what becomes of a job in a group.
+
+    Args:
+        job: A candidate.
+        profile: Its model's.
+        speed: Its predicted speed there, 1 = as fast as alone.
+        group_size: Members of the group.
+        knowledge: The GPU memory that it asks for since it ran out of it.
+    """
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
         solo_iteration_s=profile.iteration_s,
-        speed=group.speed[job.job_id],
+        speed=speed,
         # The user's limit was meant for the job alone; sharing must not make it run out of time.
-        time_limit_s=job.time_limit_s * len(group.members),
+        time_limit_s=job.time_limit_s * group_size,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
-        gpu_mem_gib=know.needed_gib(job.job_id, profile),
+        gpu_mem_gib=knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
     )
 
@@ -142,12 +156,11 @@ def asked_by(job: Job) -> tags.Original:
     )
 
 
-def as_asked(job: Job) -> Job:
+def as_asked(job: ManagedJob) -> ManagedJob:
     """A job with the CPUs, memory and nodes that its user asked for, whatever it was given."""
-    given = tags.parse_given(job.admin_comment)
-    if given is None:
+    if job.given is None:
         return job
-    original = given.original
+    original = job.given.original
     return replace(
         job,
         required_nodes=original.required_nodes,

@@ -13,8 +13,6 @@ from muri.policies.horus.cost import MAX_RAISES
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job
-from muri.slurm_plugin.records.roles import View
 
 MOST_BYTES: Final = 1024
 """Slurm's limit on a job's comment."""
@@ -153,10 +151,8 @@ def _figures(member: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def member_report(view: View, host_id: int | None, job_id: int) -> MemberReport | None:
-    """What a member's host tells of it in its own comment; None when there is nothing that makes sense."""
-    host = view.jobs.get(host_id) if host_id is not None else None
-    report = tags.parse_json(tags.token(host.comment, tags.SPEED_PREFIX)) if host is not None else None
+def member_report(report: Mapping[str, Any] | None, job_id: int) -> MemberReport | None:
+    """Return what a pilot's report says of a member; None when there is nothing that makes sense."""
     if report is None:
         return None
     figures = report.get(str(job_id))
@@ -199,9 +195,9 @@ def fault_token(status: Mapping[str, Any]) -> str | None:
     return FAULT_PREFIX + tags.format_json(told)
 
 
-def fault_of(host: Job | None) -> Fault | None:
-    """The fault that a host told of; None when there was none, or Slurm has forgotten the host."""
-    told = None if host is None else tags.parse_json(tags.token(host.comment, FAULT_PREFIX))
+def parse_fault(comment: str) -> Fault | None:
+    """Read the fault that a pilot told of in its comment; None when there was none."""
+    told = tags.parse_json(tags.token(comment, FAULT_PREFIX))
     if told is None:
         return None
     culprits = told.get("culprits")
@@ -223,3 +219,47 @@ def times_told(comment: str) -> tuple[int, int]:
 def may_try_again(comment: str) -> bool:
     """Whether a job that ran out of memory once more is given another try."""
     return times_told(comment)[1] < MAX_RAISES
+
+
+@dataclass(frozen=True, slots=True)
+class JobReports:
+    """What a job's own comment tells.
+
+    Attributes:
+        checkpoint_run: The run (0 = never requeued) that has told how to save it, None when none has.
+        stopped_run: The run that was stopped on purpose, to go on from its checkpoint later.
+        out_of_memory: The run that last ended for want of GPU memory beside others, and how often that was.
+        dry_run: A dry run's result.
+        speeds: A pilot's report of its group's members, for `member_report`.
+        fault: Why a pilot's group ended.
+        unfinished: Whether it is a job of Muri's own whose submission was cut off: the command gateway submits with
+            the tag in this comment and moves it to AdminComment before it releases the job.
+    """
+
+    checkpoint_run: int | None = None
+    stopped_run: int | None = None
+    out_of_memory: tuple[int, int] = (-1, 0)
+    dry_run: Mapping[str, Any] | None = None
+    speeds: Mapping[str, Any] | None = None
+    fault: Fault | None = None
+    unfinished: bool = False
+
+
+def read_reports(comment: str) -> JobReports:
+    """Read a job's own comment, which its user may have written anything into."""
+    if "muri" not in comment:
+        return JobReports()
+    return JobReports(
+        checkpoint_run=_run_told(comment, tags.CHECKPOINT_PREFIX),
+        stopped_run=_run_told(comment, tags.STOPPED_PREFIX),
+        out_of_memory=times_told(comment),
+        dry_run=tags.parse_json(tags.token(comment, tags.PROFILE_PREFIX)),
+        speeds=tags.parse_json(tags.token(comment, tags.SPEED_PREFIX)),
+        fault=parse_fault(comment),
+        unfinished=bool(tags.token(comment, tags.HOST_PREFIX) or tags.token(comment, tags.DRY_RUN_PREFIX)),
+    )
+
+
+def _run_told(comment: str, prefix: str) -> int | None:
+    text = tags.token(comment, prefix)
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else None

@@ -7,7 +7,9 @@ lost journal loses no job: the original request of a changed job stands in its o
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 REQUEST_PREFIX: Final = "muri:"
 
@@ -86,6 +88,23 @@ class MemberState:
     accumulate_steps: int = 1
 
 
+class PilotTag(NamedTuple):
+    """What a pilot job carries.
+
+    Attributes:
+        token: The start that it belongs to.
+        members: Job ids of its group's members, in the order in which they were planned or joined.
+    """
+
+    token: str
+    members: tuple[int, ...]
+
+
+_T = TypeVar("_T")
+_STATE: Final = TypeAdapter(MemberState)
+_GIVEN: Final = TypeAdapter(Given)
+
+
 def _words(comment: str, prefix: str) -> list[str]:
     return [word[len(prefix) :] for word in comment.split() if word.startswith(prefix)]
 
@@ -128,13 +147,7 @@ def format_state(state: MemberState) -> str:
 
 def parse_state(admin_comment: str) -> MemberState | None:
     """Read a member's state; None when the job is no member or the token is damaged."""
-    value = parse_json(token(admin_comment, STATE_PREFIX))
-    if value is None:
-        return None
-    try:
-        return MemberState(int(value["host"]), Original(**value["original"]), int(value.get("accumulate_steps", 1)))
-    except (KeyError, TypeError, ValueError):
-        return None
+    return _parse(_STATE, token(admin_comment, STATE_PREFIX))
 
 
 def format_given(given: Given) -> str:
@@ -144,12 +157,13 @@ def format_given(given: Given) -> str:
 
 def parse_given(admin_comment: str) -> Given | None:
     """Read what a job had asked for; None when it has its own request or the token is damaged."""
-    value = parse_json(token(admin_comment, GIVEN_PREFIX))
-    if value is None:
-        return None
+    return _parse(_GIVEN, token(admin_comment, GIVEN_PREFIX))
+
+
+def _parse(form: TypeAdapter[_T], text: str | None) -> _T | None:
     try:
-        return Given(given_s=int(value["given_s"]), original=Original(**value["original"]))
-    except (KeyError, TypeError, ValueError):
+        return None if text is None else form.validate_json(text)
+    except ValidationError:
         return None
 
 
@@ -158,13 +172,13 @@ def format_host(host_token: str, members: tuple[int, ...]) -> str:
     return f"{host_token}:{','.join(map(str, members))}"
 
 
-def parse_host(admin_comment: str) -> tuple[str, tuple[int, ...]] | None:
-    """Read a host job's token; None when the job is no host."""
+def parse_host(admin_comment: str) -> PilotTag | None:
+    """Read a pilot job's token; None when the job is none."""
     text = token(admin_comment, HOST_PREFIX)
     if text is None:
         return None
     name, _, members = text.partition(":")
-    return name, tuple(int(member) for member in members.split(",") if member.isdigit())
+    return PilotTag(name, tuple(int(member) for member in members.split(",") if member.isdigit()))
 
 
 def mode_of(admin_comment: str) -> Mode:

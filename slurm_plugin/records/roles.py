@@ -1,12 +1,14 @@
-"""Muri's reading of a snapshot: which job is what to Muri. Pure."""
+"""Muri's reading of a snapshot: what each job is to Muri and what its comments say, parsed here and nowhere else."""
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from typing import Final
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
+from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 
@@ -35,17 +37,73 @@ class Role(StrEnum):
     OTHER = "other"
 
 
-def role_of(job: Job) -> Role:
-    """Return a job's role from its AdminComment and whether it is held."""
+@dataclass(frozen=True, slots=True)
+class ManagedJob(Job):
+    """A job with what its comments say, read once.
+
+    Attributes:
+        role: What it is to Muri.
+        request: What `--muri` asked for.
+        membership: Its group and its own request, None when it is no member or its tag is damaged.
+        given: What it had asked for, None when it has its own CPUs and memory.
+        pilot: Of a pilot job: its start and its members.
+        mode: Of a pilot job: how its members share, as in `Group.mode`.
+        dry_run: Of a dry run: its token.
+        script: Hash of its batch script, "" when unknown.
+        retries_memory: Whether it is given another try with more GPU memory.
+        reports: What its own comment tells.
+    """
+
+    role: Role = Role.OTHER
+    request: SubmitRequest = field(default_factory=SubmitRequest)
+    membership: tags.MemberState | None = None
+    given: tags.Given | None = None
+    pilot: tags.PilotTag | None = None
+    mode: tags.Mode = "interleave"
+    dry_run: str | None = None
+    script: str = ""
+    retries_memory: bool = False
+    reports: JobReports = field(default_factory=JobReports)
+
+
+_RECORD: Final = tuple(each.name for each in fields(Job))
+
+
+def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
+    """Read a job's comments.
+
+    Args:
+        job: Slurm's record.
+        partitions: Partitions that Muri serves, empty for all. Members and pilots that are elsewhere already
+            are still looked after.
+    """
     comment = job.admin_comment
-    if tags.token(comment, tags.HOST_PREFIX) is not None:
-        return Role.HOST
-    if tags.token(comment, tags.DRY_RUN_PREFIX) is not None:
-        return Role.DRY_RUN
     request = parse_request(comment)
+    pilot, dry_run = tags.parse_host(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
+    role = Role.HOST if pilot else Role.DRY_RUN if dry_run is not None else _role_of(job, request)
+    served = not partitions or job.partition in partitions
+    if role is Role.CANDIDATE and (not served or job.gpu_count < 1):
+        role = Role.NOT_OURS
+    return ManagedJob(
+        **{name: getattr(job, name) for name in _RECORD},
+        role=role,
+        request=request or SubmitRequest(),
+        membership=tags.parse_state(comment),
+        given=tags.parse_given(comment),
+        pilot=pilot,
+        mode=tags.mode_of(comment),
+        dry_run=dry_run,
+        script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
+        retries_memory=tags.retries_memory(comment),
+        reports=read_reports(job.comment),
+    )
+
+
+def _role_of(job: Job, request: SubmitRequest | None) -> Role:
+    """Return the role of a job that is not Muri's own."""
     if request is None:
         return Role.OTHER
-    if tags.token(comment, tags.STATE_PREFIX) is not None:
+    if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
         return Role.MEMBER
     if job.state is JobState.PENDING and job.held:
         return Role.USER_HELD if request.user_hold or job.set_aside else Role.CANDIDATE
@@ -54,42 +112,29 @@ def role_of(job: Job) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A snapshot with its jobs sorted by role.
+    """A snapshot whose jobs' comments have been read.
 
     Attributes:
         snapshot: Where it comes from.
-        jobs: Every job by id.
-        roles: Every job's role by id.
+        jobs: Every job by id, in the snapshot's order.
     """
 
     snapshot: Snapshot
-    jobs: dict[int, Job]
-    roles: dict[int, Role]
+    jobs: Mapping[int, ManagedJob]
 
-    def having(self, role: Role) -> tuple[Job, ...]:
+    def having(self, role: Role) -> tuple[ManagedJob, ...]:
         """Return the jobs of one role that still wait or run, by job id."""
-        return tuple(job for job in self.snapshot.jobs if self.roles[job.job_id] is role and job.state.is_active)
+        return tuple(job for job in self.jobs.values() if job.role is role and job.state.is_active)
 
-    def active(self, job_id: int) -> Job | None:
+    def active(self, job_id: int) -> ManagedJob | None:
         """Return a job that still waits or runs, None when it ended or is unknown."""
         job = self.jobs.get(job_id)
         return job if job is not None and job.state.is_active else None
 
 
 def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
-    """Sort a snapshot's jobs by role.
-
-    Args:
-        snapshot: The queue and the nodes.
-        partitions: Partitions that Muri serves, empty for all. Members and hosts that are elsewhere already
-            are still looked after.
-    """
-    roles = {job.job_id: role_of(job) for job in snapshot.jobs}
-    for job in snapshot.jobs:
-        served = not partitions or job.partition in partitions
-        if roles[job.job_id] is Role.CANDIDATE and (not served or job.gpu_count < 1):
-            roles[job.job_id] = Role.NOT_OURS
-    return View(snapshot, {job.job_id: job for job in snapshot.jobs}, roles)
+    """Read the comments of a snapshot's jobs; `partitions` as `read_job` takes them."""
+    return View(snapshot, {job.job_id: read_job(job, partitions) for job in snapshot.jobs})
 
 
 def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
@@ -101,20 +146,12 @@ def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
     return types[0] if types else "gpu"
 
 
-def profile_key(job: Job, nodes: tuple[Node, ...]) -> ProfileKey:
+def profile_key(job: ManagedJob, nodes: tuple[Node, ...]) -> ProfileKey:
     """Return the key under which a job's model is profiled.
 
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
-    request = parse_request(job.admin_comment) or SubmitRequest()
-    script = tags.token(job.admin_comment, tags.SCRIPT_PREFIX)
     line = f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
-    model = request.model or (f"{line}#{script}" if script else line)
-    return ProfileKey(model, request.batch_size, job.gpu_count, gpu_type_of(job, nodes))
-
-
-def run_told(job: Job, prefix: str) -> int | None:
-    """Return the run that a token in a job's own comment names, None when it names none."""
-    text = tags.token(job.comment, prefix)
-    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else None
+    model = job.request.model or (f"{line}#{job.script}" if job.script else line)
+    return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes))

@@ -11,7 +11,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 NOW_S = 1_000_000.0
 CRED_EXPIRE_S = 120.0
@@ -214,7 +214,7 @@ def one_gpu() -> list[Node]:
 
 def hosts(slurm: FakeSlurm) -> list[Job]:
     """The groups' placeholder jobs."""
-    return [job for job in slurm.jobs.values() if role_of(job) is Role.HOST]
+    return [job for job in slurm.jobs.values() if read_job(job).role is Role.HOST]
 
 
 def profile(model: str, stages: tuple[float, float, float, float]) -> StageProfile:

@@ -14,7 +14,7 @@ from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import compact
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 M1 = ProfileKey("m1", 8, 1, "gpu")
 WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}
@@ -110,7 +110,7 @@ def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller
 
 
 def dry_runs(slurm):
-    return [job for job in slurm.jobs.values() if role_of(job) is Role.DRY_RUN]
+    return [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN]
 
 
 def stale_m1(tmp_path):
@@ -168,7 +168,7 @@ def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     new = make_job(2, admin_comment="muri:model=new,batch-size=8")
     slurm = FakeSlurm([make_job(1), new], one_gpu())
     with make_controller(slurm, profiling={"at_once": 1}) as controller:
-        planned = controller.decide().preparation.dry_runs
+        planned = controller.decision().preparation.dry_runs
     assert [(run.key, run.again) for run in planned] == [("new (batch 8, 1 × gpu)", False)]
 
 
@@ -212,7 +212,7 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
     assert place.read_bytes() == content
     assert "it was set aside as" in caplog.text
     assert len(dry_runs(slurm)) == 2  # measured again, as many at once as the site allows
-    assert len([job for job in slurm.jobs.values() if role_of(job) is Role.CANDIDATE]) == 4  # nobody is lost
+    assert len([job for job in slurm.jobs.values() if read_job(job).role is Role.CANDIDATE]) == 4  # nobody is lost
 
 
 def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog):

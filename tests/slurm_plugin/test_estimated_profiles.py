@@ -13,7 +13,7 @@ from muri.slurm_plugin import profile_use
 from muri.slurm_plugin.cli.look import _print_table, explanation
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 
 def two_gpus(job_id: int, model: str):
@@ -33,7 +33,7 @@ def slurm_with_two() -> FakeSlurm:
 
 
 def having(slurm: FakeSlurm, role: Role):
-    return [job for job in slurm.jobs.values() if role_of(job) is role]
+    return [job for job in slurm.jobs.values() if read_job(job).role is role]
 
 
 def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):

@@ -7,7 +7,7 @@ from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 # Submitting the host, then changing and releasing four members.
 CALLS_OF_A_START = 9
@@ -110,7 +110,7 @@ def test_an_unknown_model_gets_a_dry_run_and_its_result_is_kept(make_controller,
     slurm = FakeSlurm([job], one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
-        (run,) = [j for j in slurm.jobs.values() if role_of(j) is Role.DRY_RUN]
+        (run,) = [j for j in slurm.jobs.values() if read_job(j).role is Role.DRY_RUN]
         token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
         slurm.tick()
         figures = {"load_s": 0.1, "preprocess_s": 0.2, "propagate_s": 0.3, "synchronize_s": 0.0, "iteration_s": 0.6}
@@ -133,7 +133,7 @@ def test_a_failed_dry_run_does_not_block_the_job(make_controller, result):
         for _ in range(6):
             controller.cycle()
             slurm.tick()
-            for run in [j for j in slurm.jobs.values() if role_of(j) is Role.DRY_RUN and j.state.is_active]:
+            for run in [j for j in slurm.jobs.values() if read_job(j).role is Role.DRY_RUN and j.state.is_active]:
                 if result is not None:
                     token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
                     text = tags.PROFILE_PREFIX + tags.format_json({**result, "token": token})
@@ -184,7 +184,7 @@ def run_to_the_end(slurm, make_controller, cycles=30):
             controller.cycle()
         slurm.tick()
         for job in list(slurm.jobs.values()):
-            if role_of(job) is Role.HOST and job.state is JobState.RUNNING:
+            if read_job(job).role is Role.HOST and job.state is JobState.RUNNING:
                 members = tags.parse_host(job.admin_comment)[1]
                 if not any(slurm.jobs[m].state.is_active for m in members):
                     slurm.end(job.job_id)

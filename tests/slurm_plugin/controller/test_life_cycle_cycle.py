@@ -9,7 +9,7 @@ from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Ru
 from muri.slurm_plugin.planning.running import settle, why_not_preemptible
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 PREEMPTION = {"enabled": True, "least_run_s": 0, "restart_s": 0}
 ALONE = {"max_group_size": 1}
@@ -26,7 +26,7 @@ def register(slurm: FakeSlurm, job_id: int) -> None:
 
 
 def hosts(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if role_of(each) is Role.HOST]
+    return [each for each in slurm.jobs.values() if read_job(each).role is Role.HOST]
 
 
 def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, registered: bool = True) -> FakeSlurm:
@@ -67,7 +67,7 @@ def test_a_job_that_was_stopped_keeps_the_service_that_it_had(make_controller):
     slurm.now_s = slurm.jobs[1].start_s + 500.0
     with make_controller(slurm, **SHORTEST) as controller:
         controller.cycle()
-        (waiting,) = (each for each in controller.decide().preparation.request.jobs if each.job_id == 1)
+        (waiting,) = (each for each in controller.decision().preparation.request.jobs if each.job_id == 1)
     assert (waiting.attained_gpu_s, waiting.remaining_s) == (500.0, 99_500.0)
 
 
@@ -123,7 +123,7 @@ def test_a_member_that_stopped_by_itself_is_a_candidate_again_with_its_own_reque
         controller.cycle()
         status = controller.cycle()
     stopped = slurm.jobs[1]
-    assert role_of(stopped) is Role.CANDIDATE
+    assert read_job(stopped).role is Role.CANDIDATE
     assert (stopped.gpu_request, stopped.required_nodes, stopped.time_limit_s) == ("gres/gpu:1", "", 3600)
     assert not any("not grouped again" in reason for each in status.jobs for reason in each.reasons)
 
@@ -134,7 +134,7 @@ def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controll
     slurm._requeue(1)
     with make_controller(slurm) as controller:
         controller.cycle()
-    assert role_of(slurm.jobs[1]) is Role.RELEASED
+    assert read_job(slurm.jobs[1]).role is Role.RELEASED
 
 
 def test_a_waiting_job_joins_the_group_at_work(make_controller):
@@ -194,7 +194,7 @@ def test_joins_can_be_turned_off(make_controller):
     slurm.jobs[3] = job(3)
     with make_controller(slurm, grouping={"join": False}) as controller:
         controller.cycle()
-    assert role_of(slurm.jobs[3]) is Role.CANDIDATE
+    assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -213,13 +213,16 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
 
 
 def test_reasons_name_what_is_missing():
+    def why(**changes):
+        return why_not_preemptible(read_job(replace(running, **changes)))
+
     running = job(1, state=JobState.RUNNING, comment=f"{tags.CHECKPOINT_PREFIX}0")
-    assert why_not_preemptible(running, Role.RELEASED) == ""
-    assert "muri.checkpoint" in why_not_preemptible(replace(running, comment=""), Role.RELEASED)
-    assert "checkpoint=1" in why_not_preemptible(replace(job(1, checkpoint=False), state=JobState.RUNNING), Role.MEMBER)
-    assert "does not run" in why_not_preemptible(job(1), Role.RELEASED)
-    assert "--no-requeue" in why_not_preemptible(replace(running, can_requeue=False), Role.RELEASED)
-    assert "--muri" in why_not_preemptible(replace(running, admin_comment=""), Role.OTHER)
+    assert why() == ""
+    assert "muri.checkpoint" in why(comment="")
+    assert "checkpoint=1" in why(admin_comment=job(1, checkpoint=False).admin_comment)
+    assert "does not run" in why(state=JobState.PENDING, held=False)
+    assert "--no-requeue" in why(can_requeue=False)
+    assert "--muri" in why(admin_comment="")
 
 
 def test_what_was_planned_for_gpus_that_are_not_free_waits_a_cycle():

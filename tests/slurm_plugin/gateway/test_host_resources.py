@@ -11,6 +11,7 @@ from muri.slurm_plugin.gateway import json_records
 from muri.slurm_plugin.gateway.commands import update_settings
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import free_nodes
 from muri.slurm_plugin.records.cluster import (
     JobChange,
@@ -82,7 +83,7 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
         make_node("n3", mem_mib=64 * 1024),
     )
     view = view_of(Snapshot(1.0, "c", "26.05", (released, running), nodes))
-    found = {node.name: node for node in free_nodes(view, Config())}
+    found = {node.name: node for node in free_nodes(CycleInput(view, Knowledge({}), Config()))}
     assert {name: (node.free_gpus, node.free_cpus, node.free_mem_gib) for name, node in found.items()} == {
         "n1": (1, 12.0, 63.0),
         "n2": (1, 10.0, 54.0),
@@ -93,5 +94,5 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
 
 def test_a_node_whose_memory_slurm_was_not_told_limits_nothing():
     view = view_of(Snapshot(1.0, "c", "26.05", (), (make_node("n1"),)))
-    (node,) = free_nodes(view, Config())
+    (node,) = free_nodes(CycleInput(view, Knowledge({}), Config()))
     assert (node.mem_gib, node.free_mem_gib) == (0.0, 0.0)

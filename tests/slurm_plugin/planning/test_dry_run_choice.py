@@ -4,7 +4,7 @@ import pytest
 from fake_slurm import FakeSlurm, make_job, make_node
 
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 
 def new_model(job_id: int, mark: str = "", **changes) -> Job:
@@ -21,7 +21,9 @@ def cycle(slurm: FakeSlurm, make_controller, policy: str):
 
 
 def dry_runs(slurm: FakeSlurm, *, active: bool = True) -> list[Job]:
-    return [job for job in slurm.jobs.values() if role_of(job) is Role.DRY_RUN and (job.state.is_active or not active)]
+    return [
+        job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN and (job.state.is_active or not active)
+    ]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias", "themis"])

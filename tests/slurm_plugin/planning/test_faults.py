@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, hosts, make_job, make_node, one_gpu
+from fake_slurm import FakeSlurm, four_jobs, hosts, make_node, one_gpu
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import Fault, fault_of, fault_token
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.comment_reports import Fault, fault_token, parse_fault
+from muri.slurm_plugin.records.roles import Role, read_job
 
 CAUSE = "CUDA error: an illegal memory access was encountered"
 
@@ -16,7 +16,7 @@ CAUSE = "CUDA error: an illegal memory access was encountered"
 def test_token_survives_the_way_through_a_comment():
     token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3", "4"]}, "members": {}})
     assert " " not in token
-    assert fault_of(make_job(9, comment=f"others {token} text")) == Fault(CAUSE, (3, 4))
+    assert parse_fault(f"others {token} text") == Fault(CAUSE, (3, 4))
 
 
 @pytest.mark.parametrize("status", [{}, {"fault": None}, {"fault": "text"}])
@@ -26,14 +26,13 @@ def test_no_fault_no_token(status):
 
 @pytest.mark.parametrize("text", ["", "muri-fault:{", 'muri-fault:["x"]', "muri-speed:{}"])
 def test_what_is_no_token_is_no_fault(text):
-    assert fault_of(make_job(9, comment=text)) is None
-    assert fault_of(None) is None
+    assert parse_fault(text) is None
 
 
 def test_long_causes_are_cut_and_damaged_culprits_left_out():
     token = fault_token({"fault": {"cause": "x" * 5000, "culprits": ["3", None, "4_x"]}})
     assert len(token) < 1024
-    assert fault_of(make_job(9, comment=token)).culprits == (3,)
+    assert parse_fault(token).culprits == (3,)
 
 
 def test_culprit_runs_alone_and_the_others_share_again(make_controller):
@@ -54,7 +53,7 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
             told |= {reason for job in status.jobs if job.job_id == 3 for reason in job.reasons}
             slurm.tick()
             if slurm.jobs[3].state is JobState.RUNNING:
-                assert role_of(slurm.jobs[3]) is not Role.MEMBER
+                assert read_job(slurm.jobs[3]).role is not Role.MEMBER
                 assert slurm.jobs[3].gpu_count == 1
                 slurm.end(3, JobState.FAILED)
     second = [job for job in hosts(slurm) if job.job_id != host.job_id]

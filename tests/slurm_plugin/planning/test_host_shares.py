@@ -11,11 +11,11 @@ from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.starts import actions_of, as_asked, asked_by, group_cpus, group_mem_mib, share_of
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
-from muri.slurm_plugin.records.roles import Role, role_of, view_of
+from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 TUNE = {"policy": "synergy-tune", "profiling": {"at_once": 0}}
 BOTH = Allocation()
@@ -59,7 +59,7 @@ def test_synergy_sets_the_cpus_that_each_model_wants(make_controller):
     assert (hungry.cpu_count, hungry.cpus_per_task, hungry.required_nodes, hungry.held) == (9, 9, "n1", False)
     assert (modest.cpu_count, modest.cpus_per_task, modest.held) == (2, 2, False)
     assert tags.parse_given(hungry.admin_comment).original.cpu_count == 4
-    assert role_of(hungry) is Role.RELEASED
+    assert read_job(hungry).role is Role.RELEASED
     told = "\n".join(explanation(next(job for job in status.jobs if job.job_id == 1)))
     assert "4 → 9 CPUs" in told
 
@@ -205,7 +205,7 @@ def test_a_job_that_is_held_again_gets_its_own_request_and_is_planned_anew(make_
         controller.cycle()
     assert slurm.jobs[1].cpu_count == 9
     assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
-    assert as_asked(slurm.jobs[1]).required_nodes == ""
+    assert as_asked(read_job(slurm.jobs[1])).required_nodes == ""
 
 
 @pytest.mark.usefixtures("appetites")
@@ -290,7 +290,7 @@ def test_the_host_of_a_group_gets_the_shares_of_its_members(cpus, host_cpus):
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
-    (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), view, know, Config())
+    (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), CycleInput(view, know, Config()))
     # A CPU for each member's own processes stays outside the host; the node has 16.
     assert start.cpu_count == host_cpus
     assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
@@ -313,7 +313,7 @@ def test_a_running_job_keeps_what_it_has(make_controller):
     with make_controller(slurm, **TUNE, preemption=preemption) as controller:
         controller.cycle()
         slurm.tick()
-        (unit, _) = controller.decide().preparation.request.running
+        (unit, _) = controller.decision().preparation.request.running
         assert unit.cpu_mem_shares == {1: (CpuMemShare("n1", 9.0, 0.0),)}
         assert unit.members[0].job_id == 1
         slurm.calls.clear()

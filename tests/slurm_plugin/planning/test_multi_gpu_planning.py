@@ -12,7 +12,7 @@ from muri.slurm_plugin.gateway.commands import sbatch_arguments
 from muri.slurm_plugin.node import pilot as host_ranks
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, host_job
 from muri.slurm_plugin.planning.starts import actions_of
@@ -47,8 +47,8 @@ def planned(*jobs, nodes: int = 2, **changes):
     config = Config(**{"policy": "muri-s", **changes})
     snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, tuple(make_node(f"n{index + 1}") for index in range(nodes)))
     view, know = view_of(snapshot), Knowledge(PROFILES)
-    plan = policy_of(config).plan(prepare(view, know, config, NOW_S).request)
-    return actions_of(plan, view, know, Config()), plan
+    plan = policy_of(config).plan(prepare(CycleInput(view, know, config)).request)
+    return actions_of(plan, CycleInput(view, know, Config())), plan
 
 
 def test_a_group_over_two_nodes_asks_for_them_whole():
@@ -89,7 +89,7 @@ def test_two_nodes_are_never_one():
     config = Config(policy="muri-s")
     nodes = (make_node("n1", gpu_count=4),)
     view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes))
-    plan = policy_of(config).plan(prepare(view, Knowledge(PROFILES), config, NOW_S).request)
+    plan = policy_of(config).plan(prepare(CycleInput(view, Knowledge(PROFILES), config)).request)
     assert not plan.groups
     assert len(plan.waiting) == 2
     assert "on each of 2 nodes" in str(plan.waiting[0].reasons[0])

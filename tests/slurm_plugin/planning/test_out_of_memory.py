@@ -9,14 +9,14 @@ from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.slurm_requests import with_retries
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, times_told, told
 from muri.slurm_plugin.records.comment_tags import retries_memory
-from muri.slurm_plugin.records.roles import Role, profile_key, role_of
+from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 
 def comment(run, times):
@@ -71,15 +71,15 @@ def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
     assert set(drained.running) == set(at_work)
     assert not drained.failed
     assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
-    assert all(role_of(slurm.jobs[each]) is Role.MEMBER for each in at_work)
+    assert all(read_job(slurm.jobs[each]).role is Role.MEMBER for each in at_work)
 
 
 def test_a_job_is_planned_with_what_it_asks_for():
-    job = make_job(5)
-    key = profile_key(job, ())
-    know = Knowledge({}, gpu_mem_gib=requested_gib({"5": 9.0}))
-    assert plan_job(job, key, "25.11.6", know, Config()).gpu_mem_gib == 9.0
-    assert plan_job(make_job(6), key, "25.11.6", know, Config()).gpu_mem_request_gib is None
+    slurm = FakeSlurm([make_job(5), make_job(6)], [])
+    cycle = CycleInput(view_of(slurm.snapshot()), Knowledge({}, gpu_mem_gib=requested_gib({"5": 9.0})), Config())
+    jobs = cycle.view.jobs
+    assert plan_job(jobs[5], cycle.key_of(jobs[5]), cycle).gpu_mem_gib == 9.0
+    assert plan_job(jobs[6], cycle.key_of(jobs[6]), cycle).gpu_mem_request_gib is None
 
 
 def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_controller):
@@ -93,17 +93,17 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
         (host,) = hosts(slurm)
         slurm.requeue_hold(3)
         slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, 1))
-        before = controller.decide()
+        before = controller.decision()
         again = [action for action in before.repairs if getattr(action, "job_id", 0) == 3]
         assert [type(action).__name__ for action in again] == ["AskForMore"]
         controller.cycle()
-        after = controller.decide()
-    assert role_of(slurm.jobs[3]) is Role.CANDIDATE
+        after = controller.decision()
+    assert read_job(slurm.jobs[3]).role is Role.CANDIDATE
     assert slurm.jobs[3].held
     assert slurm.jobs[3].gpu_count == 1
     asked = {job.job_id: job.gpu_mem_request_gib for job in after.preparation.request.jobs}
     assert asked == {3: 6.0}
-    assert all(role_of(slurm.jobs[i]) is Role.MEMBER for i in (1, 2, 4))
+    assert all(read_job(slurm.jobs[i]).role is Role.MEMBER for i in (1, 2, 4))
     assert slurm.jobs[host.job_id].state.is_active
 
 
@@ -118,10 +118,10 @@ def test_who_joins_again_asks_for_more_each_time(make_controller):
             slurm.tick()
             slurm.requeue_hold(3)
             slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
-            asked += [action.gpu_mem_gib for action in controller.decide().repairs]
+            asked += [action.gpu_mem_gib for action in controller.decision().repairs]
             slurm.now_s += 10
             controller.cycle()
-            assert role_of(slurm.jobs[3]) is Role.MEMBER
+            assert read_job(slurm.jobs[3]).role is Role.MEMBER
     assert asked == [6.0, 9.0, 24.0]
 
 
@@ -142,7 +142,7 @@ def test_the_last_try_is_one_without_company(make_controller, gpu_mem_gib, times
         slurm.tick()
         slurm.requeue_hold(3)
         slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, times))
-        (action,) = controller.decide().repairs
+        (action,) = controller.decision().repairs
     assert type(action).__name__ == expected
     assert getattr(action, "gpu_mem_gib", 24.0) == (24.0 if times == MAX_RAISES else 6.0)
 
@@ -155,5 +155,5 @@ def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
         slurm.tick()
         slurm.requeue_hold(3)
         slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 2, 1))
-        repairs = controller.decide().repairs
+        repairs = controller.decision().repairs
     assert [type(action).__name__ for action in repairs] == ["Restore"]

@@ -14,14 +14,14 @@ from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.planning.actions import Preempt, StartGroup
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
 from muri.slurm_plugin.planning.slurm_requests import host_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import compact
 from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 HYBRID = {"policy": "muri-hybrid"}
 A, B = ProfileKey("a", 8, 1, "gpu"), ProfileKey("b", 8, 1, "gpu")
@@ -48,7 +48,7 @@ def job(job_id: int, model: str, batch_size: int = 8, **changes):
 def decided(slurm: FakeSlurm, *pairs: Interference, known=KNOWN, **changes):
     config = Config(**{**HYBRID, **changes})
     know = Knowledge({each.key: each for each in known}, traits=KnownTraits(pairs=pairs))
-    return decide(slurm.snapshot(), (), know, policy_of(config), config)
+    return decide(CycleInput(view_of(slurm.snapshot(), config.partitions), know, config), policy_of(config))
 
 
 def starts(decision) -> list[StartGroup]:
@@ -167,7 +167,7 @@ def test_what_runs_so_goes_on_so():
 
 def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):
     def marks_after_slow_cycles(slurm: FakeSlurm) -> set[str]:
-        (host,) = (each for each in slurm.jobs.values() if role_of(each) is Role.HOST)
+        (host,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.HOST)
         slow = dict(zip(STAGES, (0.0, 0.0, 1.6, 0.0), strict=True))
         with make_controller(slurm, KNOWN, **HYBRID, profiles={"drift_after_s": 300}) as controller:
             for cycle in range(5):

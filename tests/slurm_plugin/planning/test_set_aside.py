@@ -6,7 +6,7 @@ from fake_slurm import FakeSlurm, make_job, make_node
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job
 
 
 def set_aside(slurm: FakeSlurm, job_id: int) -> None:
@@ -35,7 +35,7 @@ def test_a_job_alone_is_left_held_by_cycles_and_by_a_drain(make_controller, reas
     with make_controller(slurm) as controller:
         controller.cycle()
     drain(slurm)
-    assert (role_of(slurm.jobs[1]), slurm.jobs[1].held) == (Role.USER_HELD, True)
+    assert (read_job(slurm.jobs[1]).role, slurm.jobs[1].held) == (Role.USER_HELD, True)
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -48,7 +48,7 @@ def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drai
         for _ in range(2):
             with make_controller(slurm) as controller:
                 controller.cycle()
-    assert (slurm.jobs[1].held, slurm.jobs[1].gpu_count, role_of(slurm.jobs[1])) == (True, 1, Role.USER_HELD)
+    assert (slurm.jobs[1].held, slurm.jobs[1].gpu_count, read_job(slurm.jobs[1]).role) == (True, 1, Role.USER_HELD)
     slurm.release(1)
     slurm.end(2)
     slurm.end(max(slurm.jobs))

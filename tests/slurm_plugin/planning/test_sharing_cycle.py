@@ -12,13 +12,13 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import Document
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartGroup, started
-from muri.slurm_plugin.planning.cycle_input import Knowledge
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.profile_use import read_traits
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.roles import Role, role_of
+from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 POLICY = {"policy": "sjf-bsbf", "gpu_mem_gib": {"gpu": 10.0}}
 
@@ -60,7 +60,7 @@ def cycle(slurm: FakeSlurm, make_controller, **changes):
 
 
 def hosts(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if role_of(each) is Role.HOST]
+    return [each for each in slurm.jobs.values() if read_job(each).role is Role.HOST]
 
 
 def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(make_controller):
@@ -92,7 +92,7 @@ def test_a_job_that_cannot_split_its_batch_waits(make_controller):
     slurm = run_alone(make_controller)
     slurm.jobs[2] = job(2, "short", 100)
     status = cycle(slurm, make_controller)
-    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+    assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
     assert status[2].reasons
 
 
@@ -100,7 +100,7 @@ def test_sharing_that_does_not_pay_is_left_alone(make_controller):
     slurm = run_alone(make_controller)
     slurm.jobs[2] = job(2, "long", 20_000)
     cycle(slurm, make_controller, gpu_mem_gib={"gpu": 80.0})
-    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+    assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
 
 
 @pytest.mark.parametrize("changes", [{"uid": 1002, "user": "bob"}, {"mem_per_node_mib": 4000}])
@@ -108,7 +108,7 @@ def test_who_cannot_join_waits_and_starts_when_the_gpu_is_free(make_controller, 
     slurm = run_alone(make_controller)
     slurm.jobs[2] = replace(job(2, "short", 100, accumulate=8), **changes)
     status = cycle(slurm, make_controller)
-    assert role_of(slurm.jobs[2]) is Role.CANDIDATE
+    assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
     assert status[2].reasons
     slurm.end(1)
     slurm.end(hosts(slurm)[0].job_id)
@@ -122,7 +122,7 @@ def test_where_nobody_may_join_jobs_start_without_a_host(make_controller, groupi
     slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
     cycle(slurm, make_controller, grouping=grouping)
     slurm.tick()
-    assert role_of(slurm.jobs[1]) is Role.RELEASED
+    assert read_job(slurm.jobs[1]).role is Role.RELEASED
     assert not hosts(slurm)
 
 
@@ -140,7 +140,7 @@ def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
 def test_jobs_on_several_gpus_start_without_a_host(make_controller):
     slurm = FakeSlurm([job(1, "long", 10_000, gpu_count=2, gpu_request="gres/gpu:2")], [make_node("n1", gpu_count=2)])
     cycle(slurm, make_controller)
-    assert role_of(slurm.jobs[1]) is Role.RELEASED
+    assert read_job(slurm.jobs[1]).role is Role.RELEASED
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -171,7 +171,7 @@ def test_of_two_that_want_the_same_group_one_joins(make_controller):
     slurm.jobs[2] = job(2, "short", 100, accumulate=8)
     slurm.jobs[3] = job(3, "short", 200, accumulate=8)
     cycle(slurm, make_controller)
-    assert [role_of(slurm.jobs[each]) for each in (2, 3)] == [Role.MEMBER, Role.CANDIDATE]
+    assert [read_job(slurm.jobs[each]).role for each in (2, 3)] == [Role.MEMBER, Role.CANDIDATE]
 
 
 class Scripted:
@@ -198,7 +198,7 @@ class Scripted:
 def decided(slurm: FakeSlurm, policy: Scripted):
     config = Config(**POLICY)
     know = Knowledge({each.key: each for each in KNOWN})
-    return decide(slurm.snapshot(), (), know, policy, config)
+    return decide(CycleInput(view_of(slurm.snapshot(), config.partitions), know, config), policy)
 
 
 def test_gpus_in_part_or_of_two_jobs_are_not_joined_and_the_reason_is_told(make_controller):
@@ -266,7 +266,7 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
     known = (*KNOWN, replace(KNOWN[2], key=ProfileKey("new", 4, 1, "gpu"), iteration_s=0.2))
     with make_controller(slurm, known, **POLICY) as controller:
         controller.cycle()
-        (run,) = [each for each in slurm.jobs.values() if role_of(each) is Role.DRY_RUN]
+        (run,) = [each for each in slurm.jobs.values() if read_job(each).role is Role.DRY_RUN]
         token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
         slurm.tick()
         told = {**figures, "iterations": 20, "gpu_mem_gib": 6.0, "accumulates": True, "token": token}
@@ -278,5 +278,5 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
         profiles = {each.key: each for each in controller._store.list()}
     policy = Scripted()
     slurm.jobs[3] = job(3, "new", 100)
-    decide(slurm.snapshot(), (), Knowledge(profiles, traits=traits), policy, Config(**POLICY))
+    decide(CycleInput(view_of(slurm.snapshot()), Knowledge(profiles, traits=traits), Config(**POLICY)), policy)
     assert {each.job_id: each.batch.max_accumulate_steps for each in policy.request.jobs}[3] == 8

@@ -3,13 +3,13 @@
 import pytest
 from fake_slurm import make_job, make_node
 
-from muri.slurm_plugin.records.roles import profile_key
+from muri.slurm_plugin.records.roles import profile_key, read_job
 
 UNNAMED = "muri:on muri-script:0123456789abcdef"
 
 
 def key(**changes):
-    return profile_key(make_job(1, **({"admin_comment": UNNAMED} | changes)), (make_node("n1"),))
+    return profile_key(read_job(make_job(1, **({"admin_comment": UNNAMED} | changes))), (make_node("n1"),))
 
 
 @pytest.mark.parametrize(

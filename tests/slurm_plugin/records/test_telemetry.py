@@ -11,7 +11,7 @@ from muri.slurm_plugin.controller.status import read_status, refresh, write_stat
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import MemberReport, compact, is_off_plan, member_report
-from muri.slurm_plugin.records.roles import View, view_of
+from muri.slurm_plugin.records.roles import read_job, view_of
 
 
 def member(rate_per_s: float | None = 12.345678, **changes):
@@ -22,8 +22,8 @@ def member(rate_per_s: float | None = 12.345678, **changes):
     }  # fmt: skip
 
 
-def view_with(comment: str) -> View:
-    return View(None, {9: make_job(9, comment=comment)}, {})
+def told_in(comment: str):
+    return read_job(make_job(9, comment=comment)).reports.speeds
 
 
 def test_four_members_fit_a_comment_and_come_back():
@@ -31,7 +31,7 @@ def test_four_members_fit_a_comment_and_come_back():
     token = compact({"members": members, "discipline": "lockstep"})
     assert len(token.encode()) <= 1024
     assert " " not in token
-    report = member_report(view_with(f"mine {token} too"), 9, 10_000_003)
+    report = member_report(told_in(f"mine {token} too"), 10_000_003)
     assert report.iteration_s == pytest.approx(1 / 12.345678, rel=1e-3)
     assert (report.iterations, report.discipline) == (123_456_789, "lockstep")
     assert report.stage_s == pytest.approx([0.01235] * 4)
@@ -44,7 +44,7 @@ def test_many_members_are_told_in_short():
     members = {str(10_000_000 + index): member() for index in range(16)}
     token = compact({"members": members, "discipline": "fair"})
     assert len(token.encode()) <= 1024
-    assert member_report(view_with(token), 9, 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
+    assert member_report(told_in(token), 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
 
 
 def test_members_without_an_iteration_are_left_out():
@@ -63,9 +63,7 @@ def test_members_without_an_iteration_are_left_out():
      'muri-speed:{"1":"fast"}', 'muri-speed:{"1":{"t":1,"n":Infinity,"s":[],"w":[]}}', "muri-speed:" + 1000 * "["],
 )  # fmt: skip
 def test_damaged_comments_tell_nothing(text):
-    assert member_report(view_with(text), 9, 1) is None
-    assert member_report(view_with(text), None, 1) is None
-    assert member_report(view_with(text), 8, 1) is None
+    assert member_report(told_in(text), 1) is None
 
 
 def test_off_plan_means_more_than_a_fifth():

@@ -13,6 +13,7 @@ from muri.policies.speed.lockstep import Lockstep, period_s, placements
 from muri.policies.speed.model import CHUNK, Shape, SpeedModelError
 from muri.profiler.records import ProfileError
 
+LOCKSTEP = Lockstep()
 MODELS = [Lockstep(ordering, gaps) for ordering in ("best", "worst") for gaps in (False, True)]
 groups = st.integers(1, 6).flatmap(
     lambda resources: st.lists(shapes(resources), min_size=1, max_size=min(resources, 5 if resources < 6 else 4))
@@ -20,7 +21,7 @@ groups = st.integers(1, 6).flatmap(
 groups_of_four_stages = st.lists(shapes(), min_size=1, max_size=4)
 
 
-def evaluate(members, model=Lockstep()):  # noqa: B008 (frozen)
+def evaluate(members, model=LOCKSTEP):
     return model.evaluate(members, one_group(len(members)))
 
 
