@@ -34,7 +34,7 @@ def plain_results() -> dict[str, str]:
         )
         for name, arguments in SCRIPTS.items()
     }
-    return {name: process.communicate(timeout=240)[0].splitlines()[-1] for name, process in running.items()}
+    return {name: process.communicate(timeout=500)[0].splitlines()[-1] for name, process in running.items()}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
