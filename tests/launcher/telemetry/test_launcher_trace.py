@@ -53,7 +53,7 @@ def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: 
     slices = read_slices(path)
     for member in ("101", "102"):
         held_s = sum(p.end_s - p.start_s for p in slices if (p.member, p.what) == (member, "propagate"))
-        assert 0.8 <= held_s <= 8
+        assert 0.8 <= held_s <= time.time() - before_s
 
 
 def test_member_in_a_process_of_its_own_is_in_the_same_trace(launcher: Launcher) -> None:
@@ -124,10 +124,10 @@ def test_recording_is_cheap_and_bounded(
 
 
 def _seconds_of(action: Any, times: int) -> float:
-    before_s = time.perf_counter()
+    before_s = time.thread_time()  # what others take of the processor does not count
     for _ in range(times):
         action()
-    return time.perf_counter() - before_s
+    return time.thread_time() - before_s
 
 
 def test_trace_that_grows_too_large_is_closed_properly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
