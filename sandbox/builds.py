@@ -36,7 +36,7 @@ set -eu
 mkdir -p {_INCLUDE}/slurm
 ln -s /usr/include/slurm/*.h {_INCLUDE}/slurm/
 rm {_INCLUDE}/slurm/slurm_version.h
-# pyslurm refuses every release but its own, so it is shown the version it was made for.
+# pyslurm refuses every release but its own, so the header names the release that pyslurm was made for.
 sed 's/^#define SLURM_VERSION_NUMBER .*/#define SLURM_VERSION_NUMBER 0x190b00/' \\
     /usr/include/slurm/slurm_version.h > {_INCLUDE}/slurm/slurm_version.h
 library=$(dirname "$(find /usr/lib -name libslurm.so | head -n 1)")
@@ -120,7 +120,7 @@ def _debootstrap(suite: Suite, root: Path, progress: Progress) -> None:
 
 
 def _prepare(root: Path, progress: Progress) -> None:
-    """Add the users and let go of what is never read."""
+    """Add the users and delete what is never read."""
     progress.step("adding the users " + " and ".join(USERS))
     for user, uid in USERS.items():
         command = ["useradd", "--root", str(root), "--create-home", "--uid", str(uid), "--user-group",
@@ -180,7 +180,7 @@ def _build_pyslurm(build: Build, directory: Path, progress: Progress) -> Pyslurm
         try:
             _compile(build, temporary, output, log, progress)
         except subprocess.CalledProcessError:
-            # Later starts shall not wait a minute for the same failure.
+            # Later starts must not spend a minute on the same failure.
             _failure_note(directory).touch()
             return Pyslurm(None, _refusal(build.slurm_version, f"the build failed, see {log}"))
         output.rename(directory)
@@ -192,10 +192,7 @@ def _build_pyslurm(build: Build, directory: Path, progress: Progress) -> Pyslurm
 def _compile(build: Build, temporary: Path, output: Path, log: Path, progress: Progress) -> None:
     progress.step(f"building pyslurm {PYSLURM_VERSION} for Slurm {build.slurm_version} (first start only)")
     plan = pyslurm_plan(build.root, temporary / "mnt", output)
-    with (
-        log.open("w", encoding="utf-8") as log_stream,
-        namespace.run_plan(plan, temporary / "plan.json") as lines,
-    ):
+    with log.open("w", encoding="utf-8") as log_stream, namespace.run_plan(plan, temporary / "plan.json") as lines:
         for line in lines:
             log_stream.write(line)
             if line.strip().startswith(("building '", "[", "Compiling", "Collecting", "Installing")):

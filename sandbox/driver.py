@@ -103,7 +103,7 @@ class Driver:
         return parse_job(self.run("scontrol", "show", "job", str(job_id), user="root").stdout)
 
     def wait_until(self, reached: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Poll until `reached` answers yes. A command of its that fails means not yet: a file that isn't there, say."""
+        """Poll until `reached` returns true. A failing command means not yet, such as `cat` of a missing file."""
         limit = time.monotonic() + deadline_s
         while True:
             failed: CommandError | None = None

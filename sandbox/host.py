@@ -1,4 +1,4 @@
-"""What the sandbox takes over from the host: its Python, the virtual environment, pip's configuration."""
+"""What the sandbox mounts from the host: its Python, the virtual environment, pip's configuration."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ _CERTIFICATE_PLACES = ("/usr/share/ca-certificates", "/usr/local/share/ca-certif
 
 
 def require_root() -> None:
-    """Namespaces, mounts and users of a Slurm cluster need root."""
+    """Refuse to run without root, which namespaces, mounts and users of a Slurm cluster need."""
     if os.geteuid() != 0:
         raise SandboxError("muri-sandbox needs root for its namespaces and mounts: run it with sudo")
 
@@ -28,7 +28,7 @@ def require_tools(packages: dict[str, str]) -> None:
     if not missing:
         return
     if not shutil.which("apt-get"):
-        raise SandboxError(f"please install {', '.join(missing)}: this system has no apt-get to do it with")
+        raise SandboxError(f"install {', '.join(missing)} first: this system has no apt-get")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for arguments in (["update", "-qq"], ["install", "-y", "-qq", *missing]):
         done = subprocess.run(["apt-get", *arguments], env=environment, capture_output=True, text=True, check=False)
@@ -71,7 +71,7 @@ def _system_python_paths() -> list[Path]:
 
 
 def python_binds() -> list[Bind]:
-    """Show the host's Python, and that of the virtual environments, under the same paths."""
+    """Mount the host's Python, and that of the virtual environments, under the same paths."""
     paths: set[Path] = set()
     for prefix in _python_prefixes():
         paths.update(_system_python_paths() if prefix == Path("/usr") else [prefix])
@@ -79,7 +79,7 @@ def python_binds() -> list[Bind]:
 
 
 def project_binds() -> list[Bind]:
-    """Show the checkout, writable for root, and the cached environments, read-only."""
+    """Mount the checkout, writable for root, and the cached environments, read-only."""
     checkout, cache = str(CHECKOUT), str(cache_dir())
     return [Bind(cache, cache), Bind(checkout, checkout, read_only=False)]
 
@@ -105,7 +105,7 @@ def _local_paths(value: str) -> list[Path]:
 
 
 def pip_binds() -> list[Bind]:
-    """Show whatever pip needs of the host: configuration, certificates, local package folders."""
+    """Mount what pip needs of the host: configuration, certificates, local package folders."""
     paths = {Path("/etc/resolv.conf"), Path("/etc/hosts"), Path("/etc/pip.conf"), Path("/etc/xdg/pip")}
     paths |= {Path.home() / ".config/pip", Path.home() / ".pip"}
     paths |= {Path(place) for place in _CERTIFICATE_PLACES}

@@ -25,7 +25,7 @@ _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/
 
 @dataclass(frozen=True)
 class Bind:
-    """A file or directory of the host shown inside; a source that does not exist is left out."""
+    """A file or directory of the host mounted inside; a missing source is skipped."""
 
     source: str
     target: str
@@ -43,7 +43,7 @@ class TextFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything the first process of a sandbox has to make.
+    """The root that the first process of a sandbox makes.
 
     Attributes:
         lower: The cached root file system, never written to.
@@ -112,7 +112,7 @@ def target_in(root: Path, path: Path) -> Path:
 
 
 def bind(root: Path, item: Bind) -> None:
-    """Show a file or directory of the host at its place in the sandbox."""
+    """Mount a file or directory of the host at its place in the sandbox."""
     source, target = Path(item.source), target_in(root, Path(item.target))
     if not source.exists():
         return
@@ -176,7 +176,7 @@ def raise_loopback() -> None:
 
 
 def pivot(root: Path) -> None:
-    """Make `root` this namespace's / and let go of the host's."""
+    """Make `root` this namespace's / and unmount the host's."""
     old = root / ".host"
     old.mkdir()
     os.chdir(root)
@@ -187,7 +187,7 @@ def pivot(root: Path) -> None:
 
 
 def apply(plan: Plan) -> None:
-    """Make everything the plan names, ending inside the new root."""
+    """Carry out the plan; the process ends up inside the new root."""
     root = make_root(Path(plan.lower), Path(plan.mountpoint))
     make_kernel_file_systems(root, plan.device_files)
     (root / "root").chmod(0o755)

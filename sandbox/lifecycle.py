@@ -27,10 +27,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
         lower=str(built.root),
         mountpoint=str(InstancePaths(name).mountpoint),
         binds=tuple(binds),
-        files=(
-            *(TextFile(path, text) for path, text in files.items()),
-            TextFile(key_file, secret, 0o600),
-        ),
+        files=(*(TextFile(path, text) for path, text in files.items()), TextFile(key_file, secret, 0o600)),
         directories=(*_SLURM_DIRECTORIES, *(f"/var/spool/slurmd/{node}" for node in shape.node_names)),
         device_files=shape.device_files,
         hostname="ctl",

@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 
 
 class SandboxError(Exception):
-    """The text says what failed and what to do; the command prints it and exits with `exit_code`."""
+    """An error whose text says what failed and what to do; the command prints it and exits with `exit_code`."""
 
     exit_code = 1
 
@@ -44,23 +44,23 @@ class NotRunningError(SandboxError):
 
 
 def cache_dir() -> Path:
-    """Where everything costly is kept, outside the checkout: `$MURI_CACHE` or `~/.cache/muri`."""
+    """The folder of everything that is costly to build, outside the checkout: `$MURI_CACHE` or `~/.cache/muri`."""
     configured = os.environ.get("MURI_CACHE")
     return Path(configured).expanduser().resolve() if configured else Path.home() / ".cache" / "muri"
 
 
 def builds_dir() -> Path:
-    """Where the root file systems are kept."""
+    """The folder of the root file systems."""
     return cache_dir() / "sandbox"
 
 
 def instances_dir() -> Path:
-    """Where the running instances keep their state."""
+    """The folder of the running instances' state."""
     return builds_dir() / "run"
 
 
 def node_names(count: int) -> tuple[str, ...]:
-    """Return the names of that many nodes: n1, n2, and so on."""
+    """The names of this many nodes: n1, n2, and so on."""
     return tuple(f"n{number}" for number in range(1, count + 1))
 
 
@@ -71,7 +71,7 @@ class InstancePaths:
     name: str
 
     def __post_init__(self) -> None:
-        """Refuse names that are no plain file names."""
+        """Refuse names that are not plain file names."""
         if not _NAME.fullmatch(self.name):
             raise UsageError(
                 f"--name {self.name!r} is no valid name: "

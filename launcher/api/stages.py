@@ -258,7 +258,7 @@ class Prefetcher(Generic[Batch]):
         self._thread.start()
 
     def _take(self) -> Batch:
-        begin_s = time.perf_counter()
+        begin_s = self._clock.now()
         while True:
             try:
                 batch, error, lane_wait_s = self._line.fetched.get(timeout=POLL_S)
@@ -266,7 +266,7 @@ class Prefetcher(Generic[Batch]):
             except queue.Empty:
                 continue
         # The loop waited for another member, not for its own fetch, as far as the fetch did.
-        self._clock.add_wait(_LOAD, min(lane_wait_s, time.perf_counter() - begin_s))
+        self._clock.add_wait(_LOAD, min(lane_wait_s, self._clock.now() - begin_s))
         if error is not None:
             self._end = error
             raise error
@@ -288,11 +288,11 @@ def _work(
 
 def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bool:
     """Fetch one batch, or the error to be raised in the loop in its place; False after an error."""
-    begin_s = time.perf_counter()
+    begin_s = clock.now()
     wait_s = 0.0
     try:
         clock.enter(_LOAD)
-        wait_s = time.perf_counter() - begin_s
+        wait_s = clock.now() - begin_s
         try:
             with line.reading:
                 if line.stopped:

@@ -14,6 +14,7 @@ wait. In a group of several ranks an idle member may wait for its own peers: see
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +93,18 @@ class HangWatch:
         arbiter: Knows which member obstructs others.
         timeout_s: How long a member may be idle, where it does not say otherwise.
         peers: The other ranks of the group, if it has several.
+        now: Clock in seconds.
     """
 
     def __init__(
-        self, running: Callable[[], list[MemberSession]], arbiter: Arbiter, timeout_s: float, peers: Peers | None
+        self,
+        running: Callable[[], list[MemberSession]],
+        arbiter: Arbiter,
+        timeout_s: float,
+        peers: Peers | None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = now
         self._running = running
         self._arbiter = arbiter
         self._timeout_s = timeout_s
@@ -143,7 +151,7 @@ class HangWatch:
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = sampling_interval_s(timeout_s)
-        return _Timers(IdleTimer(interval_s), IdleTimer(interval_s), timeout_s)
+        return _Timers(IdleTimer(interval_s, self._now), IdleTimer(interval_s, self._now), timeout_s)
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         timers, own = self._timers[session], roots[session]

@@ -242,7 +242,7 @@ class StageClock:
         self._gate: Gate = gate or OpenGate()
         self._on_interval = on_interval
         self._on_iteration = on_iteration
-        self._now = now
+        self.now = now
         self._owner: int | None = None
         self._own = _Lane()
         self._thread = _ThreadPart()
@@ -260,7 +260,7 @@ class StageClock:
         """
         lane = self._gated()
         if lane is None:
-            self._thread.ungated.append((stage, self._now()))
+            self._thread.ungated.append((stage, self.now()))
             return
         stack = lane.stack
         if stack and stack[-1] == stage:
@@ -395,7 +395,7 @@ class StageClock:
             return
         if not self.gpu.counts_host_time:
             self._add_gpu_times(self.gpu.iteration_ended())
-        record = IterationRecord(self._now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
+        record = IterationRecord(self.now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         self.iterations += 1
         self.recent.append(record)
@@ -434,7 +434,7 @@ class StageClock:
             self._resume(self._own, stack[-1])
 
     def _begin_iteration(self) -> None:
-        self._iteration_start_s = self._now()
+        self._iteration_start_s = self.now()
         self._iteration_stage_s = [0.0] * STAGE_COUNT
         self._iteration_wait_s = [0.0] * STAGE_COUNT
 
@@ -451,25 +451,25 @@ class StageClock:
         self._note_wait(lane, stage, self._gate.acquire(stage))
         if stage == PROPAGATE:
             self.gpu.taken()
-        lane.since_s = self._now()
+        lane.since_s = self.now()
 
     def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             self.gpu.given()
-        self._close_interval(lane, stage, self._now())
+        self._close_interval(lane, stage, self.now())
         self._gate.release(stage)
 
     def _yield(self, lane: _Lane, stage: int) -> None:
         if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
             return
-        before_s = self._now()
+        before_s = self.now()
         waited_s = self._gate.yield_point(stage)
         if stage == PROPAGATE:
             self.gpu.taken()
         if waited_s > 0:
             self._close_interval(lane, stage, before_s)
             self._note_wait(lane, stage, waited_s)
-            lane.since_s = self._now()
+            lane.since_s = self.now()
 
     def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
         if stage != PROPAGATE or self.gpu.counts_host_time:
@@ -498,6 +498,6 @@ class StageClock:
     def _leave_ungated(self) -> None:
         if self._thread.ungated:
             stage, since_s = self._thread.ungated.pop()
-            now_s = self._now()
+            now_s = self.now()
             self._add_held(stage, now_s - since_s)
             self.note_work(stage, since_s, now_s, 1.0)

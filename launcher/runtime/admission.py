@@ -86,6 +86,7 @@ class MemoryAdmission:
         need_gib: Peak GPU memory of members alone, from their profiles; who is missing counts as 0.
         running: The sessions under way.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
+        now: Clock in seconds.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class MemoryAdmission:
         need_gib: Mapping[str, float],
         running: Callable[[], list[MemberSession]],
         device_gib: float | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._need_gib = need_gib
+        self._now = now
         self._running = running
         self._device_gib = device_gib
         self._lock = threading.Lock()
@@ -113,7 +116,7 @@ class MemoryAdmission:
         with self._lock:
             used_gib = self._used_gib(member)
             if used_gib <= CONTEXT_GIB or used_gib + need_gib <= capacity_gib:
-                self._let_in_s[member] = time.monotonic()
+                self._let_in_s[member] = self._now()
                 return None
         reason = (
             f"job {member} needs {need_gib:.1f} GiB of GPU memory; its partners and CUDA have {used_gib:.1f} of "
@@ -126,7 +129,7 @@ class MemoryAdmission:
         """What the others and CUDA have, those included that were let in a moment ago."""
         running = self._running()
         names = {session.member for session in running}
-        now_s = time.monotonic()
+        now_s = self._now()
         self._let_in_s = {m: s for m, s in self._let_in_s.items() if m not in names and now_s - s < START_S}
         contexts = 1 + sum(session.isolation == "process" for session in running)
         others = (names | self._let_in_s.keys()) - {newcomer}

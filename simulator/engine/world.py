@@ -130,12 +130,7 @@ class World:
     elastic = False
 
     def __init__(
-        self,
-        jobs: Sequence[TraceJob],
-        nodes: Nodes,
-        settings: Settings,
-        speeds: Speeds,
-        waiting: WaitingJobs,
+        self, jobs: Sequence[TraceJob], nodes: Nodes, settings: Settings, speeds: Speeds, waiting: WaitingJobs
     ) -> None:
         planned = planned_profiles(jobs, settings.profile_noise, settings.seed)
         self.jobs = {

@@ -57,10 +57,7 @@ class Comparison:
 
 def compare(experiment: Experiment, summaries: Sequence[TraceSummary]) -> tuple[Comparison, ...]:
     """All cells: traces × variants × metrics, in this order."""
-    return tuple(_cells(experiment, summaries))
-
-
-def _cells(experiment: Experiment, summaries: Sequence[TraceSummary]) -> Iterator[Comparison]:
+    cells: list[Comparison] = []
     published = _Published(experiment)
     for summary in summaries:
         of_name = {policy.label: policy for policy in summary.policies}
@@ -69,7 +66,8 @@ def _cells(experiment: Experiment, summaries: Sequence[TraceSummary]) -> Iterato
             for metric in experiment.metrics:
                 ours = _ours(of_name[variant.name], base, metric)
                 figure, at_most = published.find(summary.name, variant, metric)
-                yield Comparison(summary.name, variant.name, metric, ours, figure, at_most)
+                cells.append(Comparison(summary.name, variant.name, metric, ours, figure, at_most))
+    return tuple(cells)
 
 
 def _ours(policy: PolicySummary, base: PolicySummary | None, metric: Metric) -> float | None:

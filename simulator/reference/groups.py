@@ -57,10 +57,7 @@ class GroupFigures:
     """
 
     def __init__(
-        self,
-        shapes: Sequence[Shape],
-        ordering: str = "best",
-        multipliers: tuple[float, float, float] = MULTIPLIERS,
+        self, shapes: Sequence[Shape], ordering: str = "best", multipliers: tuple[float, float, float] = MULTIPLIERS
     ) -> None:
         self._shapes = shapes
         self._model = Reference(ordering, multipliers, capped=False)

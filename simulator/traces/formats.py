@@ -175,9 +175,6 @@ class Assignment:
             key: Equal for reruns.
             gpu_count: GPUs of the job.
             job_name: Its name, where the log knows it.
-
-        Returns:
-            The profile.
         """
         named = [number for number, model in enumerate(self.models) if model.name == job_name]
         choices = named or range(len(self.models))
@@ -198,9 +195,6 @@ def assignment_of(profiles: Iterable[StageProfile] | None, seed: int) -> Assignm
     Args:
         profiles: A site's own measured profiles; None: the eight models of the Muri paper.
         seed: For the choice.
-
-    Returns:
-        The assignment.
 
     Raises:
         TraceError: There are no profiles.

@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.resources import files
 from itertools import groupby
@@ -113,16 +113,8 @@ class Model:
         return self._profile(min(bound, key=lambda item: item[:2])[2], gpu_count) if bound else None
 
     def _profile(self, stages: Stages, gpu_count: int) -> StageProfile:
-        return StageProfile(
-            key=ProfileKey(self.name, self.batch_size, gpu_count, self.gpu_type),
-            load_s=stages.load_s,
-            preprocess_s=stages.preprocess_s,
-            propagate_s=stages.propagate_s,
-            synchronize_s=stages.synchronize_s,
-            iteration_s=stages.iteration_s,
-            gpu_mem_gib=stages.gpu_mem_gib,
-            source="import",
-        )
+        key = ProfileKey(self.name, self.batch_size, gpu_count, self.gpu_type)
+        return StageProfile(key, **asdict(stages), source="import")
 
 
 def load_share(model: str) -> float:

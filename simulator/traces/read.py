@@ -100,9 +100,6 @@ def find_format(name: str) -> Format:
     Args:
         name: What the user asked for.
 
-    Returns:
-        The format.
-
     Raises:
         TraceError: There is none of that name.
     """

@@ -139,9 +139,6 @@ def open_source(path: Path) -> Iterator[Source]:
     Args:
         path: The file; "-" reads the standard input.
 
-    Yields:
-        The open source.
-
     Raises:
         TraceError: The file cannot be read or is not UTF-8 text.
     """
@@ -232,9 +229,6 @@ def to_number(column: str, text: str, *, at_least: float = 0.0, more_than: float
         text: The cell.
         at_least: Least value allowed.
         more_than: A bound that the value must exceed, instead.
-
-    Returns:
-        The number.
 
     Raises:
         RowError: It is none, or too small.

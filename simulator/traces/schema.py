@@ -14,14 +14,7 @@ from muri.simulator.traces.rows import Row, RowError, TraceError, one_of
 
 _TIMES = ("iteration_s", "load_s", "preprocess_s", "propagate_s", "synchronize_s")
 
-REQUIRED = (
-    "job_id",
-    "submit_s",
-    "gpu_count",
-    "iterations",
-    "model",
-    *_TIMES,
-)
+REQUIRED = ("job_id", "submit_s", "gpu_count", "iterations", "model", *_TIMES)
 """Columns that a trace must have."""
 
 BATCH = (
@@ -67,14 +60,7 @@ WRITTEN = (
 )
 """Columns of each written trace; other optional columns follow if a job has them."""
 
-_PROFILE_COLUMNS = (
-    "model",
-    "batch_size",
-    "gpu_count",
-    "gpu_type",
-    *_TIMES,
-    "gpu_mem_gib",
-)
+_PROFILE_COLUMNS = ("model", "batch_size", "gpu_count", "gpu_type", *_TIMES, "gpu_mem_gib")
 
 PAPER_COLUMNS = (
     "job_id",
@@ -134,27 +120,18 @@ def _extra_columns(trace: Trace) -> list[str]:
 
 def _cells(job: TraceJob) -> dict[str, str]:
     profile = job.profile
+    of_job = ("submit_s", "listed_duration_s", "cpu_count", "mem_gib", "restart_s", "gpu_utilization")
     return {
         "job_id": str(job.job_id),
         "user": job.user,
-        "submit_s": _number(job.submit_s),
         "gpu_count": str(job.gpu_count),
         "iterations": str(job.iterations),
         "model": profile.key.model,
         "batch_size": str(profile.key.batch_size),
-        "iteration_s": _number(profile.iteration_s),
-        "load_s": _number(profile.load_s),
-        "preprocess_s": _number(profile.preprocess_s),
-        "propagate_s": _number(profile.propagate_s),
-        "synchronize_s": _number(profile.synchronize_s),
-        "gpu_mem_gib": _number(profile.gpu_mem_gib),
         "opportunistic": "1" if job.opportunistic else "0",
-        "listed_duration_s": _number(job.listed_duration_s),
-        "cpu_count": _number(job.cpu_count),
-        "mem_gib": _number(job.mem_gib),
-        "restart_s": _number(job.restart_s),
         "gpu_type": profile.key.gpu_type,
-        "gpu_utilization": _number(job.gpu_utilization),
+        **{column: _number(getattr(job, column)) for column in of_job},
+        **{column: _number(getattr(profile, column)) for column in (*_TIMES, "gpu_mem_gib")},
         **{column: "" if job.batch is None else _number(getattr(job.batch, column)) for column in BATCH},
     }
 

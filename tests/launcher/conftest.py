@@ -7,6 +7,16 @@ import pytest
 from checkpoint_scripts import TRAIN, lines
 from launcher_harness import Launcher, ends, launcher_in
 
+SHARED_FIXTURES = ("two_ranks", "plain_results")
+"""Fixtures of modules that are worth more than tests side by side."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep tests that share an expensive fixture on one of xdist's workers."""
+    for item in items:
+        for name in set(SHARED_FIXTURES) & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(name))
+
 
 @pytest.fixture
 def launcher(tmp_path: Path) -> Iterator[Launcher]:

@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
+import queue
 import threading
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import DEADLINE_S, Launcher, ends, until
 
 from muri.launcher.api import stages
 from muri.launcher.job.stage_clock import OpenGate, StageClock
@@ -28,7 +29,7 @@ def threads() -> list[threading.Thread]:
 
 
 def no_thread_left() -> None:
-    until(lambda: not threads(), "the end of the thread", 10)
+    until(lambda: not threads(), "the end of the thread")
 
 
 def test_batches_and_their_count_stay_the_same(clock: StageClock) -> None:
@@ -48,7 +49,7 @@ def test_next_batch_is_fetched_while_the_loop_works() -> None:
             yield index
 
     for index in stages.batches(loader(), prefetch=1):
-        assert index == 3 or reached[index + 1].wait(timeout=30)
+        assert index == 3 or reached[index + 1].wait(timeout=DEADLINE_S)
         assert index >= 2 or not reached[index + 2].is_set()  # one ahead, not two
     no_thread_left()
 
@@ -141,18 +142,30 @@ def test_fetch_is_a_lane_and_its_wait_is_the_loops_as_far_as_it_waited(monkeypat
             name = threading.current_thread().name
             self.by.append((name, stage))
             if name == "prefetch":
-                assert self.free.wait(timeout=30)
+                assert self.free.wait(timeout=DEADLINE_S)
             return 0.0
 
+    time_s = [0.0]
     gate = Gate()
-    clock = StageClock(gate)
+    clock = StageClock(gate, now=lambda: time_s[0])
     monkeypatch.setattr(script_clock._provider, "current", lambda: clock)
-    threading.Timer(0.3, gate.free.set).start()
-    for _ in stages.batches([1, 2], prefetch=1):
-        pass
-    assert ("prefetch", LOAD) in gate.by
-    assert 0.05 < clock.recent[1].wait_s[LOAD] <= 0.4
-    assert clock.recent[1].busy_s < 0.2
+
+    class Watched(queue.SimpleQueue):
+        """What the loop waits at: the resource is free 3 s after the loop has begun to."""
+
+        def get(self, *arguments, **options):
+            if not gate.free.is_set():
+                time_s[0] += 3.0
+                gate.free.set()
+            return super().get(*arguments, **options)
+
+    monkeypatch.setattr(queue, "SimpleQueue", Watched)
+    for batch in stages.batches([1, 2], prefetch=1):
+        if batch == 1:
+            until(lambda: ("prefetch", LOAD) in gate.by, "the fetch of the second batch")
+            time_s[0] += 2.0  # the fetch waits already, but not the loop
+    record = clock.recent[1]
+    assert (record.iteration_s, record.wait_s[LOAD], record.busy_s) == (3.0, 3.0, 0.0)
 
 
 @pytest.mark.parametrize("ahead", [-1, 2, None, "1"])
@@ -165,14 +178,16 @@ def test_close_gives_up_on_a_loader_that_hangs(monkeypatch, caplog) -> None:
     monkeypatch.setattr(stages, "CLOSE_TIMEOUT_S", 0.2)
     go_on = threading.Event()
 
+    hangs = threading.Event()
+
     def loader():
         yield 1
-        go_on.wait(timeout=30)
+        hangs.set()
+        go_on.wait(timeout=DEADLINE_S)
         yield 2
 
     for _ in stages.batches(loader(), prefetch=1):
-        until(threads, "the fetch")
-        threading.Event().wait(0.05)
+        assert hangs.wait(timeout=DEADLINE_S)
         break
     assert "still being fetched" in caplog.text
     go_on.set()
@@ -208,5 +223,5 @@ def test_members_prefetch_in_a_group_and_leave_no_thread_behind(launcher: Launch
         members = [launcher.member(name, script) for name in ("101", "102")]
         assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
 
-    until(lambda: threads_of(runtime.pid) == before, "the end of the threads", 10)
+    until(lambda: threads_of(runtime.pid) == before, "the end of the threads")
     assert launcher.out("101").count("0 and the script ends") == 2

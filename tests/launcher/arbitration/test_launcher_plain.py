@@ -30,7 +30,7 @@ MEETING = """
     for step in muri.batches(range(3)):
         with muri.stage("propagate"):
             open(f"{own}-{step}", "w").close()
-            end_s = time.monotonic() + 60
+            end_s = time.monotonic() + 240
             while not all(os.path.exists(f"{other}-{step}") for other in others):
                 assert time.monotonic() < end_s, f"nobody else is at the GPU in step {step}"
                 time.sleep(0.001)

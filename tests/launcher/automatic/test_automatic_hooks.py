@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launcher_harness import Launcher, ends, until
+from ranks_harness import free_port
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
@@ -130,6 +131,12 @@ EXPECTED = {  # iterations, samples read here or in workers, samples transformed
 }
 
 
+@pytest.fixture
+def warm(launcher: Launcher) -> Launcher:
+    launcher.warm = True
+    return launcher
+
+
 def test_loaders_of_every_kind(launcher: Launcher) -> None:
     script = launcher.script(LOADERS)
     assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
@@ -173,15 +180,17 @@ def test_hooks_can_be_left_out(launcher: Launcher, way: str) -> None:
     assert ends(launcher.member(None, "--timing", *options, script, **variables)) == 0
 
 
-def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
+def test_own_stages_of_the_script_win(warm: Launcher) -> None:
+    launcher = warm
     script = launcher.script("""
         import torch, muri
+        from muri.launcher.telemetry.script_clock import current_clock
         model = torch.nn.Linear(2, 1)
         for batch in torch.utils.data.DataLoader([torch.ones(2)] * 5, batch_size=1):
             with muri.stage("preprocess"):
                 pass
             model(batch).sum().backward()
-        clock = __import__("muri.launcher.telemetry.script_clock").launcher.telemetry.script_clock.current_clock()
+        clock = current_clock()
         held = dict(zip(("load", "preprocess", "propagate", "synchronize"), clock.stage_s))
         print(clock.iterations, held["propagate"], held["preprocess"] > 0)
     """)
@@ -189,7 +198,8 @@ def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
     assert launcher.out(None).split() == ["4", "0.0", "True"]
 
 
-def test_hook_that_fails_is_reported_once_and_the_script_goes_on(launcher: Launcher) -> None:
+def test_hook_that_fails_is_reported_once_and_the_script_goes_on(warm: Launcher) -> None:
+    launcher = warm
     script = launcher.script("""
         import torch
         from muri.launcher.job.stage_clock import StageClock
@@ -313,7 +323,8 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher, tmp_path
                 (tmp_path / f"{number}.{rank}.err").open("wb") as err,
             ):
                 command = [sys.executable, *runner, str(script)]
-                ranks.append(launcher.spawn(command, environment | {"RANK": str(rank)}, stdout=out, stderr=err))
+                options = {"stdout": out, "stderr": err, "cwd": tmp_path, "warm": True}
+                ranks.append(launcher.spawn(command, environment | {"RANK": str(rank)}, **options))
         assert [ends(process) for process in ranks] == [0] * RANKS, (tmp_path / f"{number}.0.err").read_text()
         results.append((tmp_path / f"{number}.0.out").read_text())
     assert len(results[0].splitlines()) == 7
@@ -323,15 +334,6 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher, tmp_path
     seconds = {line.split()[1]: float(line.split()[2]) for line in report.splitlines() if line.startswith("muri:   ")}
     assert seconds["synchronize"] > 0
     assert seconds["propagate"] > 0
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def test_member_that_is_cancelled_within_hooks_ends_alone(launcher: Launcher) -> None:

@@ -3,15 +3,19 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from launcher_harness import Launcher, ends, until
 from ranks_harness import RankedLauncher
+from virtual_clock import VirtualClock
 
+from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
+from muri.launcher.hangs.watch import HangWatch
+from muri.launcher.job.session import Roots
+from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.ranks.coordination import IdleReports
 
 TIMEOUT_S = "1"
@@ -25,6 +29,21 @@ WORK = """
         with muri.stage("propagate"):
             time.sleep(0.005)
     print("finished", flush=True)
+"""
+WAITS = """
+    import sys, threading, time
+    import muri
+
+    def tell(ident):
+        frame = None
+        while frame is None or frame.f_code.co_name != "sleep":  # where a thread waits to be granted a resource
+            time.sleep(0.01)
+            frame = sys._current_frames()[ident]
+        print("waits", flush=True)
+
+    threading.Thread(target=tell, args=(threading.get_ident(),)).start()
+    with muri.stage("propagate"):
+        pass
 """
 DEADLOCK = """
     import os, threading
@@ -48,9 +67,8 @@ def test_a_runtime_ends_at_once_although_a_member_waits_for_one_that_hangs(launc
     watchdog = next(pid for pid in children(runtime.pid) if b"hangs.watchdog" in command_line(pid))
     hung = launcher.member("102", launcher.script(DEADLOCK, "deadlock.py"), **AGAIN)
     said(launcher, "102", "holds")
-    waits = launcher.member("101", launcher.script(WORK), "5", **AGAIN)
-    said(launcher, "101", "starts")
-    time.sleep(0.3)  # until it waits; if it does not yet, the test is only easier to pass
+    waits = launcher.member("101", launcher.script(WAITS), **AGAIN)
+    said(launcher, "101", "waits")
     runtime.terminate()
     assert ends(runtime) == 0
     assert [ends(waits), ends(hung)] == [75, 75]
@@ -254,15 +272,67 @@ def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
 
 @pytest.mark.parametrize("discipline", ["fair", "lockstep", "auto"])
 def test_who_holds_what_others_wait_for_obstructs(discipline: str) -> None:
-    arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {})
+    clock = VirtualClock()
+    arbiter = make_arbiter(discipline, ["a", "b"], ["a", "b"], {}, clock)
     for member in ("a", "b"):
         arbiter.join(member, 1.0)
     arbiter.acquire("a", 0)
     assert not arbiter.obstructs("a")
-    waits = threading.Thread(target=arbiter.acquire, args=("b", 0))
-    waits.start()
-    until(lambda: arbiter.obstructs("a"), "the other member's wait")
+    waits = clock.start(arbiter.acquire, "b", 0)
+    clock.settle()
+    assert arbiter.obstructs("a")
     assert not arbiter.obstructs("b")
     arbiter.leave("a")
-    waits.join()
+    clock.finish(waits)
     assert not arbiter.obstructs("a")
+
+
+class Idle:
+    """A session whose one thread, of this very process, does nothing until it is told to end."""
+
+    hung = False
+
+    def __init__(self, member: str, **environment: str) -> None:
+        self.member = member
+        self.clock = StageClock()
+        self.causes: list[str] = []
+        self._environment = environment
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._end.wait, daemon=True)
+        self._thread.start()
+
+    def environment(self) -> dict[str, str]:
+        return self._environment
+
+    def roots(self) -> Roots:
+        return Roots(threads=(self._thread.native_id or 0,))
+
+    def end_as_hung(self, cause: str) -> None:
+        self.hung = True
+        self.causes.append(cause)
+        self._end.set()
+
+
+def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_before() -> None:
+    clock = VirtualClock()
+    arbiter = FairArbiter(clock)
+    holder, patient, waiting = Idle("1"), Idle("2", MURI_HANG_TIMEOUT_S="0"), Idle("3")
+    watch = HangWatch(lambda: [holder, patient, waiting], arbiter, 100.0, None, clock)
+    for session in (holder, patient, waiting):
+        arbiter.join(session.member, 1.0)
+    arbiter.acquire("1", 0)
+    arbiter.acquire("2", 2)
+    waits = [clock.start(arbiter.acquire, "3", 0), clock.start(arbiter.acquire, "3", 2)]
+    clock.settle()
+    for second in range(0, 100, 5):
+        assert watch.check() == 5.0
+        assert not holder.hung, f"after {second} s"
+        clock.sleep(5.0)
+    watch.check()
+    (cause,) = holder.causes
+    assert "holds a resource for which other jobs wait" in cause
+    assert "has worked for 100 s" in cause
+    assert (patient.hung, waiting.hung) == (False, False)
+    for member in "12":
+        arbiter.leave(member)
+    clock.finish(*waits)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from launcher_harness import until
+from launcher_harness import DEADLINE_S, until
 from ranks_harness import free_port
 
 from muri.errors import UsageError
@@ -15,7 +15,7 @@ from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.ranks.coordination import Ranks
 from muri.launcher.ranks.link import Listener, Place, RankLink, RankLinkError, connect
-from muri.launcher.ranks.network_order import NETWORK, session_key
+from muri.launcher.ranks.network_order import NETWORK, Leader, RankedArbiter, session_key
 from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
 
 KEY = b"k" * 64
@@ -81,22 +81,27 @@ def in_thread(call, *arguments) -> tuple[threading.Thread, list[object]]:
     return thread, results
 
 
+def until_it_waits(arbiter: RankedArbiter) -> None:
+    """Wait until a thread waits for the network: for its peers on rank 0, for its turn on the others."""
+    role = arbiter._role
+    until(lambda: role._waiting if isinstance(role, Leader) else arbiter.waiting_hint[NETWORK], "the wait")
+
+
 def test_followers_grant_in_the_leaders_order(group: Group) -> None:
     group.join("1")
     group.join("2")
     leader, follower = group.ranks[0].arbiter, group.ranks[1].arbiter
-    thread, _ = in_thread(follower.acquire, "2", NETWORK)
+    thread, results = in_thread(follower.acquire, "2", NETWORK)
+    until_it_waits(follower)
     leader.acquire("1", NETWORK)
-    thread.join(0.3)
-    assert thread.is_alive(), "2 must wait for 1, which is first on rank 0"
     follower.acquire("1", NETWORK)
+    assert results == [], "2 must wait for 1, which is first on rank 0"
     follower.release("1", NETWORK)
-    thread.join(0.3)
-    assert thread.is_alive(), "rank 0 has not granted the network to 2 yet"
+    assert follower.holders()[NETWORK] is None, "rank 0 has not granted the network to 2 yet"
     leader.release("1", NETWORK)
     leader.acquire("2", NETWORK)
-    thread.join(10)
-    assert not thread.is_alive()
+    thread.join(DEADLINE_S)
+    assert follower.holders()[NETWORK] == "2"
 
 
 def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
@@ -109,7 +114,7 @@ def test_the_leader_waits_until_a_session_runs_everywhere(group: Group) -> None:
     assert thread.is_alive()
     group.ranks[2].arbiter.announce("1", "0.0.0")
     group.ranks[2].arbiter.join("1")
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert len(results) == 1
     assert not isinstance(results[0], BaseException)
 
@@ -122,10 +127,9 @@ def test_turns_of_a_session_that_ended_are_skipped(group: Group) -> None:
     leader.release("1", NETWORK)
     leader.acquire("2", NETWORK)
     thread, results = in_thread(follower.acquire, "2", NETWORK)
-    thread.join(0.2)
-    assert thread.is_alive()
+    until_it_waits(follower)
     follower.leave("1")
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert len(results) == 1
     assert not isinstance(results[0], BaseException)
 
@@ -135,10 +139,9 @@ def test_a_wait_can_be_interrupted(group: Group, rank: int) -> None:
     group.join("1", but=2)
     arbiter = group.ranks[rank].arbiter
     thread, results = in_thread(arbiter.acquire, "1", NETWORK)
-    thread.join(0.2)
-    assert thread.is_alive()
+    until_it_waits(arbiter)
     arbiter.interrupt("1")
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert isinstance(results[0], WaitInterruptedError)
 
 
@@ -172,7 +175,7 @@ def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
     for member in members:
         group.join(member)
     orders: list[list[str]] = [[] for _ in group.ranks]
-    barriers = {member: threading.Barrier(len(group.ranks), timeout=60) for member in members}
+    barriers = {member: threading.Barrier(len(group.ranks), timeout=DEADLINE_S) for member in members}
 
     def train(rank: int, member: str) -> None:
         arbiter, delays = group.ranks[rank].arbiter, random.Random(f"{rank}{member}")
@@ -188,7 +191,7 @@ def test_random_requests_come_to_an_end_in_one_order(group: Group) -> None:
 
     running = [in_thread(train, rank, member) for rank in range(len(group.ranks)) for member in members]
     for thread, _ in running:
-        thread.join(60)
+        thread.join(DEADLINE_S)
     assert [results for _, results in running] == [[None]] * len(running)
     assert orders[1] == orders[0]
     assert orders[2] == orders[0]
@@ -215,7 +218,7 @@ def test_who_does_not_know_the_key_is_refused(listener) -> None:
     with pytest.raises(RankLinkError, match="could not reach rank 0"):
         connect(peer(place, key=b"w" * 64), 0.2)
     assert links == []
-    connect(peer(place), 10).close()
+    connect(peer(place), DEADLINE_S).close()
     until(lambda: len(links) == 1, "the rank with the key")
 
 
@@ -225,7 +228,7 @@ def test_garbage_and_silence_do_not_keep_a_rank_out(listener) -> None:
     for junk in (b"GET / HTTP/1.0\r\n\r\n", b"\xff" * 64, secrets.token_bytes(5000), b"\0\0\0\2{}"):
         with socket.create_connection((place.host, place.port)) as raw:
             raw.sendall(junk)
-    connect(peer(place), 10).close()
+    connect(peer(place), DEADLINE_S).close()
     until(lambda: len(links) == 1, "the rank with the key")
     for raw in silent:
         raw.close()
@@ -233,7 +236,7 @@ def test_garbage_and_silence_do_not_keep_a_rank_out(listener) -> None:
 
 def test_a_rank_connects_once(listener) -> None:
     place, links, _ = listener
-    link = connect(peer(place), 10)
+    link = connect(peer(place), DEADLINE_S)
     until(lambda: len(links) == 1, "the first")
     for rank in (1, 2, 0):
         with pytest.raises(RankLinkError):

@@ -3,10 +3,9 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-import pytest
 from launcher_harness import Launcher, ends, until
 
-from muri.launcher.runtime.admission import CONTEXT_GIB, MemoryAdmission
+from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission
 
 
 class Group:
@@ -14,7 +13,8 @@ class Group:
 
     def __init__(self, need_gib: dict[str, float], device_gib: float | None) -> None:
         self.sessions: dict[str, SimpleNamespace] = {}
-        self.admission = MemoryAdmission(need_gib, lambda: list(self.sessions.values()), device_gib)
+        self.now_s = 0.0
+        self.admission = MemoryAdmission(need_gib, lambda: list(self.sessions.values()), device_gib, lambda: self.now_s)
 
     def start(self, member: str, isolation: str = "thread") -> None:
         self.sessions[member] = SimpleNamespace(member=member, isolation=isolation)
@@ -53,6 +53,15 @@ def test_two_that_come_at_once_are_not_both_let_in() -> None:
     group.start("1")
     assert group.admission.refusal("2") is not None
     del group.sessions["1"]
+    assert group.admission.refusal("2") is None
+
+
+def test_a_member_that_was_let_in_and_does_not_start_gives_its_memory_up() -> None:
+    group = Group({"1": 5.0, "2": 5.0}, 8.0)
+    assert group.admission.refusal("1") is None
+    group.now_s += START_S - 1
+    assert group.admission.refusal("2") is not None
+    group.now_s += 1
     assert group.admission.refusal("2") is None
 
 
@@ -101,23 +110,23 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize(
-    ("more", "error"),
-    [
-        ("bytearray(1 << 50)", "MemoryError"),
-        ("__import__('torch').empty(1 << 50)", "can't allocate memory"),
-        ("(_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))", "OutOfMemoryError"),
-    ],
-)
-def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher, more: str, error: str) -> None:
-    runtime = launcher.runtime("101", "102", options=("--preload", "torch"))
-    assert ends(launcher.member("102", launcher.script("import torch", "warm.py"))) == 0
+WANTS = {
+    "bytearray(1 << 50)": "MemoryError",
+    "__import__('torch').empty(1 << 50)": "can't allocate memory",
+    "(_ for _ in ()).throw(__import__('torch').OutOfMemoryError('CUDA out of memory'))": "OutOfMemoryError",
+}
+
+
+def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101", "102", "103", "104", options=("--preload", "torch"))
+    assert ends(launcher.member("104", launcher.script("import torch", "warm.py"))) == 0
     before_mib = resident_mib(runtime.pid)
-    other = launcher.member("102", launcher.script(LOOP, "loop.py"))
-    assert ends(launcher.member("101", launcher.script(HUNGRY.format(more=more)))) == 1
-    assert error in launcher.err("101")
+    other = launcher.member("104", launcher.script(LOOP, "loop.py"))
+    for job, (more, error) in zip(("101", "102", "103"), WANTS.items(), strict=True):
+        assert ends(launcher.member(job, launcher.script(HUNGRY.format(more=more)))) == 1
+        assert error in launcher.err(job)
+        until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back")
     assert ends(other) == 0
-    until(lambda: resident_mib(runtime.pid) < before_mib + 100, "the memory to go back", deadline_s=20)
     assert "fault" not in launcher.status()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from launcher_harness import until
+from launcher_harness import DEADLINE_S, until
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord, StageClock
@@ -79,7 +79,7 @@ def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member])
     one, two = make("1"), make("2")
     one.gate.acquire(GPU)
     end = threading.Event()
-    in_background(lambda: (two.gate.acquire(GPU), end.wait(60)))
+    in_background(lambda: (two.gate.acquire(GPU), end.wait(DEADLINE_S)))
     until(two.waits, "the second member's wait")
     one.gate.release(GPU)
     until(lambda: two.holds(GPU), "the second member's turn")
@@ -102,7 +102,7 @@ def test_yield_point_speaks_only_when_somebody_waits(make: Callable[[str], Membe
     thread = in_background(second)
     until(two.waits, "the second member's wait")
     assert one.gate.yield_point(GPU) > 0.0
-    thread.join(10)
+    thread.join(DEADLINE_S)
     assert asked == [(process_gate.YIELD, GPU)]
     assert one.holds(GPU)
     assert one.gate.yield_point(GPU) == 0.0
@@ -116,7 +116,7 @@ def test_each_thread_waits_for_itself_and_gives_back_what_it_held(make: Callable
     until(one.waits, "the prefetching thread's wait")
     one.gate.acquire(GPU)  # not kept waiting by the other thread
     two.gate.release(LOAD)
-    prefetch.join(10)
+    prefetch.join(DEADLINE_S)
     until(lambda: not one.holds(LOAD), "what the ended thread held")
     assert one.holds(GPU)
 
@@ -133,7 +133,7 @@ def test_exception_of_a_signal_handler_waits_for_the_answer_and_gives_it_back(ma
     def disturb() -> None:
         until(two.waits, "the second member's wait")
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert in_handler.wait(10)
+        assert in_handler.wait(DEADLINE_S)
         one.gate.release(GPU)
 
     previous = signal.signal(signal.SIGUSR1, handler)
@@ -143,7 +143,7 @@ def test_exception_of_a_signal_handler_waits_for_the_answer_and_gives_it_back(ma
             two.gate.acquire(GPU)
     finally:
         signal.signal(signal.SIGUSR1, previous)
-    thread.join(10)
+    thread.join(DEADLINE_S)
     until(lambda: not two.holds(GPU), "the granted resource to come back")
     two.gate.acquire(GPU)  # question and answer still belong together
     assert two.holds(GPU)
@@ -217,4 +217,4 @@ def test_member_processes_leave_no_descriptor_and_no_thread_behind(
     before = counts()
     for _ in range(3):
         measure_switches_s(2)
-    until(lambda: all(map(le, counts(), before)), "descriptors and threads to be given back", deadline_s=20)
+    until(lambda: all(map(le, counts(), before)), "descriptors and threads to be given back")

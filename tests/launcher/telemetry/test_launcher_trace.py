@@ -124,7 +124,7 @@ def test_recording_is_cheap_and_bounded(
 
 
 def _seconds_of(action: Any, times: int) -> float:
-    before_s = time.thread_time()  # what others take of the processor does not count
+    before_s = time.thread_time()  # what others do on the machine does not count
     for _ in range(times):
         action()
     return time.thread_time() - before_s

@@ -175,7 +175,11 @@ def test_the_order_of_hashes_and_the_wall_clock_decide_nothing() -> None:
     )
     outputs = []
     for seed in ("0", "31337"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = {
+            **os.environ,
+            "PYTHONHASHSEED": seed,
+            "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[:2])),
+        }
         done = subprocess.run(
             [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
         )
