@@ -22,14 +22,12 @@ class MainProxy(ModuleType):
     """Stands for `__main__` and leads to the session's own, so that pickling finds its classes."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Read from the session's module."""
         session = current_session()
         if session is None:
             return super().__getattribute__(name)
         return session.main.__dict__ if name == "__dict__" else getattr(session.main, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Write to the session's module."""
         session = current_session()
         if session is None:
             super().__setattr__(name, value)
@@ -37,7 +35,6 @@ class MainProxy(ModuleType):
             setattr(session.main, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete from the session's module."""
         session = current_session()
         if session is None:
             super().__delattr__(name)
@@ -79,14 +76,12 @@ class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in 
         return self.__dict__["_data"] if session is None else session.environment
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set a variable of the session."""
         if current_session() is None:
             super().__setitem__(key, value)
         else:
             self._data[self.encodekey(key)] = self.encodevalue(value)
 
     def __delitem__(self, key: Any) -> None:
-        """Remove a variable of the session."""
         if current_session() is None:
             super().__delitem__(key)
             return

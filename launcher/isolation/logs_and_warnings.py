@@ -194,31 +194,24 @@ class _StandIn:
         self._read = read
 
     def __getattr__(self, name: str) -> Any:
-        """As the session's has it."""
         return getattr(self._read(), name)
 
     def __getitem__(self, key: Any) -> Any:
-        """An item of the session's."""
         return self._read()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Set an item of the session's."""
         self._read()[key] = value
 
     def __delitem__(self, key: Any) -> None:
-        """Delete an item of the session's."""
         del self._read()[key]
 
     def __iter__(self) -> Any:
-        """Over the session's."""
         return iter(self._read())
 
     def __len__(self) -> int:
-        """Of the session's."""
         return len(self._read())
 
     def __contains__(self, item: object) -> bool:
-        """Whether the session's has it."""
         return item in self._read()
 
 

@@ -66,7 +66,6 @@ class WorldProxy:
         return getattr(target, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Write to the session's groups."""
         setattr(self._target(), name, value)
 
 

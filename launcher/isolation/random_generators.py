@@ -40,7 +40,6 @@ class SessionRandom(random.Random):
     """Stands for `random._inst`, which some libraries use."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Read from the session's generator."""
         session = current_session()
         return getattr(_PLAIN if session is None else _generators.of(session), name)
 

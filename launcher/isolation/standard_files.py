@@ -69,27 +69,21 @@ class StreamProxy:
         return session.streams[self._name]
 
     def __getattr__(self, attribute: str) -> Any:
-        """Read from the session's stream."""
         return getattr(self._target(), attribute)
 
     def __setattr__(self, attribute: str, value: Any) -> None:
-        """Write to the session's stream."""
         setattr(self._target(), attribute, value)
 
     def __iter__(self) -> Any:
-        """Lines of the session's stream."""
         return iter(self._target())
 
     def __next__(self) -> Any:
-        """Next line of the session's stream."""
         return next(self._target())
 
     def __enter__(self) -> Any:
-        """As the session's stream does."""
         return self._target().__enter__()
 
     def __exit__(self, *exception: Any) -> Any:
-        """As the session's stream does."""
         return self._target().__exit__(*exception)
 
 

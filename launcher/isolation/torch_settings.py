@@ -306,11 +306,9 @@ class _PrintOptions:
         return self._plain if session is None else self._own.of(session)
 
     def __getattr__(self, name: str) -> Any:
-        """Read an option of the session."""
         return getattr(self._target(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an option of the session."""
         setattr(self._target(), name, value)
 
 

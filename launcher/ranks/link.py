@@ -2,7 +2,7 @@
 
 A cluster is shared, so a process that connects has to prove that it knows the group's key, and so has rank 0:
 both sides answer the other's random challenge with an HMAC (SHA-256) over both challenges and the rank. The key
-travels in the environment of the host job's step, which only its user (and root) can read. Messages that follow
+travels in the environment of the pilot job's step, which only its user (and root) can read. Messages that follow
 are JSON in the framing of `multiprocessing.connection`, never pickle; they are not encrypted.
 """
 

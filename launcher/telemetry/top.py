@@ -28,7 +28,7 @@ EPILOG = """
 \b
 Examples:
   muri top                                      groups of yours on this node
-  srun --overlap --pty --jobid=4711 muri top    on the node of host job 4711
+  srun --overlap --pty --jobid=4711 muri top    on the node of pilot job 4711
   muri top --once --sort wait                   once, most hindered first
   muri top --json | jq '.[].total_speed'
   muri top --file status.json                   of a runtime started by hand
@@ -225,7 +225,7 @@ def _nothing_found(looked: list[Path]) -> str:
     where = ", ".join(map(str, looked)) or "/tmp/muri-<uid>"  # noqa: S108 (only named)
     return (
         f"no group of yours runs on this node (looked in {where}). A group's status is on the node that it runs on: "
-        "find its host job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
+        "find its pilot job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
         "For a runtime that you started yourself: muri top --file STATUS, as given to its --status-file"
     )
 
@@ -277,8 +277,8 @@ def render(groups: Sequence[GroupView], sort: str) -> RenderableType:
 
 def _headline(group: GroupView) -> Text:
     status = group.status
-    host = status.get("host_job")
-    name = f"Group of host job {host}" if host else f"Runtime {status.get('pid')}"
+    pilot = status.get("host_job")
+    name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
     total = status.get("total_speed")
     speed = "-" if total is None else f"{total:.2f} of {_running(status)}"
     text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")

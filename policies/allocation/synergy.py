@@ -13,10 +13,10 @@ from muri.policies.allocation.names import MECHANISMS, ORDERS, SynergyName
 from muri.policies.allocation.optimal import optimal
 from muri.policies.allocation.seats import JobShares, Round, Seat, Seating, Servers, amounts_text, share_reason
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import Clerk, SlurmsQueue
+from muri.policies.cycle.decisions import DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus, Shares
 from muri.policies.cycle.placing import running_unit
-from muri.policies.cycle.planner import collector_paused
+from muri.policies.cycle.planner import garbage_collector_paused
 from muri.policies.cycle.queue import Contender, Queue, line_up
 from muri.policies.cycle.reasons import plural
 from muri.policies.cycle.regrouping import Forecasts
@@ -198,7 +198,7 @@ def plan_allocation(
         RequestError: The request contradicts itself.
     """
     check_request(request)
-    with collector_paused():
+    with garbage_collector_paused():
         queue = line_up(request, key, options)
         cycle = _Cycle(request, options, queue, wish)
         seating = mechanism(cycle.round())
@@ -211,15 +211,15 @@ class _Cycle:
         self._free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._servers = Servers(request.nodes, self._free)
         model = speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
-        self._clerk = Clerk(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
-        released = self._clerk.decisions.solo
-        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._writer = DecisionWriter(Forecasts(model, queue.shapes), queue.shapes, Counter(), sharing=False)
+        released = self._writer.decisions.solo
+        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._contenders: tuple[Contender, ...] = ()
 
     def round(self) -> Round:
         """What the mechanism decides from: nothing is held by jobs that may be stopped."""
         for members in self._queue.fixed:
-            self._clerk.keep_fixed(members)
+            self._writer.keep_fixed(members)
         self._contenders = tuple(
             contender
             for contender in self._queue.contenders
@@ -234,6 +234,7 @@ class _Cycle:
         """Name single GPUs, and say why."""
         shares = dict(self._fixed_shares())
         seats = seating.by_rank()
+        # What stays takes its GPUs before any new job is given single ones, or these could be taken.
         for seat in seats:
             if seat.stays:
                 self._free.take_exactly(seat.gpus)
@@ -241,11 +242,11 @@ class _Cycle:
             gpus = seat.gpus if seat.stays else self._named(seat)
             self._stays_after_all(seat, gpus)
             self._servers.take_shares(seat.cpu_mem)
-            self._clerk.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
+            self._writer.start_alone(seat.contender, gpus, notes=self._why(seat), kept=seat.kept)
             if not seat.kept or _is_told(seat.contender):
                 shares[seat.contender.job.job_id] = tuple(item for item in seat.cpu_mem if self._is_given_out(item))
         self._keep_waiting(seating)
-        decided = self._clerk.decisions
+        decided = self._writer.decisions
         return Plan(
             policy=policy,
             groups=tuple(decided.groups),
@@ -305,7 +306,7 @@ class _Cycle:
             why: tuple[Reason, ...] = (self._why_waiting(contender, why_waiting),)
             if contender.unit is not None:
                 why = (reasons.preempted(job), *why)
-            self._clerk.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
+            self._writer.decisions.waiting.append(Waiting(job.job_id, why, contender.unit is not None))
             why_waiting.count(job)
 
     def _why_waiting(self, contender: Contender, why_waiting: reasons.WaitingReasons) -> Reason:

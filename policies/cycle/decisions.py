@@ -24,7 +24,7 @@ class Decisions:
     waiting: list[Waiting] = field(default_factory=list)
 
 
-class Clerk:
+class DecisionWriter:
     """Writes down decisions with their reasons.
 
     Args:
@@ -130,7 +130,7 @@ def _bottleneck(shape: Shape) -> str:
     return RESOURCES[shape.stage_s.index(max(shape.stage_s))]
 
 
-class SlurmsQueue:
+class SlurmQueue:
     """Slurm's queue behind a plan; a request whose `larger_than_a_node` is not "slurm" has none, and it takes nobody.
 
     Args:

@@ -154,6 +154,7 @@ class PackedGpus:
         shares = self.free.take(job.partition, gpu_count or job.gpu_count, gpu_mem_gib, job.node_count)
         if shares is None:
             return None
+        # Taken only to learn which GPUs these are: `put` takes them together with what it notes of tenants.
         self.free.give_back(shares)
         gpus = (self._gpus[share.node, gpu_id] for share in shares for gpu_id in share.gpu_ids)
         return self.put(job, gpus, accumulate_steps)
@@ -190,6 +191,7 @@ class PackedGpus:
         on_node = Counter(gpu.node for gpu in free)
         if len(free) >= job.gpu_count:
             free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
+            # Not groupable, because Slurm may place the job on other GPUs than these.
             self.put(replace(job, groupable=False), free[: job.gpu_count])
             self._set_aside_for.add(job.job_id)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import Clerk, Decisions, SlurmsQueue
+from muri.policies.cycle.decisions import Decisions, DecisionWriter, SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.placing import Placement, Unit, place, unit_of
 from muri.policies.cycle.queue import Bucket, Contender, Members, Queue, Selection, line_up, pools, select
@@ -40,7 +40,7 @@ def plan_queue(
         RequestError: The request contradicts itself.
     """
     check_request(request)
-    with collector_paused():
+    with garbage_collector_paused():
         return _planned(request, policy, key, options, model)
 
 
@@ -53,6 +53,7 @@ def _planned(
     grouper = Grouper(options, model, queue.shapes, request.interval_s)
     planners = [_PoolPlanner(pool, request, options, grouper.forecasts, queue) for pool in pools(request)]
     _deal(queue, planners)
+    # All buckets of all pools at once: the speed model evaluates many groups in one call.
     tasks = [planner.tasks() for planner in planners]
     answers = iter(grouper.group([task for of_pool in tasks for task in of_pool]))
     groupings = [[next(answers) for _ in of_pool] for of_pool in tasks]
@@ -107,16 +108,16 @@ class _PoolPlanner:
         nodes = [node for node in request.nodes if not pool.isdisjoint(node.partitions)]
         self._free = FreeGpus(nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._partners: Counter[Bucket] = Counter()
-        self._clerk = Clerk(forecasts, queue.shapes, self._partners, sharing=self._sharing)
-        released = self._clerk.decisions.solo
-        self._slurm = SlurmsQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
+        self._writer = DecisionWriter(forecasts, queue.shapes, self._partners, sharing=self._sharing)
+        released = self._writer.decisions.solo
+        self._slurm = SlurmQueue(request, self._free, options.max_wait_s, released, self._free.set_aside)
         self._held: set[int] = set()
         self._selection = Selection((), {}, complete=True)
 
     def tasks(self) -> list[Task]:
         """Select, and say which buckets are to be grouped."""
         for members in self.fixed:
-            self._clerk.keep_fixed(members)
+            self._writer.keep_fixed(members)
         self.contenders = self._set_aside()
         for unit in {id(item.unit): item.unit for item in self.contenders if item.unit is not None}.values():
             self._free.give_back(unit.gpus)
@@ -141,14 +142,14 @@ class _PoolPlanner:
             considered = sum(len(unit.members) for unit in grouping.units) + len(grouping.left)
             left_out |= {contender.rank: considered - 1 for contender in grouping.left}
         shared = any(len(unit.members) > 1 for unit in units)
-        self._clerk.room_for_all = self._selection.room_for_all and not shared
+        self._writer.room_for_all = self._selection.room_for_all and not shared
         started: set[int] = set()
         for placement in place(units, self._free):
-            self._clerk.start(placement)
+            self._writer.start(placement)
             started.update([member.rank for member in placement.unit.members])
         self._backfill(started)
         self._keep_waiting(started, left_out)
-        return self._clerk.decisions
+        return self._writer.decisions
 
     def _set_aside(self) -> list[Contender]:
         """Release to Slurm what is larger than a node; hold jobs without a profile."""
@@ -177,7 +178,7 @@ class _PoolPlanner:
             if gpus is None:
                 full.add(size)
             else:
-                self._clerk.start_alone(contender, gpus, notes=_why_again(contender))
+                self._writer.start_alone(contender, gpus, notes=_why_again(contender))
                 started.add(rank)
 
     def _running_units(self) -> dict[int, Members]:
@@ -196,7 +197,7 @@ class _PoolPlanner:
         if taken or not allowed or not unit.stays_on or not self._free.are_free(unit.stays_on):
             return False
         self._free.take_exactly(unit.stays_on)
-        self._clerk.start(Placement(unit, unit.stays_on))
+        self._writer.start(Placement(unit, unit.stays_on))
         started.update([member.rank for member in members])
         return True
 
@@ -208,7 +209,7 @@ class _PoolPlanner:
             left_out: How many others each job was considered with that no group took in, by rank.
         """
         why_waiting = reasons.WaitingReasons(self._free, whole_nodes=not self._slurm.is_there)
-        waiting = self._clerk.decisions.waiting
+        waiting = self._writer.decisions.waiting
         for contender in self.contenders:
             rank, job = contender.rank, contender.job
             if rank in started or (contender.unit is None and self._slurm.takes_overdue(job)):
@@ -239,7 +240,7 @@ def _why_again(contender: Contender) -> tuple[Reason, ...]:
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def garbage_collector_paused() -> Iterator[None]:
     """Pause the cyclic garbage collector, if it was on.
 
     A plan for a hundred thousand jobs makes a million small records that all stay, and none of them in a

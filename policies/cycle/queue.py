@@ -270,6 +270,7 @@ def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> 
             complete = False
             continue
         choice.members.append(contender)
+    # Only now, so that a seat never takes GPUs from a job further down that has no seat.
     for bucket, choice in seated:
         if trial.reserve(bucket):
             choice.slots += 1

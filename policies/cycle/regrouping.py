@@ -209,6 +209,7 @@ class Grouper:
 
     def _settled(self, task: Task) -> tuple[Members, ...]:
         """Running units whose members are all selected: they may stay as they are."""
+        # Units by identity: comparing them by their members would be slow, and one request has each unit once.
         present = Counter(id(member.unit) for member in task.members if member.unit is not None)
         units: dict[int, list[Contender]] = {}
         for member in task.members:

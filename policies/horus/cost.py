@@ -1,4 +1,4 @@
-"""What it costs to put a job on a GPU, memory and slow-down, and which places for a job are the cheapest."""
+"""What it costs to put a job on a GPU, which places are cheapest, and what a job asks for once it ran out of memory."""
 
 import math
 import re

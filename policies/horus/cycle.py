@@ -6,7 +6,7 @@ from math import isinf
 from typing import Final, Protocol
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.free_gpus import Shares
 from muri.policies.cycle.packed import Holding, PackedGpus, mem_gib_of
 from muri.policies.cycle.queue import pools
@@ -114,7 +114,7 @@ class PackingCycle:
         self._places = Places(self.packed, request, rule.price, self._most)
         self._why: dict[int, Reason] = {}
         self._released: list[Solo] = []
-        self._slurm = SlurmsQueue(request, self.packed.free, options.max_wait_s, self._released, self.packed.set_aside)
+        self._slurm = SlurmQueue(request, self.packed.free, options.max_wait_s, self._released, self.packed.set_aside)
         self._waiting: list[tuple[PlanJob, tuple[Reason, ...], bool]] = []
         self._closed: set[str] = set()
         self._refused: set[Kind] = set()

@@ -64,6 +64,7 @@ def plan_hybrid(request: PlanRequest, policy: str, key: PriorityKey, options: Po
     request = _with_pairs_of_one_gpu(request)
     table = request.interference
     model = speed_model(options.speed_model, ordering=options.ordering, table=table)
+    # Groups are chosen as if each could share in its better way, which is decided by worth afterwards.
     plan = plan_queue(request, policy, key, options, model if table is None else BetterOfBoth(model, table))
     return _Refinement(request, plan, options, Predictor(model, table)).result(key)
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.free_gpus import FreeGpus
 from muri.policies.cycle.queue import Bucket, line_up
 from muri.policies.cycle.validation import check_request
@@ -42,6 +42,7 @@ class AntMan(QueuePolicy):
         """Decide on every job; see `muri.policies.types.Policy`."""
         check_request(request)
         cycle = AntManCycle(self.rules, request)
+        # What runs comes first, because nothing is stopped and waiting jobs may join it.
         for unit in sorted(request.running, key=lambda unit: min(job.job_id for job in unit.members)):
             cycle.seat(Seat(list(unit.members), unit.gpus, kept=True))
         for contender in line_up(request, self.key(request), self.rules).contenders:
@@ -227,7 +228,7 @@ class AntManCycle:
         self._open = OpenSeats(request.same_user, rules.min_speedup, memory)
         self._seats: list[Seat] = []
         self._released: list[Solo] = []
-        self._slurm = SlurmsQueue(request, self._free, rules.max_wait_s, self._released, self._free.set_aside)
+        self._slurm = SlurmQueue(request, self._free, rules.max_wait_s, self._released, self._free.set_aside)
         self._waiting: list[PlanJob] = []
 
     def seat(self, seat: Seat) -> None:

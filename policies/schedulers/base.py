@@ -61,6 +61,7 @@ class QueuePolicy(ABC):
     @property
     def rules(self) -> PolicyOptions:
         """The options in force."""
+        # What makes the policy what it is goes last, so that no option can turn it into another one.
         wanted = PolicyOptions(**self.defaults) if self.options is None else self.options
         return replace(wanted, **self.fixed)
 

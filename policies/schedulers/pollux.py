@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.packed import Holding, PackedGpus
 from muri.policies.cycle.queue import is_movable, pools, waited_s
 from muri.policies.cycle.reasons import plural
@@ -323,7 +323,7 @@ class PolluxCycle:
         self._before = dict(self._packed.holdings)
         self._released: list[Solo] = []
         self._waiting: list[Candidate] = []
-        self._slurm = SlurmsQueue(
+        self._slurm = SlurmQueue(
             request, self._packed.free, options.max_wait_s, self._released, set_aside=lambda job: None
         )
         self._candidates = [

@@ -33,5 +33,6 @@ def speed_model(name: str, *, ordering: str = "best", table: InterferenceTable |
                 raise SpeedModelError(
                     "speed model 'measured' needs a table of measured pairs; give one, or take 'lockstep' or 'fair'"
                 )
+            # Few sites measure every pair: lockstep, the paper's model, gives the speeds of the others.
             return Measured(table, Lockstep(ordering))
     raise UnknownSpeedModelError(f"speed_model is {name!r}; valid are: {', '.join(SPEED_MODELS)}")

@@ -8,7 +8,7 @@ from typing import Final
 
 from muri.policies import priority
 from muri.policies.cycle import reasons
-from muri.policies.cycle.decisions import SlurmsQueue
+from muri.policies.cycle.decisions import SlurmQueue
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpus
 from muri.policies.cycle.queue import line_up
 from muri.policies.cycle.validation import check_request
@@ -86,12 +86,13 @@ class SharingCycle:
         self._request, self._tests_pairs = request, tests_pairs
         self._sharing = min(rules.max_group_size, request.max_group_size) > 1
         self._packed, self._released = PackedGpus(request), list[Solo]()
-        self._slurm = SlurmsQueue(request, self._packed.free, rules.max_wait_s, self._released, self._packed.set_aside)
+        self._slurm = SlurmQueue(request, self._packed.free, rules.max_wait_s, self._released, self._packed.set_aside)
         self._pairs = PairSpeeds(request.interference, all_jobs(request))
         self._open: dict[tuple[str, str], Partners] = {}
         self._why: dict[int, tuple[Reason, ...]] = {}
         self._waiting: list[tuple[PlanJob, Offers]] = []
         self._new_since_refusal = False
+        # Asked for by every waiting job, and the same for all of a partition.
         self._by_node, self._most_gib = cache(self._find_nodes), cache(self._find_most_gib)
         for holding in self._packed.holdings.values():
             self._why[holding.job.job_id] = (_kept(holding), reasons.NOT_STOPPED)

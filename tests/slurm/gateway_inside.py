@@ -10,9 +10,8 @@ from sandbox.driver import Driver
 _SERVER = """
 import json, sys
 from muri.errors import MuriError
-from muri.slurm_plugin.model import JobChange, NewJob
-from muri.slurm_plugin.open_gateway import open_gateway
-from muri.slurm_plugin.snapshot_file import dump_snapshot
+from muri.slurm_plugin.controller.assemble import open_gateway
+from muri.slurm_plugin.records.cluster import JobChange, NewJob, dump_snapshot
 
 request = json.loads(sys.argv[1])
 records = {"modify": (1, JobChange), "submit": (0, NewJob)}

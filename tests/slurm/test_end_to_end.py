@@ -117,8 +117,7 @@ def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
 
 KILL = """
 import os, signal, sys
-from muri.slurm_plugin.setup import open_controller, read_config
-from muri.slurm_plugin.open_gateway import open_gateway
+from muri.slurm_plugin.controller.assemble import open_controller, open_gateway, read_config
 
 class Dying:
     def __init__(self, gateway, nth):

@@ -295,7 +295,7 @@ def test_both_gateways_see_the_same(sandbox: Driver) -> None:
 
 def test_auto_falls_back_to_commands_where_pyslurm_is_missing(old_sandbox: Driver) -> None:
     code = (
-        "import logging; logging.basicConfig(); from muri.slurm_plugin.open_gateway import open_gateway;"
+        "import logging; logging.basicConfig(); from muri.slurm_plugin.controller.assemble import open_gateway;"
         "print(open_gateway('auto').name)"
     )
     done = old_sandbox.run("python", "-c", code, user="root")

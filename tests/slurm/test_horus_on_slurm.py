@@ -141,7 +141,7 @@ def test_who_runs_out_of_gpu_memory_beside_others_comes_back_and_asks_for_more(m
     assert "asks for more next time" in output
     assert muri.driver.job(hungry)["Restarts"] == "1"
     assert all(muri.driver.job(job)["JobState"] == "RUNNING" for job in partners)
-    asks = "import sys; from pathlib import Path; from muri.slurm_plugin.journal import Journal;"
+    asks = "import sys; from pathlib import Path; from muri.slurm_plugin.records.journal import Journal;"
     asks += "print(*Journal(Path(sys.argv[1])).facts('gpu-mem').values())"
     assert muri.python(asks, f"{muri.state_dir}/journal.db").stdout.split() == ["3.0"]  # its profile says 2 GiB
     all_end_well(muri, *partners, hungry)

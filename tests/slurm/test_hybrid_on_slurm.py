@@ -56,7 +56,7 @@ with ProfileStore(path) as store:
 STARTS = """\
 import json, sys
 from pathlib import Path
-from muri.slurm_plugin.journal import Journal
+from muri.slurm_plugin.records.journal import Journal
 with Journal(Path(sys.argv[1])) as journal:
     groups = [intent for intent in journal.intents() if intent.kind == "group"]
     print(json.dumps([[intent.host_job, intent.state, intent.payload["mode"]] for intent in groups]))

@@ -40,9 +40,9 @@ GIVE = """\
 import sys, time
 from muri.policies.types import CpuMemShare
 from muri.slurm_plugin.config import Allocation
-from muri.slurm_plugin.host_shares import share_of
-from muri.slurm_plugin.open_gateway import open_gateway
-from muri.slurm_plugin.share_steps import give_share
+from muri.slurm_plugin.planning.starts import share_of
+from muri.slurm_plugin.controller.assemble import open_gateway
+from muri.slurm_plugin.execute.allocate import give_share
 gateway = open_gateway(sys.argv[1])
 for job in gateway.snapshot().jobs:
     if str(job.job_id) in sys.argv[2:]:
@@ -53,8 +53,8 @@ for job in gateway.snapshot().jobs:
 
 KILLED_BEFORE_THE_RELEASE = """\
 import os, signal
-from muri.slurm_plugin.pyslurm_gateway import PyslurmGateway
-from muri.slurm_plugin.setup import open_controller, read_config
+from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
+from muri.slurm_plugin.controller.assemble import open_controller, read_config
 PyslurmGateway.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 with open_controller(read_config(None)) as controller:
     controller.cycle()

@@ -28,9 +28,9 @@ def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Dri
     assert all(0 < member["speed"] <= 1.2 for member in group["members"].values())
     assert all(member["predicted_speed"] for member in group["members"].values())
     plain = muri.driver.run(*top, user="alice").stdout
-    assert f"Group of host job {host}" in plain
+    assert f"Group of pilot job {host}" in plain
     assert max(map(len, plain.splitlines())) <= 80
-    assert f"Group of host job {host}" in muri.driver.run("muri", "top", user="root").stdout
+    assert f"Group of pilot job {host}" in muri.driver.run("muri", "top", user="root").stdout
     nobody = muri.driver.run("muri", "top", user="bob", check=False)
     assert nobody.returncode == 1
     assert "srun --overlap" in nobody.stderr

@@ -140,7 +140,7 @@ def test_a_senseless_number_is_refused(launcher: Launcher, number: str) -> None:
 
 
 class Scheduler(NoMembership):
-    """Has put jobs 102 and 103 into the group of host job 900."""
+    """Has put jobs 102 and 103 into the group of pilot job 900."""
 
     def pilot_of(self, job_id: str) -> str | None:
         return "900"

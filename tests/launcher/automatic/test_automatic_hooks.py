@@ -161,7 +161,7 @@ SMALL = """
 
 def test_script_sees_what_plain_python_shows(launcher: Launcher) -> None:
     script = launcher.script(SMALL)
-    plain = subprocess.run([sys.executable, script, "--x"], capture_output=True, text=True, timeout=240, check=True)
+    plain = subprocess.run([sys.executable, script, "--x"], capture_output=True, text=True, timeout=500, check=True)
     assert ends(launcher.member(None, "--timing", script, "--x")) == 0, launcher.err(None)
     assert launcher.out(None) == plain.stdout
     assert "muri: 6 iterations" in launcher.err(None)

@@ -150,7 +150,7 @@ def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninter
 
 
 def joinable_runtime(launcher: Launcher, *members: str):
-    """A runtime of host job 900 that asks a scheduler of the test's own whom it may admit."""
+    """A runtime of pilot job 900 that asks a scheduler of the test's own whom it may admit."""
     wrapper = launcher.script(RUNTIME, "runtime_of_900.py")
     command = [sys.executable, str(wrapper), "--members", ",".join(members), "--preload", ""]
     command += ["--status-file", str(launcher.status_path), "--discipline", "fair"]

@@ -1,0 +1,37 @@
+"""`muri profile` uses the store of the site's controller."""
+
+import json
+
+import pytest
+
+from muri.cli import cli, run_command, site_state_dir
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    for name in ("MURI_PROFILES", "MURI_STATE_DIR", "MURI_STORE_JOURNAL"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "muri.yaml"
+    monkeypatch.setenv("MURI_CONFIG", str(path))
+    return path
+
+
+def stored_at(capsys, *options):
+    """The store that `muri profile stats` looks for and does not find."""
+    assert run_command(cli, ["profile", "stats", *options]) == 1
+    return capsys.readouterr().err.partition("there is no profile store at ")[2].partition(". ")[0]
+
+
+def test_the_configured_state_directory_holds_the_store(config, tmp_path, monkeypatch, capsys):
+    config.write_text(json.dumps({"state_dir": str(tmp_path / "state")}))
+    assert stored_at(capsys) == str(tmp_path / "state" / "profiles.db")
+    assert stored_at(capsys, "--store", "/nowhere/p.db") == "/nowhere/p.db"
+    monkeypatch.setenv("MURI_STATE_DIR", "/srv/muri")
+    assert stored_at(capsys) == "/srv/muri/profiles.db"
+
+
+@pytest.mark.parametrize("text", ["", "- a list", "state_dir: 7", "state_dir: [", "grouping: {}"])
+def test_a_configuration_without_a_directory_leaves_the_default(config, text):
+    assert site_state_dir() is None  # there is no file
+    config.write_text(text)
+    assert site_state_dir() is None
