@@ -29,7 +29,6 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
 def uninterrupted_curve(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The losses of `checkpoint_scripts.TRAIN`, run alone and without a stop."""
     with launcher_in(tmp_path_factory.mktemp("uninterrupted")) as launcher:
-        launcher.warm = True
         path = launcher.folder / "uninterrupted.curve"
         place = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "checkpoints")}
         assert ends(launcher.member(None, launcher.script(TRAIN), path, 0, **place)) == 0

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from group_words import runtime_words
-from warm_start import WarmProcess, warm_start
+from warm_start import ONE_THREAD, WarmProcess, starts_warm, warm_start
 
 DEADLINE_S = 240.0
 FOREIGN_VARIABLES = (
@@ -42,16 +42,16 @@ class Launcher:
     """A run directory, runtimes that serve it, and members.
 
     Attributes:
-        warm: Members start with PyTorch loaded, where their own start is not what the test is about.
+        warm: Runtimes and members start with PyTorch loaded; not where a test is about their start.
     """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
         self.folder, self.run_dir = folder, run_dir
         self.status_path = folder / "status.json"
         self.processes: list[Process] = []
-        self.warm = False
+        self.warm = True
         self.environment = {k: v for k, v in os.environ.items() if k not in FOREIGN_VARIABLES}
-        self.environment |= {"MURI_RUN_DIR": str(run_dir)}
+        self.environment |= ONE_THREAD | {"MURI_RUN_DIR": str(run_dir)}
 
     def script(self, text: str, name: str = "train.py", folder: str = ".") -> Path:
         """Write a training script."""
@@ -60,7 +60,7 @@ class Launcher:
         path.write_text(textwrap.dedent(text))
         return path
 
-    def runtime(self, *members: str, options: tuple[str, ...] = ()) -> subprocess.Popen[bytes]:
+    def runtime(self, *members: str, options: tuple[str, ...] = ()) -> Process:
         """Start a runtime and wait until it takes members."""
         command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
         command += ["--status-file", str(self.status_path), *runtime_words(members, options)]
@@ -77,7 +77,7 @@ class Launcher:
         command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *map(str, arguments)]
         variables = self.environment | environment | ({"SLURM_JOB_ID": job_id} if job_id else {})
         out, err = self.path(job_id, "out").open("ab"), self.path(job_id, "err").open("ab")
-        return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder, warm=self.warm)
+        return self.spawn(command, variables, stdout=out, stderr=err, cwd=cwd or self.folder)
 
     def path(self, job_id: str | None, kind: str) -> Path:
         """Where a member's output goes."""
@@ -95,10 +95,10 @@ class Launcher:
         """The runtime's status file."""
         return json.loads(self.status_path.read_text())
 
-    def spawn(self, command: list[str], environment: dict[str, str], *, warm: bool = False, **options) -> Process:
+    def spawn(self, command: list[str], environment: dict[str, str], **options) -> Process:
         """Start a process that ends with the test; its files are closed here."""
-        if warm:
-            process = warm_start().popen(command, env=environment, **options)
+        if self.warm and starts_warm(environment):
+            process: Process = warm_start().popen(command, env=environment, **options)
         else:
             process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, **options)
         self.processes.append(process)

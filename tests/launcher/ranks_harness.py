@@ -134,9 +134,7 @@ class RankedLauncher:
             command = [sys.executable, "-c", "from muri.cli import main; main()", "run", *options, str(self.script)]
             command += map(str, arguments)
             out, err = self.out_path(job_id, rank).open("ab"), self.out_path(job_id, rank, "err").open("ab")
-            processes.append(
-                self.launcher.spawn(command, variables, stdout=out, stderr=err, cwd=self.launcher.folder, warm=alone)
-            )
+            processes.append(self.launcher.spawn(command, variables, stdout=out, stderr=err, cwd=self.launcher.folder))
         return processes
 
     def out_path(self, job_id: str, rank: int, kind: str = "out") -> Path:

@@ -6,7 +6,10 @@ Python would (`-c`, `-m` or a script), and an `os.execv` of Python, as `muri run
 """
 
 import atexit
+import faulthandler
 import functools
+import gc
+import importlib
 import json
 import os
 import runpy
@@ -18,10 +21,16 @@ import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+LOADED = (
+    "torch", "numpy", "psutil", "multiprocessing.spawn", "torch.nn.parallel.distributed",
+    "torch.utils.data.distributed", "muri.cli",
+)  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17
 _START_S = 240.0
 
@@ -67,20 +76,19 @@ class WarmStart:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                         stdin=subprocess.DEVNULL, env=os.environ | one_thread)  # fmt: skip
+        subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                         stdin=subprocess.DEVNULL, env=os.environ | ONE_THREAD)  # fmt: skip
         theirs.close()
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
 
-    def popen(self, command: Sequence[str], *, env: dict[str, str], stdout: IO[bytes], stderr: IO[bytes],
-              cwd: Path) -> WarmProcess:  # fmt: skip
+    def popen(self, command: Sequence[str], *, env: dict[str, str], stdout: IO[bytes] | None = None,
+              stderr: IO[bytes] | None = None, cwd: Path | None = None) -> WarmProcess:  # fmt: skip
         """Start a process; `command[0]` must be this Python."""
         assert command[0] == sys.executable
-        request = {"arguments": list(map(str, command[1:])), "env": env, "cwd": str(cwd)}
+        request = {"arguments": list(map(str, command[1:])), "env": env, "cwd": str(cwd or Path.cwd())}
         with Path(os.devnull).open() as nothing:
-            files = [nothing.fileno(), stdout.fileno(), stderr.fileno()]
+            files = [nothing.fileno(), stdout.fileno() if stdout else 1, stderr.fileno() if stderr else 2]
             socket.send_fds(self._socket, [json.dumps(request).encode()], files)
         while not self._started:
             assert self._receive(_START_S), "the server that has PyTorch loaded does not answer"
@@ -113,6 +121,13 @@ def warm_start() -> WarmStart:
     return WarmStart()
 
 
+def starts_warm(environment: dict[str, str]) -> bool:
+    """Whether a forked process can heed an environment: it does not start Python anew."""
+    own = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
+    wanted = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
+    return wanted.items() - own.items() <= {("PYTHONFAULTHANDLER", "1"), ("PYTHONWARNINGS", "ignore")}
+
+
 class _Executed(BaseException):
     """`os.execv` of Python."""
 
@@ -121,9 +136,13 @@ class _Executed(BaseException):
         self.arguments = arguments
 
 
+_plain_execv = os.execv
+
+
 def _execv(path: str, command: Sequence[str]) -> NoReturn:
-    assert path == sys.executable
-    raise _Executed(list(command[1:]))
+    if path == sys.executable:
+        raise _Executed(list(command[1:]))
+    _plain_execv(path, command)
 
 
 def _interpret(arguments: list[str]) -> None:
@@ -141,7 +160,7 @@ def _interpret(arguments: list[str]) -> None:
     else:
         code = compile(Path(first).read_bytes(), first, "exec")
         sys.argv, sys.path[0] = [first, *rest], str(Path(first).resolve().parent)
-        main.__file__ = first
+        main.__file__ = str(Path.cwd() / first)
     sys.modules["__main__"] = main
     exec(code, main.__dict__)
 
@@ -165,8 +184,11 @@ def _become_and_exit(arguments: list[str]) -> NoReturn:
         if not (code is None or isinstance(code, int)):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next  # Python's own start has no frames
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -176,17 +198,16 @@ def _become_and_exit(arguments: list[str]) -> NoReturn:
 
 
 def _import_ahead() -> None:
-    import numpy
-    import torch
-    import torch.utils.data.distributed
-
-    import muri.cli
-
+    del sys.path[0]  # this file's folder
+    for name in LOADED:
+        importlib.import_module(name)
+    sys.path.insert(0, "")
+    torch = sys.modules["torch"]
     # The first optimizer imports more than PyTorch itself.
-    torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), 0.1).zero_grad()
-    assert numpy
-    assert muri.cli
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1).zero_grad()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes along one thread only"
+    gc.collect()
+    gc.freeze()  # what all processes share, their collectors need not look at
 
 
 def _serve(connection: socket.socket) -> list[str]:
@@ -237,6 +258,10 @@ def _settle(request: dict[str, Any], files: list[int]) -> list[str]:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    if "PYTHONFAULTHANDLER" in os.environ:
+        faulthandler.enable()
+    if os.environ.get("PYTHONWARNINGS") == "ignore":
+        warnings.simplefilter("ignore")
     return list(request["arguments"])
 
 

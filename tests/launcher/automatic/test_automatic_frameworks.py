@@ -1,13 +1,11 @@
 """Plain PyTorch, Lightning and Hugging Face scripts that never heard of Muri, alone and in a group."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends, launcher_in, until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 READ_MS = 2.0
@@ -21,20 +19,18 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": 
 
 
 @pytest.fixture(scope="module")
-def plain_results() -> dict[str, str]:
+def plain_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The last line that each script prints under plain Python."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("MURI_", "SLURM_"))} | ENVIRONMENT
-    running = {
-        name: subprocess.Popen(
-            [sys.executable, EXAMPLES / name, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-        for name, arguments in SCRIPTS.items()
-    }
-    return {name: process.communicate(timeout=500)[0].splitlines()[-1] for name, process in running.items()}
+    with launcher_in(tmp_path_factory.mktemp("plain")) as launcher:
+        environment = {k: v for k, v in launcher.environment.items() if not k.startswith("MURI_")} | ENVIRONMENT
+        running = {}
+        for name, arguments in SCRIPTS.items():
+            streams = {kind: launcher.path(name, kind).open("wb") for kind in ("out", "err")}
+            command = [sys.executable, str(EXAMPLES / name), *arguments]
+            running[name] = launcher.spawn(command, environment, stdout=streams["out"], stderr=streams["err"])
+        for name, process in running.items():
+            assert ends(process) == 0, launcher.err(name)
+        return {name: launcher.out(name).splitlines()[-1] for name in SCRIPTS}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -131,13 +131,8 @@ EXPECTED = {  # iterations, samples read here or in workers, samples transformed
 }
 
 
-@pytest.fixture
-def warm(launcher: Launcher) -> Launcher:
-    launcher.warm = True
-    return launcher
-
-
 def test_loaders_of_every_kind(launcher: Launcher) -> None:
+    launcher.warm = False
     script = launcher.script(LOADERS)
     assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
     assert "switched off" not in launcher.err(None)
@@ -174,14 +169,14 @@ def test_script_sees_what_plain_python_shows(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("way", ["option", "environment"])
 def test_hooks_can_be_left_out(launcher: Launcher, way: str) -> None:
+    launcher.warm = False  # where `muri run` has imported them before it became the script
     options = ("--no-automatic",) if way == "option" else ()
     variables = {"MURI_AUTOMATIC": "0"} if way == "environment" else {}
     script = launcher.script("import sys; sys.exit('muri.launcher.automatic' in sys.modules)")
     assert ends(launcher.member(None, "--timing", *options, script, **variables)) == 0
 
 
-def test_own_stages_of_the_script_win(warm: Launcher) -> None:
-    launcher = warm
+def test_own_stages_of_the_script_win(launcher: Launcher) -> None:
     script = launcher.script("""
         import torch, muri
         from muri.launcher.telemetry.script_clock import current_clock
@@ -198,8 +193,7 @@ def test_own_stages_of_the_script_win(warm: Launcher) -> None:
     assert launcher.out(None).split() == ["4", "0.0", "True"]
 
 
-def test_hook_that_fails_is_reported_once_and_the_script_goes_on(warm: Launcher) -> None:
-    launcher = warm
+def test_hook_that_fails_is_reported_once_and_the_script_goes_on(launcher: Launcher) -> None:
     script = launcher.script("""
         import torch
         from muri.launcher.job.stage_clock import StageClock
@@ -323,7 +317,7 @@ def test_data_parallel_training_is_bitwise_the_same(launcher: Launcher, tmp_path
                 (tmp_path / f"{number}.{rank}.err").open("wb") as err,
             ):
                 command = [sys.executable, *runner, str(script)]
-                options = {"stdout": out, "stderr": err, "cwd": tmp_path, "warm": True}
+                options = {"stdout": out, "stderr": err, "cwd": tmp_path}
                 ranks.append(launcher.spawn(command, environment | {"RANK": str(rank)}, **options))
         assert [ends(process) for process in ranks] == [0] * RANKS, (tmp_path / f"{number}.0.err").read_text()
         results.append((tmp_path / f"{number}.0.out").read_text())

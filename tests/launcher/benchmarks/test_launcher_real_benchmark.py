@@ -56,7 +56,7 @@ def test_job_trains_until_it_is_told_to_stop(launcher: Launcher, job: str) -> No
     # One thread: on a machine that is busy, several that spin while they wait take minutes.
     variables = launcher.environment | {"OMP_NUM_THREADS": "1"}
     out = launcher.folder / "out"
-    options = {"stdout": out.open("ab"), "stderr": out.open("ab"), "cwd": launcher.folder, "warm": True}
+    options = {"stdout": out.open("ab"), "stderr": out.open("ab"), "cwd": launcher.folder}
     process = launcher.spawn([*command, "--data", str(launcher.folder)], variables, **options)
     until(
         lambda: process.poll() is not None or (log.exists() and len(log.read_text().splitlines()) >= 3),

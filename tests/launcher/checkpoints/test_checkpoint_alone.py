@@ -4,18 +4,11 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
 from checkpoint_scripts import TRAIN, lines
 from launcher_harness import Launcher, ends, until
 from ranks_harness import free_port
 
 STOPPED = 128 + signal.SIGTERM
-
-
-@pytest.fixture
-def launcher(launcher: Launcher) -> Launcher:
-    launcher.warm = True
-    return launcher
 
 
 def run(launcher: Launcher, name: str, stop_at: int, **variables: str) -> int:
@@ -170,7 +163,7 @@ def test_ranks_stop_and_resume_at_the_same_iteration(launcher, tmp_path):
         files = [(launcher.path(f"rank-{rank}", "out"), launcher.path(f"rank-{rank}", "err")) for rank in (0, 1)]
         processes = [
             launcher.spawn([sys.executable, str(script)], variables | {"RANK": str(rank)}, cwd=launcher.folder,
-                           stdout=out.open("wb"), stderr=err.open("wb"), warm=True)
+                           stdout=out.open("wb"), stderr=err.open("wb"))
             for rank, (out, err) in enumerate(files)
         ]  # fmt: skip
         codes = [ends(process) for process in processes]

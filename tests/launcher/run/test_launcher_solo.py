@@ -33,6 +33,7 @@ STAGES = """
 
 def compare(launcher: Launcher, text: str, *arguments: str) -> tuple[str, str, int]:
     """Run a script with python and with `muri run`; they must not differ."""
+    launcher.warm = False
     launcher.script(text)
     plain = subprocess.run(
         [sys.executable, "train.py", *arguments],
