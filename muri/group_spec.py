@@ -34,7 +34,6 @@ class MemberSpec(_Spec):
         predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
         gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always let in.
         accumulate_steps: Into how many micro-batches its batches are split.
-        estimated: Whether its figures come from an estimate.
     """
 
     job_id: str = Field(pattern=r"^[0-9]+(_[0-9]+)*$")
@@ -42,7 +41,6 @@ class MemberSpec(_Spec):
     predicted_speed: PositiveFloat | None = None
     gpu_mem_gib: PositiveFloat | None = None
     accumulate_steps: PositiveInt = 1
-    estimated: bool = False
 
 
 class GroupSpec(_Spec):

@@ -86,9 +86,6 @@ class Runtime:
             self._ranks.start()
         self._server.start()
         logger.info("serving members %s in %s", ", ".join(self._options.group.ids), self._options.run_dir)
-        for member in self._options.group.members:
-            if member.estimated:
-                logger.info("member %s was planned with an estimated profile", member.job_id)
         threading.Thread(target=self._preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()

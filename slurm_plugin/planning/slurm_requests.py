@@ -45,7 +45,6 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
                 predicted_speed=member.speed,
                 gpu_mem_gib=member.gpu_mem_gib or None,
                 accumulate_steps=member.accumulate_steps,
-                estimated=member.estimated,
             )
             for member in action.members
         ),

@@ -134,10 +134,3 @@ def test_the_port_is_free():
     port = host_ranks.free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
         assert server.getsockname()[1] == port
-
-
-def test_a_member_planned_with_an_estimate_is_told_so():
-    (group,), _ = planned(ddp(1), ddp(2))
-    first = dataclasses.replace(group.members[0], estimated=True)
-    pilot = host_job(dataclasses.replace(group, members=(first, *group.members[1:])), "t", Config())
-    assert [member.estimated for member in told(pilot).members] == [True, False]
