@@ -70,8 +70,8 @@ def iterations_per_s(way: Way, seconds: float, data: Path) -> float:
             for job in setting.jobs:
                 run.start_job(job)
         else:
-            options = ("--discipline", way.discipline, "--isolation", "thread", "--preload", "")
-            run.start_interleaved(dict.fromkeys(setting.jobs, 0.05), *options)
+            solo_s = dict.fromkeys(setting.jobs, 0.05)
+            run.start_interleaved(solo_s, "--preload", "", discipline=way.discipline)
         return sum(run.measure().values())
 
 

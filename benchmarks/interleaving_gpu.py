@@ -54,7 +54,7 @@ def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dic
             for job in JOBS:
                 run.start_job(job, **environment)
         else:
-            run.start_interleaved(solo_s, "--discipline", way)
+            run.start_interleaved(solo_s, discipline=way)
         return {job: rate * solo_s[job] for job, rate in run.measure().items()}
 
 

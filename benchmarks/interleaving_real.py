@@ -90,9 +90,9 @@ def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dic
             for job in JOBS:
                 run.start_job(job, **(PASSIVE if way == "plain-passive" else {}))
         elif way == "processes":
-            run.start_interleaved(solo_s, "--discipline", "fair", "--isolation", "process")
+            run.start_interleaved(solo_s, discipline="fair", isolation="process")
         else:
-            run.start_interleaved(solo_s, "--discipline", way, "--isolation", "thread")
+            run.start_interleaved(solo_s, discipline=way)
         return {job: rate * solo_s[job] for job, rate in run.measure().items()}
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 from runtime_process import BenchmarkError, socket_folder, start_runtime
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest
 from muri.units import MIB
@@ -56,7 +57,8 @@ def measure(starts: int, tell: Callable[[str], None]) -> dict[str, object]:
         folder = Path(name)
         (folder / "train.py").write_text(_SCRIPT, encoding="utf-8")
         (folder / "helper.py").write_text(_HELPER, encoding="utf-8")
-        runtime = start_runtime(folder, MEMBERS, "--preload", "")
+        group = GroupSpec(members=tuple(MemberSpec(job_id=job_id) for job_id in MEMBERS))
+        runtime = start_runtime(folder, group, "--preload", "")
         try:
             warmup = int(starts * WARMUP_SHARE)
             _run(folder, 0, warmup)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.policies.speed.fair import throughput_bound
 from muri.policies.speed.model import Shape
 
@@ -150,10 +151,13 @@ def _environment(folder: Path, member: int | None) -> dict[str, str]:
 
 
 def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":
-    members = [str(101 + member) for member in range(len(profiles.stages_s))]
-    solo = ",".join(f"{m}={sum(stages):.9g}" for m, stages in zip(members, profiles.stages_s, strict=True))
-    options = ["--preload", "", "--discipline", way, "--ordering", ",".join(_ordering(profiles))]
-    return start_runtime(folder, members, *options, "--solo-iteration-s", solo, environment=_environment(folder, None))
+    members = tuple(
+        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages))
+        for member, stages in enumerate(profiles.stages_s)
+    )
+    rotation = tuple(None if each == "-" else each for each in _ordering(profiles))
+    group = GroupSpec.model_validate({"members": members, "discipline": way, "ordering": rotation})
+    return start_runtime(folder, group, "--preload", "", environment=_environment(folder, None))
 
 
 def _ordering(profiles: ProfileSet) -> list[str]:

@@ -3,8 +3,10 @@
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from muri.group_spec import GroupSpec
 
 START_LIMIT_S = 90.0
 MURI_RUN = (sys.executable, "-c", "from muri.cli import main; main()", "run")
@@ -21,13 +23,13 @@ def socket_folder(folder: Path) -> Path:
 
 
 def start_runtime(
-    folder: Path, members: Iterable[str], *options: str, environment: Mapping[str, str] | None = None
+    folder: Path, group: GroupSpec, *options: str, environment: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
     """Start a runtime and wait until members can come; it is the caller's to end.
 
     Args:
         folder: Where its sockets, its status file and its output go.
-        members: Job ids.
+        group: The group.
         options: More of its options.
         environment: Its variables, those of this process when None.
 
@@ -35,7 +37,7 @@ def start_runtime(
         BenchmarkError: It did not start in time.
     """
     status, output = folder / "status.json", folder / "runtime.out"
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", ",".join(members)]
+    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--group", group.to_text()]
     command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]
     with output.open("wb") as out:
         runtime = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

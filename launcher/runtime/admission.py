@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from muri.errors import MuriError
+from muri.group_spec import GroupSpec
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
@@ -32,25 +33,23 @@ class AdmissionControl:
     Args:
         pilot_job: The job that the runtime runs in, None when nobody can join.
         table: The members.
-        discipline: How they take turns.
+        group: The group as it was planned.
         membership: Whom to ask; loaded when first needed.
-        accumulate_steps: Into how many micro-batches the batches of the first members are to be split.
     """
 
     def __init__(
         self,
         pilot_job: str | None,
         table: MemberTable,
-        discipline: str,
+        group: GroupSpec,
         membership: Callable[[], Membership] = load_membership,
-        accumulate_steps: Mapping[str, int] | None = None,
     ) -> None:
         self.pilot_job = pilot_job
         self._table = table
-        self._discipline = discipline
+        self._discipline = group.discipline
         self._membership = membership
         self._lock = threading.Lock()
-        self._accumulate_steps = dict(accumulate_steps or {})
+        self._accumulate_steps = {each.job_id: each.accumulate_steps for each in group.members}
 
     def environment(self, job_id: str) -> dict[str, str]:
         """Variables that tell a member's script what the scheduler chose for it."""

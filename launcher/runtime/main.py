@@ -47,23 +47,26 @@ class Runtime:
     def __init__(self, options: RuntimeOptions) -> None:
         self._options = options
         self._told_to_end, self._tell_to_end = os.pipe()
-        self._table = MemberTable(options.members, options.discipline)
+        group = options.group
+        self._table = MemberTable(group.ids, group.discipline)
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        solo_s = {each.job_id: each.solo_iteration_s for each in group.members if each.solo_iteration_s}
+        speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
-            arbiter = make_arbiter(options.discipline, options.members, options.ordering, options.predicted_speed)
+            arbiter = make_arbiter(group.discipline, group.ids, group.rotation, speeds)
         else:
             arbiter = self._ranks.arbiter
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
-        self._table.watch(arbiter, options.solo_iteration_s, options.predicted_speed)
-        factory = SessionFactory(arbiter, options.solo_iteration_s, self._trace, _base_path(), options.isolation)
+        self._table.watch(arbiter, solo_s, speeds)
+        factory = SessionFactory(arbiter, solo_s, self._trace, _base_path(), group.isolation)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
-        steps = {member: int(value) for member, value in options.accumulate_steps.items()}
-        admission = AdmissionControl(pilot_job, self._table, options.discipline, accumulate_steps=steps)
-        memory = MemoryAdmission(options.gpu_mem_gib, self._table.running, options.device_mem_gib)
-        self._server = Server(options.run_dir, options.members, self._table, factory, self._ranks, admission, memory)
-        self._hangs = HangWatch(self._table.running, arbiter, options.hang_timeout_s, self._ranks)
-        self._watchdog = Watchdog(options.hang_timeout_s, self._end_as_hung)
+        admission = AdmissionControl(pilot_job, self._table, group)
+        need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
+        memory = MemoryAdmission(need_gib, self._table.running, options.device_mem_gib)
+        self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
+        self._hangs = HangWatch(self._table.running, arbiter, group.hang_timeout_s, self._ranks)
+        self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
         gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_errors.watch.start(self._table.running, self._tell_end)
@@ -82,7 +85,7 @@ class Runtime:
         if self._ranks is not None:
             self._ranks.start()
         self._server.start()
-        logger.info("serving members %s in %s", ", ".join(self._options.members), self._options.run_dir)
+        logger.info("serving members %s in %s", ", ".join(self._options.group.ids), self._options.run_dir)
         threading.Thread(target=self._preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
@@ -163,7 +166,7 @@ def _base_path() -> list[str]:
 def _open_trace(options: RuntimeOptions, *, shared: bool) -> Trace | None:
     if options.trace is None:
         return None
-    return open_trace(options.trace, f"group {','.join(options.members)}", shared=shared)
+    return open_trace(options.trace, f"group {','.join(options.group.ids)}", shared=shared)
 
 
 def _clock_of_thread() -> StageClock | None:

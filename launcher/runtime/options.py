@@ -2,58 +2,29 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.switching import DISCIPLINES
-from muri.launcher.job.environment import HANG_TIMEOUT_S
+from muri.group_spec import GroupSpec, read_group
 from muri.launcher.ranks.link import Place
 from muri.launcher.wire.protocol import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
 
-_TABLES: Final = {
-    "solo_iteration_s": "seconds > 0",
-    "predicted_speed": "a speed > 0, where 1 is as fast as alone",
-    "accumulate_steps": "a number ≥ 1",
-    "gpu_mem_gib": "GiB > 0",
-}
-"""Options with a number for each member, and what the number is."""
-
 _PATH: Final = click.Path(path_type=Path, resolve_path=True)
 _OPTIONS: Final = (
-    click.option("--members", required=True, help="Job ids of the members: 101,102."),
+    click.option("--group", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec."),
     click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the sockets, mode 0700."),
-    click.option("--discipline", type=click.Choice(DISCIPLINES), default="auto", show_default=True),
-    click.option("--ordering", help="Planned ordering for lockstep: 101,102; - is an empty place."),
-    click.option("--solo-iteration-s", help="Iteration times when alone: 101=0.5,102=0.1 (else they are learnt)."),
-    click.option("--predicted-speed", help="Planned speeds, 1 = as alone: 101=0.9,102=0.8 (else auto measures both)."),
-    click.option("--accumulate-steps", help="Micro-batches of members that can split their batches: 101=4."),
-    click.option("--gpu-mem-gib", help="Peak GPU memory of members alone: 101=3.5,102=8 (else they are let in)."),
     click.option(
         "--device-mem-gib", type=click.FloatRange(min=0, min_open=True), help="Memory of the GPU, if not its own."
     ),
     click.option("--status-file", type=_PATH, help="JSON status, written every second."),
     click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl."),
     click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated."),
-    click.option(
-        "--isolation",
-        type=click.Choice(["thread", "process"]),
-        default="thread",
-        show_default=True,
-        help="How members run that do not say it themselves by $MURI_ISOLATION.",
-    ),
-    click.option(
-        "--hang-timeout-s",
-        type=click.FloatRange(min=0),
-        default=HANG_TIMEOUT_S,
-        show_default=True,
-        help="End what has hung for so long; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.",
-    ),
     click.option("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID."),
     click.option("--world-size", type=int, help="Runtimes of the group, one per GPU.  [default: 1]"),
     click.option("--order-host", help="Where rank 0 listens; else the node on which srun was called."),
@@ -66,21 +37,13 @@ _OPTIONS: Final = (
 class RuntimeOptions:
     """What one runtime is to do; see `runtime_options` for the meaning of the fields."""
 
-    members: list[str]
+    group: GroupSpec
     run_dir: Path
-    discipline: str
-    ordering: list[str | None]
-    solo_iteration_s: dict[str, float]
     status_file: Path | None
     trace: Path | None
     preload: list[str]
     grace_s: float
-    isolation: str = "thread"
-    hang_timeout_s: float = HANG_TIMEOUT_S
     place: Place | None = None
-    predicted_speed: dict[str, float] = field(default_factory=dict)
-    gpu_mem_gib: dict[str, float] = field(default_factory=dict)
-    accumulate_steps: dict[str, float] = field(default_factory=dict)
     device_mem_gib: float | None = None
 
 
@@ -101,68 +64,11 @@ def read_options(values: dict[str, Any], environment: Mapping[str, str]) -> Runt
     Raises:
         UsageError: A value is malformed, missing or of no member.
     """
-    members = parse_members(values.pop("members"))
+    group = read_group(values.pop("group"))
     place = _take_place(values, environment)
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
     preload = [name for name in values.pop("preload").split(",") if name]
-    values["ordering"] = parse_ordering(values["ordering"], members)
-    for name, meaning in _TABLES.items():
-        values[name] = parse_table(f"--{name.replace('_', '-')}", values[name], members, meaning)
-    return RuntimeOptions(members=members, run_dir=run_dir, preload=preload, place=place, **values)
-
-
-def parse_members(text: str) -> list[str]:
-    """Job ids from "101,102".
-
-    Raises:
-        UsageError: One is empty, not a number or named twice.
-    """
-    members = text.split(",")
-    for member in members:
-        if not member.replace("_", "").isdecimal():
-            raise UsageError(f"--members {text!r}: {member!r} is no job id; give for example 101,102")
-    if len(set(members)) != len(members):
-        raise UsageError(f"--members {text!r} names a job twice")
-    return members
-
-
-def parse_ordering(text: str | None, members: list[str]) -> list[str | None]:
-    """The ordering from "101,-,102"; "-" is an empty place.
-
-    Raises:
-        UsageError: It does not hold every member once.
-    """
-    if text is None:
-        return list(members)
-    ordering = [None if entry == "-" else entry for entry in text.split(",")]
-    if sorted(entry for entry in ordering if entry is not None) != sorted(members):
-        raise UsageError(f"--ordering {text!r} must hold each of the members {','.join(members)} once")
-    return ordering
-
-
-def parse_table(option: str, text: str | None, members: list[str], meaning: str) -> dict[str, float]:
-    """One number for each of some members, from "101=0.5,102=0.1".
-
-    Args:
-        option: Where it was given, for the error's text.
-        text: The table; None or "" is an empty one.
-        members: Job ids that may occur.
-        meaning: What each number is, for the error's text.
-
-    Raises:
-        UsageError: An entry is malformed or of no member.
-    """
-    table = {}
-    for entry in text.split(",") if text else []:
-        member, _, figure = entry.partition("=")
-        try:
-            value = float(figure)
-        except ValueError:
-            value = 0.0
-        if member not in members or not 0 < value < float("inf"):
-            raise UsageError(f"{option}: {entry!r} should be a member's id, = and {meaning}")
-        table[member] = value
-    return table
+    return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, place=place, **values)
 
 
 def parse_place(

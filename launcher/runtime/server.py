@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher import automatic
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.job.environment import hooks_wanted
@@ -122,7 +123,8 @@ class Server:
         memory: MemoryAdmission | None = None,
     ) -> None:
         self._memory = memory or MemoryAdmission({}, table.running)
-        self._admission = admission or AdmissionControl(None, table, "")
+        group = GroupSpec(members=tuple(MemberSpec(job_id=member) for member in members))
+        self._admission = admission or AdmissionControl(None, table, group)
         self._run_dir = run_dir
         self._ranks = ranks
         rank = None if ranks is None else ranks.place.rank

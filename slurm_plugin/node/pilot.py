@@ -1,6 +1,6 @@
 """The process of a group's placeholder job: starts the runtime on the GPUs, reports speeds, ends with the last member.
 
-The batch script that `slurm_requests.host_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --members …`.
+The batch script that `slurm_requests.host_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --group JSON`.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any
 
 import click
 
+from muri.group_spec import GroupSpec, read_group
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_reports as telemetry
@@ -56,36 +57,27 @@ def private_dir(path: Path) -> Path:
     return path
 
 
-def runtime_command(options: dict[str, Any], run_dir: Path, status: Path) -> list[str]:
-    """Return the step that runs the runtime, one task for each of the host's GPUs."""
-    step, ranks = step_options(options)
-    trace = ["--trace", str(status.with_suffix(".trace.json"))] if options["trace"] else []
+def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
+    """Return the step that runs the runtime, one task for each of the group's GPUs."""
+    step, ranks = step_options(group)
     return [
         "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
         sys.executable, "-m", "muri.launcher.runtime.main",
-        "--members", options["members"],
+        "--group", group.to_text(),
         "--run-dir", str(run_dir),
-        "--discipline", options["discipline"],
-        "--isolation", options["isolation"],
-        "--ordering", options["ordering"],
-        "--solo-iteration-s", options["solo_iteration_s"],
-        "--predicted-speed", options["predicted_speed"],
-        *(["--gpu-mem-gib", options["gpu_mem_gib"]] if options["gpu_mem_gib"] else []),
-        *(["--accumulate-steps", options["accumulate_steps"]] if options.get("accumulate_steps") else []),
-        "--hang-timeout-s", f"{options['hang_timeout_s']:g}",
         "--status-file", str(status),
         *ranks,
-        *trace,
+        *(["--trace", str(status.with_suffix(".trace.json"))] if group.trace else []),
     ]  # fmt: skip
 
 
 class Host:
     """Watches one runtime and its members."""
 
-    def __init__(self, options: dict[str, Any], status: Path, runtime: "subprocess.Popen[bytes]") -> None:
+    def __init__(self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]") -> None:
         """Bind the watch to a started runtime."""
-        self._members = [int(member) for member in options["members"].split(",")]
-        self._options = options
+        self._members = [int(member) for member in group.ids]
+        self._group = group
         self._status = status
         self._runtime = runtime
         self._begun_s = time.monotonic()
@@ -105,7 +97,7 @@ class Host:
             if self._finished():
                 self._report_speeds()
                 return self._end_runtime()
-            if time.monotonic() - self._reported_s >= self._options["telemetry_s"]:
+            if time.monotonic() - self._reported_s >= self._group.telemetry_s:
                 self._report_speeds()
             time.sleep(_TICK_S)
 
@@ -132,7 +124,7 @@ class Host:
         if member_states == {"ended"}:
             self._eager_polls_left = max(0, self._eager_polls_left - 1)
         try:
-            late = now_s - self._begun_s > self._options["attach_timeout_s"]
+            late = now_s - self._begun_s > self._group.attach_timeout_s
             states = present_members(self._members, self._members_status(), late=late)
         except SlurmUnreachableError as error:
             log.warning("cannot ask for the members' states, going on: %s", error)
@@ -151,7 +143,7 @@ class Host:
             return _SLOW_POLL_S
         if member_states == {"ended"} and self._eager_polls_left:
             return _EAGER_POLL_S
-        return float(self._options["poll_s"])
+        return self._group.poll_s
 
     def _report_speeds(self) -> None:
         """Tell the controller each member's progress and times through the host job's comment."""
@@ -185,23 +177,10 @@ class Host:
 
 
 @click.command()
-@click.option("--members", required=True, help="Job ids of the members, separated by commas.")
-@click.option("--discipline", required=True, help="auto, fair, lockstep or plain.")
-@click.option("--isolation", default="thread", help="thread or process, for members that do not say it themselves.")
-@click.option("--ordering", required=True, help="Job ids in the planned ordering.")
-@click.option("--solo-iteration-s", required=True, help="JOB=SECONDS pairs: iteration times alone.")
-@click.option("--predicted-speed", default="", help="JOB=SPEED pairs: planned speeds, 1 = as fast as alone.")
-@click.option("--gpu-mem-gib", default="", help="JOB=GIB pairs: peak GPU memory alone, where it is known.")
-@click.option("--accumulate-steps", default="", help="JOB=N pairs: micro-batches, where batches are split.")
-@click.option("--node-count", type=int, default=1, help="Nodes of the group.")
-@click.option("--gpus-per-node", type=int, default=1, help="GPUs on each node; each gets a runtime, a rank.")
-@click.option("--attach-timeout-s", type=float, required=True, help="Give the GPUs back if nobody came by then.")
-@click.option("--telemetry-s", type=float, required=True, help="Seconds between two reports of speed.")
-@click.option("--poll-s", type=float, required=True, help="Seconds between two looks at idle members' jobs.")
-@click.option("--hang-timeout-s", type=float, default=900.0, help="End what has hung for so long; 0: never.")
-@click.option("--trace", is_flag=True, help="Keep a trace of every stage beside the log.")
-def main(**options: Any) -> None:
+@click.option("--group", "text", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec.")
+def main(text: str) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
+    group = read_group(text)
     uid = os.getuid()
     run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108
     job_id = os.environ["SLURM_JOB_ID"]
@@ -211,19 +190,15 @@ def main(**options: Any) -> None:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
-    log.info("host job %s for members %s", job_id, options["members"])
-    command = runtime_command(options, run_dir, status)
+    log.info("host job %s for members %s", job_id, ",".join(group.ids))
+    command = runtime_command(group, run_dir, status)
     runtime = start(command)
     # scancel and the time limit end the host: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
-    code = Host(options, status, runtime).watch()
+    code = Host(group, status, runtime).watch()
     log.info("host job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
 
 
 def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
@@ -262,12 +237,12 @@ def _serves(host: int, job_id: int) -> bool:
     return state is not None and state.host == host
 
 
-def step_options(options: dict[str, Any]) -> tuple[list[str], list[str]]:
+def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
     """Return what srun and each runtime are told of the group's ranks.
 
     Slurm numbers the tasks; rank 0 is on the node where this host runs, which srun tells the others.
     """
-    nodes, gpus = options["node_count"], options["gpus_per_node"]
+    nodes, gpus = group.node_count, group.gpus_per_node
     if nodes * gpus == 1:
         return ["--ntasks=1"], []
     step = [f"--nodes={nodes}", f"--ntasks={nodes * gpus}", f"--ntasks-per-node={gpus}", "--distribution=block"]
@@ -285,3 +260,7 @@ def start(command: list[str]) -> "subprocess.Popen[bytes]":
     """Start the step, with a fresh key by which its ranks know each other."""
     environment = os.environ | {KEY_VARIABLE: secrets.token_hex(32)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+
+
+if __name__ == "__main__":
+    main()

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.policies.horus.cost import RAISING_POLICIES
 from muri.profiler.records import ProfileKey
-from muri.slurm_plugin.config import Config, Grouping
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
@@ -31,38 +32,41 @@ def plain_environment(user: str) -> dict[str, str]:
     return {"PATH": "/usr/local/bin:/usr/bin:/bin", "USER": user, "LOGNAME": user, "LANG": "C.UTF-8"}
 
 
+def group_spec(action: StartGroup, config: Config) -> GroupSpec:
+    """Return what the pilot, the runtime and the members of a group are told."""
+    # Pairs are measured as separate processes, so members that share plainly are that too, unless their scripts ask
+    # for threads.
+    plain = action.mode == "plain"
+    return GroupSpec(
+        members=tuple(
+            MemberSpec(
+                job_id=str(member.job_id),
+                solo_iteration_s=member.solo_iteration_s,
+                predicted_speed=member.speed,
+                gpu_mem_gib=member.gpu_mem_gib or None,
+                accumulate_steps=member.accumulate_steps,
+            )
+            for member in action.members
+        ),
+        discipline="plain" if plain else config.grouping.discipline,
+        isolation="process" if plain else config.grouping.isolation,
+        node_count=action.node_count,
+        gpus_per_node=action.gpus_per_node,
+        **config.host.model_dump(exclude={"start_timeout_s"}),
+    )
+
+
 def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
-    """Return the job that holds a group's GPUs and runs its runtime.
+    """Return the pilot job, which holds a group's GPUs and runs its runtime.
 
     Args:
         action: The group.
         token: The start's unique name, which the job carries in its AdminComment.
-        config: The nodes' Python and the host's time-outs.
+        config: The nodes' Python and the pilot's time-outs.
     """
-    members = [member.job_id for member in action.members]
-    ids = ",".join(map(str, members))
-    solo = ",".join(f"{member.job_id}={member.solo_iteration_s:.9g}" for member in action.members)
-    memory = ",".join(f"{member.job_id}={member.gpu_mem_gib:.6g}" for member in action.members if member.gpu_mem_gib)
-    speed = ",".join(f"{member.job_id}={member.speed:.6g}" for member in action.members)
-    split = ",".join(
-        f"{member.job_id}={member.accumulate_steps}" for member in action.members if member.accumulate_steps > 1
-    )
-    command = [
-        config.node_python, "-m", "muri.slurm_plugin.node.pilot",
-        "--members", ids,
-        *runtime_options(action, config.grouping),
-        "--ordering", ids,
-        "--solo-iteration-s", solo,
-        "--predicted-speed", speed,
-        *_rank_options(action),
-        *(["--gpu-mem-gib", memory] if memory else []),
-        *(["--accumulate-steps", split] if split else []),
-        "--attach-timeout-s", f"{config.host.attach_timeout_s:g}",
-        "--telemetry-s", f"{config.host.telemetry_s:g}",
-        "--poll-s", f"{config.host.poll_s:g}",
-        "--hang-timeout-s", f"{config.host.hang_timeout_s:g}",
-        *(["--trace"] if config.host.trace else []),
-    ]  # fmt: skip
+    members = tuple(member.job_id for member in action.members)
+    spec = group_spec(action, config).to_text()
+    command = [config.node_python, "-m", "muri.slurm_plugin.node.pilot", "--group", spec]
     return NewJob(
         name="muri-host",
         uid=action.uid,
@@ -79,15 +83,8 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         mem_per_node_mib=action.mem_per_node_mib,
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
-        admin_comment=with_mode(tags.HOST_PREFIX + tags.format_host(token, tuple(members)), action.mode),
+        admin_comment=with_mode(tags.HOST_PREFIX + tags.format_host(token, members), action.mode),
     )
-
-
-def _rank_options(action: StartGroup) -> list[str]:
-    """A group on one GPU has one runtime and needs none."""
-    if action.node_count * action.gpus_per_node == 1:
-        return []
-    return ["--node-count", str(action.node_count), "--gpus-per-node", str(action.gpus_per_node)]
 
 
 def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str, str]:
@@ -151,17 +148,6 @@ def dry_run_job(
         time_limit_s=config.profiling.time_limit_s + 60,
         admin_comment=tags.DRY_RUN_PREFIX + token,
     )
-
-
-def runtime_options(action: StartGroup, grouping: Grouping) -> list[str]:
-    """Return how a group's runtime is told to let members share.
-
-    Pairs are measured as separate processes, so members that share plainly are that too, unless their scripts ask for
-    threads.
-    """
-    plain = action.mode == "plain"
-    discipline, isolation = ("plain", "process") if plain else (grouping.discipline, grouping.isolation)
-    return ["--discipline", discipline, "--isolation", isolation]
 
 
 def original_request(job: ManagedJob) -> JobChange:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from group_words import runtime_words
 from warm_start import ONE_THREAD, WarmProcess, starts_warm, warm_start
 
 DEADLINE_S = 240.0
@@ -61,8 +62,8 @@ class Launcher:
 
     def runtime(self, *members: str, options: tuple[str, ...] = ()) -> Process:
         """Start a runtime and wait until it takes members."""
-        command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", ",".join(members), "--preload", ""]
-        command += ["--status-file", str(self.status_path), *options]
+        command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", ""]
+        command += ["--status-file", str(self.status_path), *runtime_words(members, options)]
         process = self.spawn(command, self.environment, stderr=(self.folder / "runtime.log").open("wb"))
         until(lambda: process.poll() is not None or self._serves(process.pid), "the runtime")
         assert process.poll() is None, (self.folder / "runtime.log").read_text()

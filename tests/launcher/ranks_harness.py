@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from group_words import runtime_words
 from launcher_harness import Launcher, Process, until
 
 SLOW_MACHINE_S = 400.0
@@ -93,13 +94,12 @@ class RankedLauncher:
                 sys.executable,
                 "-m",
                 "muri.launcher.runtime.main",
-                "--members",
-                ",".join(members),
                 "--preload",
                 "",
             ]
             command += ["--rank", str(rank), "--world-size", str(self.world_size), "--order-host", "127.0.0.1"]
-            command += ["--order-port", str(port), "--status-file", str(self.path("status.json")), *options]
+            command += ["--order-port", str(port), "--status-file", str(self.path("status.json"))]
+            command += runtime_words(members, options)
             environment = self.launcher.environment | {"MURI_GROUP_KEY": self._key, "PYTHONFAULTHANDLER": "1"}
             log = self.log_path(rank).open("ab")
             self.runtimes.append(self.launcher.spawn(command, environment, stderr=log))

@@ -2,11 +2,13 @@
 
 import itertools
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from muri.group_spec import GroupSpec, read_group
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
@@ -228,3 +230,9 @@ FOUR_KINDS = (
     profile("m3", (0.1, 0.1, 0.7, 0.1)),
     profile("m4", (0.1, 0.1, 0.1, 0.7)),
 )
+
+
+def told(pilot: NewJob) -> GroupSpec:
+    """What a pilot job's script tells it of its group."""
+    words = shlex.split(pilot.script.splitlines()[1])
+    return read_group(words[words.index("--group") + 1])

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 from launcher_harness import Launcher, ends, until
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.job.scheduler import NoMembership
 from muri.launcher.runtime.admission import AdmissionControl
 from muri.launcher.runtime.member_table import MemberTable
@@ -150,7 +151,9 @@ class Scheduler(NoMembership):
 
 
 def test_a_member_hears_what_the_scheduler_chose_for_it() -> None:
-    admission = AdmissionControl("900", MemberTable(["101", "104"], "fair"), "fair", Scheduler, {"101": 2})
+    members = (MemberSpec(job_id="101", accumulate_steps=2), MemberSpec(job_id="104"))
+    group = GroupSpec(members=members, discipline="fair")
+    admission = AdmissionControl("900", MemberTable(group.ids, group.discipline), group, Scheduler)
     assert [admission.refusal(job_id) for job_id in ("101", "102", "103")] == [""] * 3
     chosen = [admission.environment(job_id) for job_id in ("101", "102", "103", "104")]
     assert chosen == [{"MURI_ACCUMULATE_STEPS": "2"}, {"MURI_ACCUMULATE_STEPS": "4"}, {}, {}]

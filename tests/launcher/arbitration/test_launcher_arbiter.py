@@ -6,10 +6,10 @@ import pytest
 from virtual_clock import VirtualClock
 
 from muri.errors import UsageError
+from muri.group_spec import read_group
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, WaitInterruptedError
 from muri.launcher.arbitration.lockstep import LockstepArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.runtime.options import parse_table
 
 MEMBERS = ["1", "2", "3", "4"]
 
@@ -146,16 +146,14 @@ def test_lockstep_refuses_more_than_four() -> None:
         arbiter.join("5")
 
 
-@pytest.mark.parametrize("bad", ["101", "101=", "101=fast", "101=0", "101=-1", "101=inf", "103=0.9"])
+@pytest.mark.parametrize("bad", ["", '"fast"', "0", "-1", "1e999"])
 def test_planned_speeds_that_make_no_sense_are_refused(bad: str) -> None:
-    with pytest.raises(UsageError, match=r"--predicted-speed: .* should be a member's id, = and a speed > 0"):
-        parse_table("--predicted-speed", f"102=0.9,{bad}", ["101", "102"], "a speed > 0")
+    with pytest.raises(UsageError, match="--group"):
+        read_group(f'{{"members": [{{"job_id": "101", "predicted_speed": {bad}}}]}}')
 
 
 def test_planned_speeds_reach_the_choice() -> None:
-    speeds = parse_table("--predicted-speed", "101=0.9,102=0.85", ["101", "102"], "a speed > 0")
-    assert speeds == {"101": 0.9, "102": 0.85}
-    assert parse_table("--predicted-speed", "", ["101"], "a speed > 0") == {}
+    speeds = {"101": 0.9, "102": 0.85}
     arbiter = make_arbiter("auto", ["101", "102"], [], speeds)
     assert arbiter.discipline == "fair"
     assert make_arbiter("auto", ["1", "2", "3", "4", "5"], []).discipline == "fair"  # no rotation for five

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
+from group_words import runtime_words
 from launcher_harness import Launcher, ends, until
 
 STOPPED = 128 + signal.SIGTERM
@@ -152,8 +153,8 @@ def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninter
 def joinable_runtime(launcher: Launcher, *members: str):
     """A runtime of pilot job 900 that asks a scheduler of the test's own whom it may admit."""
     wrapper = launcher.script(RUNTIME, "runtime_of_900.py")
-    command = [sys.executable, str(wrapper), "--members", ",".join(members), "--preload", ""]
-    command += ["--status-file", str(launcher.status_path), "--discipline", "fair"]
+    command = [sys.executable, str(wrapper), "--preload", ""]
+    command += ["--status-file", str(launcher.status_path), *runtime_words(members, ("--discipline", "fair"))]
     process = launcher.spawn(
         command,
         launcher.environment | {"SLURM_JOB_ID": "900"},

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from group_words import runtime_words
 from launcher_harness import DEADLINE_S, Launcher, ends, until
 
 LOOP = """
@@ -339,7 +340,7 @@ def test_sockets_vanish_with_the_runtime_and_stale_ones_do_no_harm(launcher: Lau
 
 def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
     launcher.runtime("101")
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--members", "101", "--preload", ""]
+    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", "", *runtime_words(["101"])]
     again = subprocess.run(
         command, env=launcher.environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
     )
@@ -350,17 +351,18 @@ def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("group", "message"),
     [
-        (["--members", "101,x"], "'x' is no job id"),
-        (["--members", "101,101"], "twice"),
-        (["--members", "101", "--ordering", "102"], "must hold each of the members"),
-        (["--members", "101", "--solo-iteration-s", "101=0"], "seconds > 0"),
-        (["--members", "1,2,3,4,5", "--discipline", "lockstep"], "at most 4"),
+        ({"members": [{"job_id": "x"}]}, "members.0.job_id: String should match pattern"),
+        ({"members": [{"job_id": "101"}, {"job_id": "101"}]}, "twice"),
+        ({"members": [{"job_id": "101"}], "ordering": ["102"]}, "must hold each of the members"),
+        ({"members": [{"job_id": "101", "solo_iteration_s": 0}]}, "greater than 0"),
+        ({"members": [{"job_id": "101", "steps": 2}]}, "Extra inputs are not permitted"),
+        ({"members": [{"job_id": str(each)} for each in range(5)], "discipline": "lockstep"}, "at most 4"),
     ],
 )
-def test_wrong_options_are_explained(launcher: Launcher, arguments: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", *arguments]
+def test_wrong_options_are_explained(launcher: Launcher, group: dict, message: str) -> None:
+    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--group", json.dumps(group)]
     result = subprocess.run(
         command, env=launcher.environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
     )

@@ -4,8 +4,9 @@ import dataclasses
 import socket
 
 import pytest
-from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node
+from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node, told
 
+from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.gateway.commands import sbatch_arguments
@@ -25,11 +26,7 @@ PROFILES = {
     for gpu_count in (1, 2, 4)
     for key in [dataclasses.replace(profile.key, gpu_count=gpu_count)]
 }
-OPTIONS = {
-    "members": "1,2", "discipline": "fair", "isolation": "thread", "ordering": "1,2", "solo_iteration_s": "1=1,2=1",
-    "predicted_speed": "", "trace": False, "gpu_mem_gib": "", "node_count": 1, "gpus_per_node": 1,
-    "hang_timeout_s": 900.0,
-}  # fmt: skip
+GROUP = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")))
 
 
 def ddp(job_id: int, nodes: int = 2, gpus: int = 2, **changes):
@@ -59,7 +56,7 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     host = host_job(group, "t", Config())
     assert (host.required_nodes, host.node_count, host.tasks_per_node, host.cpu_count) == ("n[1-2]", 2, 2, 2)
     assert host.gpu_request == "gres/gpu:2"
-    assert "--node-count 2 --gpus-per-node 2" in host.script
+    assert (told(host).node_count, told(host).gpus_per_node) == (2, 2)
     arguments = sbatch_arguments(host)
     assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
 
@@ -74,7 +71,7 @@ def test_a_group_on_one_gpu_is_started_as_ever():
     actions, _ = planned(*jobs, nodes=1)
     group = next(action for action in actions if isinstance(action, StartGroup))
     host = host_job(group, "t", Config())
-    assert "--node-count" not in host.script
+    assert (told(host).node_count, told(host).gpus_per_node) == (1, 1)
     assert (host.node_count, host.tasks_per_node) == (1, 1)
 
 
@@ -122,11 +119,13 @@ def test_a_dry_run_has_the_shape_of_its_job():
 
 
 def test_a_step_of_several_ranks(tmp_path):
-    command = runtime_command(OPTIONS | {"node_count": 2, "gpus_per_node": 2}, tmp_path, tmp_path / "s.json")
+    command = runtime_command(
+        GROUP.model_copy(update={"node_count": 2, "gpus_per_node": 2}), tmp_path, tmp_path / "s.json"
+    )
     assert command[:5] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
     assert command[command.index("--world-size") + 1] == "4"
     assert 0 < int(command[command.index("--order-port") + 1]) < 65536
-    alone = runtime_command(OPTIONS, tmp_path, tmp_path / "s.json")
+    alone = runtime_command(GROUP, tmp_path, tmp_path / "s.json")
     assert alone[:2] == ["srun", "--ntasks=1"]
     assert "--world-size" not in alone
 

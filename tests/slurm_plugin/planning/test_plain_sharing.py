@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import NOW_S, FakeSlurm, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, told
 
 from muri.policies.registry import get_policy
 from muri.policies.types import PlanRequest
@@ -88,10 +88,10 @@ def test_a_measured_pair_starts_side_by_side_in_processes():
     assert (start.mode, {member.job_id: member.speed for member in start.members}) == ("plain", {1: 0.8, 2: 0.625})
     assert any("they share without turns" in reason for reason in start.reasons)
     host = host_job(start, "0a1b", Config())
-    assert "--discipline plain --isolation process" in host.script
+    assert (told(host).discipline, told(host).isolation) == ("plain", "process")
     assert (mode_of(host.admin_comment), tags.parse_host(host.admin_comment)) == ("plain", ("0a1b", (1, 2)))
     turns = host_job(replace(start, mode="interleave"), "0a1b", Config())
-    assert "--discipline auto --isolation thread" in turns.script
+    assert (told(turns).discipline, told(turns).isolation) == ("auto", "thread")
     assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-host:0a1b:1,2")
 
 

@@ -1,0 +1,32 @@
+"""A group in the words of a command line, for tests that start its runtime."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from muri.group_spec import GroupSpec
+
+_OF_THE_GROUP = {"--discipline": "discipline", "--isolation": "isolation", "--hang-timeout-s": "hang_timeout_s"}
+_OF_MEMBERS = {
+    "--solo-iteration-s": "solo_iteration_s", "--predicted-speed": "predicted_speed", "--gpu-mem-gib": "gpu_mem_gib",
+    "--accumulate-steps": "accumulate_steps",
+}  # fmt: skip
+
+
+def runtime_words(members: Sequence[str], options: Sequence[str] = ()) -> list[str]:
+    """The runtime's options, those of the group as its JSON: `--solo-iteration-s 101=0.5` says it of member 101."""
+    group: dict[str, Any] = {"members": {member: {"job_id": member} for member in members}}
+    rest: list[str] = []
+    words = iter(options)
+    for word in words:
+        if word in _OF_THE_GROUP:
+            group[_OF_THE_GROUP[word]] = next(words)
+        elif word == "--ordering":
+            group["ordering"] = [None if entry == "-" else entry for entry in next(words).split(",")]
+        elif word in _OF_MEMBERS:
+            for entry in next(words).split(","):
+                member, _, figure = entry.partition("=")
+                group["members"][member][_OF_MEMBERS[word]] = figure
+        else:
+            rest.append(word)
+    spec = GroupSpec.model_validate(group | {"members": list(group["members"].values())})
+    return ["--group", spec.to_text(), *rest]
