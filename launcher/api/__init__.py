@@ -1,1 +1,1 @@
-"""The API that scripts call: stages, batches, micro-batches and the dataset cache (checkpoints are in `checkpoints`)."""
+"""The API that scripts call: stages, batches, micro-batches, the dataset cache (checkpoints are in `checkpoints`)."""
