@@ -1,1 +1,1 @@
-"""What runs on the node: the tops `api`, `run` and `runtime`, which do not import each other, and what they share."""
+"""What runs on the node: `api`, `run` and `runtime`, which do not import each other, and the packages they share."""

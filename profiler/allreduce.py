@@ -235,23 +235,6 @@ def usable_backend(wanted: str, local_ranks: int) -> str:
     return wanted if wanted != "auto" else "nccl" if gpus >= local_ranks else "gloo"
 
 
-@click.command()
-@click.argument("init")
-@click.argument("ranks", type=int)
-@click.argument("backend")
-@click.argument("rank", type=int)
-def main(init: str, ranks: int, backend: str, rank: int) -> None:
-    """Be one rank on this node."""
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    timings = time_all_reduce(init, rank, ranks, backend, rank)
-    if rank == 0:
-        print(json.dumps(timings))
-
-
-if __name__ == "__main__":
-    main()
-
-
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
     """A measured all-reduce between the ranks of one job.
@@ -343,3 +326,20 @@ def nearest_bandwidth(known: Iterable[Bandwidth], gpu_type: str, ranks: int) -> 
     """The measurement between GPUs of this type whose number of ranks is nearest, None without any."""
     of_type = [item for item in known if item.gpu_type == gpu_type and item.ranks > 1]
     return min(of_type, key=lambda item: (abs(math.log(item.ranks / ranks)), -item.nodes), default=None)
+
+
+@click.command()
+@click.argument("init")
+@click.argument("ranks", type=int)
+@click.argument("backend")
+@click.argument("rank", type=int)
+def main(init: str, ranks: int, backend: str, rank: int) -> None:
+    """Be one rank on this node."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    timings = time_all_reduce(init, rank, ranks, backend, rank)
+    if rank == 0:
+        print(json.dumps(timings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,1 @@
-"""What scripts call: stages, batches, micro-batches, the dataset cache (`muri.checkpoint` is in checkpoints)."""
+"""The API that scripts call: stages, batches, micro-batches, the dataset cache (checkpoints are in `checkpoints`)."""

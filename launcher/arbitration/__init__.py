@@ -1,1 +1,1 @@
-"""Who gets a resource next: the disciplines, and the choice between them."""
+"""Decides which member gets a resource next: the disciplines, and the choice between them."""

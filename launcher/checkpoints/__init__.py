@@ -1,1 +1,1 @@
-"""Scripts that can be stopped at any iteration and go on later."""
+"""Saves and restores a script's state, so that it can stop at any iteration and resume later."""

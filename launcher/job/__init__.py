@@ -1,1 +1,1 @@
-"""What every process of a job knows: its script, environment, scheduler and stage clock, and the thread's session."""
+"""What every process of a job knows: its script, its environment, its scheduler, its stage clock and its sessions."""

@@ -1,1 +1,1 @@
-"""Groups whose members have several ranks: one runtime for each rank, one order of the network."""
+"""Coordinates the runtimes of a group whose members have several ranks: one runtime per rank, one network order."""

@@ -1,1 +1,1 @@
-"""The command `muri run`, in the job's own process."""
+"""The command `muri run`, which executes in the job's own process."""

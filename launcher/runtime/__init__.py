@@ -1,1 +1,1 @@
-"""The process that a group shares: takes members in, runs their scripts, reports."""
+"""The process that a group shares: it admits members, runs their scripts and reports their endings."""

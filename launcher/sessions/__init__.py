@@ -1,1 +1,1 @@
-"""Scripts under the arbiter, each in a thread of the runtime or in a process of its own, and their shared GPU."""
+"""Runs scripts under the arbiter, each in a thread of the runtime or in its own process, on a shared GPU."""

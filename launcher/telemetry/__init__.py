@@ -1,1 +1,1 @@
-"""What is measured of a script and shown of a group: its clock, dry runs, traces, `muri top`, `muri timeline`."""
+"""Measures scripts (clock, dry runs, traces) and shows groups (`muri top`, `muri timeline`)."""

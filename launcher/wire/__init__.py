@@ -1,1 +1,1 @@
-"""What crosses processes: how `muri run` attaches to the runtime, and how a member's own process asks for resources."""
+"""Protocols between processes: `muri run` attaches to the runtime, a member's own process asks for resources."""

@@ -1,1 +1,1 @@
-"""One planning cycle: line up, select, group, keep or regroup, place, explain."""
+"""One planning cycle: order the queue, select, group, keep or regroup, place, explain."""

@@ -1,1 +1,1 @@
-"""Interleaving, plain sharing or running alone, each group on its own, and CPUs and memory by what they gain."""
+"""The hybrid policy: each group interleaves, shares plainly or runs alone; CPUs and memory go where they gain most."""

@@ -1,1 +1,1 @@
-"""How fast each member of a group gets on: speed models behind one interface."""
+"""How fast each member of a group progresses: speed models behind one interface."""

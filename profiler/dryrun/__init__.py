@@ -1,1 +1,1 @@
-"""From what a dry run saw to a profile: warm-up, attribution, confidence. Pure."""
+"""Turns what a dry run recorded into a profile: warm-up, attribution, confidence; also starts dry runs."""

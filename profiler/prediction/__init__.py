@@ -1,1 +1,1 @@
-"""What a model will need, told from its graph without running it (Horus)."""
+"""Predicts a model's resource needs from its graph, without running it (Horus)."""

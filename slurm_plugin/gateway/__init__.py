@@ -1,1 +1,1 @@
-"""Speaks to Slurm, in one of two ways behind one protocol."""
+"""Talks to Slurm, in one of two ways behind one protocol."""

@@ -74,7 +74,7 @@ def test_shuffling_seed_and_iterator_come_from_the_callers_thread() -> None:
 
 
 def test_dataloader_shuffles_alike_with_and_without() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the loader is PyTorch's")
 
     def epochs(ahead: int) -> list[list[int]]:
         torch.manual_seed(3)

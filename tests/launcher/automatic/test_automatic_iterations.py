@@ -127,7 +127,7 @@ def test_loop_left_with_break_counts_its_last_iteration() -> None:
 
 @pytest.mark.parametrize(("cpu_share", "stage"), [(0.0, LOAD), (0.3, LOAD), (0.6, PREPROCESS), (1.0, PREPROCESS)])
 def test_reading_is_load_unless_the_cpu_is_busy(cpu_share: float, stage: int) -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="the hooks into loaders need torch")
     from muri.launcher.automatic.data_loading import ReadKind
 
     kind = ReadKind()
@@ -137,7 +137,7 @@ def test_reading_is_load_unless_the_cpu_is_busy(cpu_share: float, stage: int) ->
 
 
 def test_reading_keeps_its_kind_between_the_thresholds() -> None:
-    pytest.importorskip("torch")
+    pytest.importorskip("torch", reason="the hooks into loaders need torch")
     from muri.launcher.automatic.data_loading import RECENT_FETCHES, ReadKind
 
     kind = ReadKind()

@@ -137,7 +137,7 @@ def test_errors_that_end_the_context_are_recognised(error: Exception, sticky: bo
 
 
 def test_real_torch_error_is_recognised_behind_another() -> None:
-    torch = pytest.importorskip("torch")
+    torch = pytest.importorskip("torch", reason="the error is PyTorch's")
     try:
         try:
             raise torch.AcceleratorError(STICKY)

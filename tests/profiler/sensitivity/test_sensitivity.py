@@ -152,7 +152,7 @@ def test_limits_without_sense_are_refused(limits):
 @pytest.fixture(scope="module")
 def reference():
     if not REFERENCE.exists():
-        pytest.skip(f"{REFERENCE} is not there")
+        pytest.skip(f"{REFERENCE} is not there: the published figures are no part of this repository")
     return json.loads(REFERENCE.read_text())
 
 
