@@ -181,7 +181,7 @@ class Profiles(Section):
     )
 
 
-class Host(Section):
+class Pilot(Section):
     """The pilot job, which holds a group's GPUs."""
 
     start_timeout_s: float = Field(
@@ -234,7 +234,7 @@ class Config(Section):
     profiles: Profiles = Field(
         default_factory=Profiles, description="The store of profiles, and when one is measured again."
     )
-    host: Host = Field(default_factory=Host, description="The pilot job, which holds a group's GPUs.")
+    host: Pilot = Field(default_factory=Pilot, description="The pilot job, which holds a group's GPUs.")
 
 
 def config_path(explicit: Path | None = None) -> Path | None:

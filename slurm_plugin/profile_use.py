@@ -59,9 +59,9 @@ def observed(view: View) -> Iterator[Observed]:
     at = text_of(view.snapshot.taken_s, _CLOCK)
     for group in (group for group in running_groups(view) if group.mode == "interleave"):
         for job in group.members:
-            report = member_report(group.host.reports.speeds, job.job_id)
+            report = member_report(group.pilot.reports.speeds, job.job_id)
             if report is not None and report.iterations and len(report.stage_s) == len(STAGES):
-                key = profile_key(as_submitted(job, group.host), view.snapshot.nodes)
+                key = profile_key(as_submitted(job, group.pilot), view.snapshot.nodes)
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
 
 
@@ -288,4 +288,4 @@ def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
         yield cycle.key_of(job)
     for group in running_groups(cycle.view):
         for member in group.members:
-            yield cycle.key_of(as_submitted(member, group.host))
+            yield cycle.key_of(as_submitted(member, group.pilot))

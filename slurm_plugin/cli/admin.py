@@ -71,7 +71,7 @@ def _print_decision(config: Config) -> None:
 
 def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.loop import only_one, run_for_ever
+    from muri.slurm_plugin.controller.loop import only_one, run_forever
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -80,7 +80,7 @@ def _run(config: Config, interval_s: float | None) -> None:
         if interval_s is None:
             instance.cycle()
         else:
-            run_for_ever(instance, interval_s, stop)
+            run_forever(instance, interval_s, stop)
 
 
 def controller_main() -> None:

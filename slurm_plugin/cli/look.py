@@ -72,10 +72,8 @@ def _print_table(status: "Status") -> None:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name, justify in (("JOB", "right"), ("USER", "left"), ("MODEL", "left"), ("STATE", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for name in ("GROUP", "PARTNERS", "PLANNED", "MEASURED"):
-        table.add_column(name, justify="left" if name == "PARTNERS" else "right")
+    for name in ("JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "PLANNED", "MEASURED"):
+        table.add_column(name, justify="left" if name in {"USER", "MODEL", "STATE", "PARTNERS"} else "right")
     given = any(job.asked_cpu_count is not None for job in status.jobs)
     if given:
         table.add_column("CPUS", justify="right")

@@ -19,7 +19,7 @@ from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.journal import DRY_RUN, GPU_MEM, Journal
+from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
 log = logging.getLogger("muri.controller")
@@ -59,8 +59,8 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -
         profiles=profiles,
         profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
         dry_run_jobs=frozenset(int(intent.payload["job_id"]) for intent in running),
-        failures={key: (int(count), str(why)) for key, (count, why) in journal.facts("dry-run-failed").items()},
-        exclusions={int(job_id): str(why) for job_id, why in journal.facts("bar").items()},
+        failures={key: (int(count), str(why)) for key, (count, why) in journal.facts(DRY_RUN_FAILED).items()},
+        exclusions={int(job_id): str(why) for job_id, why in journal.facts(EXCLUSION).items()},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib=requested_gib(journal.facts(GPU_MEM)),
     )
@@ -140,9 +140,9 @@ class Controller:
         # except for who was grouped, which the journal already knows.
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
-        for job_id, reasons in self._journal.facts("solo").items():
+        for job_id, reasons in self._journal.facts(SOLO).items():
             notes[int(job_id)] = (*reasons, *notes.get(int(job_id), ()))
-        for job_id, why in self._journal.facts("bar").items():
+        for job_id, why in self._journal.facts(EXCLUSION).items():
             notes[int(job_id)] = (*notes.get(int(job_id), ()), f"not grouped again: {why}")
         intents = self._journal.intents()
         view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
@@ -151,7 +151,7 @@ class Controller:
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
-        for name in ("solo", "bar", GPU_MEM):
+        for name in (SOLO, EXCLUSION, GPU_MEM):
             for job_id in self._journal.facts(name):
                 if int(job_id) not in view.jobs:
                     self._journal.forget_fact(name, job_id)

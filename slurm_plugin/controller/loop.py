@@ -61,7 +61,7 @@ class StopFlag(Protocol):
         ...
 
 
-def run_for_ever(controller: Controller, interval_s: float, stop: StopFlag) -> None:
+def run_forever(controller: Controller, interval_s: float, stop: StopFlag) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 
     A cycle that fails is logged and the next one tried: jobs stay as they are meanwhile.

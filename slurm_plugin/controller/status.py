@@ -11,7 +11,7 @@ from muri.errors import MuriError
 from muri.files import atomic_json
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
-from muri.slurm_plugin.planning.joins import begun_joins, groups_by_host
+from muri.slurm_plugin.planning.joins import begun_joins, groups_by_pilot
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
 from muri.slurm_plugin.records.journal import Intent
@@ -36,7 +36,7 @@ class JobStatus:
         state: "waiting", "grouped" (given to a group, not started), "interleaved", "shared" (beside others without
             turns), "alone" (running or queued by itself) or "user-held".
         slurm_state: Slurm's own state.
-        group: Host job id, None when in no group.
+        group: Pilot job id, None when in no group.
         partners: Job ids of the other members that still wait or run.
         predicted_speed: Speed that the plan expects, 1 = as fast as alone; None when alone.
         measured_speed: Speed measured by the runtime, None while there is none.
@@ -101,7 +101,7 @@ _STATUS: Final = TypeAdapter(Status)
 
 
 def _with_report(job: JobStatus, view: View) -> JobStatus:
-    """Add what the member's host reports in its own comment."""
+    """Add what the member's pilot reports in its own comment."""
     pilot = None if job.group is None else view.jobs.get(job.group)
     report = None if pilot is None else member_report(pilot.reports.speeds, job.job_id)
     if report is None:
@@ -132,66 +132,66 @@ def status_of(
         plan: The cycle's plan, None when planning was skipped.
         waiting: Jobs that were not ready for planning, with the reason.
         intents: Group starts, for partners and predictions.
-        notes: Older reasons by job id (released alone, barred from groups).
+        notes: Older reasons by job id (released alone, excluded from groups).
     """
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
         reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
-    groups, joins = groups_by_host(intents), begun_joins(intents)
+    groups, joins = groups_by_pilot(intents), begun_joins(intents)
     return tuple(
         _describe(job, view, groups, joins.get(job.job_id), reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.jobs.values()
-        if job.state.is_active and job.role not in {Role.OTHER, Role.HOST, Role.DRY_RUN}
+        if job.state.is_active and job.role not in {Role.OTHER, Role.PILOT, Role.DRY_RUN}
     )
 
 
-def _state_name(job: ManagedJob, host: ManagedJob | None) -> str:
+def _state_name(job: ManagedJob, pilot: ManagedJob | None) -> str:
     if job.role in _STATES:
         return _STATES[job.role]
     if job.state is JobState.PENDING:
         return "grouped"
-    return "shared" if host is not None and host.mode == "plain" else "interleaved"
+    return "shared" if pilot is not None and pilot.mode == "plain" else "interleaved"
 
 
 def _describe(
     job: ManagedJob, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
 ) -> JobStatus:
     state = job.membership if job.role is Role.MEMBER else None
-    intent = groups.get(state.host) if state is not None else None
+    intent = groups.get(state.pilot) if state is not None else None
     members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
     own = next((member for member in members if member["job_id"] == job.job_id), None)
-    host = state.host if state is not None else None
+    pilot = state.pilot if state is not None else None
     solo_iteration_s = own["solo_iteration_s"] if own is not None else None
     described = JobStatus(
         job_id=job.job_id,
         user=job.user,
         name=job.name,
         model=job.request.model,
-        state=_state_name(job, None if host is None else view.jobs.get(host)),
+        state=_state_name(job, None if pilot is None else view.jobs.get(pilot)),
         slurm_state=job.state.value,
-        group=host,
-        partners=_partners(job.job_id, host, members, view),
+        group=pilot,
+        partners=_partners(job.job_id, pilot, members, view),
         predicted_speed=own["speed"] if own is not None else None,
         solo_iteration_s=solo_iteration_s,
         estimated=own is not None and own.get("estimated", False),
-        reasons=_why_there(host, intent, join) + reasons,
+        reasons=_why_there(pilot, intent, join) + reasons,
     )
     return _with_report(_with_resources(described, job), view)
 
 
-def _partners(job_id: int, host: int | None, members: list[dict[str, Any]], view: View) -> tuple[int, ...]:
+def _partners(job_id: int, pilot: int | None, members: list[dict[str, Any]], view: View) -> tuple[int, ...]:
     """The other members of a group that have neither ended nor left it."""
     others = {member["job_id"] for member in members} - {job_id}
-    return tuple(sorted(other for other in others if _is_member_of(view.active(other), host)))
+    return tuple(sorted(other for other in others if _is_member_of(view.active(other), pilot)))
 
 
-def _is_member_of(job: ManagedJob | None, host: int | None) -> bool:
-    return job is not None and job.membership is not None and job.membership.host == host
+def _is_member_of(job: ManagedJob | None, pilot: int | None) -> bool:
+    return job is not None and job.membership is not None and job.membership.pilot == pilot
 
 
-def _why_there(host: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
+def _why_there(pilot: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
     """Why a job is in its group: it joined it, or began with it."""
-    if join is not None and host is not None and int(join.payload["host"]) == host:
+    if join is not None and pilot is not None and int(join.payload["host"]) == pilot:
         return tuple(join.payload["reasons"])
     return tuple(group.payload["reasons"]) if group is not None else ()
 

@@ -24,10 +24,10 @@ class Drained:
     Attributes:
         released: Held jobs that were released as they were.
         restored: Waiting members, and jobs that were given other CPUs or memory, that got their own request back.
-        cancelled: Muri's own jobs that were ended (waiting hosts, dry runs).
+        cancelled: Muri's own jobs that were ended (waiting pilots, dry runs).
         running: Members that run on in their group.
         failed: Jobs that Slurm refused to change, with its words.
-        leaving: Groups' host jobs, which end after their members, and jobs that Slurm is ending and may put back,
+        leaving: Groups' pilot jobs, which end after their members, and jobs that Slurm is ending and may put back,
             held.
     """
 
@@ -53,14 +53,14 @@ def drain(gateway: Gateway) -> Drained:
     view = view_of(gateway.snapshot())
     members = view.having(Role.MEMBER)
     waiting_members = [job for job in members if job.state is JobState.PENDING]
-    own = [job for job in view.having(Role.HOST) if job.state is JobState.PENDING]
+    own = [job for job in view.having(Role.PILOT) if job.state is JobState.PENDING]
     own += view.having(Role.DRY_RUN)
     failed: list[str] = []
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
     released = _each(held, lambda job: release_as_asked(gateway, job), failed)
     waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
     given = [job for job in waiting if job.given is not None]
-    # Members go before hosts: a cancelled host would set its waiting members free without GPUs.
+    # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
     restored += _each(given, lambda job: reset_request(gateway, job), failed)
     # Nobody would plan them anew if they came back out of memory.
@@ -72,10 +72,10 @@ def drain(gateway: Gateway) -> Drained:
 
 
 def _leaving(view: View) -> tuple[int, ...]:
-    hosts = [job.job_id for job in view.having(Role.HOST) if job.state is not JobState.PENDING]
+    pilots = [job.job_id for job in view.having(Role.PILOT) if job.state is not JobState.PENDING]
     # A stopped job stays in this state while it saves its checkpoint.
     ending = [job.job_id for job in view.having(Role.RELEASED) if job.state is JobState.COMPLETING]
-    return (*hosts, *ending)
+    return (*pilots, *ending)
 
 
 def drain_until_over(gateway: Gateway) -> Iterator[Drained]:

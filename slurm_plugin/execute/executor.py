@@ -30,18 +30,28 @@ from muri.slurm_plugin.planning.actions import (
     members_in,
 )
 from muri.slurm_plugin.planning.joins import payload_of
-from muri.slurm_plugin.planning.repairs import find_host
+from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     dry_run_environment,
     dry_run_job,
-    host_job,
     join_change,
     member_change,
     original_request,
+    pilot_job,
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records.cluster import JobChange, JobState
-from muri.slurm_plugin.records.journal import DRY_RUN, GPU_MEM, GROUP, JOIN, PREEMPT, Journal
+from muri.slurm_plugin.records.journal import (
+    DRY_RUN,
+    DRY_RUN_FAILED,
+    EXCLUSION,
+    GPU_MEM,
+    GROUP,
+    JOIN,
+    PREEMPT,
+    SOLO,
+    Journal,
+)
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
 log = logging.getLogger("muri.controller")
@@ -109,35 +119,35 @@ class Executor:
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
         self._journal.begin(token, GROUP, asdict(action), self._now_s)
         try:
-            host = self._gateway.submit(host_job(action, token, self._config))
+            pilot = self._gateway.submit(pilot_job(action, token, self._config))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
             for job_id in ids:
-                self._journal.set_fact("bar", str(job_id), f"Slurm refused its group's host job: {error}")
+                self._journal.set_fact(EXCLUSION, str(job_id), f"Slurm refused its group's host job: {error}")
             raise
-        self._journal.set_host(token, host)
+        self._journal.set_submitted_job(token, pilot)
         for member in action.members:
-            self._make_member(member, host, action.node)
+            self._make_member(member, pilot, action.node)
         self._journal.finish(token, "done")
 
     def _carry_on(self, action: CarryOnGroup) -> None:
-        host = find_host(self._view, action.token)
-        if host is None:
+        pilot = find_pilot(self._view, action.token)
+        if pilot is None:
             return
         intent = next(intent for intent in self._journal.intents("begun") if intent.token == action.token)
-        log.info("group %s: carrying on with its start, host job %d", action.token, host.job_id)
-        self._journal.set_host(action.token, host.job_id)
+        log.info("group %s: carrying on with its start, host job %d", action.token, pilot.job_id)
+        self._journal.set_submitted_job(action.token, pilot.job_id)
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
             if job is not None and job.state is JobState.PENDING and job.held:
-                self._make_member(member, host.job_id, intent.payload["node"])
+                self._make_member(member, pilot.job_id, intent.payload["node"])
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, host: int, node: str) -> None:
-        """Change and release one member; Slurm starts it as soon as the host has started."""
-        change = member_change(member, host, node, self._view.jobs[member.job_id], self._config.policy)
+    def _make_member(self, member: MemberPlan, pilot: int, node: str) -> None:
+        """Change and release one member; Slurm starts it as soon as the pilot has started."""
+        change = member_change(member, pilot, node, self._view.jobs[member.job_id], self._config.policy)
         try:
             self._gateway.modify(member.job_id, change)
             self._gateway.release(member.job_id)
@@ -147,7 +157,7 @@ class Executor:
             raise
         except GatewayError as error:
             self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
-            self._journal.set_fact("bar", str(member.job_id), f"Slurm refused to change its request: {error}")
+            self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
 
     def _abandon(self, action: Abandon) -> None:
@@ -161,7 +171,7 @@ class Executor:
                 why = give_share(self._gateway, self._view.jobs[action.job_id], action.share, self._now_s)
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
-            self._journal.set_fact("solo", str(action.job_id), reasons)
+            self._journal.set_fact(SOLO, str(action.job_id), reasons)
             self._gateway.release(action.job_id)
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
@@ -176,7 +186,7 @@ class Executor:
     def _restore(self, action: Restore) -> None:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
-        self._journal.set_fact("bar", str(action.job_id), action.why)
+        self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
         restore_request(self._gateway, self._view.jobs[action.job_id])
 
     def _cancel(self, action: Cancel) -> None:
@@ -216,8 +226,8 @@ class Executor:
         token = action.token or secrets.token_hex(6)
         if not action.token:
             self._journal.begin(token, JOIN, payload_of(action), self._now_s)
-        self._journal.set_host(token, action.host)
-        # Where Slurm refuses to tell the host, it might end before its new member: the join fails.
+        self._journal.set_submitted_job(token, action.host)
+        # Where Slurm refuses to tell the pilot, it might end before its new member: the join fails.
         self._gateway.modify(action.host, join_change(self._view.jobs[action.host], action))
         self._extend_partners(action)
         self._make_member(action.member, action.host, action.node)
@@ -255,20 +265,20 @@ class Executor:
         except GatewayError as error:
             self._dry_run_failed(DryRunFailed(token, str(key), f"Slurm refused it: {error}"))
             return
-        self._journal.set_host(token, run)
+        self._journal.set_submitted_job(token, run)
 
     def _keep_profile(self, action: KeepProfile) -> None:
         profile = action.profile
         log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
         self._store.put(profile)
         note_accumulates(self._store, profile, accumulates=action.accumulates)
-        self._journal.forget_fact("dry-run-failed", str(profile.key))
+        self._journal.forget_fact(DRY_RUN_FAILED, str(profile.key))
         self._journal.finish(action.token, "done")
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
-        count, _ = self._journal.facts("dry-run-failed").get(action.key, (0, ""))
-        self._journal.set_fact("dry-run-failed", action.key, [count + 1, action.why])
+        count, _ = self._journal.facts(DRY_RUN_FAILED).get(action.key, (0, ""))
+        self._journal.set_fact(DRY_RUN_FAILED, action.key, [count + 1, action.why])
         self._journal.finish(action.token, "done")
 
 

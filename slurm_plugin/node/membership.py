@@ -17,7 +17,7 @@ class SlurmMembership:
     """Tells whether a job was given to a group, and puts it back into the queue."""
 
     def expects_group(self, job_id: str) -> bool:
-        """Return whether the job's AdminComment names a host job.
+        """Return whether the job's AdminComment names a pilot job.
 
         A member must not run without its group's GPUs, so this keeps asking while slurmctld is away.
         """
@@ -50,13 +50,13 @@ class SlurmMembership:
         print(f"muri: {reason}; {outcome}", file=sys.stderr, flush=True)
 
     def pilot_of(self, job_id: str) -> str | None:
-        """Return the host job that the job's AdminComment names, None when it names none.
+        """Return the pilot job that the job's AdminComment names, None when it names none.
 
         Raises:
             GatewayError: Slurm cannot say now.
         """
         state = tags.parse_state(job_field(int(job_id), "admin_comment"))
-        return None if state is None else str(state.host)
+        return None if state is None else str(state.pilot)
 
     def accumulate_steps(self, job_id: str) -> int:
         """Return what the plan chose, as the job's AdminComment says; 1 when it says nothing.

@@ -1,6 +1,6 @@
 """The process of a group's placeholder job: starts the runtime on the GPUs, reports speeds, ends with the last member.
 
-The batch script that `slurm_requests.host_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --group JSON`.
+The batch script that `slurm_requests.pilot_job` writes runs it: `python -m muri.slurm_plugin.node.pilot --group JSON`.
 """
 
 import contextlib
@@ -71,7 +71,7 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
     ]  # fmt: skip
 
 
-class Host:
+class PilotWatch:
     """Watches one runtime and its members."""
 
     def __init__(self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]") -> None:
@@ -87,7 +87,7 @@ class Host:
         self._eager_polls_left = _EAGER_POLLS
 
     def watch(self) -> int:
-        """Return the host's exit code once the runtime or the last member has ended."""
+        """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
             code = self._runtime.poll()
             if code is not None:
@@ -146,7 +146,7 @@ class Host:
         return self._group.poll_s
 
     def _report_speeds(self) -> None:
-        """Tell the controller each member's progress and times through the host job's comment."""
+        """Tell the controller each member's progress and times through the pilot job's comment."""
         self._reported_s = time.monotonic()
         report = telemetry.compact(self._runtime_status())
         if report is not None and report != self._report:
@@ -157,7 +157,7 @@ class Host:
                 log.warning("cannot report speeds: %s", error)
 
     def _tell_fault(self) -> None:
-        """Tell the controller, through the host job's comment, who may have broken the GPU's context."""
+        """Tell the controller, through the pilot job's comment, who may have broken the GPU's context."""
         token = fault_token(self._runtime_status())
         if token is not None:
             try:
@@ -193,9 +193,9 @@ def main(text: str) -> None:
     log.info("host job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
     runtime = start(command)
-    # scancel and the time limit end the host: the runtime must not outlive it.
+    # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
-    code = Host(group, status, runtime).watch()
+    code = PilotWatch(group, status, runtime).watch()
     log.info("host job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
     sys.exit(code)
@@ -205,42 +205,42 @@ def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bo
     """Return the states of the members that still wait or run.
 
     A job that was stopped and went back to the queue is a member no more, whatever becomes of it: its
-    AdminComment names this host no longer. That is only looked at when no member is at work, and not of
-    members that have yet to come: the controller tags them a moment after the host was submitted.
+    AdminComment names this pilot no longer. That is only looked at when no member is at work, and not of
+    members that have yet to come: the controller tags them a moment after the pilot was submitted.
 
     Args:
-        known: The members that the host started with.
+        known: The members that the pilot started with.
         status: The members' part of the runtime's status.
         late: Whether members should have come by now.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    host = int(os.environ["SLURM_JOB_ID"])
+    pilot = int(os.environ["SLURM_JOB_ID"])
     members = dict.fromkeys(known)
     with contextlib.suppress(NoSuchJobError):
-        members |= dict.fromkeys((tags.parse_host(job_field(host, "admin_comment")) or ("", ()))[1])
+        members |= dict.fromkeys((tags.parse_pilot(job_field(pilot, "admin_comment")) or ("", ()))[1])
     states = active_jobs(list(members))
     at_work = {name: member.get("state") for name, member in status.items()}
     if "running" in at_work.values():
         return states
     came = {job_id for job_id in states if late or at_work.get(str(job_id)) == "ended"}
-    return {job_id: state for job_id, state in states.items() if job_id not in came or _serves(host, job_id)}
+    return {job_id: state for job_id, state in states.items() if job_id not in came or _serves(pilot, job_id)}
 
 
-def _serves(host: int, job_id: int) -> bool:
+def _serves(pilot: int, job_id: int) -> bool:
     try:
         comment = job_field(job_id, "admin_comment")
     except NoSuchJobError:
         return False
     state = tags.parse_state(comment)
-    return state is not None and state.host == host
+    return state is not None and state.pilot == pilot
 
 
 def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
     """Return what srun and each runtime are told of the group's ranks.
 
-    Slurm numbers the tasks; rank 0 is on the node where this host runs, which srun tells the others.
+    Slurm numbers the tasks; rank 0 is on the node where this pilot runs, which srun tells the others.
     """
     nodes, gpus = group.node_count, group.gpus_per_node
     if nodes * gpus == 1:

@@ -39,7 +39,7 @@ class MemberPlan:
 
 @dataclass(frozen=True, slots=True)
 class StartGroup:
-    """Submit a host job and make its members.
+    """Submit a pilot job and make its members.
 
     Attributes:
         members: In the planned ordering.
@@ -50,14 +50,14 @@ class StartGroup:
         partition: Partition of all members.
         account: Account of the first member.
         qos: QOS of the first member.
-        gpu_request: GRES per node of the host.
-        cpu_count: CPUs of each of the host's tasks.
-        mem_per_node_mib: Memory of the host; 0 = default.
-        time_limit_s: Time limit of the host; 0 = default.
+        gpu_request: GRES per node of the pilot.
+        cpu_count: CPUs of each of the pilot's tasks.
+        mem_per_node_mib: Memory of the pilot; 0 = default.
+        time_limit_s: Time limit of the pilot; 0 = default.
         efficiency: Predicted γ.
         period_s: Predicted T.
         reasons: Why, for people.
-        node_count: Nodes of the host.
+        node_count: Nodes of the pilot.
         gpus_per_node: GPUs on each; each gets a runtime of its own.
         mode: How members share, as in `Group.mode`.
     """
@@ -164,7 +164,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End one of Muri's own jobs (a host or a dry run)."""
+    """End one of Muri's own jobs (a pilot or a dry run)."""
 
     job_id: int
     why: str
@@ -224,11 +224,11 @@ class Join:
     """Add a waiting job to a group that runs.
 
     Attributes:
-        host: The group's host job.
+        host: The group's pilot job.
         node: Its node.
         member: The job.
         others: Members that it joins, with the time limits that they need beside it, 0 = unlimited.
-        host_limit_s: Time limit that the host needs, 0 = as it is.
+        host_limit_s: Time limit that the pilot needs, 0 = as it is.
         reasons: Why, for people.
         token: The intent that was begun for it, "" for a new one.
     """

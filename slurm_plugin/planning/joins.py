@@ -29,14 +29,14 @@ def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     return {int(intent.payload["member"]["job_id"]): intent for intent in intents if intent.kind == JOIN}
 
 
-def groups_by_host(intents: tuple[Intent, ...]) -> dict[int, Intent]:
-    """Return the group starts by host job, their members and those that joined later together."""
-    groups = {intent.host_job: intent for intent in intents if intent.kind == GROUP and intent.host_job}
+def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the group starts by pilot job, their members and those that joined later together."""
+    groups = {intent.submitted_job: intent for intent in intents if intent.kind == GROUP and intent.submitted_job}
     for intent in begun_joins(intents).values():
         group = groups.get(int(intent.payload["host"]))
-        if group is not None and group.host_job is not None and intent.state == "done":
+        if group is not None and group.submitted_job is not None and intent.state == "done":
             members = [*group.payload["members"], intent.payload["member"]]
-            groups[group.host_job] = replace(group, payload={**group.payload, "members": members})
+            groups[group.submitted_job] = replace(group, payload={**group.payload, "members": members})
     return groups
 
 
@@ -45,10 +45,10 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
     for job_id, intent in begun_joins(intents).items():
         if intent.state != "begun":
             continue
-        job, host = view.active(job_id), view.active(int(intent.payload["host"]))
+        job, pilot = view.active(job_id), view.active(int(intent.payload["host"]))
         if job is None or job.state is not JobState.PENDING or not job.held:
             yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
-        elif host is None or host.state is not JobState.RUNNING:
+        elif pilot is None or pilot.state is not JobState.RUNNING:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")
         else:
             yield join_in(intent.payload, intent.token)
@@ -67,15 +67,15 @@ def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:
     grouping = cycle.config.grouping
     if not grouping.join or grouping.discipline == "lockstep" or grouping.max_group_size < 2:
         return ()
-    groups = {group.host.job_id: group for group in running_groups(cycle.view)}
+    groups = {group.pilot.job_id: group for group in running_groups(cycle.view)}
     model = speed_model("fair" if grouping.speed_model == "default" else grouping.speed_model)
     joins: list[Join] = []
     for waiting in plan.waiting:
         job = cycle.view.jobs[waiting.job_id]
         if job.role is not Role.CANDIDATE or alone_reason(job, cycle):
             continue
-        gains = {host: _gain(job, group, cycle, model) for host, group in groups.items()}
-        best = max(gains, key=lambda host: (gains[host][0], -host), default=None)
+        gains = {pilot: _gain(job, group, cycle, model) for pilot, group in groups.items()}
+        best = max(gains, key=lambda pilot: (gains[pilot][0], -pilot), default=None)
         if best is None or gains[best][0] < _LEAST_GAIN:
             continue
         group, (gain, speed) = groups.pop(best), gains[best]
@@ -85,7 +85,7 @@ def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:
 
 def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedModel) -> tuple[float, float]:
     """What a join adds to a group's total speed, and the new member's own speed; (0, 0) when it cannot join."""
-    profiles = [_profile(member, group.host, cycle) for member in group.members]
+    profiles = [_profile(member, group.pilot, cycle) for member in group.members]
     own = cycle.knowledge.profile_for(job, cycle.key_of(job))
     if own is None or None in profiles or why_no_room(job, group, cycle):
         return 0.0, 0.0
@@ -99,8 +99,8 @@ def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedM
     return float(after.sum()) - before, float(after[-1])
 
 
-def _profile(member: ManagedJob, host: Job, cycle: CycleInput) -> StageProfile | None:
-    return cycle.knowledge.profiles.get(cycle.key_of(as_submitted(member, host)))
+def _profile(member: ManagedJob, pilot: Job, cycle: CycleInput) -> StageProfile | None:
+    return cycle.knowledge.profiles.get(cycle.key_of(as_submitted(member, pilot)))
 
 
 def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
@@ -111,12 +111,12 @@ def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
         group: The group.
         cycle: What the cycle decides on.
     """
-    host, node = group.host, next((node for node in cycle.nodes if node.name == group.host.nodes), None)
+    pilot, node = group.pilot, next((node for node in cycle.nodes if node.name == group.pilot.nodes), None)
     # A group on its way in or out is left alone, and one of several nodes or GPUs has one runtime for each.
     checks = (
         (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
-        ((job.uid, job.partition) != (host.uid, host.partition), "the group is of another user or partition"),
-        (job.gpu_count != host.gpu_count or host.gpu_count != 1, "only jobs on one GPU are joined"),
+        ((job.uid, job.partition) != (pilot.uid, pilot.partition), "the group is of another user or partition"),
+        (job.gpu_count != pilot.gpu_count or pilot.gpu_count != 1, "only jobs on one GPU are joined"),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(group.members) >= cycle.config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
         (node is None or not node.usable, "the group's node takes no new work"),
@@ -128,7 +128,7 @@ def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
 
 def _gpu_mem_gib(group: RunningGroup, cycle: CycleInput) -> float:
     """Memory of the group's GPU, 0 when unknown."""
-    types = (node.gpu_type for node in cycle.nodes if node.name == group.host.nodes)
+    types = (node.gpu_type for node in cycle.nodes if node.name == group.pilot.nodes)
     return next((cycle.config.gpu_mem_gib.get(kind, 0.0) for kind in types), 0.0)
 
 
@@ -136,7 +136,7 @@ def _memory_fits(job: Job, group: RunningGroup) -> bool:
     present = sum(
         member.membership.original.mem_per_node_mib for member in group.members if member.membership is not None
     )
-    return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.host.mem_per_node_mib
+    return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.pilot.mem_per_node_mib
 
 
 def join_to(job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInput, reasons: tuple[str, ...]) -> Join:
@@ -149,12 +149,12 @@ def join_to(job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInpu
         reasons: Why, for people.
         cycle: What the cycle decides on.
     """
-    host, size = group.host, len(group.members) + 1
+    pilot, size = group.pilot, len(group.members) + 1
     profile = cycle.knowledge.profiles[cycle.key_of(job)]
     member = member_plan(job, profile, speed, size, cycle.knowledge)
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
     why = (*reasons, *filter(None, (why_estimated(profile),)))
-    return Join(host.job_id, host.nodes, member, others, _host_limit_s(host, member, others, cycle.now_s), why)
+    return Join(pilot.job_id, pilot.nodes, member, others, _pilot_limit_s(pilot, member, others, cycle.now_s), why)
 
 
 def _why(group: RunningGroup, gain: float) -> str:
@@ -168,8 +168,8 @@ def _limit_beside(member: ManagedJob, size: int) -> int:
     return max(member.time_limit_s, original_s * size) if original_s else 0
 
 
-def _host_limit_s(host: Job, member: MemberPlan, others: tuple[tuple[int, int], ...], now_s: float) -> int:
-    """The time limit with which the host outlives all of its members; 0 leaves it as it is."""
-    ran_s = int(max(0.0, now_s - host.start_s))
+def _pilot_limit_s(pilot: Job, member: MemberPlan, others: tuple[tuple[int, int], ...], now_s: float) -> int:
+    """The time limit with which the pilot outlives all of its members; 0 leaves it as it is."""
+    ran_s = int(max(0.0, now_s - pilot.start_s))
     needed_s = max([ran_s + member.time_limit_s, *(limit_s for _, limit_s in others)]) + PILOT_EXTRA_S
-    return needed_s if host.time_limit_s and needed_s > host.time_limit_s else 0
+    return needed_s if pilot.time_limit_s and needed_s > pilot.time_limit_s else 0

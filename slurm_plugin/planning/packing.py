@@ -1,6 +1,6 @@
 """Policies that give out GPUs one by one, on Slurm: a job that may be joined runs in a group of its own. Pure.
 
-Slurm lends a job's GPUs to nobody. So a job that others may share with starts through a host job, as a group of one,
+Slurm lends a job's GPUs to nobody. So a job that others may share with starts through a pilot job, as a group of one,
 and a later one joins it where it is to have just the same GPUs (`whole_sets_only`).
 """
 
@@ -125,7 +125,7 @@ class PlacementOutcome:
             self._hold(sharer.job_id, places)
             return
         group = self._running_groups.get(self._holders.get(places, 0))
-        if group is not None and not any(join.host == group.host.job_id for join in self.joins):
+        if group is not None and not any(join.host == group.pilot.job_id for join in self.joins):
             self._join(sharer, job, group, cycle)
         elif met & {started.members[0] for started in self.groups}:
             why = Reason("it will join job {} once that one runs", (min(met),))
@@ -169,7 +169,7 @@ def _split(member: MemberPlan, job: PlanJob, steps: int) -> MemberPlan:
 
 
 def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJob], view: View) -> Action:
-    """A start with its members' steps, behind a host with room for one who joins."""
+    """A start with its members' steps, behind a pilot with room for one who joins."""
     if not isinstance(action, StartGroup):
         return action
     members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
@@ -181,7 +181,7 @@ def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJ
 def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
     """CPUs and memory (MiB) of two such jobs, as far as the GPU's part of the node goes and the node has them now.
 
-    What a host holds can't grow later, and one who joins runs in it; its batch script has a CPU and a little memory
+    What a pilot holds can't grow later, and one who joins runs in it; its batch script has a CPU and a little memory
     of its own.
     """
     scripts = action.members[0].cpu_count + 1
@@ -194,7 +194,7 @@ def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
     return cpus, max(action.mem_per_node_mib, min(2 * action.mem_per_node_mib, part_mib))
 
 
-_NO_HOST = "it runs without a host job, so that nobody can join it"
+_NO_PILOT = "it runs without a host job, so that nobody can join it"
 _SEVERAL_GPUS = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
 _NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 
@@ -252,13 +252,13 @@ class _Traits:
 def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, Running]]:
     """Each running job as a unit of its own, with the number of the unit that it shares GPUs in."""
     members = (member for group in running_groups(view) for member in group.members)
-    hosted = {member.job_id: member.membership for member in members}
+    grouped = {member.job_id: member.membership for member in members}
     for number, unit in enumerate(units):
         for job in unit.members:
             # What a member asks for now is Muri's doing: it was groupable, or it would be in no group.
-            why = "" if job.job_id in hosted else job.alone_reason or _NO_HOST
+            why = "" if job.job_id in grouped else job.alone_reason or _NO_PILOT
             known = replace(job, groupable=not why, alone_reason=why)
-            state = hosted.get(job.job_id)
+            state = grouped.get(job.job_id)
             steps = 1 if state is None else state.accumulate_steps
             yield number, replace(unit, members=(known,), cpu_mem_shares={}, accumulate_steps=steps)
 

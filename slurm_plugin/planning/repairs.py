@@ -27,8 +27,8 @@ from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
 
-# A host ends itself a few seconds after its last member; only a host that did not is cancelled.
-_HOST_GRACE_S = 60.0
+# A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
+_PILOT_GRACE_S = 60.0
 
 
 def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
@@ -48,9 +48,9 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     actions += returns
     settled |= {action.job_id for action in returns}
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
-    actions += _members(cycle, {intent.host_job for intent in begun}, settled, since_s)
+    actions += _members(cycle, {intent.submitted_job for intent in begun}, settled, since_s)
     actions += resets(cycle, settled)
-    actions += _hosts(groups, cycle)
+    actions += _pilots(groups, cycle)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
             actions += _dry_run(view, intent)
@@ -70,82 +70,82 @@ def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
     """
     for job in cycle.view.having(Role.OTHER):
         waits = job.held and job.state is JobState.PENDING
-        if job.reports.unfinished and waits and cycle.now_s - job.submit_s > _HOST_GRACE_S:
+        if job.reports.unfinished and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 
 
-def find_host(view: View, token: str) -> ManagedJob | None:
-    """Return the host job that carries a start's token, whether it still runs or not."""
-    pilots = (job for job in view.jobs.values() if job.pilot is not None and job.pilot.token == token)
+def find_pilot(view: View, token: str) -> ManagedJob | None:
+    """Return the pilot job that carries a start's token, whether it still runs or not."""
+    pilots = (job for job in view.jobs.values() if job.pilot_tag is not None and job.pilot_tag.token == token)
     return next(pilots, None)
 
 
 def _open_group(view: View, intent: Intent) -> Action:
-    host = find_host(view, intent.token)
-    if host is None:
+    pilot = find_pilot(view, intent.token)
+    if pilot is None:
         return Abandon(intent.token, "its host job was never accepted, or is forgotten")
-    if not host.state.is_active:
-        return Abandon(intent.token, f"its host job {host.job_id} has ended ({host.state})")
+    if not pilot.state.is_active:
+        return Abandon(intent.token, f"its host job {pilot.job_id} has ended ({pilot.state})")
     return CarryOnGroup(intent.token)
 
 
 def _members(
-    cycle: CycleInput, open_hosts: set[int | None], settled: AbstractSet[int], since_s: Mapping[int, float]
+    cycle: CycleInput, open_pilots: set[int | None], settled: AbstractSet[int], since_s: Mapping[int, float]
 ) -> Iterator[Action]:
     """Give back to Slurm the members that cannot run in their group.
 
     Args:
         cycle: What the cycle decides on.
-        open_hosts: Hosts of groups whose start is not finished.
+        open_pilots: Pilots of groups whose start is not finished.
         settled: Jobs that other actions look after.
         since_s: When jobs joined a group that ran already, by job id.
     """
     for job in cycle.view.having(Role.MEMBER):
         if job.state is not JobState.PENDING or job.job_id in settled:
             continue
-        host = cycle.view.active(job.membership.host) if job.membership else None
+        pilot = cycle.view.active(job.membership.pilot) if job.membership else None
         if job.set_aside:
             yield ReturnToQueue(job.job_id, "", "Slurm set it aside after it failed; it stays held")
-        elif host is None:
-            yield after_the_host(cycle.view, job)
-        elif host.job_id in open_hosts:
+        elif pilot is None:
+            yield after_pilot_end(cycle.view, job)
+        elif pilot.job_id in open_pilots:
             continue
         elif job.held:
             yield Restore(job.job_id, "it was taken out of its group")
-        elif _overdue(host, cycle):
-            yield Restore(job.job_id, f"host job {host.job_id} could not start in time")
+        elif _overdue(pilot, cycle):
+            yield Restore(job.job_id, f"host job {pilot.job_id} could not start in time")
         elif (
-            host.state is JobState.RUNNING
-            and _waited_s(job, host, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
+            pilot.state is JobState.RUNNING
+            and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
         ):
             yield Restore(job.job_id, "it could not start beside its group")
 
 
-def _waited_s(job: Job, host: Job, since_s: Mapping[int, float], now_s: float) -> float:
-    return now_s - max(host.start_s, since_s.get(job.job_id, 0.0))
+def _waited_s(job: Job, pilot: Job, since_s: Mapping[int, float], now_s: float) -> float:
+    return now_s - max(pilot.start_s, since_s.get(job.job_id, 0.0))
 
 
-def _overdue(host: Job, cycle: CycleInput) -> bool:
-    return host.state is JobState.PENDING and cycle.now_s - host.submit_s > cycle.config.host.start_timeout_s
+def _overdue(pilot: Job, cycle: CycleInput) -> bool:
+    return pilot.state is JobState.PENDING and cycle.now_s - pilot.submit_s > cycle.config.host.start_timeout_s
 
 
-def _hosts(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]:
-    served = {job.membership.host for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
-    for host in cycle.view.having(Role.HOST):
-        token = host.pilot.token if host.pilot is not None else ""
+def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]:
+    served = {job.membership.pilot for job in cycle.view.having(Role.MEMBER) if job.membership is not None}
+    for pilot in cycle.view.having(Role.PILOT):
+        token = pilot.pilot_tag.token if pilot.pilot_tag is not None else ""
         intent = groups.get(token)
         if intent is None or intent.state == "abandoned":
             # With the journal lost, the members' own tags still say whom they belong to.
-            if host.job_id not in served:
-                yield Cancel(host.job_id, "no member of its group is left")
-        elif intent.state == "done" and _overdue(host, cycle):
-            yield Cancel(host.job_id, "it could not start in time")
+            if pilot.job_id not in served:
+                yield Cancel(pilot.job_id, "no member of its group is left")
+        elif intent.state == "done" and _overdue(pilot, cycle):
+            yield Cancel(pilot.job_id, "it could not start in time")
         elif (
             intent.state == "done"
-            and host.job_id not in served
-            and cycle.now_s - max(host.start_s, host.submit_s) > _HOST_GRACE_S
+            and pilot.job_id not in served
+            and cycle.now_s - max(pilot.start_s, pilot.submit_s) > _PILOT_GRACE_S
         ):
-            yield Cancel(host.job_id, "no member of its group is left")
+            yield Cancel(pilot.job_id, "no member of its group is left")
 
 
 def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
@@ -166,7 +166,7 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
     if not still_wanted and (target is None or not target.state.is_active):
         yield Abandon(intent.token, "the job that it measured for is gone")
         return
-    if run is None and intent.host_job is None:
+    if run is None and intent.submitted_job is None:
         yield Abandon(intent.token, "the dry run was never submitted")
     elif run is None or not run.state.is_active:
         state = run.state if run is not None else "forgotten by Slurm"
@@ -248,10 +248,10 @@ def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
     return float(newest[1].get("gpu_mem_gib", 0.0)) if newest else 0.0
 
 
-def after_the_host(view: View, job: ManagedJob) -> Action:
+def after_pilot_end(view: View, job: ManagedJob) -> Action:
     """What to do with a waiting member whose pilot has ended, or is not known because its tag is damaged."""
-    host = view.jobs.get(job.membership.host) if job.membership is not None else None
-    fault = None if host is None else host.reports.fault
+    pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
+    fault = None if pilot is None else pilot.reports.fault
     if fault is None:
         return Restore(job.job_id, "its group's host job has ended")
     if job.job_id in fault.culprits:

@@ -18,7 +18,7 @@ from muri.units import MIB_PER_GIB
 
 _ALONE_BY_WISH = "it was submitted with alone"
 
-_PROMISED = {Role.HOST, Role.DRY_RUN, Role.RELEASED}
+_PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
 
 def ranks_reason(job: Job) -> str:

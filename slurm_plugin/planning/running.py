@@ -34,37 +34,37 @@ class RunningGroup:
     """A group at work.
 
     Attributes:
-        host: Its host job.
+        pilot: Its pilot job.
         members: Members that still wait or run, by job id.
     """
 
-    host: ManagedJob
+    pilot: ManagedJob
     members: tuple[ManagedJob, ...]
 
     @property
     def mode(self) -> Mode:
         """How they share, as in `Group.mode`."""
-        return self.host.mode
+        return self.pilot.mode
 
 
 def running_groups(view: View) -> tuple[RunningGroup, ...]:
-    """The groups whose host job runs, by host."""
+    """The groups whose pilot job runs, by pilot."""
     members: dict[int, list[ManagedJob]] = {}
     for job in view.having(Role.MEMBER):
         if job.membership is not None:
-            members.setdefault(job.membership.host, []).append(job)
+            members.setdefault(job.membership.pilot, []).append(job)
     return tuple(
-        RunningGroup(host, tuple(members[host.job_id]))
-        for host in view.having(Role.HOST)
-        if host.state is JobState.RUNNING and host.job_id in members
+        RunningGroup(pilot, tuple(members[pilot.job_id]))
+        for pilot in view.having(Role.PILOT)
+        if pilot.state is JobState.RUNNING and pilot.job_id in members
     )
 
 
-def as_submitted(job: ManagedJob, host: Job) -> ManagedJob:
+def as_submitted(job: ManagedJob, pilot: Job) -> ManagedJob:
     """A member with the request that it had before it was grouped."""
     if job.membership is None:
         return job
-    return replace(job, gpu_count=host.gpu_count, gpu_request=job.membership.original.gpu_request)
+    return replace(job, gpu_count=pilot.gpu_count, gpu_request=job.membership.original.gpu_request)
 
 
 def running_units(cycle: CycleInput) -> tuple[Running, ...]:
@@ -78,27 +78,27 @@ def _groups(cycle: CycleInput) -> Iterator[Running]:
     for group in running_groups(cycle.view):
         if any(job.state is not JobState.RUNNING for job in group.members):
             continue  # on its way in or out: Slurm's word first
-        members = tuple(_plan_job(as_submitted(job, group.host), cycle) for job in group.members)
-        yield Running(members, _shares(group.host), _group_hosts(group), mode=group.mode)
+        members = tuple(_plan_job(as_submitted(job, group.pilot), cycle) for job in group.members)
+        yield Running(members, _shares(group.pilot), _member_shares(group), mode=group.mode)
 
 
 def _solos(cycle: CycleInput) -> Iterator[Running]:
     for job in cycle.view.having(Role.RELEASED):
         if job.state is JobState.RUNNING and job.gpu_count and not (job.array or job.het):
             asked = as_asked(job)
-            yield Running((_plan_job(asked, cycle),), _shares(job), {job.job_id: _host_shares(job)})
+            yield Running((_plan_job(asked, cycle),), _shares(job), {job.job_id: _held_shares(job)})
 
 
-def _host_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
+def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     """A part of the CPUs and memory that a job holds on each of its nodes."""
     names = sorted(NodeSet(job.nodes)) if job.nodes else []
     mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
     return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
 
 
-def _group_hosts(group: RunningGroup) -> CpuMemShares:
-    """What a group's host holds, the same part of it for each member."""
-    shares = _host_shares(group.host, 1 / len(group.members))
+def _member_shares(group: RunningGroup) -> CpuMemShares:
+    """What a group's pilot holds, the same part of it for each member."""
+    shares = _held_shares(group.pilot, 1 / len(group.members))
     return {member.job_id: shares for member in group.members}
 
 

@@ -56,7 +56,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
     )
 
 
-def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
+def pilot_job(action: StartGroup, token: str, config: Config) -> NewJob:
     """Return the pilot job, which holds a group's GPUs and runs its runtime.
 
     Args:
@@ -83,7 +83,7 @@ def host_job(action: StartGroup, token: str, config: Config) -> NewJob:
         mem_per_node_mib=action.mem_per_node_mib,
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
-        admin_comment=with_mode(tags.HOST_PREFIX + tags.format_host(token, members), action.mode),
+        admin_comment=with_mode(tags.PILOT_PREFIX + tags.format_pilot(token, members), action.mode),
     )
 
 
@@ -180,35 +180,35 @@ def without_retries(admin_comment: str) -> JobChange:
     return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
 
 
-def member_change(member: MemberPlan, host: int, node: str, job: Job, policy: str) -> JobChange:
+def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: str) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
         member: What was planned for it.
-        host: The pilot job.
+        pilot: The pilot job.
         node: Where that runs: a node, or a folded list of them.
         job: As Slurm shows it.
         policy: Whose plan it is: some give members that run out of GPU memory another try.
     """
-    state = tags.MemberState(host, member.original, member.accumulate_steps)
+    state = tags.MemberState(pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     return JobChange(
         gpu_request="gres/gpu:0",
         required_nodes=node,
         cpu_count=member.cpu_count,
         cpus_per_task=1,
-        dependency=f"after:{host}",
+        dependency=f"after:{pilot}",
         mem_per_node_mib=member_mem_mib(member.original),
         time_limit_s=member.time_limit_s or None,
         admin_comment=with_retries(comment, policy),
     )
 
 
-def join_change(host: ManagedJob, join: Join) -> JobChange:
+def join_change(pilot: ManagedJob, join: Join) -> JobChange:
     """Return the change that tells a pilot whom it serves from now on, and gives it the time that this takes."""
-    token, members = host.pilot or tags.PilotTag("", ())
+    token, members = pilot.pilot_tag or tags.PilotTag("", ())
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
-    comment = tags.with_token(host.admin_comment, tags.HOST_PREFIX, tags.format_host(token, known))
+    comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
     return JobChange(admin_comment=comment, time_limit_s=join.host_limit_s or None)
 
 

@@ -114,9 +114,9 @@ def member_plan(
 
 
 def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: int, planned: int = 0) -> int:
-    """Return the CPUs of each task of a host, as far as the nodes have them.
+    """Return the CPUs of each task of a pilot, as far as the nodes have them.
 
-    Each member's own processes need a CPU per task beside the host.
+    Each member's own processes need a CPU per task beside the pilot.
 
     Args:
         jobs: The members.

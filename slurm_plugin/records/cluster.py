@@ -372,7 +372,7 @@ def _value(kind: Any, value: object, place: str) -> Any:
 
 def _state(value: object, place: str) -> JobState:
     try:
-        return JobState(value)  # type: ignore[arg-type]
+        return JobState(str(value))
     except ValueError:
         known = ", ".join(JobState)
         raise SnapshotFileError(f"{place}: {_shown(value)} is no job state; known are {known}") from None

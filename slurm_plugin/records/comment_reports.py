@@ -116,7 +116,7 @@ class MemberReport:
 
 
 def compact(status: Mapping[str, Any]) -> str | None:
-    """The token for the host job's comment; None when no member has done an iteration.
+    """The token for the pilot job's comment; None when no member has done an iteration.
 
     Args:
         status: Content of the runtime's status file.
@@ -187,7 +187,7 @@ class Fault:
 
 
 def fault_token(status: Mapping[str, Any]) -> str | None:
-    """The token for the host job's comment; None when the runtime's status tells of no fault."""
+    """The token for the pilot job's comment; None when the runtime's status tells of no fault."""
     fault = status.get("fault")
     if not isinstance(fault, dict):
         return None
@@ -256,7 +256,7 @@ def read_reports(comment: str) -> JobReports:
         dry_run=tags.parse_json(tags.token(comment, tags.PROFILE_PREFIX)),
         speeds=tags.parse_json(tags.token(comment, tags.SPEED_PREFIX)),
         fault=parse_fault(comment),
-        unfinished=bool(tags.token(comment, tags.HOST_PREFIX) or tags.token(comment, tags.DRY_RUN_PREFIX)),
+        unfinished=bool(tags.token(comment, tags.PILOT_PREFIX) or tags.token(comment, tags.DRY_RUN_PREFIX)),
     )
 
 

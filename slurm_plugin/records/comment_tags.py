@@ -7,15 +7,15 @@ lost journal loses no job: the original request of a changed job stands in its o
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 REQUEST_PREFIX: Final = "muri:"
 
 STATE_PREFIX: Final = "muri-state:"
 
-HOST_PREFIX: Final = "muri-host:"
+PILOT_PREFIX: Final = "muri-host:"
 
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
@@ -44,7 +44,7 @@ Mode = Literal["interleave", "plain"]
 """How members of a group share their GPU, as in `Group.mode`."""
 
 MODE_PREFIX: Final = "muri-mode:"
-"""In a host's AdminComment: plain where its members share without turns. It stands in Slurm, as `tags` explains."""
+"""In a pilot job's AdminComment: plain where its members share without turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,13 @@ class MemberState:
     """That a job was made a member.
 
     Attributes:
-        host: Job id of the group's host job.
+        pilot: Job id of the group's pilot job.
         original: What to put back when the group ends without the member having finished.
         accumulate_steps: Into how many micro-batches its batches are to be split.
     """
 
-    host: int
+    # Tags in a site's Slurm keep the old word.
+    pilot: Annotated[int, Field(alias="host")]
     original: Original
     accumulate_steps: int = 1
 
@@ -142,7 +143,7 @@ def parse_json(text: str | None) -> dict[str, Any] | None:
 def format_state(state: MemberState) -> str:
     """Write a member's state as a token's text."""
     steps = {"accumulate_steps": state.accumulate_steps} if state.accumulate_steps > 1 else {}
-    return format_json({"host": state.host, "original": asdict(state.original), **steps})
+    return format_json({"host": state.pilot, "original": asdict(state.original), **steps})
 
 
 def parse_state(admin_comment: str) -> MemberState | None:
@@ -167,14 +168,14 @@ def _parse(form: TypeAdapter[_T], text: str | None) -> _T | None:
         return None
 
 
-def format_host(host_token: str, members: tuple[int, ...]) -> str:
-    """Write a host job's token: which start it belongs to and who its members are."""
-    return f"{host_token}:{','.join(map(str, members))}"
+def format_pilot(start_token: str, members: tuple[int, ...]) -> str:
+    """Write a pilot job's token: which start it belongs to and who its members are."""
+    return f"{start_token}:{','.join(map(str, members))}"
 
 
-def parse_host(admin_comment: str) -> PilotTag | None:
+def parse_pilot(admin_comment: str) -> PilotTag | None:
     """Read a pilot job's token; None when the job is none."""
-    text = token(admin_comment, HOST_PREFIX)
+    text = token(admin_comment, PILOT_PREFIX)
     if text is None:
         return None
     name, _, members = text.partition(":")
@@ -182,12 +183,12 @@ def parse_host(admin_comment: str) -> PilotTag | None:
 
 
 def mode_of(admin_comment: str) -> Mode:
-    """Return how the members of a host with that AdminComment share."""
+    """Return how the members of a pilot with that AdminComment share."""
     return "plain" if token(admin_comment, MODE_PREFIX) == "plain" else "interleave"
 
 
 def with_mode(admin_comment: str, mode: Mode) -> str:
-    """Return a new host's AdminComment with the way in which its members share."""
+    """Return a new pilot job's AdminComment with the way in which its members share."""
     return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
 
 

@@ -40,6 +40,15 @@ PREEMPT: Final = "preempt"
 DRY_RUN: Final = "dry-run"
 """Kinds of intents."""
 
+EXCLUSION: Final = "bar"
+"""Name of the facts that say why a job must not be grouped again, by job id. Running sites' journals hold the word."""
+
+SOLO: Final = "solo"
+"""Name of the facts that say why a job was released alone, by job id."""
+
+DRY_RUN_FAILED: Final = "dry-run-failed"
+"""Name of the facts that count a model's failed dry runs and keep the last cause, by the profile key's text."""
+
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
 
@@ -57,7 +66,7 @@ class Intent:
         kind: GROUP, JOIN, PREEMPT or DRY_RUN.
         payload: What is needed to carry it on.
         state: "begun": perhaps half done; "done": every step was made; "abandoned": taken back.
-        host_job: Id of the job submitted for it, None while unknown.
+        submitted_job: Id of the job submitted for it, None while unknown.
         begun_s: When, seconds since the epoch.
     """
 
@@ -65,7 +74,7 @@ class Intent:
     kind: str
     payload: dict[str, Any]
     state: str
-    host_job: int | None
+    submitted_job: int | None
     begun_s: float
 
 
@@ -128,10 +137,10 @@ class Journal:
                 (token, kind, json.dumps(payload, sort_keys=True), now_s),
             )
 
-    def set_host(self, token: str, host_job: int) -> None:
+    def set_submitted_job(self, token: str, job_id: int) -> None:
         """Remember the job that was submitted for an intent."""
         with self._transaction():
-            self._connection.execute("UPDATE intents SET host_job=? WHERE token=?", (host_job, token))
+            self._connection.execute("UPDATE intents SET host_job=? WHERE token=?", (job_id, token))
 
     def finish(self, token: str, state: str) -> None:
         """Close an intent as "done" or "abandoned"."""
@@ -140,10 +149,10 @@ class Journal:
 
     def intents(self, state: str | None = None) -> tuple[Intent, ...]:
         """Return intents, oldest first; all of them or those in one state."""
-        where, values = ("WHERE state=?", (state,)) if state else ("", ())
         rows = self._connection.execute(
-            f"SELECT token, kind, payload, state, host_job, begun_s FROM intents {where} ORDER BY begun_s, token",  # noqa: S608
-            values,
+            "SELECT token, kind, payload, state, host_job, begun_s FROM intents WHERE ?1 IS NULL OR state=?1 "
+            "ORDER BY begun_s, token",
+            (state,),
         )
         return tuple(Intent(r[0], r[1], json.loads(r[2]), r[3], r[4], r[5]) for r in rows)
 

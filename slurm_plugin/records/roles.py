@@ -19,7 +19,7 @@ class Role(StrEnum):
         becoming a member.
     MEMBER: was given to a group; carries its original request. Leaves by ending or by being restored.
     RELEASED: submitted with `--muri` and no longer held: Slurm alone decides.
-    HOST: holds a group's GPUs.
+    PILOT: holds a group's GPUs.
     DRY_RUN: measures a model.
     NOT_OURS: held with a tag, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
         read). Leaves by an immediate release.
@@ -30,7 +30,7 @@ class Role(StrEnum):
     CANDIDATE = "candidate"
     MEMBER = "member"
     RELEASED = "released"
-    HOST = "host"
+    PILOT = "pilot"
     DRY_RUN = "dry-run"
     NOT_OURS = "not-ours"
     USER_HELD = "user-held"
@@ -46,7 +46,7 @@ class ManagedJob(Job):
         request: What `--muri` asked for.
         membership: Its group and its own request, None when it is no member or its tag is damaged.
         given: What it had asked for, None when it has its own CPUs and memory.
-        pilot: Of a pilot job: its start and its members.
+        pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
         dry_run: Of a dry run: its token.
         script: Hash of its batch script, "" when unknown.
@@ -58,7 +58,7 @@ class ManagedJob(Job):
     request: SubmitRequest = field(default_factory=SubmitRequest)
     membership: tags.MemberState | None = None
     given: tags.Given | None = None
-    pilot: tags.PilotTag | None = None
+    pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
     dry_run: str | None = None
     script: str = ""
@@ -79,8 +79,8 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     """
     comment = job.admin_comment
     request = parse_request(comment)
-    pilot, dry_run = tags.parse_host(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
-    role = Role.HOST if pilot else Role.DRY_RUN if dry_run is not None else _role_of(job, request)
+    pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
+    role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else _role_of(job, request)
     served = not partitions or job.partition in partitions
     if role is Role.CANDIDATE and (not served or job.gpu_count < 1):
         role = Role.NOT_OURS
@@ -90,7 +90,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         request=request or SubmitRequest(),
         membership=tags.parse_state(comment),
         given=tags.parse_given(comment),
-        pilot=pilot,
+        pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",

@@ -82,7 +82,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
         for each in case.intents:
             journal.begin(each["token"], each["kind"], each["payload"], each["begun_s"])
             if each["host_job"] is not None:
-                journal.set_host(each["token"], each["host_job"])
+                journal.set_submitted_job(each["token"], each["host_job"])
             if each["state"] != "begun":
                 journal.finish(each["token"], each["state"])
         for name, subject, value in case.facts:

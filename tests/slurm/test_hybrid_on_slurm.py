@@ -59,7 +59,7 @@ from pathlib import Path
 from muri.slurm_plugin.records.journal import Journal
 with Journal(Path(sys.argv[1])) as journal:
     groups = [intent for intent in journal.intents() if intent.kind == "group"]
-    print(json.dumps([[intent.host_job, intent.state, intent.payload["mode"]] for intent in groups]))
+    print(json.dumps([[intent.submitted_job, intent.state, intent.payload["mode"]] for intent in groups]))
 """
 
 

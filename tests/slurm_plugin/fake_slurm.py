@@ -185,7 +185,9 @@ class FakeSlurm:
     def tick(self, seconds: float = 10.0) -> None:
         """Let time pass and start what can start, in order of job ids."""
         self.now_s += seconds
-        for job in sorted(self.jobs.values(), key=lambda job: (tags.parse_host(job.admin_comment) is None, job.job_id)):
+        for job in sorted(
+            self.jobs.values(), key=lambda job: (tags.parse_pilot(job.admin_comment) is None, job.job_id)
+        ):
             if (
                 job.state is JobState.PENDING
                 and not job.held
@@ -214,9 +216,9 @@ def one_gpu() -> list[Node]:
     return [make_node("n1", gpu_count=1)]
 
 
-def hosts(slurm: FakeSlurm) -> list[Job]:
+def pilots(slurm: FakeSlurm) -> list[Job]:
     """The groups' placeholder jobs."""
-    return [job for job in slurm.jobs.values() if read_job(job).role is Role.HOST]
+    return [job for job in slurm.jobs.values() if read_job(job).role is Role.PILOT]
 
 
 def profile(model: str, stages: tuple[float, float, float, float]) -> StageProfile:

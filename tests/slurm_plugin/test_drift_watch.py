@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gpu
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import STAGES, ProfileKey
@@ -22,7 +22,7 @@ CYCLE_S = 100.0
 
 
 def report(slurm, cycle, **slow):
-    """Let the host tell of its members: as profiled, or slower by a factor."""
+    """Let the pilot tell of its members: as profiled, or slower by a factor."""
     members = {}
     for kind in FOUR_KINDS:
         factor = slow.get(kind.key.model, 1.0)
@@ -30,8 +30,8 @@ def report(slurm, cycle, **slow):
         members[kind.key.model.removeprefix("m")] = {
             "iterations": 100 * (cycle + 1), "iterations_per_s": 1.0, "stage_s": times, "wait_s": times,
         }  # fmt: skip
-    (host,) = hosts(slurm)
-    slurm.jobs[host.job_id] = replace(host, comment=compact({"members": members}))
+    (pilot,) = pilots(slurm)
+    slurm.jobs[pilot.job_id] = replace(pilot, comment=compact({"members": members}))
 
 
 def running_group(make_controller, **changes):

@@ -40,8 +40,8 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
     slurm = slurm_with_two()
     with make_controller(slurm) as controller:
         status = controller.cycle()
-    (host,) = having(slurm, Role.HOST)
-    assert [job.group for job in status.jobs] == [host.job_id, host.job_id]
+    (pilot,) = having(slurm, Role.PILOT)
+    assert [job.group for job in status.jobs] == [pilot.job_id, pilot.job_id]
     assert all(job.estimated for job in status.jobs)
     text = "\n".join(explanation(status.jobs[0]))
     assert "(from an estimated profile)" in text
@@ -53,7 +53,7 @@ def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
     slurm = slurm_with_two()
     with make_controller(slurm, profiling={"use_estimates": False}) as controller:
         status = controller.cycle()
-    assert not having(slurm, Role.HOST)
+    assert not having(slurm, Role.PILOT)
     assert len(having(slurm, Role.DRY_RUN)) == 2
     assert not any(job.estimated for job in status.jobs)
 
@@ -102,7 +102,7 @@ def test_a_model_whose_dry_runs_failed_is_not_planned_with_an_estimate(make_cont
         for _ in range(3):
             status = controller.cycle()
             slurm.tick()
-    assert not having(slurm, Role.HOST)
+    assert not having(slurm, Role.PILOT)
     assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
 
 

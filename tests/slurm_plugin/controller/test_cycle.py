@@ -1,7 +1,7 @@
 """The controller's cycle: groups, solo releases, repairs, and being killed between any two calls."""
 
 import pytest
-from fake_slurm import FakeSlurm, Killed, four_jobs, hosts, make_job, make_node, one_gpu
+from fake_slurm import FakeSlurm, Killed, four_jobs, make_job, make_node, one_gpu, pilots
 
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore
@@ -9,7 +9,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
-# Submitting the host, then changing and releasing four members.
+# Submitting the pilot, then changing and releasing four members.
 CALLS_OF_A_START = 9
 
 
@@ -17,23 +17,23 @@ def test_four_kinds_share_one_gpu(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
-    (host,) = hosts(slurm)
-    assert tags.parse_host(host.admin_comment)[1] != ()
-    assert set(tags.parse_host(host.admin_comment)[1]) == {1, 2, 3, 4}
+    (pilot,) = pilots(slurm)
+    assert tags.parse_pilot(pilot.admin_comment)[1] != ()
+    assert set(tags.parse_pilot(pilot.admin_comment)[1]) == {1, 2, 3, 4}
     assert len(slurm.calls) == CALLS_OF_A_START
     slurm.tick()
     slurm.tick()
-    assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4, host.job_id))
+    assert all(slurm.jobs[i].state is JobState.RUNNING for i in (1, 2, 3, 4, pilot.job_id))
     assert slurm.free_gpus("n1") == 0
 
 
-def test_members_wait_for_their_host_and_carry_their_original_request(make_controller):
+def test_members_wait_for_their_pilot_and_carry_their_original_request(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
     member = slurm.jobs[1]
     state = tags.parse_state(member.admin_comment)
-    assert member.dependency == f"after:{hosts(slurm)[0].job_id}"
+    assert member.dependency == f"after:{pilots(slurm)[0].job_id}"
     assert (member.gpu_count, member.cpu_count, member.required_nodes) == (0, 1, "n1")
     assert (state.original.gpu_request, state.original.cpu_count) == ("gres/gpu:1", 4)
     assert member.time_limit_s == 4 * 3600
@@ -44,7 +44,7 @@ def test_enough_gpus_means_nobody_shares(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1"), make_node("n2")])
     with make_controller(slurm) as controller:
         controller.cycle()
-    assert hosts(slurm) == []
+    assert pilots(slurm) == []
     slurm.tick()
     assert all(slurm.jobs[i].state is JobState.RUNNING and slurm.jobs[i].gpu_count == 1 for i in (1, 2, 3, 4))
 
@@ -54,7 +54,7 @@ def test_other_users_are_never_grouped_together(make_controller):
     slurm = FakeSlurm(jobs, one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
-    assert hosts(slurm) == []
+    assert pilots(slurm) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_job_that_must_run_alone_runs_alone_and_says_why(make_controller, chan
     slurm = FakeSlurm([make_job(1, **change), *four_jobs()[1:]], [make_node("n1", gpu_count=2)])
     with make_controller(slurm) as controller:
         controller.cycle()
-        assert all(1 not in tags.parse_host(host.admin_comment)[1] for host in hosts(slurm))
+        assert all(1 not in tags.parse_pilot(pilot.admin_comment)[1] for pilot in pilots(slurm))
         slurm.end(2)
         for _ in range(6):
             slurm.tick()
@@ -94,7 +94,7 @@ def test_a_job_that_cannot_be_planned_is_released_at_once(make_controller, chang
     with make_controller(slurm, partitions=("main",)) as controller:
         controller.cycle()
     assert not slurm.jobs[9].held
-    assert len(hosts(slurm)) == 1
+    assert len(pilots(slurm)) == 1
 
 
 def test_a_job_held_by_its_user_is_left_alone(make_controller):
@@ -149,8 +149,8 @@ def test_a_requeued_member_gets_its_request_back_and_runs_alone(make_controller)
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        (host,) = hosts(slurm)
-        slurm.end(host.job_id, JobState.FAILED)
+        (pilot,) = pilots(slurm)
+        slurm.end(pilot.job_id, JobState.FAILED)
         for i in (1, 2):
             slurm.requeue_hold(i)
         for i in (3, 4):
@@ -163,10 +163,10 @@ def test_a_requeued_member_gets_its_request_back_and_runs_alone(make_controller)
                     assert (slurm.jobs[i].gpu_count, slurm.jobs[i].required_nodes) == (1, "")
                     slurm.end(i)
     assert [slurm.jobs[i].state for i in (1, 2)] == [JobState.COMPLETED] * 2
-    assert len(hosts(slurm)) == 1
+    assert len(pilots(slurm)) == 1
 
 
-def test_a_host_that_cannot_start_sets_its_members_free_first(make_controller):
+def test_a_pilot_that_cannot_start_sets_its_members_free_first(make_controller):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -184,14 +184,14 @@ def run_to_the_end(slurm, make_controller, cycles=30):
             controller.cycle()
         slurm.tick()
         for job in list(slurm.jobs.values()):
-            if read_job(job).role is Role.HOST and job.state is JobState.RUNNING:
-                members = tags.parse_host(job.admin_comment)[1]
+            if read_job(job).role is Role.PILOT and job.state is JobState.RUNNING:
+                members = tags.parse_pilot(job.admin_comment)[1]
                 if not any(slurm.jobs[m].state.is_active for m in members):
                     slurm.end(job.job_id)
             elif job.state is JobState.RUNNING:
                 state = tags.parse_state(job.admin_comment)
-                host = slurm.jobs.get(state.host) if state else None
-                if state and (host is None or not host.state.is_active):
+                pilot = slurm.jobs.get(state.pilot) if state else None
+                if state and (pilot is None or not pilot.state.is_active):
                     slurm.requeue_hold(job.job_id)  # what `muri run` does when its runtime is gone
                     slurm.starts[job.job_id] -= 1
                 else:
@@ -207,10 +207,10 @@ def test_killed_at_any_call_loses_doubles_and_holds_nothing(make_controller, sid
     run_to_the_end(slurm, make_controller)
     assert [slurm.jobs[i].state for i in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[i] for i in (1, 2, 3, 4)] == [1, 1, 1, 1]
-    assert not any(job.state.is_active for job in hosts(slurm))
+    assert not any(job.state.is_active for job in pilots(slurm))
 
 
-def test_an_orphaned_host_is_cancelled_when_the_journal_is_lost(make_controller, tmp_path):
+def test_an_orphaned_pilot_is_cancelled_when_the_journal_is_lost(make_controller, tmp_path):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with pytest.raises(Killed), slurm.killing("after", 1), make_controller(slurm) as controller:
         controller.cycle()

@@ -25,8 +25,8 @@ def register(slurm: FakeSlurm, job_id: int) -> None:
     slurm._update(job_id, comment=f"{tags.CHECKPOINT_PREFIX}{slurm.jobs[job_id].restart_count}")
 
 
-def hosts(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if read_job(each).role is Role.HOST]
+def pilots(slurm: FakeSlurm):
+    return [each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT]
 
 
 def run_long_then_submit_short(make_controller, *, checkpoint: bool = True, registered: bool = True) -> FakeSlurm:
@@ -139,7 +139,7 @@ def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controll
 
 def test_a_waiting_job_joins_the_group_at_work(make_controller):
     slurm = group_of(make_controller, 1, 2)
-    (host,) = hosts(slurm)
+    (pilot,) = pilots(slurm)
     slurm.jobs[3] = job(3)
     with make_controller(slurm) as controller:
         controller.cycle()
@@ -150,11 +150,11 @@ def test_a_waiting_job_joins_the_group_at_work(make_controller):
     assert 0 < status[3].predicted_speed <= 1
     joined = slurm.jobs[3]
     assert joined.state is JobState.RUNNING
-    assert tags.parse_state(joined.admin_comment).host == host.job_id
-    assert tags.parse_host(slurm.jobs[host.job_id].admin_comment)[1] == (1, 2, 3)
+    assert tags.parse_state(joined.admin_comment).pilot == pilot.job_id
+    assert tags.parse_pilot(slurm.jobs[pilot.job_id].admin_comment)[1] == (1, 2, 3)
     assert {slurm.jobs[each].time_limit_s for each in (1, 2, 3)} == {3 * 3600}
-    assert slurm.jobs[host.job_id].time_limit_s >= 3 * 3600
-    assert hosts(slurm) == [slurm.jobs[host.job_id]]
+    assert slurm.jobs[pilot.job_id].time_limit_s >= 3 * 3600
+    assert pilots(slurm) == [slurm.jobs[pilot.job_id]]
     slurm._update(2, state=JobState.COMPLETED)
     with make_controller(slurm) as controller:
         status = {each.job_id: each for each in controller.cycle().jobs}
@@ -209,7 +209,7 @@ def test_killed_at_any_call_a_join_is_carried_on(make_controller, side, nth):
             controller.cycle()
         slurm.tick()
     assert (slurm.jobs[3].state, slurm.starts[3]) == (JobState.RUNNING, 1)
-    assert tags.parse_state(slurm.jobs[3].admin_comment).host == hosts(slurm)[0].job_id
+    assert tags.parse_state(slurm.jobs[3].admin_comment).pilot == pilots(slurm)[0].job_id
 
 
 def test_reasons_name_what_is_missing():

@@ -119,7 +119,7 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
     with make_controller(slurm) as controller:
         controller.cycle()
     slurm.jobs[3] = make_job(3)
-    slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the host must wait
+    slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the pilot must wait
     with contextlib.suppress(Killed), slurm.killing(side, nth):
         drain(slurm)
     slurm.tick()

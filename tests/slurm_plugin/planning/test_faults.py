@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, hosts, make_node, one_gpu
+from fake_slurm import FakeSlurm, four_jobs, make_node, one_gpu, pilots
 
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -41,12 +41,12 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
         controller.cycle()
         slurm.tick()
         slurm.tick()
-        (host,) = hosts(slurm)
+        (pilot,) = pilots(slurm)
         token = fault_token({"fault": {"cause": CAUSE, "culprits": ["3"]}})
-        slurm.jobs[host.job_id] = replace(slurm.jobs[host.job_id], comment=token)
+        slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
         for i in (1, 2, 3, 4):
             slurm.requeue_hold(i)
-        slurm.end(host.job_id, JobState.FAILED)
+        slurm.end(pilot.job_id, JobState.FAILED)
         told: set[str] = set()
         for _ in range(4):
             status = controller.cycle()
@@ -56,23 +56,23 @@ def test_culprit_runs_alone_and_the_others_share_again(make_controller):
                 assert read_job(slurm.jobs[3]).role is not Role.MEMBER
                 assert slurm.jobs[3].gpu_count == 1
                 slurm.end(3, JobState.FAILED)
-    second = [job for job in hosts(slurm) if job.job_id != host.job_id]
-    assert [set(tags.parse_host(job.admin_comment)[1]) for job in second] == [{1, 2, 4}]
+    second = [job for job in pilots(slurm) if job.job_id != pilot.job_id]
+    assert [set(tags.parse_pilot(job.admin_comment)[1]) for job in second] == [{1, 2, 4}]
     assert slurm.jobs[3].state is JobState.FAILED
     assert any("may have caused" in reason for reason in told)
 
 
-def test_host_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
+def test_pilot_that_slurm_has_forgotten_leaves_its_members_alone(make_controller):
     slurm = FakeSlurm(four_jobs(), [make_node("n1", gpu_count=1)])
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
         slurm.tick()
-        (host,) = hosts(slurm)
+        (pilot,) = pilots(slurm)
         for i in (1, 2, 3, 4):
             slurm.requeue_hold(i)
-        del slurm.jobs[host.job_id]
+        del slurm.jobs[pilot.job_id]
         controller.cycle()
         controller.cycle()
-    assert hosts(slurm) == []
+    assert pilots(slurm) == []
     assert not any(slurm.jobs[i].held for i in (1, 2, 3, 4))

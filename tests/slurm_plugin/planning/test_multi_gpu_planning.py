@@ -1,4 +1,4 @@
-"""Jobs on several GPUs and nodes: who is grouped, and what their host and members are."""
+"""Jobs on several GPUs and nodes: who is grouped, and what their pilot and members are."""
 
 import dataclasses
 import socket
@@ -10,12 +10,12 @@ from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
 from muri.slurm_plugin.gateway.commands import sbatch_arguments
-from muri.slurm_plugin.node import pilot as host_ranks
+from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
-from muri.slurm_plugin.planning.slurm_requests import dry_run_job, host_job
+from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
 from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.roles import view_of
@@ -53,11 +53,11 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     assert isinstance(group, StartGroup)
     assert (group.node, group.node_count, group.gpus_per_node) == ("n[1-2]", 2, 2)
     assert [member.cpu_count for member in group.members] == [4, 4]
-    host = host_job(group, "t", Config())
-    assert (host.required_nodes, host.node_count, host.tasks_per_node, host.cpu_count) == ("n[1-2]", 2, 2, 2)
-    assert host.gpu_request == "gres/gpu:2"
-    assert (told(host).node_count, told(host).gpus_per_node) == (2, 2)
-    arguments = sbatch_arguments(host)
+    pilot = pilot_job(group, "t", Config())
+    assert (pilot.required_nodes, pilot.node_count, pilot.tasks_per_node, pilot.cpu_count) == ("n[1-2]", 2, 2, 2)
+    assert pilot.gpu_request == "gres/gpu:2"
+    assert (told(pilot).node_count, told(pilot).gpus_per_node) == (2, 2)
+    arguments = sbatch_arguments(pilot)
     assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
 
 
@@ -70,9 +70,9 @@ def test_a_group_on_one_gpu_is_started_as_ever():
     jobs = [make_job(job, admin_comment=f"muri:model=m{job},batch-size=8,duration=100") for job in (1, 2, 3, 4)]
     actions, _ = planned(*jobs, nodes=1)
     group = next(action for action in actions if isinstance(action, StartGroup))
-    host = host_job(group, "t", Config())
-    assert (told(host).node_count, told(host).gpus_per_node) == (1, 1)
-    assert (host.node_count, host.tasks_per_node) == (1, 1)
+    pilot = pilot_job(group, "t", Config())
+    assert (told(pilot).node_count, told(pilot).gpus_per_node) == (1, 1)
+    assert (pilot.node_count, pilot.tasks_per_node) == (1, 1)
 
 
 def test_jobs_of_different_shapes_are_not_grouped():
@@ -131,6 +131,6 @@ def test_a_step_of_several_ranks(tmp_path):
 
 
 def test_the_port_is_free():
-    port = host_ranks.free_port()
+    port = pilot_process.free_port()
     with socket.create_server(("127.0.0.1", port)) as server:
         assert server.getsockname()[1] == port

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, hosts, make_job, one_gpu
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
@@ -90,7 +90,7 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
         controller.cycle()
         slurm.tick()
         slurm.tick()
-        (host,) = hosts(slurm)
+        (pilot,) = pilots(slurm)
         slurm.requeue_hold(3)
         slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 1, 1))
         before = controller.decision()
@@ -104,7 +104,7 @@ def test_a_member_out_of_memory_is_a_candidate_again_with_a_higher_request(make_
     asked = {job.job_id: job.gpu_mem_request_gib for job in after.preparation.request.jobs}
     assert asked == {3: 6.0}
     assert all(read_job(slurm.jobs[i]).role is Role.MEMBER for i in (1, 2, 4))
-    assert slurm.jobs[host.job_id].state.is_active
+    assert slurm.jobs[pilot.job_id].state.is_active
 
 
 def test_who_joins_again_asks_for_more_each_time(make_controller):

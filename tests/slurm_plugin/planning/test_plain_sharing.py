@@ -17,7 +17,7 @@ from muri.slurm_plugin.planning.actions import Preempt, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
-from muri.slurm_plugin.planning.slurm_requests import host_job
+from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import compact
 from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
@@ -63,16 +63,16 @@ def running_pair() -> FakeSlurm:
     """Two jobs at work, as a cycle that knew their pair has started them."""
     slurm = two_jobs()
     (start,) = starts(decided(slurm, pair(A, B)))
-    host = slurm.submit(host_job(start, "0a1b", Config()))
+    pilot = slurm.submit(pilot_job(start, "0a1b", Config()))
     for member in start.members:
-        state = tags.format_state(tags.MemberState(host, member.original))
+        state = tags.format_state(tags.MemberState(pilot, member.original))
         comment = tags.with_token(slurm.jobs[member.job_id].admin_comment, tags.STATE_PREFIX, state)
         slurm.jobs[member.job_id] = replace(
             slurm.jobs[member.job_id], admin_comment=comment, gpu_count=0, required_nodes="n1", held=False
         )
     for _ in range(2):
         slurm.tick()
-    assert all(slurm.jobs[each].nodes == "n1" for each in (1, 2, host))
+    assert all(slurm.jobs[each].nodes == "n1" for each in (1, 2, pilot))
     return slurm
 
 
@@ -87,10 +87,10 @@ def test_a_measured_pair_starts_side_by_side_in_processes():
     (start,) = starts(decided(two_jobs(), pair(A, B)))
     assert (start.mode, {member.job_id: member.speed for member in start.members}) == ("plain", {1: 0.8, 2: 0.625})
     assert any("they share without turns" in reason for reason in start.reasons)
-    host = host_job(start, "0a1b", Config())
-    assert (told(host).discipline, told(host).isolation) == ("plain", "process")
-    assert (mode_of(host.admin_comment), tags.parse_host(host.admin_comment)) == ("plain", ("0a1b", (1, 2)))
-    turns = host_job(replace(start, mode="interleave"), "0a1b", Config())
+    pilot = pilot_job(start, "0a1b", Config())
+    assert (told(pilot).discipline, told(pilot).isolation) == ("plain", "process")
+    assert (mode_of(pilot.admin_comment), tags.parse_pilot(pilot.admin_comment)) == ("plain", ("0a1b", (1, 2)))
+    turns = pilot_job(replace(start, mode="interleave"), "0a1b", Config())
     assert (told(turns).discipline, told(turns).isolation) == ("auto", "thread")
     assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-host:0a1b:1,2")
 
@@ -167,14 +167,14 @@ def test_what_runs_so_goes_on_so():
 
 def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):
     def marks_after_slow_cycles(slurm: FakeSlurm) -> set[str]:
-        (host,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.HOST)
+        (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
         slow = dict(zip(STAGES, (0.0, 0.0, 1.6, 0.0), strict=True))
         with make_controller(slurm, KNOWN, **HYBRID, profiles={"drift_after_s": 300}) as controller:
             for cycle in range(5):
                 slurm.now_s += 100.0
                 member = {"iterations": 100 * (cycle + 1), "iterations_per_s": 0.6, "stage_s": slow, "wait_s": slow}
                 report = compact({"members": {"1": member, "2": member}, "discipline": "plain"})
-                slurm.jobs[host.job_id] = replace(slurm.jobs[host.job_id], comment=report)
+                slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=report)
                 controller.cycle()
         with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
             return {mark.key.model for mark in store.stale_marks()}

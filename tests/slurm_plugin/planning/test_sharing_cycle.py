@@ -59,26 +59,26 @@ def cycle(slurm: FakeSlurm, make_controller, **changes):
         return {each.job_id: each for each in controller.cycle().jobs}
 
 
-def hosts(slurm: FakeSlurm):
-    return [each for each in slurm.jobs.values() if read_job(each).role is Role.HOST]
+def pilots(slurm: FakeSlurm):
+    return [each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT]
 
 
 def test_a_short_job_joins_a_long_one_with_as_small_a_batch_as_the_memory_asks(make_controller):
     slurm = run_alone(make_controller)
-    (host,) = hosts(slurm)
+    (pilot,) = pilots(slurm)
     first = tags.parse_state(slurm.jobs[1].admin_comment)
-    assert (first.host, first.accumulate_steps) == (host.job_id, 1)
+    assert (first.pilot, first.accumulate_steps) == (pilot.job_id, 1)
     slurm.jobs[2] = job(2, "short", 100, accumulate=8)
     status = cycle(slurm, make_controller)
     slurm.tick()
     joined = tags.parse_state(slurm.jobs[2].admin_comment)
-    assert (joined.host, joined.accumulate_steps) == (host.job_id, 4)  # 6 + 3.5 GiB fit into 10, 6 + 5 do not
+    assert (joined.pilot, joined.accumulate_steps) == (pilot.job_id, 4)  # 6 + 3.5 GiB fit into 10, 6 + 5 do not
     assert slurm.jobs[2].state is JobState.RUNNING
     assert status[2].partners == (1,)
     assert any("4 steps" in reason for reason in status[2].reasons)
     assert not any("4 steps" in reason for reason in status[1].reasons)
     assert 0 < status[2].predicted_speed < 1
-    assert hosts(slurm) == [slurm.jobs[host.job_id]]
+    assert pilots(slurm) == [slurm.jobs[pilot.job_id]]
     before = dict(slurm.jobs)
     cycle(slurm, make_controller)
     assert slurm.jobs == before  # both are kept as they are
@@ -111,19 +111,19 @@ def test_who_cannot_join_waits_and_starts_when_the_gpu_is_free(make_controller, 
     assert read_job(slurm.jobs[2]).role is Role.CANDIDATE
     assert status[2].reasons
     slurm.end(1)
-    slurm.end(hosts(slurm)[0].job_id)
+    slurm.end(pilots(slurm)[0].job_id)
     cycle(slurm, make_controller)
     slurm.tick()
     assert slurm.jobs[2].state is JobState.RUNNING
 
 
 @pytest.mark.parametrize("grouping", [{"join": False}, {"max_group_size": 1}, {"discipline": "lockstep"}])
-def test_where_nobody_may_join_jobs_start_without_a_host(make_controller, grouping):
+def test_where_nobody_may_join_jobs_start_without_a_pilot(make_controller, grouping):
     slurm = FakeSlurm([job(1, "long", 10_000)], [make_node("n1", gpu_count=1)])
     cycle(slurm, make_controller, grouping=grouping)
     slurm.tick()
     assert read_job(slurm.jobs[1]).role is Role.RELEASED
-    assert not hosts(slurm)
+    assert not pilots(slurm)
 
 
 def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
@@ -137,7 +137,7 @@ def test_a_script_does_not_run_beside_its_own_dry_run(make_controller):
     assert not slurm.jobs[1].held
 
 
-def test_jobs_on_several_gpus_start_without_a_host(make_controller):
+def test_jobs_on_several_gpus_start_without_a_pilot(make_controller):
     slurm = FakeSlurm([job(1, "long", 10_000, gpu_count=2, gpu_request="gres/gpu:2")], [make_node("n1", gpu_count=2)])
     cycle(slurm, make_controller)
     assert read_job(slurm.jobs[1]).role is Role.RELEASED
@@ -157,13 +157,13 @@ def test_killed_at_any_call_the_sub_batch_is_carried_on(make_controller, side, n
     assert tags.parse_state(slurm.jobs[2].admin_comment).accumulate_steps == 4
 
 
-@pytest.mark.parametrize(("node_mib", "host_mib"), [(64_000, 16_000), (14_000, 12_976), (8_500, 8_000), (0, 8_000)])
-def test_a_host_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(node_mib, host_mib):
+@pytest.mark.parametrize(("node_mib", "pilot_mib"), [(64_000, 16_000), (14_000, 12_976), (8_500, 8_000), (0, 8_000)])
+def test_a_pilot_holds_what_two_jobs_need_as_far_as_its_part_of_the_node_goes(node_mib, pilot_mib):
     node = make_node("n1", gpu_count=1, cpu_count=6, mem_mib=node_mib)
     slurm = FakeSlurm([job(1, "long", 10_000, mem_per_node_mib=8_000)], [node])
     decision = decided(slurm, Scripted(Sharer(1, (NodeShare("n1", 1, (0,)),))))
     (start,) = (action for action in decision.actions if isinstance(action, StartGroup))
-    assert (start.mem_per_node_mib, start.cpu_count) == (host_mib, 4)
+    assert (start.mem_per_node_mib, start.cpu_count) == (pilot_mib, 4)
 
 
 def test_of_two_that_want_the_same_group_one_joins(make_controller):
@@ -257,7 +257,7 @@ def test_a_damaged_fit_costs_no_cycle(make_controller):
     with make_controller(slurm, KNOWN, **POLICY) as controller:
         controller._store.put_document(KIND, Document("broken", "2026-01-01T00:00:00+00:00", {"fixed_s": "?"}))
         controller.cycle()
-    assert len(hosts(slurm)) == 1
+    assert len(pilots(slurm)) == 1
 
 
 def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):

@@ -4,19 +4,19 @@ import sqlite3
 
 import pytest
 
-from muri.slurm_plugin.records.journal import Journal, JournalError
+from muri.slurm_plugin.records.journal import EXCLUSION, Journal, JournalError
 
 
 def test_what_was_begun_is_known_after_a_restart(tmp_path):
     with Journal(tmp_path / "j.db") as journal:
         journal.begin("b", "group", {"members": [1]}, 2.0)
         journal.begin("a", "dry-run", {"job_id": 2}, 1.0)
-        journal.set_host("b", 9)
+        journal.set_submitted_job("b", 9)
         journal.finish("a", "done")
     with Journal(tmp_path / "j.db") as journal:
         assert [intent.token for intent in journal.intents()] == ["a", "b"]
         (open_intent,) = journal.intents("begun")
-    assert (open_intent.token, open_intent.host_job, open_intent.payload) == ("b", 9, {"members": [1]})
+    assert (open_intent.token, open_intent.submitted_job, open_intent.payload) == ("b", 9, {"members": [1]})
 
 
 def test_only_closed_intents_are_forgotten(tmp_path):
@@ -30,11 +30,11 @@ def test_only_closed_intents_are_forgotten(tmp_path):
 
 def test_facts_are_replaced_and_forgotten(tmp_path):
     with Journal(tmp_path / "j.db") as journal:
-        journal.set_fact("bar", "7", "why")
-        journal.set_fact("bar", "7", "because")
-        assert journal.facts("bar") == {"7": "because"}
-        journal.forget_fact("bar", "7")
-        assert journal.facts("bar") == {}
+        journal.set_fact(EXCLUSION, "7", "why")
+        journal.set_fact(EXCLUSION, "7", "because")
+        assert journal.facts(EXCLUSION) == {"7": "because"}
+        journal.forget_fact(EXCLUSION, "7")
+        assert journal.facts(EXCLUSION) == {}
 
 
 def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path):

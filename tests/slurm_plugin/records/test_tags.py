@@ -30,5 +30,5 @@ def test_a_damaged_state_is_no_state(text):
     assert tags.parse_state(f"muri-state:{text}") is None
 
 
-def test_a_hosts_token_names_its_members():
-    assert tags.parse_host("x muri-host:" + tags.format_host("t1", (3, 4))) == ("t1", (3, 4))
+def test_a_pilots_token_names_its_members():
+    assert tags.parse_pilot("x muri-host:" + tags.format_pilot("t1", (3, 4))) == ("t1", (3, 4))

@@ -1,9 +1,9 @@
-"""What hosts tell of their members reaches queue and explain, and fits into a comment."""
+"""What pilots tell of their members reaches queue and explain, and fits into a comment."""
 
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, four_jobs, hosts, make_job, one_gpu
+from fake_slurm import FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.profiler.records import STAGES
 from muri.slurm_plugin.cli.look import explanation
@@ -72,18 +72,18 @@ def test_off_plan_means_more_than_a_fifth():
     assert not is_off_plan(0.5, None)
 
 
-def test_queue_and_explain_show_what_the_host_measured(make_controller, tmp_path, capsys):
+def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_path, capsys):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
         controller.cycle()
         slurm.tick()
-        (host,) = hosts(slurm)
+        (pilot,) = pilots(slurm)
         planned = {job.job_id: job for job in controller.cycle().jobs}
         solo_s, predicted = planned[2].solo_iteration_s, planned[2].predicted_speed
         figures = {"1": member(rate_per_s=planned[1].predicted_speed / planned[1].solo_iteration_s)}
         figures["2"] = member(rate_per_s=0.5 * predicted / solo_s)
         token = compact({"members": figures, "discipline": "fair"})
-        slurm.jobs[host.job_id] = replace(slurm.jobs[host.job_id], comment=token)
+        slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
         status = controller.cycle()
         path = tmp_path / "copy.json"
         write_status(path, status)

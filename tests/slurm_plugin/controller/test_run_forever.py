@@ -8,7 +8,7 @@ import pytest
 
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.controller.loop import run_for_ever
+from muri.slurm_plugin.controller.loop import run_forever
 
 
 class Faulty:
@@ -31,7 +31,7 @@ def test_the_loop_goes_on_after_a_cycle_that_failed_for_whatever_reason(caplog: 
     stop = threading.Event()
     controller = Faulty(stop)
     with caplog.at_level(logging.ERROR, "muri.controller"):
-        run_for_ever(cast(Controller, controller), 0.0, stop)
+        run_forever(cast(Controller, controller), 0.0, stop)
     assert controller.cycles == 3
     said, fault = caplog.records
     assert "slurmctld does not answer" in said.getMessage()

@@ -283,16 +283,16 @@ def test_a_group_gets_what_its_members_get_together():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("cpus", "host_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
-def test_the_host_of_a_group_gets_the_shares_of_its_members(cpus, host_cpus):
+@pytest.mark.parametrize(("cpus", "pilot_cpus"), [((3.0, 7.0), 8), ((9.0, 9.0), 14), ((), 4)])
+def test_the_pilot_of_a_group_gets_the_shares_of_its_members(cpus, pilot_cpus):
     jobs = [make_job(each, admin_comment=f"muri:model=m{each},batch-size=8", mem_per_node_mib=GIB) for each in (1, 2)]
     view = view_of(Snapshot(NOW_S, "c", "26.05", tuple(jobs), (make_node("n1"),)))
     group = Group((1, 2), (NodeShare("n1", 1),), 1, 1.0, 0.9, {1: 0.9, 2: 0.9})
     shares = {each: (share(count, 3.0),) for each, count in enumerate(cpus, start=1)}
     know = Knowledge({profile.key: profile for profile in FOUR_KINDS})
     (start,) = actions_of(Plan("p", (group,), cpu_mem_shares=shares), CycleInput(view, know, Config()))
-    # A CPU for each member's own processes stays outside the host; the node has 16.
-    assert start.cpu_count == host_cpus
+    # A CPU for each member's own processes stays outside the pilot; the node has 16.
+    assert start.cpu_count == pilot_cpus
     assert start.mem_per_node_mib == (6 * GIB if cpus else 2 * GIB)
 
 
