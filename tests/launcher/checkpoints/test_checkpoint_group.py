@@ -34,7 +34,7 @@ RUNTIME = """
         def pilot_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
-    admission.AdmissionControl.__init__.__defaults__ = (Scheduler, None)
+    admission.AdmissionControl.__init__.__defaults__ = (Scheduler,)
     main.main()
 """
 
