@@ -1,8 +1,8 @@
 """Hooks in PyTorch that let an unchanged training loop run on micro-batches.
 
 Loaders hand out parts of a batch, backward passes are weighted, and what belongs to whole batches (optimizer steps,
-`zero_grad`, schedules, gradient scaling and clipping, averaged models, DDP's exchange) waits for the last part. In
-threads whose batches are not split every hook passes through.
+`zero_grad`, schedules, gradient scaling and clipping, averaged models, DDP's exchange) waits for the last part. Every
+hook calls PyTorch's own function in threads that do not split batches.
 """
 
 import functools
@@ -22,14 +22,14 @@ from torch.utils.data import dataloader
 from muri.launcher.accumulation.loop import SplitLoop, local
 
 FETCH_AHEAD: Final = ("accelerate.data_loader", "lightning.pytorch.loops", "pytorch_lightning.loops")
-"""Modules whose loops fetch a batch ahead of the one they train on, and have accumulation of their own."""
+"""Modules with loops that fetch a batch ahead of the one they train on; they have their own accumulation option."""
 
 _OWNER: Final = "_muri_split_loop"
-"""An iterator of a loader keeps whose loop it belongs to."""
+"""Attribute of a loader's iterator: the `SplitLoop` that it belongs to."""
 
 
 class Patches:
-    """What was put in the place of PyTorch's own, and how to put that back."""
+    """The functions that replace PyTorch's own, and how to restore those."""
 
     def __init__(self) -> None:
         self._done: list[tuple[Any, str, Any, Any]] = []
@@ -37,7 +37,7 @@ class Patches:
         self._lock = threading.Lock()
 
     def wrap(self, place: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace one function; what a version of PyTorch does not have stays out."""
+        """Replace one function; skip what this version of PyTorch lacks."""
         own = place.__dict__.get(name)
         if own is None:
             return
@@ -91,11 +91,13 @@ def in_effect(steps: int) -> Iterator[None]:
 
 
 def _install() -> None:
+    # The script calls these itself, so only a patch can hand it parts and hold back what must wait for the last one.
     patches.wrap(dataloader._BaseDataLoaderIter, "__next__", _fetching)
     patches.wrap(torch.autograd, "backward", _weighting)
     patches.wrap(DistributedDataParallel, "forward", _exchanging_last)
     for owner in (Optimizer, torch.nn.Module):
         patches.wrap(owner, "zero_grad", _clearing)
+    # Classes get their `step` wrapped when their first object is made; those that have one already are patched below.
     patches.wrap(Optimizer, "profile_hook_step", lambda plain: lambda step: _stepping(plain(step)))
     hooked: list[type] = [kind for kind in _family(Optimizer) if getattr(kind.__dict__.get("step"), "hooked", False)]
     for place in (*hooked, *_with_step_of_their_own(hooked)):
@@ -119,7 +121,7 @@ def _family(root: type) -> Iterator[type]:
 
 
 def _with_step_of_their_own(kinds: list[type]) -> list[Any]:
-    """Optimizers made before the hooks whose schedule has put a counting `step` into the object."""
+    """Optimizers made before the hooks, with a counting `step` that their schedule has put into the object."""
     found = gc.get_referrers(*kinds) if kinds else []
     return [thing for thing in found if type(thing) in kinds and "step" in vars(thing)]
 
@@ -193,7 +195,7 @@ def _clipping(plain: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         if not local.amid_batch:
             return plain(parameters, *args, **kwargs)
-        return torch.zeros(())  # gradients are not complete yet: they have no norm
+        return torch.zeros(())  # incomplete gradients have no norm yet
 
     return clip_grad_norm_
 
@@ -202,7 +204,7 @@ def _exchanging_last(plain: Callable[..., Any]) -> Callable[..., Any]:
     def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
         if not (local.exchange_waits and torch.is_grad_enabled()):
             return plain(model, *args, **kwargs)
-        with model.no_sync():  # what backward does is decided by forward
+        with model.no_sync():  # DDP decides in forward whether backward exchanges gradients
             return plain(model, *args, **kwargs)
 
     return forward

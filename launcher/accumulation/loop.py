@@ -1,8 +1,9 @@
-"""A training loop whose loader hands out micro-batches without the script's knowing: where it is, and what may pass.
+"""Follows a training loop while its loader hands out micro-batches, and decides which calls pass through.
 
-A batch is split when a loader is asked for it. Optimizer steps, and all that belongs to them, wait until its last part
-was handed out. A sign that the loop cannot be split ends the splitting: the parts so far are undone, and the batch is
-handed out once more, whole. `local` tells each thread its loop; nothing here imports PyTorch before the script does.
+A batch is split when the script asks a loader for it. Optimizer steps, and all that belongs to them, wait until the
+loader has handed out its last part. A sign that the loop cannot be split ends the splitting: the parts so far are
+undone, and the batch is handed out once more, whole. `local` tells each thread its loop; nothing here imports PyTorch
+before the script does.
 """
 
 import os
@@ -21,13 +22,13 @@ from muri.launcher.job.session import current_session
 _MOST_NODES: Final = 100_000
 
 _LEAST_SAMPLES = 2
-"""Of a part: layers that normalize over samples refuse a single one."""
+"""Least samples of a part: layers that normalize over samples refuse a single one."""
 
 _ADVICE = "use muri.accumulate() in the script (docs/sub-batches.md)"
 
 
 class Gradients:
-    """Follows the parameters of one loop: whose gradients they are, and whether they are still there.
+    """Follows the parameters of one loop, and whether the gradients that its parts accumulated are still there.
 
     Attributes:
         batch_norm: Whether the graph normalizes over the samples of a micro-batch.
@@ -67,7 +68,7 @@ class Gradients:
         return id(parameter.grad) == identity and parameter.grad._version == version
 
     def scale(self, factor: float) -> None:
-        """Multiply all of them."""
+        """Multiply all gradients."""
         for parameter in self._alive():
             if parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -102,7 +103,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 class SplitLoop:
-    """What one thread's loop goes through.
+    """The state of one thread's training loop while its batches are split.
 
     Args:
         steps: Micro-batches per batch.
@@ -159,7 +160,7 @@ class SplitLoop:
         return self._begin(iterator, whole)
 
     def backward(self, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A backward pass of the script."""
+        """Run a backward pass of the script, weighted by the part's share of the batch."""
         batch = self._current()
         if batch is None or self._inside or batch.stepped:
             plain(*args, **kwargs)
@@ -173,7 +174,7 @@ class SplitLoop:
             self._inside = False
 
     def may_step(self, *, closure: bool = False) -> bool:
-        """The script wants the optimizer to step; whether it may now."""
+        """Whether the optimizer may step now, when the script asks it to."""
         batch = self._current()
         if batch is None:
             return True
@@ -188,7 +189,7 @@ class SplitLoop:
         return True
 
     def refuse(self, reason: str) -> None:
-        """This loop cannot be split: say why, undo the current batch's parts and hand out whole batches."""
+        """Stop splitting this loop: say why, undo the current batch's parts and hand out whole batches."""
         if not self._refused:
             self._notify(
                 f"batches are not split: {reason}; training goes on with whole batches. To split them, {_ADVICE}"
@@ -199,7 +200,7 @@ class SplitLoop:
             self._gradients.clear()
 
     def lose(self, reason: str) -> None:
-        """The loader of the current batch is out of this loop's hands: go on with whole batches at once."""
+        """Go on with whole batches at once, because another thread uses the current batch's loader."""
         self.refuse(reason)
         self._batch = None
 
@@ -234,7 +235,7 @@ class SplitLoop:
         return part
 
     def _continue(self, batch: SplitBatch, source: Any) -> Any:
-        """The next part of the batch, or all of it again; None: it is done."""
+        """The next part of the batch, or the whole batch again; None when the batch is done."""
         if not (batch.undone or batch.last):
             if not batch.backward and batch.position == 0:
                 return self._rest(batch, source)
@@ -262,7 +263,7 @@ class SplitLoop:
             self.refuse("the script accumulates gradients over several batches itself")
 
     def _is_second(self, batch: SplitBatch) -> bool:
-        """Whether a loader that is asked within another one's batch belongs to the same iteration."""
+        """Whether a second loader, asked during this batch, belongs to the same iteration."""
         if batch.undone or batch.backward:
             self.end()
             return False
@@ -279,7 +280,7 @@ class SplitLoop:
     def _weighted(
         self, batch: SplitBatch, plain: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> bool:
-        """A part's backward pass with its share as the gradient; False: it cannot be given one."""
+        """Run a part's backward pass with its share as the gradient; False when that is not possible."""
         loss = _single_loss(args, kwargs)
         if loss is not None:
             self._look_at(loss)
@@ -337,7 +338,7 @@ def _single_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _full_like(loss: Any, value: float) -> Any:
-    import torch  # (there is a loss, so it is there)
+    import torch  # a loss exists, so the script has imported it
 
     return torch.full_like(loss, value)
 
@@ -345,7 +346,7 @@ def _full_like(loss: Any, value: float) -> Any:
 class LocalState(threading.local):
     """Whether the calling thread's batches are split, and where it is in one.
 
-    A session of a shared runtime trains in a thread of its own, so this is the script's as well.
+    A session of a shared runtime trains in its own thread, so each script has its own state.
     """
 
     def __init__(self) -> None:
@@ -375,19 +376,19 @@ class LocalState(threading.local):
         return self._partial or self.amid_batch
 
     def refuse(self, reason: str) -> None:
-        """Let loaders give whole batches, and tell the user the reason, if they were to be split."""
+        """Let loaders give whole batches; if they were being split, tell the user the reason."""
         if self.loop is not None:
             self.loop.refuse(reason)
 
     def become_explicit(self) -> None:
-        """The script splits its batches itself: loaders give whole ones from now on."""
+        """Let loaders give whole batches from now on, because the script splits them itself."""
         if self._loop is not None:
             self._loop.end()
         self._explicit, self._looked, self._loop = True, True, None
 
     @contextmanager
     def partial(self, amid_batch: bool) -> Iterator[None]:
-        """A micro-batch that the script itself asked for is being worked on.
+        """The script works on a micro-batch that it asked for itself.
 
         Args:
             amid_batch: Whether it is not the last one of its batch.

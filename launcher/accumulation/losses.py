@@ -1,7 +1,7 @@
 """Reads from autograd's graph whether a loss is a mean over the samples of its batch, a sum, or neither.
 
-The gradient of a mean over B samples is the sum of its micro-batches' mean gradients, each times its part of B; that
-of a sum is their plain sum. A loss that is not surely one or the other cannot be split without being asked.
+The gradient of a mean over B samples is the sum of its micro-batches' mean gradients, each times its share of B; that
+of a sum is their plain sum. Hooks split a loss only if it is certainly one of the two.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ def reduction_of(loss: Any, samples: int) -> Reduction:
         samples: Samples of the micro-batch.
 
     Raises:
-        UnknownLossError: It cannot be told; the message says at which operation.
+        UnknownLossError: The graph does not tell; the message names the operation.
     """
     if loss.grad_fn is None or loss.numel() != 1:
         raise UnknownLossError("the loss is no single value with a graph")
@@ -121,7 +121,7 @@ def _of_product(node: Any, samples: int) -> Reduction:
 
 
 def _scaled(node: Any, samples: int, divisor_of: Callable[[float], float]) -> Reduction:
-    """A term times a constant; a sum's could be the number of samples, which differs from part to part."""
+    """A term times a constant; a sum may be scaled by the number of samples, which differs between parts."""
     children = _children(node)
     if len(children) != 1:
         raise UnknownLossError("it scales one trained term by another")
@@ -148,7 +148,7 @@ def _over_samples(sizes: Any, samples: int) -> bool:
 
 
 def _sum_of_dimensions(node: Any) -> bool:
-    """Whether it reduces given dimensions only, of several."""
+    """Whether the node reduces only some of several dimensions."""
     return hasattr(node, "_saved_dim") and len(node._saved_self_sym_sizes) > 1
 
 
@@ -171,8 +171,8 @@ def scale_between(first: Reduction, now: Reduction, samples: float) -> float:
         samples: How many times as many samples it has.
 
     Raises:
-        UnknownLossError: They are other terms, not all greater by the same, or taken over values that do not grow with
-            the samples.
+        UnknownLossError: The terms differ, their divisors grow by different factors, or they are taken over values
+            that do not grow with the samples.
     """
     if len(first.counts) != len(now.counts) or not all(
         isclose(after, samples * before, rel_tol=1e-6) for before, after in zip(first.counts, now.counts, strict=True)
@@ -190,8 +190,8 @@ def scale_between(first: Reduction, now: Reduction, samples: float) -> float:
 class Shares:
     """The factor of each micro-batch's loss.
 
-    Means are taken over samples, or over weights of samples (classes' weights, ignored targets), whose sum is only
-    known when all parts are: until then it is estimated from the first part, and corrected before the last.
+    Means are taken over samples, or over weights of samples (classes' weights, ignored targets). The sum of weights is
+    known only with the last part: until then it is estimated from the first part, and corrected before the last.
     """
 
     def __init__(self, samples: int) -> None:

@@ -1,4 +1,4 @@
-"""Cuts a batch along its first dimension, whatever tensors, mappings and sequences it is made of, part by part."""
+"""Cuts a batch of tensors, mappings and sequences along its first dimension into parts."""
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,7 @@ from muri.launcher.job.environment import AccumulateError
 
 
 class UnsplittableError(AccumulateError):
-    """What a loader gave is no batch that could be cut."""
+    """A loader gave something that cannot be cut into parts."""
 
 
 def sample_count(batch: Any) -> int:
@@ -29,7 +29,7 @@ def sizes_of(samples: int, steps: int) -> list[int]:
     """Sizes of at most `steps` micro-batches, as equal as possible, larger ones first; none is empty.
 
     Returns:
-        The sizes; one that is 0 for a batch without samples.
+        The sizes; a single 0 for a batch without samples.
     """
     steps = max(1, min(steps, samples))
     whole, rest = divmod(samples, steps)
@@ -37,9 +37,9 @@ def sizes_of(samples: int, steps: int) -> list[int]:
 
 
 def varied(sizes: list[int]) -> list[int]:
-    """Sizes of which not all are equal, for the same samples; two parts of two samples stay as they are.
+    """Unequal sizes for the same samples; two parts of two samples stay as they are.
 
-    What a loss is taken over shows when parts differ. From four samples on no part gets larger than before.
+    Only parts of different sizes show what a loss is taken over. From four samples on no part gets larger than before.
     """
     if len(set(sizes)) > 1:
         return sizes
@@ -83,7 +83,7 @@ def _lengths(batch: Any) -> Iterator[int]:
 
 
 def _is_array(value: Any) -> bool:
-    """A tensor or array with a first dimension; scalars are the batch's as a whole."""
+    """A tensor or array with a first dimension; scalars belong to the whole batch."""
     return hasattr(value, "ndim") and hasattr(value, "shape") and value.ndim > 0
 
 
@@ -114,12 +114,12 @@ class SplitBatch:
     """A batch that is being handed out in parts.
 
     Attributes:
-        iterator: Who it came from.
+        iterator: The loader's iterator that it came from.
         whole: The batch.
         sizes: Samples of each part.
         position: The part that the loop works on.
         backward: Whether the part's gradient was computed.
-        step: Whether the script wanted the optimizer's step after it.
+        step: Whether the script asked for the optimizer's step after it.
         stepped: Whether the optimizer stepped on the whole batch.
         undone: The parts so far do not count; the whole batch comes next.
     """
@@ -135,7 +135,7 @@ class SplitBatch:
 
     @property
     def last(self) -> bool:
-        """Whether the loop works on its last part."""
+        """Whether the loop works on the batch's last part."""
         return self.position == len(self.sizes) - 1
 
     def part(self) -> Any:

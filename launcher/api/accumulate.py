@@ -1,4 +1,4 @@
-"""`muri.accumulate`: a script's batches as micro-batches whose gradients add up to the whole batch's."""
+"""`muri.accumulate`: splits a script's batches into micro-batches; their gradients add up to the whole batch's."""
 
 import sys
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ class accumulate:
                 their first dimension.
 
         Raises:
-            UnsplittableError: There is no tensor in it, or their lengths differ; not with one step.
+            UnsplittableError: The batch holds no tensor, or their lengths differ; never raised with one step.
         """
         self.loss, self.share = None, 1.0
         if self.steps == 1:
@@ -88,7 +88,7 @@ class accumulate:
     def __enter__(self) -> "accumulate":
         """Let hooks split what loaders give in this thread, from here on."""
         if self.steps > 1:
-            from muri.launcher.accumulation import hooks  # (imports torch)
+            from muri.launcher.accumulation import hooks  # imports torch, which a script may lack
 
             self._hooks.enter_context(hooks.in_effect(self.steps))
         return self

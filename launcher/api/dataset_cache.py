@@ -34,7 +34,7 @@ _REFUSED: Final = -1
 
 
 class CacheError(UsageError, ValueError):
-    """A script asked for a cache that cannot be."""
+    """A script asked for a cache that is not possible."""
 
 
 def cache(dataset: Any, *, gib: float) -> "CachedDataset":
@@ -51,7 +51,7 @@ def cache(dataset: Any, *, gib: float) -> "CachedDataset":
         A dataset that gives equal items, and passes other attributes on to the wrapped one.
 
     Raises:
-        CacheError: It is no map-style dataset, or gib is no sensible size.
+        CacheError: The dataset is not map-style, or `gib` is not a usable size.
     """
     return CachedDataset(dataset, gib)
 
@@ -77,7 +77,7 @@ class CachedDataset:
         return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        """The item, kept or from the dataset; what is no position in it is the dataset's affair."""
+        """The item, kept or from the dataset; the dataset itself judges an index that is no position in it."""
         place = self._place(index)
         if place is None:
             return self.dataset[index]
@@ -109,7 +109,7 @@ class CachedDataset:
         return self._items.used_bytes / GIB
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the wrapped dataset has."""
+        """Any other attribute of the wrapped dataset."""
         if name.startswith("__") or name == "dataset":  # copying and pickling ask before there is a dataset
             raise AttributeError(name)
         return getattr(self.dataset, name)
@@ -203,7 +203,7 @@ class SharedItems:
         limit_bytes: Most memory, the table included.
 
     Raises:
-        OSError: There is no memory, or no file may be opened.
+        OSError: Memory is short, or the process may open no more files.
     """
 
     def __init__(self, places: int, limit_bytes: int) -> None:
@@ -253,7 +253,7 @@ class SharedItems:
             self._words[_USED] += len(content)  # before the bytes: a writer killed here leaves a gap, no damage
             try:
                 _write(self._fd, content, offset)
-            except OSError:  # no memory: less is kept
+            except OSError:  # memory is short: keep less
                 self._words[index + 1] = _REFUSED
                 return False
             self._words[index] = offset
@@ -278,11 +278,11 @@ class SharedItems:
         return self.table_bytes(self.places) + self._words[_USED]
 
     def __getstate__(self) -> dict[str, Any]:
-        """For a process that is being spawned: the same memory."""
+        """Hand the same memory to a process that is being spawned."""
         return {"places": self.places, "limit_bytes": self.limit_bytes, "fd": reduction.DupFd(self._fd)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the spawned process."""
+        """Attach to the memory in the spawned process."""
         self.places = state["places"]
         self.limit_bytes = state["limit_bytes"]
         self._adopt(state["fd"].detach())
@@ -296,12 +296,12 @@ class SharedItems:
         _all_items.add(self)
 
     def renew_mutex(self) -> None:
-        """In a forked child: a thread that held the lock is not there."""
+        """Renew the lock in a forked child, which lacks the thread that may hold it."""
         self._mutex = threading.Lock()
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Alone among threads by the mutex, among processes by the file's lock."""
+        """Exclude other threads by the mutex, other processes by the file's lock."""
         with self._mutex:
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
@@ -329,7 +329,7 @@ def encode(item: object) -> bytes:
     """An item as bytes.
 
     Raises:
-        Exception: It cannot be pickled; which error depends on the item.
+        Exception: The item cannot be pickled; which error depends on the item.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(item)
@@ -349,7 +349,7 @@ class _Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        """How to pickle a value; NotImplemented: as usual."""
+        """How to pickle a value; NotImplemented leaves it to pickle's own way."""
         torch = sys.modules.get("torch")
         if torch is None or type(value) is not torch.Tensor or not _is_plain(torch, value):
             return NotImplemented

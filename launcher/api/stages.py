@@ -171,7 +171,7 @@ def _unknown_stage(name: object) -> str:
 
 
 class _Line(Generic[Batch]):
-    """What passes between the loop and the thread; keeps neither of them alive.
+    """What the loop and the fetching thread exchange; it keeps neither of them alive.
 
     Attributes:
         wanted: One permit for each batch that may be fetched.
@@ -201,7 +201,7 @@ class _Line(Generic[Batch]):
 
 
 class Prefetcher(Generic[Batch]):
-    """Hands out an iterator's batches in order, with the next one being fetched meanwhile.
+    """Hands out an iterator's batches in order while a thread fetches the next one.
 
     The first batch is fetched in the caller's thread: that is where a shuffling sampler draws its
     seed, so that the order of batches is the same as without prefetching. The thread's fetches are a
@@ -223,7 +223,7 @@ class Prefetcher(Generic[Batch]):
         """The next batch.
 
         Raises:
-            StopIteration: There is none left.
+            StopIteration: No batch is left.
             BaseException: What the loader raised.
         """
         if self._end is not None:
@@ -265,7 +265,7 @@ class Prefetcher(Generic[Batch]):
                 break
             except queue.Empty:
                 continue
-        # The loop waited for another member, not for its own fetch, as far as the fetch did.
+        # While the fetch itself waited for another member, the loop waited for that member, not for its own fetch.
         self._clock.add_wait(_LOAD, min(lane_wait_s, self._clock.now() - begin_s))
         if error is not None:
             self._end = error
@@ -307,7 +307,7 @@ def _fetch(source: Iterator[Batch], clock: StageClock, line: _Line[Batch]) -> bo
 
 
 def _torch_modes() -> Callable[[], contextlib.ExitStack]:
-    """What puts a thread into PyTorch's per-thread modes of the calling one, until the stack is closed."""
+    """Capture the calling thread's PyTorch modes; the result sets them in another thread until its stack is closed."""
     torch = sys.modules.get("torch")
     if torch is None:
         return contextlib.ExitStack

@@ -11,10 +11,10 @@ from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 GrantOrder = Callable[[list[str]], str | None]
-"""Which of the waiting members gets a resource next; None if it is the turn of one that does not wait yet."""
+"""Picks the waiting member that gets a resource next; None if it is the turn of one that does not wait yet."""
 
 _sleep: Final = time.sleep
-"""The interpreter's own; in a runtime `time.sleep` is one that signals of members can end."""
+"""The interpreter's own `sleep`: in a runtime `time.sleep` is replaced by one that members' signals can end."""
 
 
 def give_way() -> None:
@@ -32,14 +32,14 @@ class WaitInterruptedError(Exception):
 
 
 class Clock:
-    """The machine's time, and what threads wait with; tests put a virtual one in its place."""
+    """The machine's time and the primitives that threads wait with; tests use a virtual one."""
 
     def __call__(self) -> float:
-        """Seconds since some moment."""
+        """Seconds since an arbitrary moment."""
         return time.perf_counter()
 
     def lock(self) -> threading.Lock:
-        """A new lock, which is free."""
+        """A new lock, unlocked."""
         return threading.Lock()
 
     def condition(self, lock: threading.Lock) -> threading.Condition:
@@ -107,7 +107,7 @@ class Arbiter(ABC):
 
     @abstractmethod
     def leave(self, member: str) -> None:
-        """The session ended: its tokens are free, its waits are interrupted."""
+        """End the session: free its tokens and interrupt its waits."""
 
     @abstractmethod
     def acquire(self, member: str, resource: int) -> float:
@@ -117,7 +117,7 @@ class Arbiter(ABC):
             Seconds waited.
 
         Raises:
-            WaitInterruptedError: The member was cancelled or is not there.
+            WaitInterruptedError: The member was cancelled or is not present.
         """
 
     @abstractmethod
@@ -129,7 +129,7 @@ class Arbiter(ABC):
         """End the member's waits, if there are any, with `WaitInterruptedError`."""
 
     def yield_point(self, member: str, resource: int) -> float:
-        """Within a long stage: let a member go first that the discipline prefers.
+        """Within a long stage, let a member go first that the discipline prefers.
 
         Returns:
             Seconds waited until the resource came back, 0 if it was kept.
@@ -137,7 +137,7 @@ class Arbiter(ABC):
         return 0.0
 
     def holders(self) -> Sequence[str | None]:
-        """Who holds each resource at this moment, for those who watch."""
+        """Which member holds each resource now, for the status file."""
         return [None] * STAGE_COUNT
 
     def obstructs(self, member: str) -> bool:
@@ -154,8 +154,8 @@ class FairArbiter(Arbiter):
     Args:
         now: The clock.
         window_s: Bound of the arrears, see `fairness.DEFAULT_WINDOW_S`.
-        orders: Resources whose order of grants is given from outside, in place of fairness. Such a
-            resource is not passed on at yield points.
+        orders: Resources that are granted in a given order instead of by fairness. Such a resource is not passed
+            on at yield points.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class FairArbiter(Arbiter):
             self._queue.leave(member)
 
     def acquire(self, member: str, resource: int) -> float:
-        """Take the resource if it is free, else wait for one's turn."""
+        """Take the resource if it is free, else wait for the member's turn."""
         with self._mutex:
             if member not in self._members:
                 raise WaitInterruptedError(member)
@@ -237,7 +237,7 @@ class FairArbiter(Arbiter):
         return self._await(waiter)
 
     def holders(self) -> Sequence[str | None]:
-        """Who holds each resource."""
+        """Which member holds each resource."""
         return list(self._holder)
 
     def obstructs(self, member: str) -> bool:
@@ -308,9 +308,9 @@ class FairArbiter(Arbiter):
 
 
 class PlainArbiter(Arbiter):
-    """Grants every resource at once, to several members too: no member waits, and none holds anything.
+    """Grants every resource at once, also to several members: no member waits, and none holds anything.
 
-    For members that were measured to get on well so (SJF-BSBF shares GPUs in this way).
+    For members that were measured to run well together in this way (SJF-BSBF shares GPUs like this).
 
     Args:
         now: The clock.
@@ -329,7 +329,7 @@ class PlainArbiter(Arbiter):
             self._members.add(member)
 
     def leave(self, member: str) -> None:
-        """Grant it nothing any more."""
+        """Grant the member nothing any more."""
         with self._mutex:
             self._members.discard(member)
 
@@ -341,7 +341,7 @@ class PlainArbiter(Arbiter):
         return 0.0
 
     def release(self, member: str, resource: int) -> None:
-        """No member waits for it."""
+        """Nothing to hand over: no member waits."""
 
     def interrupt(self, member: str) -> None:
-        """It does not wait."""
+        """Do nothing: no member waits here."""

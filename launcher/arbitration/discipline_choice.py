@@ -1,15 +1,15 @@
 """Which discipline suits a group: decided by measurement, without threads or clocks.
 
 A window of iterations gives each member's normalized speed: iterations done × iteration time alone / seconds
-elapsed, 1 for a member as fast as alone. Their total is what disciplines are compared by.
+elapsed, 1 for a member as fast as alone. Disciplines are compared by the total of these speeds.
 
 1. The group starts with the planned discipline.
 2. Where the total of a window differs from what was expected by more than 20 %, or nothing was expected, the other
    discipline is tried for one window.
-3. The better one stays, but it takes a gain of 5 % to change; what it was measured at is expected from then on.
+3. The better one stays, but only a gain of 5 % justifies a change; its measured total is expected from then on.
 4. Trials of one set of members come at growing intervals, so that noise does not make a group change forever.
 
-What was found for a set of members is remembered for when the same set comes together again.
+The findings for a set of members are kept for the next time that the same set comes together.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ LEAST_ITERATIONS: Final = 8
 
 LEAST_WINDOW_S: Final = 5.0
 LONGEST_WINDOW_S: Final = 120.0
-"""A member that has not done its iterations by then (it validates, say) is left out of the window."""
+"""A member that has not done its iterations by then (because it validates, say) is left out of the window."""
 
 FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 3600.0
@@ -59,11 +59,11 @@ class _Verdict:
     """What is known of one set of members.
 
     Attributes:
-        discipline: The one that suits it.
+        discipline: The one that suits the set.
         expected: Predicted or measured total normalized speed under it; None: unknown.
         planned: Whether `expected` is a prediction.
-        pause_s: How long after the next trial there is to be none.
-        not_before_s: Until when there is to be none.
+        pause_s: After the next trial, no further trial for this long.
+        not_before_s: No trial before this time.
     """
 
     discipline: str
@@ -98,7 +98,7 @@ class DisciplineChoice:
         self.discipline = self.disciplines[0]
 
     def members_changed(self, present: frozenset[str]) -> Decision | None:
-        """Members came or went: what was being measured no longer counts."""
+        """Start anew when members come or go: the window under measurement no longer counts."""
         self._present, self._tried_from = present, None
         self._clear()
         if len(present) < 2:
@@ -109,7 +109,7 @@ class DisciplineChoice:
         """Count an iteration.
 
         Args:
-            member: Whose.
+            member: The member that finished it.
             solo_s: Its iteration time alone, as far as known by now.
             now_s: The current time.
 

@@ -1,6 +1,6 @@
 """Start-time fair queueing on normalized progress, without threads or clocks.
 
-A member's virtual time counts the seconds of *solo* running time that it has got done. Members
+A member's virtual time counts the seconds of *solo* running time that it has completed. Members
 that make the same normalized progress (iterations done × solo iteration time per elapsed second)
 advance alike, whatever the length of their iterations. After Goyal, Vin and Cheng, "Start-time fair
 queuing" (1996); a newcomer starts at the smallest virtual time and so gets no arrears.
@@ -65,7 +65,7 @@ class _Progress:
 
 
 class FairQueue:
-    """Virtual times of the members, and who of several comes next.
+    """Virtual times of the members, and which of several comes next.
 
     Args:
         window_s: Bound of the arrears, see `DEFAULT_WINDOW_S`.
@@ -125,7 +125,7 @@ class FairQueue:
             progress.served_s[resource] = 0.0
 
     def catch_up(self, member: str) -> None:
-        """Before a request: forgive arrears beyond the window."""
+        """Forgive arrears beyond the window, before a request."""
         progress = self._members.get(member)
         if progress is None:
             return
@@ -135,12 +135,12 @@ class FairQueue:
             progress.start_s += behind_s
 
     def virtual_s(self, member: str) -> float:
-        """The member's virtual time; 0 for one that is not there."""
+        """The member's virtual time; 0 for one that is not present."""
         progress = self._members.get(member)
         return 0.0 if progress is None else progress.virtual_s
 
     def first(self, waiting: Iterable[str], resource: int, waited_s: Mapping[str, float] | None = None) -> str:
-        """Who of those waiting for the resource goes first; the smaller id on a tie.
+        """Which of the members that wait for the resource goes first; the smaller id on a tie.
 
         Args:
             waiting: The members.

@@ -75,7 +75,7 @@ class LockstepArbiter(Arbiter):
         One that was not planned, because it joined later, takes a free position.
 
         Raises:
-            UsageError: There is none.
+            UsageError: No position is free.
         """
         with self._mutex:
             self._places[member] = _Place(self._position_for(member))
@@ -116,7 +116,7 @@ class LockstepArbiter(Arbiter):
         return self._await(waiter)
 
     def release(self, member: str, resource: int) -> None:
-        """Let go; the member may still come back to the resource within the step."""
+        """Release the resource; the member may still come back to it within the step."""
         with self._mutex:
             place = self._places.get(member)
             if place is None or place.where is not _Where.HOLDING or self._turn(place) != resource:
@@ -129,7 +129,7 @@ class LockstepArbiter(Arbiter):
         give_way()
 
     def holders(self) -> Sequence[str | None]:
-        """Who holds the resource that is its turn in this step."""
+        """Which member holds the resource of this step."""
         with self._mutex:
             holding = {self._turn(p): member for member, p in self._places.items() if p.where is _Where.HOLDING}
         return [holding.get(resource) for resource in range(STAGE_COUNT)]

@@ -1,7 +1,7 @@
 """The disciplines by name, and an arbiter whose discipline can change while members run.
 
-The change is quiet: waits for the old discipline's grants are called back, the new discipline grants no token before
-the last token of the old one is given back, and the waits then go on under the new one.
+A change loses no wait: the waits under the old discipline are called back, the new one grants no token before the last
+token of the old one is returned, and the waits then continue under the new one.
 """
 
 import logging
@@ -48,7 +48,7 @@ class DisciplineChange:
 
 
 class _Seat:
-    """One stay of a member; another stay of the same member has another seat.
+    """One stay of a member in the group; a later stay of the same member gets a new seat.
 
     Attributes:
         planned_solo_s: Iteration time alone, given when it joined.
@@ -98,7 +98,7 @@ class SwitchingArbiter(Arbiter):
 
     @property
     def history(self) -> tuple[DisciplineChange, ...]:
-        """The latest choices, oldest first."""
+        """The latest changes of the discipline, oldest first."""
         return tuple(self._history)
 
     @property
@@ -147,7 +147,7 @@ class SwitchingArbiter(Arbiter):
             self._changed.notify_all()
 
     def acquire(self, member: str, resource: int) -> float:
-        """Wait for the resource under the discipline in force, whichever that is by then."""
+        """Wait for the resource, also across changes of the discipline."""
         start_s = self._now()
         with self._mutex:
             seat = self._seats.get(member)
@@ -212,7 +212,7 @@ class SwitchingArbiter(Arbiter):
         return self._now() - start_s
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
-        """Count it; the choice may change the discipline."""
+        """Count the iteration; the choice may change the discipline."""
         with self._mutex:
             self._inner.iteration_done(member, record)
             seat = self._seats.get(member)

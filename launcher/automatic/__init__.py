@@ -1,6 +1,6 @@
-"""Hooks in PyTorch for scripts that call nothing of Muri, put in place when the script imports it.
+"""Hooks in PyTorch for scripts that don't call Muri, installed when the script imports PyTorch.
 
-`watch` says which clock a thread's hooks feed and tells iterations apart, `data_loading` sees the DataLoader and its
+`watch` tells which clock a thread's hooks feed, and tells iterations apart; `data_loading` sees the DataLoader and its
 workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP. Nothing here imports torch
 before the script does. See docs/automatic-stages.md and, for split batches, docs/sub-batches.md.
 """
@@ -16,7 +16,7 @@ _splitting_installed: Final = threading.Event()
 
 
 def install_stage_hooks() -> None:
-    """Mark the stages of scripts from PyTorch's import on; call once in a process."""
+    """Mark the stages of scripts from PyTorch's import on; call once per process."""
     after_import("torch", _install_stage_hooks)
 
 

@@ -1,4 +1,4 @@
-"""Hooks of what runs on the GPU: forward, backward, optimizer step. All are the stage `propagate`."""
+"""Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`."""
 
 import functools
 import threading
@@ -22,7 +22,7 @@ from muri.launcher.automatic.watch import (
 )
 
 MAX_GRADIENT_HOOKS: Final = 64
-"""Number of an optimizer's parameters, evenly spread, at which backward offers to yield."""
+"""At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
 
 
 def install() -> None:
@@ -87,7 +87,7 @@ def _propagate(
 
 @contextmanager
 def _waiting_for_autograd() -> Iterator[None]:
-    """Tell the hooks that autograd calls, maybe in its own threads, who waits for it."""
+    """Tell the hooks that autograd calls, perhaps in its own threads, which thread waits for it."""
     watch = watching("DistributedDataParallel")
     if watch is None or watch.backward_thread is not None:
         yield

@@ -1,9 +1,10 @@
-"""Hooks of `torch.utils.data.DataLoader`: what fetching a batch takes, in this process and in workers.
+"""Hooks of `torch.utils.data.DataLoader`: time that batches take to fetch, in this process and in workers.
 
-Iterations begin where a batch is asked for. Without workers the fetch runs in this process and is a stage: `load` if
-reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are `preprocess`. With
-workers this process only waits for them, which is no stage. Forked workers inherit a board of shared memory and add up
-their seconds there. Spawned workers import PyTorch anew, without hooks: they work the same and are not measured.
+An iteration begins when the script asks for a batch. Without workers the fetch runs in this process and is a stage:
+`load` if reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are
+`preprocess`. With workers this process only waits for them, which is no stage. Forked workers inherit a board in shared
+memory and add their seconds there. Spawned workers import PyTorch anew, without hooks: they work as usual and are not
+measured.
 """
 
 import functools
@@ -49,12 +50,12 @@ _FETCHING_HOOK: Final = "DataLoader"
 
 
 class Meter:
-    """What the transforms and `collate_fn` of one dataset took in the fetch under way.
+    """Time that the transforms and `collate_fn` of one dataset took in the current fetch.
 
     Attributes:
-        wall_s: Seconds in all of them.
-        cpu_s: CPU seconds of the thread in them.
-        counted_s: Seconds in those that were no stage of their own.
+        wall_s: Wall-clock seconds in all of them.
+        cpu_s: CPU seconds of the thread in all of them.
+        counted_s: Wall-clock seconds in those that were no stage of their own.
         mean_s: Mean seconds of a transform, over all fetches.
     """
 
@@ -71,7 +72,7 @@ class Meter:
         return self._total_s / self._calls if self._calls else 0.0
 
     def start(self, *, gated: bool) -> None:
-        """A fetch begins.
+        """Begin a fetch.
 
         Args:
             gated: Whether each transform is a stage of its own.
@@ -80,7 +81,7 @@ class Meter:
         self._gated = gated
 
     def transform(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a transform; one inside another is part of it."""
+        """Call a transform; a transform inside another counts as part of it."""
         if self._running:
             return function(*args, **kwargs)
         before_s = self.wall_s
@@ -122,13 +123,13 @@ class Metered:
         return self._meter.transform(self._function, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the transform has."""
+        """Any other attribute of the transform."""
         return getattr(self._function, name)
 
 
 @contextmanager
 def metered(dataset: Any, meter: Meter) -> Iterator[None]:
-    """Put metered transforms into the dataset, and into those it is made of, until the fetch is done."""
+    """Replace the transforms of the dataset, and of those inside it, by metered ones until the fetch is done."""
     lent: list[tuple[dict[str, Any], str, Metered, Any]] = []
     for part in _parts(dataset):
         own = getattr(part, "__dict__", None)
@@ -166,9 +167,9 @@ class FetchTimes:
     """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share.
 
     Attributes:
-        start_s: Begin.
-        read_until_s: Its reading is counted as if done first, up to here; the rest is `preprocess`.
-        end_s: End.
+        start_s: Begin of the fetch.
+        read_until_s: End of its `load` part, counted as if all reading came first; the rest is `preprocess`.
+        end_s: End of the fetch.
     """
 
     start_s: float
@@ -198,7 +199,7 @@ class Board:
     def news(self) -> tuple[float, float]:
         """What all workers spent since the last call, divided by their number.
 
-        They work side by side, so this is how long the loading as a whole was busy.
+        Workers run side by side, so this is how long the loading as a whole was busy.
         """
         cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
         total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
@@ -221,7 +222,7 @@ class _Forking(threading.local):
 
 
 _forking: Final = _Forking()
-"""The board of the iterator that this thread is making: workers are forked meanwhile."""
+"""The board of the iterator that this thread is making, which forks its workers meanwhile."""
 
 
 def settle_workers(watch: Watch, iterator: Any) -> None:
@@ -238,7 +239,7 @@ def settle_workers(watch: Watch, iterator: Any) -> None:
 
 
 def install_workers() -> None:
-    """Patch the start of workers, here, and their fetching, there."""
+    """Patch the start of workers in this process, and their fetching in theirs."""
     plain_init = dataloader._MultiProcessingDataLoaderIter.__init__
     plain_loop = _utils.worker._worker_loop
 
@@ -265,7 +266,7 @@ def install_workers() -> None:
 
 
 def _report_prefetch_depth(loader: Any) -> None:
-    """Also in a script that marks its stages itself."""
+    """Report how far a loader fetches ahead, also in a script that marks its stages itself."""
     try:
         current_clock().report_prefetch_depth(loader)
     except Exception as error:
@@ -281,7 +282,7 @@ def _make_board(loader: Any) -> Board | None:
 
 
 def _measure_fetches(board: Board, worker: int) -> None:
-    """In a worker: let every fetcher add its times to the board."""
+    """Let every fetcher add its times to the board; runs in a worker."""
     plain: Callable[..., Any] = dataloader._DatasetKind.create_fetcher
 
     def create_fetcher(kind: Any, dataset: Any, *rest: Any) -> Any:
@@ -303,7 +304,7 @@ def _measure_fetches(board: Board, worker: int) -> None:
 
 @contextmanager
 def _on_board(board: Board, worker: int, meter: Meter) -> Any:
-    """Transforms and collating count as preprocess; of reading, what the CPU does, and the rest as load."""
+    """Split a fetch: transforms, collating and the CPU time of reading are `preprocess`, the rest is `load`."""
     meter.start(gated=False)
     wall_s, cpu_s = time.perf_counter(), time.thread_time()
     try:
@@ -323,7 +324,7 @@ class ReadKind:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_FETCHES)
 
     def add(self, wall_s: float, cpu_s: float) -> None:
-        """Take what one read took: seconds, and the thread's CPU seconds of them."""
+        """Add one read: its wall-clock seconds, and the thread's CPU seconds within them."""
         self._recent.append((wall_s, cpu_s))
         wall, cpu = (sum(column) for column in zip(*self._recent, strict=True))
         if cpu >= COMPUTES_FROM * wall:
@@ -333,7 +334,7 @@ class ReadKind:
 
 
 class YieldingDataset:
-    """A map-style dataset that lets other members go first between two samples, or two batches read at once."""
+    """A map-style dataset with yield points between two samples, or between two batches that are read at once."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -355,12 +356,12 @@ class YieldingDataset:
         return samples
 
     def __getattr__(self, name: str) -> Any:
-        """Whatever else the dataset has."""
+        """Any other attribute of the dataset."""
         return getattr(self._dataset, name)
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether it reads batches at once; a plain Subset only passes that on, else it reads sample by sample."""
+    """Whether the dataset reads batches at once; a plain Subset does if the dataset inside it does."""
     if type(dataset) is Subset:
         return _reads_batches(dataset.dataset)
     return bool(getattr(dataset, "__getitems__", None))
@@ -486,7 +487,7 @@ def _forget(reference: "weakref.ref[Watch]", key: int, _iterator: Any) -> None:
 
 def _begin(watch: Watch, iterator: Any) -> Fetch | None:
     if not hasattr(iterator, "_dataset_fetcher"):
-        return None  # workers fetch
+        return None  # the workers do the fetching
     fetch = Fetch(watch, iterator)
     try:
         fetch.begin()

@@ -1,8 +1,8 @@
-"""Hooks of what uses the network: collectives that a script calls, and `DistributedDataParallel`.
+"""Hooks of the work on the network: collectives that a script calls, and `DistributedDataParallel`.
 
 Collectives, and waits for asynchronous ones, are the stage `synchronize`. One thread per script sends DDP's gradients,
-in the order in which backward hands them over. While a member waits for the network at the end of backward it gives the
-GPU back: two members that each hold the GPU of one rank and wait for the other's rank would block each other.
+in the order in which backward hands them over. A member that waits for the network at the end of backward gives the
+GPU back: two members that each hold the GPU of one rank and wait for the other rank would deadlock.
 """
 
 import functools
@@ -19,10 +19,10 @@ from torch import distributed
 from muri.launcher.automatic.watch import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
 
 IDLE_END_S: Final = 5.0
-"""A communication thread without work ends after that time."""
+"""A communication thread ends after this time without work."""
 
 _POLL_S: Final = 0.2
-"""Signals reach a script that waits at least this often."""
+"""A waiting script checks for signals at least this often."""
 
 _COMMUNICATION_KEY: Final = "communication"
 
@@ -74,10 +74,10 @@ class Communication:
         self._running = False
 
     def submit(self, send: Callable[[], torch.Tensor], like: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
-        """Send in the thread, as the stage `synchronize`.
+        """Send in the communication thread, as the stage `synchronize`.
 
         Args:
-            send: Sends and waits until that is done.
+            send: Sends, and returns when that is done.
             like: A tensor on the device of the result.
         """
         devices = [like.device] if like.is_cuda else None
@@ -149,10 +149,10 @@ def drain(watch: Watch) -> None:
 
 
 def install_collectives() -> None:
-    """Patch what this PyTorch has of them, where it is defined and where it is exported."""
+    """Patch the collectives that this PyTorch has, where they are defined and where they are exported."""
     if not distributed.is_available():
         return
-    from torch.distributed import distributed_c10d as c10d  # (not in every build)
+    from torch.distributed import distributed_c10d as c10d  # not in every build
 
     for name in COLLECTIVES:
         plain = getattr(c10d, name, None)
@@ -166,11 +166,11 @@ def install_collectives() -> None:
 
 
 def synchronizing(plain: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
-    """The collective as a stage, unless it only starts: then its work's `wait` is the stage."""
+    """A collective that runs as a stage; of an asynchronous one, only `wait` is the stage."""
 
     @functools.wraps(plain)
     def collective(*args: Any, **kwargs: Any) -> Any:
-        if thread.busy:  # a part of another collective, or of a fetch
+        if thread.busy:  # inside another collective, or inside a fetch
             return plain(*args, **kwargs)
         watch = _begin(gated=not (asynchronous or kwargs.get("async_op")))
         if watch is None:
@@ -226,7 +226,7 @@ class GradientSender:
         self.inner: tuple[Hook, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copied or unpickled module has no hook any more: nothing of this one is used there."""
+        """Copy nothing: a copied or unpickled module has no hook any more."""
         return {"inner": None}
 
     def __call__(self, bucket: Any) -> "torch.futures.Future[torch.Tensor]":

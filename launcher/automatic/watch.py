@@ -1,4 +1,4 @@
-"""Whose clock a thread's hooks feed, and where one iteration ends and the next begins."""
+"""Finds the clock that a thread's hooks feed, and where one iteration ends and the next begins."""
 
 import os
 import sys
@@ -28,7 +28,7 @@ _BY_STEP: Final = -1
 _NOBODY: Final = 0
 
 _WATCH: Final = "automatic_watch"
-"""The clock keeps its watch, so that both go with the script."""
+"""The clock keeps its watch here, so that both end with the script."""
 
 
 def stages_wanted(environment: Mapping[str, str]) -> bool:
@@ -39,9 +39,9 @@ def stages_wanted(environment: Mapping[str, str]) -> bool:
 class Iterations:
     """Tells the iterations of one script apart by what its hooks see.
 
-    An iteration is opened by the loader that is asked for a batch and ends when the next batch is
-    asked for, if something was trained in between. Batches that nothing was trained on (validation,
-    fetching ahead) are no iterations. Without a loader it ends with the optimizer's step.
+    An iteration begins when the script asks a loader for a batch and ends when it asks for the next
+    one, if it trained in between. Batches without training (validation,
+    fetching ahead) are no iterations. Without a loader an iteration ends with the optimizer's step.
     """
 
     def __init__(self, clock: StageClock) -> None:
@@ -54,35 +54,35 @@ class Iterations:
         self._stepped: set[int] = set()
 
     def ask(self, iterator: object) -> None:
-        """A loader's iterator is asked for a batch."""
+        """Note that the script asks a loader's iterator for a batch."""
         untouched = self._open and not (self._trained or self._evaluated)
-        if not (untouched and self._opener not in {_NOBODY, _BY_STEP, id(iterator)}):  # no second loader of it
+        if not (untouched and self._opener not in {_NOBODY, _BY_STEP, id(iterator)}):  # not its second loader
             self._begin(id(iterator))
 
     def exhausted(self, iterator: object) -> None:
-        """The iterator had no batch left; who fetches ahead still trains on the last one."""
+        """Note that the iterator had no batch left; a loop that fetches ahead still trains on the last one."""
         if self._opener == id(iterator):
             self._opener = _NOBODY
 
     def forgotten(self, key: int) -> None:
-        """An iterator is gone, for example after `break`; may be called from anywhere."""
+        """Note that an iterator is gone, for example after `break`; may be called from any thread."""
         if self._opener == key:
             self._opener = _NOBODY
 
     def work(self, *, trained: bool = False, evaluated: bool = False) -> None:
-        """Something is computed; without a loader that opens the first iteration."""
+        """Note a computation; without a loader it begins the first iteration."""
         if not self._open:
             self._begin(_BY_STEP)
         self._trained |= trained
         self._evaluated |= evaluated
 
     def stepped(self, optimizer: object) -> None:
-        """An optimizer's step is done: without a loader that ends the iteration."""
+        """Note an optimizer's step; without a loader it ends the iteration."""
         if self._opener <= 0 and self._paces(id(optimizer)):
             self._begin(_BY_STEP)
 
     def _paces(self, optimizer: int) -> bool:
-        """Of several optimizers, as in a GAN, one ends the iterations: the first that steps again."""
+        """Whether this optimizer ends iterations: of several, as in a GAN, the first that steps again does."""
         if self._pacer is None or optimizer == self._pacer or optimizer in self._stepped:
             self._pacer = optimizer
             self._stepped.clear()
@@ -91,7 +91,7 @@ class Iterations:
         return False
 
     def close(self) -> None:
-        """The script is at its end; the loop over a loader may have been left with `break`."""
+        """End the last iteration with the script; its loop may have been left with `break`."""
         if self._open and self._trained and self._opener != _BY_STEP:
             self._open = False
             self._clock.end_iteration()
@@ -127,7 +127,7 @@ class Watch:
         self.wanted = stages_wanted(os.environ)
 
     def is_trainer(self, *, trains: bool) -> bool:
-        """Whether the calling thread is the one that trains; training makes it that."""
+        """Whether the calling thread is the one that trains; the first thread to train becomes it."""
         ident = threading.get_ident()
         if self.trainer is None or trains:
             self.trainer = ident
@@ -138,7 +138,7 @@ class ThreadState(threading.local):
     """What the hooks know of the calling thread.
 
     Attributes:
-        busy: Inside a hook whose inner calls are not looked at: fetching, or a collective.
+        busy: Inside a hook of fetching or of a collective; hooks ignore calls within those.
         depth: Calls that hold `propagate`, one inside another.
         yield_due_s: When a layer should offer to yield next, on `time.perf_counter`.
     """
@@ -158,9 +158,9 @@ os.register_at_fork(after_in_child=lambda: _in_child.append(True))
 
 
 def watching(hook: str) -> Watch | None:
-    """The calling thread's watch; None where the hook is to be silent.
+    """The calling thread's watch; None where the hook must do nothing.
 
-    That is: in forked children, once the script marks stages itself, and after the hook failed. The hooks of
+    That is in forked children, once the script marks stages itself, and after the hook failed. The hooks of
     the network go on in a script that marks stages: a collective within its `propagate` would hold the GPU while it
     waits for the other ranks, and two members that do so on different ranks would wait for each other forever.
     """
@@ -180,7 +180,7 @@ def watching(hook: str) -> Watch | None:
 
 
 def begin_propagate(hook: str, *, trained: bool = False, evaluated: bool = False) -> Watch | None:
-    """Enter `propagate` in the calling thread, if the hook is not silent; pair with `end_propagate`."""
+    """Enter `propagate` in the calling thread, if its hook is active; pair with `end_propagate`."""
     entered = False
     try:
         watch = watching(hook)
@@ -210,7 +210,7 @@ def end_propagate(hook: str, watch: Watch) -> None:
 
 
 def offer_to_yield(hook: str, now_s: float) -> None:
-    """A place inside a long stage where another member may go first."""
+    """Let another member go first, at a safe place inside a long stage."""
     thread.yield_due_s = now_s + YIELD_INTERVAL_S
     try:
         watch = thread.watch
@@ -222,10 +222,10 @@ def offer_to_yield(hook: str, now_s: float) -> None:
 
 
 def switch_off(hook: str, error: Exception) -> None:
-    """Report a hook's own failure and let it be silent from now on; errors of the script go through.
+    """Report a hook's own failure and disable the hook; errors of the script go through.
 
     Raises:
-        Exception: The given one, if it is meant for the script.
+        Exception: The given one, if it belongs to the script.
     """
     if isinstance(error, MuriError) or _raised_by_the_script(error):
         raise error
@@ -239,7 +239,7 @@ def switch_off(hook: str, error: Exception) -> None:
 
 
 def _raised_by_the_script(error: BaseException) -> bool:
-    """Whether it comes out of a function that the script wants called at iteration boundaries."""
+    """Whether the error comes from a function that runs at iteration boundaries on the script's behalf."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code.co_name == "_call_at_boundary":
@@ -249,12 +249,12 @@ def _raised_by_the_script(error: BaseException) -> bool:
 
 
 def replace(place: Any, name: str, function: Any) -> None:
-    """Put a hooked function in the place of PyTorch's own."""
+    """Replace PyTorch's own function by a hooked one."""
     setattr(place, name, function)
 
 
 def guarded_installation(hook: str, install: Callable[[], None]) -> None:
-    """Install hooks; what this version of PyTorch does not have is reported and left out."""
+    """Install hooks; report and skip those that this version of PyTorch does not support."""
     try:
         install()
     except Exception as error:
@@ -262,7 +262,7 @@ def guarded_installation(hook: str, install: Callable[[], None]) -> None:
 
 
 def close_iterations() -> None:
-    """At the script's end: count an iteration that was left with `break`."""
+    """Count an iteration that was left with `break`; call at the script's end."""
     watch = thread.watch
     if watch is not None and not watch.clock.explicit and not _in_child:
         watch.iterations.close()

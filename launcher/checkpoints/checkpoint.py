@@ -21,7 +21,7 @@ from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.telemetry.script_clock import current_clock
 
 RETRY_S: Final = 10.0
-"""After a checkpoint that failed, the next one is tried that much later."""
+"""Wait between a failed checkpoint and the next attempt."""
 
 PathFunction = Callable[[Path], object]
 
@@ -49,7 +49,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class Functions:
-    """The script's part of a checkpoint, and when it is wanted beside stops.
+    """The script's functions that save and load, and when to save apart from stops.
 
     Attributes:
         save: Writes a file or directory to the path.
@@ -64,7 +64,7 @@ class Functions:
     every_iterations: int | None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Refuse arguments that cannot work.
 
         Raises:
             UsageError: A function cannot be called or an interval is not positive.
@@ -124,7 +124,7 @@ class BoundaryCheckpointer:
         """Load the newest checkpoint that all ranks have, if there is one.
 
         Raises:
-            CheckpointLoadError: There is one and it cannot be loaded.
+            CheckpointLoadError: A checkpoint exists but cannot be loaded.
         """
         iteration = self._ranks.common(max(self._store.iterations(), default=-1))
         if iteration < 0:
@@ -138,12 +138,12 @@ class BoundaryCheckpointer:
         return Resumed(resumed=True, iteration=iteration, epoch=self.position.epoch, path=stored.path)
 
     def at_boundary(self) -> None:
-        """An iteration has ended: save if it is time to.
+        """Save at the end of an iteration, if it is time to.
 
         Raises:
-            SystemExit: The script was asked to stop, and its state is safe.
+            SystemExit: The script was asked to stop, and its state is saved.
         """
-        if isinstance(sys.exception(), GeneratorExit):  # a loop is left with `break`: nothing may be raised here
+        if isinstance(sys.exception(), GeneratorExit):  # the loop was left with `break`: raise nothing here
             self.position.left()
             return
         if self.position.in_other_loop:
@@ -153,10 +153,10 @@ class BoundaryCheckpointer:
             stopping.end_script(self.iteration)
 
     def own_boundary(self) -> bool:
-        """The script's own loop, which marks no stages, ends an iteration.
+        """Save at the end of an iteration of a loop that marks no stages, if it is time to.
 
         Returns:
-            Whether it is to stop now, its state being safe. In a loop with stages never: there
+            Whether the script should stop now, because its state is saved. Never in a loop with stages: there
             `at_boundary` ends the script.
         """
         if self._clock.iterations != self._before_clock:
@@ -165,7 +165,7 @@ class BoundaryCheckpointer:
         return self._saved_to_stop(None)
 
     def _saved_to_stop(self, iteration_s: float | None) -> bool:
-        """Save if it is time to; whether the script is to stop now, its state being safe."""
+        """Save if it is time to; return whether the script should stop now, because its state is saved."""
         stop, due = self._ranks.decide(self.stop_asked, self._is_due(), iteration_s)
         if not ((stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop):
             return False
@@ -176,7 +176,7 @@ class BoundaryCheckpointer:
         """Write a checkpoint; the one before goes when all ranks have the new one.
 
         Returns:
-            Whether it is safe; if not, that was said on standard error and nothing else changed.
+            Whether the checkpoint is complete; a failure is reported on standard error and changes nothing else.
         """
         iteration = self.iteration
         if iteration == self._saved_iteration and iteration in self._store.iterations():
@@ -196,7 +196,7 @@ class BoundaryCheckpointer:
         return True
 
     def close(self) -> None:
-        """The script has ended: nothing of it is kept."""
+        """Keep nothing after the script has ended."""
         self._store.close()
         if self.at_boundary in self._clock.at_boundary:
             self._clock.at_boundary.remove(self.at_boundary)
@@ -253,8 +253,8 @@ def checkpoint(
 def should_stop() -> bool:
     """Whether the script has to stop, for loops that mark no stages: call it once per iteration.
 
-    The call is then the place where the state is saved, when a stop or a periodic checkpoint is due. Leave the
-    loop when it is true. In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
+    The call saves the state when a stop or a periodic checkpoint is due. Leave the loop when it returns true.
+    In loops with `muri.batches` or `muri.stage` Muri ends the script itself, and
     this is always false, as it is before `muri.checkpoint`.
     """
     checkpointer = registry.current()

@@ -1,4 +1,4 @@
-"""Where the training loop stands in its loader, and how a resumed script gets back there.
+"""Where the training loop stands in its loader, and how a resumed script returns there.
 
 The first `muri.batches` loop after `muri.checkpoint` is the training loop; each of its runs is an epoch. The states of
 all random generators that a training script draws from belong to the position, as plain JSON values.
@@ -36,11 +36,11 @@ class LoaderPosition:
 
     @property
     def in_other_loop(self) -> bool:
-        """Whether another loop than the training loop is under way, from which no script could go on."""
+        """Whether a loop other than the training loop is running; a script cannot resume from inside that."""
         return bool(self._others)
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of it, the generators' states now included."""
+        """The facts that a checkpoint keeps of it, with the generators' current states."""
         rng = capture_generators(self._generators)
         return {"epoch": self.epoch, "batch": self.batch, "epoch_start": self._start, "rng": rng}
 
@@ -55,8 +55,8 @@ class LoaderPosition:
 
         Args:
             loader: What `muri.batches` was given.
-            site: Where.
-            skipped: Called after each batch that is passed over.
+            site: Where the script calls `muri.batches`.
+            skipped: Called after each batch that is skipped.
         """
         if self._site is None:
             self._site = site
@@ -75,11 +75,11 @@ class LoaderPosition:
         return iter(loader)
 
     def batch_done(self) -> None:
-        """The training loop asks for its next batch."""
+        """Note that the training loop asks for its next batch."""
         self.batch += 1
 
     def left(self) -> None:
-        """A loop was left with `break`."""
+        """Note that a loop was left with `break`."""
         if self._others:
             self._others.pop()
 
@@ -128,12 +128,12 @@ def restore_generators(state: Mapping[str, Any], generators: Iterable[Any] = ())
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     if "numpy" in state:
-        import numpy as np  # (only for scripts that had it)
+        import numpy as np  # only if the script had imported it
 
         kind, keys, position, has_gauss, cached = state["numpy"]
         np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
     if "torch" in state:
-        import torch  # (only for scripts that had it)
+        import torch  # only if the script had imported it
 
         torch.set_rng_state(_tensor(state["torch"]))
         if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from muri.errors import UsageError
 
 CHECK_INTERVAL_S: Final = 0.5
-"""The ranks ask each other about this often whether to save; rank 0 turns it into a number of iterations."""
+"""Seconds between two votes of the ranks on saving; rank 0 converts them into a number of iterations."""
 
 
 class Agreement(Protocol):
@@ -32,10 +32,10 @@ class Agreement(Protocol):
         """
 
     def all_true(self, mine: bool) -> bool:
-        """Whether it is true on every rank."""
+        """Whether the value is true on every rank."""
 
     def common(self, newest: int) -> int:
-        """The newest iteration that every rank has, given this rank's; -1 stands for none."""
+        """The newest iteration that every rank has, given this rank's newest; -1 stands for none."""
 
 
 class OneRank:
@@ -79,15 +79,15 @@ class ManyRanks:
         return bool(stop_any), bool(due_first)
 
     def all_true(self, mine: bool) -> bool:
-        """No rank may say no."""
+        """True only if every rank says so."""
         return not self._largest(int(not mine))[0]
 
     def common(self, newest: int) -> int:
-        """The smallest of the newest: none is removed before all ranks have a newer one."""
+        """The smallest of the ranks' newest: no rank removes a checkpoint before all have a newer one."""
         return -self._largest(-newest)[0]
 
     def _largest(self, *values: int) -> list[int]:
-        import torch  # (a script with several ranks has it)
+        import torch  # a script with several ranks has imported it
 
         tensor = torch.tensor(values, dtype=torch.int64, device="cpu")
         self._distributed.all_reduce(tensor, op=self._distributed.ReduceOp.MAX, group=self._group)
@@ -98,7 +98,7 @@ def agreement(environment: Mapping[str, str] = os.environ) -> Agreement:
     """How this script's ranks agree.
 
     Raises:
-        UsageError: There are several, and they are not connected yet.
+        UsageError: The script has several ranks that are not connected yet.
     """
     distributed = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

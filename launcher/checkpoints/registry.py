@@ -29,10 +29,10 @@ class Checkpointer(Protocol):
         """Save and end the script at its next iteration boundary. Safe in a signal handler."""
 
     def own_boundary(self) -> bool:
-        """A loop that marks no stages ends an iteration; returns whether the script stops now, its state being safe."""
+        """Save at the end of an iteration of a loop that marks no stages; return whether the script should stop now."""
 
     def close(self) -> None:
-        """The script has ended: keep nothing of it."""
+        """Keep nothing after the script has ended."""
 
 
 class _Place:
@@ -57,12 +57,12 @@ def of(session: SessionState) -> Checkpointer | None:
 
 
 def register(checkpointer: Checkpointer) -> None:
-    """Make it the calling script's."""
+    """Make this checkpointer the calling script's."""
     _place().checkpointer = checkpointer
 
 
 def begin_loop(loader: Iterable[Batch], site: Site, skipped: Callable[[], None]) -> Iterator[Batch]:
-    """What `muri.batches` iterates over: the loader, or the rest of it in a script that resumes."""
+    """What `muri.batches` iterates over: the loader, or the rest of it after a resume."""
     checkpointer = current()
     return iter(loader) if checkpointer is None else checkpointer.position.begin(loader, site, skipped)
 
@@ -73,7 +73,7 @@ def _place() -> _Place:
 
 
 def _forget() -> None:
-    """In a forked child, such as a DataLoader's worker: it saves nothing."""
+    """Drop the checkpointer in a forked child, such as a DataLoader's worker, which must save nothing."""
     _process.checkpointer = None
 
 

@@ -27,11 +27,11 @@ _RUN_VARIABLE: Final = "SLURM_RESTART_COUNT"
 
 
 class ScriptStoppedError(SystemExit):
-    """Ends a script whose state was saved; its `finally` blocks run."""
+    """Ends a script after its state was saved; its `finally` blocks run."""
 
 
 def watch(checkpointer: Checkpointer) -> None:
-    """From now on the stop signals ask for a checkpoint; the controller is told that the job has one.
+    """Let stop signals ask for a checkpoint, and tell the controller that the job has one.
 
     A handler that the script has set is called as well. In a group the runtime delivers the signals.
     """
@@ -49,7 +49,7 @@ def notify(session: SessionState, signum: int) -> bool:
     """Deliver a signal to a session's checkpointer.
 
     Returns:
-        Whether that is all there is to do: the script has a checkpoint and no handler of its own.
+        Whether nothing else remains to do: the script has a checkpoint and no handler of its own.
     """
     checkpointer = registry.of(session)
     if checkpointer is None or signum not in STOP_SIGNALS:
@@ -59,7 +59,7 @@ def notify(session: SessionState, signum: int) -> bool:
 
 
 def end_script(iteration: int) -> NoReturn:
-    """End the calling script, which was saved; alone, put its job back into the queue if it wants to be.
+    """End the calling script, which was saved; alone, requeue its job if its submit option asks for that.
 
     Raises:
         ScriptStoppedError: Always.
@@ -70,7 +70,7 @@ def end_script(iteration: int) -> NoReturn:
 
 
 def requeue_if_wanted() -> None:
-    """Alone, put the job back into the queue; in a group the member's own process does it."""
+    """Requeue a job that runs alone; in a group the member's own process does it."""
     if current_session() is None:
         conclude(os.environ)
 
@@ -81,7 +81,7 @@ def wants_requeue(environment: Mapping[str, str]) -> bool:
 
 
 def conclude(environment: Mapping[str, str]) -> None:
-    """Requeue a job that was saved before its time was up; one that Slurm is ending already is left to it.
+    """Requeue a job that was saved before its time limit; leave one that Slurm is ending already alone.
 
     Waits for Slurm to end this process, so that the batch script does not go on meanwhile.
     """
@@ -123,6 +123,6 @@ def _chain(number: int, checkpointer: Checkpointer) -> None:
 
 
 def _declare(environment: Mapping[str, str]) -> None:
-    """Without the controller's knowledge the job is never preempted; nothing else is lost."""
+    """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
     with contextlib.suppress(MuriError):
         load_membership().declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))

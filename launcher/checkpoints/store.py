@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written under another name, flushed, then renamed, so that a reader sees a whole one or none."""
+"""Checkpoints on disk: written under a temporary name, flushed, then renamed, so that a reader never sees a part."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ from muri.errors import MuriError
 
 DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
 LOCK_TIMEOUT_S: Final = 60.0
-"""An earlier run of the job may still be writing its last checkpoint; the next run waits that long for it."""
+"""How long a run waits for an earlier run of its job that may still write its last checkpoint."""
 
 _FORMAT: Final = 1
 _NAME: Final = re.compile(r"iteration-([0-9]{10,})")
@@ -89,7 +89,7 @@ class CheckpointStore:
                         f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
                     ) from error
                 time.sleep(_POLL_S)
-            except OSError:  # some network file systems have no locks: then no process is kept out
+            except OSError:  # some network file systems lack locks: go on without one
                 return
             else:
                 return
@@ -100,7 +100,7 @@ class CheckpointStore:
             os.close(self._lock)
 
     def iterations(self) -> list[int]:
-        """Iterations of the checkpoints that are whole, in ascending order."""
+        """Iterations of the complete checkpoints, in ascending order."""
         matches = (_NAME.fullmatch(entry.name) for entry in self.place.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
@@ -108,7 +108,7 @@ class CheckpointStore:
         """One checkpoint.
 
         Raises:
-            CheckpointError: Its description is missing or damaged, or of a newer Muri.
+            CheckpointError: Its description is missing, damaged, or written by a newer Muri.
         """
         folder = self._folder(iteration)
         try:
@@ -151,7 +151,7 @@ class CheckpointStore:
         return draft
 
     def commit(self, draft: Path, iteration: int) -> None:
-        """Give a written checkpoint its name; from now on it is the newest.
+        """Give a written checkpoint its final name, which makes it the newest.
 
         Raises:
             CheckpointError: It cannot be renamed.

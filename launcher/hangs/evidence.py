@@ -1,4 +1,4 @@
-"""What the kernel shows of threads that may hang: their states, their CPU time, for how long they have been idle."""
+"""What the kernel shows of threads that may hang: their states, CPU time and idle time."""
 
 import contextlib
 import os
@@ -13,8 +13,8 @@ _AT_WORK: Final = frozenset("RDt")
 """Running or waiting for a CPU; waiting for a disk or file server; held by a debugger."""
 
 IDLE_SHARE: Final = 0.0002
-"""Threads that use less of a core than this do no work. The thread of a progress bar, or a loop that asks every few
-seconds whether a dead worker has sent something, uses a tenth of it; a download of 15 KB a second uses all of it."""
+"""Threads that use less of a core than this do no work. The thread of a progress bar, or a loop that polls a dead
+worker every few seconds, uses a tenth of it; a download of 15 KB a second uses all of it."""
 
 _SLACK_NS: Final = 2_000_000
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -34,7 +34,7 @@ class ThreadSample:
 
     @property
     def at_work(self) -> bool:
-        """Whether one of them runs, wants to, waits for a disk or file server, or is held by a debugger."""
+        """Whether one of them runs, is ready to run, waits for a disk or file server, or is held by a debugger."""
         return bool(self.states & _AT_WORK)
 
     @property
@@ -97,7 +97,7 @@ def sampling_interval_s(timeout_s: float) -> float:
 
 
 class IdleTimer:
-    """Adds up for how long threads have been idle.
+    """Adds up how long threads have been idle.
 
     Only time between samples counts, and at most two intervals of it: a machine that was suspended, or too busy to
     run the sampler, makes no thread look idle.

@@ -4,11 +4,12 @@ Two findings make a member hang, each only if it holds for the whole timeout:
 
 - *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the job,
   this watch is stopped as well.
-- *Idle*: the member holds a resource for which others wait, and nothing of it works: none of its threads and
-  subprocesses runs, wants to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`.
+- *Idle*: the member holds a resource for which others wait, and none of it works: no thread or
+  subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`.
 
-Time in a stage is no evidence: a validation epoch or a checkpoint works. A member that waits and obstructs no other may
-wait. In a group of several ranks an idle member may wait for its own peers: see `ranks.coordination.IdleReports`.
+Time in a stage is no evidence: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
+long as it likes. In a group of several ranks an idle member may wait for its own peers: see
+`ranks.coordination.IdleReports`.
 """
 
 import logging
@@ -42,14 +43,14 @@ HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about a member.
+    """The evidence about one member.
 
     Attributes:
         session: Its session.
-        idle_s: For how long nothing of it has worked.
-        stopped_s: For how long its process has been stopped.
+        idle_s: How long none of it has worked.
+        stopped_s: How long its process has been stopped.
         obstructs: Whether others wait for what it holds.
-        timeout_s: After how long it hangs; 0: never.
+        timeout_s: How long until it counts as hanging; 0: it never does.
     """
 
     session: MemberSession
@@ -65,7 +66,7 @@ class Finding:
 
     @property
     def spent_percent(self) -> int:
-        """For how much of the timeout it has been idle; 0 without a timeout."""
+        """The share of the timeout for which it has been idle; 0 without a timeout."""
         return int(100 * self.idle_s / self.timeout_s) if self.timeout_s else 0
 
 
@@ -78,7 +79,7 @@ class Peers(Protocol):
 
 @dataclass(slots=True)
 class _Timers:
-    """What is remembered of a session between two checks."""
+    """What the watch remembers of a session between two checks."""
 
     idle: IdleTimer
     stopped: IdleTimer
@@ -91,7 +92,7 @@ class HangWatch:
     Args:
         running: The sessions under way.
         arbiter: Knows which member obstructs others.
-        timeout_s: How long a member may be idle, where it does not say otherwise.
+        timeout_s: How long a member may be idle, unless its environment says otherwise.
         peers: The other ranks of the group, if it has several.
         now: Clock in seconds.
     """
@@ -141,7 +142,7 @@ class HangWatch:
         while not pause.wait(interval_s):
             try:
                 interval_s = self.check()
-            except Exception:  # a watch that fails must not end the members, nor itself
+            except Exception:  # a failing watch must end neither the members nor itself
                 logger.exception("looking for members that hang failed")
 
     def _begin(self, session: MemberSession) -> _Timers:
@@ -179,7 +180,7 @@ def idle_cause(scope: str) -> str:
 def threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:
     """All threads that work for a member, those of its subprocesses included.
 
-    Nothing shows whose a worker is that was forked by a thread which has ended: it counts for every member.
+    The owner of a worker that was forked by a thread which has ended is unknown: the worker counts for every member.
 
     Args:
         member: Its job id, which its subprocesses have in their environment.

@@ -1,8 +1,9 @@
 """Watches a runtime from outside: `python -P -m muri.launcher.hangs.watchdog RUNTIME_PID TIMEOUT_S`.
 
 A stopped process cannot notice that it is stopped. The watchdog is the runtime's child: where Slurm suspends the job,
-the watchdog is stopped as well, so it only finds a runtime that was stopped alone. It writes the cause to the runtime's
-log and, over its standard output, to the runtime, which it then continues so that the runtime can end its scripts.
+the watchdog is stopped as well; therefore it only finds a runtime that was stopped alone. It writes the cause to the
+runtime's log and, over its standard output, to the runtime, which it then continues so that the runtime can end its
+scripts.
 """
 
 import ctypes
@@ -21,19 +22,19 @@ from muri.launcher.hangs.evidence import IdleTimer, sample, sampling_interval_s,
 logger = logging.getLogger("muri.launcher")
 
 END_GRACE_S: Final = 30.0
-"""How long the runtime may take to end its scripts, once it was continued."""
+"""How long the runtime may take to end its scripts after it was continued."""
 
 _PR_SET_PDEATHSIG: Final = 1
 _IGNORED: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
-"""These are meant for the runtime; the watchdog ends with the runtime."""
+"""The watchdog ignores these signals: they are meant for the runtime, with which it ends."""
 
 
 class Watchdog:
-    """The runtime's side: starts the watchdog and hears of a hang. Without a watchdog the runtime goes on unwatched.
+    """The runtime's side: starts the watchdog and learns of a hang. Without a watchdog the runtime goes on unwatched.
 
     Args:
         timeout_s: How long this process may be stopped; 0: do not watch.
-        on_hang: Called with the cause, once this process was continued in order to end.
+        on_hang: Called with the cause after the watchdog has continued this process, which must then end.
     """
 
     def __init__(self, timeout_s: float, on_hang: Callable[[str], None]) -> None:
@@ -86,7 +87,7 @@ def _end(runtime: int, cause: str) -> None:
     print(cause, flush=True)
     os.kill(runtime, signal.SIGCONT)
     end_s = time.monotonic() + END_GRACE_S
-    while os.getppid() == runtime:  # as long as it is the parent, its number has not gone to another process
+    while os.getppid() == runtime:  # while it is the parent, its number cannot belong to another process
         if time.monotonic() >= end_s:
             os.kill(runtime, signal.SIGKILL)
             return

@@ -1,6 +1,6 @@
-"""Gives each session its own view of what Python has once per process.
+"""Gives each session its own view of the state that Python keeps once per process.
 
-Every patch asks `current_session()` and does what it always did in the runtime's own threads.
+Every patched function asks `current_session()`; in the runtime's own threads it does what it always did.
 Nothing here knows of sockets or resources. docs/isolation.md says what is isolated, how, and what stays shared.
 """
 
@@ -29,7 +29,7 @@ def install() -> None:
     threads_and_processes.install_threads()
     signals_and_exits.install_signals()
     threads_and_processes.install_subprocesses()
-    # Libraries, each once a script imports it.
+    # Libraries: each is patched when a script imports it.
     random_generators.install_python_random()
     random_generators.install_numpy_random()
     random_generators.install_torch_random()
@@ -40,7 +40,7 @@ def install() -> None:
     process_group.install_process_groups()
     standard_files.install_file_numbers()
     threads_and_processes.at_session_start(standard_files.install_c_output().begin)
-    # What follows has to tell a script's own modules from installed ones.
+    # The patches below must tell a script's own modules from installed ones.
     modules = local_imports.install_local_modules()
     local_imports.install_import_turns(modules)
     signals_and_exits.install_exits(modules)
@@ -52,7 +52,7 @@ def install() -> None:
 
 
 def forget(session: SessionState) -> None:
-    """Drop what a session that ended still has: process groups, modules from its own directories, and the rest."""
+    """Drop everything that an ended session still holds: process groups, its own modules, and the rest."""
     process_group.close_process_groups(session)
     torch_settings.forget_default_dtype(session)
     torch_settings.forget_torch_flags(session)

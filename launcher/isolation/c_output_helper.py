@@ -1,8 +1,8 @@
-"""The helper process of c_output.py: `python c_output_helper.py CHANNEL RUNTIME_PID`.
+"""The helper process of standard_files.py: `python c_output_helper.py CHANNEL RUNTIME_PID`.
 
-It is given, for each session, the listener of its seccomp filter and the session's output files, and answers the
-filter's notifications in a thread per session, so that a full pipe holds up no other session. It imports nothing of
-Muri and ends when the runtime has.
+For each session the runtime sends it the listener of the session's seccomp filter and the session's output files. It
+answers the filter's notifications in a thread per session, so that a full pipe holds up no other session. It imports
+nothing of Muri and ends after the runtime.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ _MOST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Numbers that differ between kinds of processors."""
+    """System call numbers, which differ between processor architectures."""
 
     audit: int
     write: int
@@ -57,7 +57,7 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
     """Bytes of another process.
 
     Raises:
-        OSError: They cannot be read.
+        OSError: The memory cannot be read.
     """
     buffer = ctypes.create_string_buffer(length)
     here = Vector(ctypes.cast(buffer, ctypes.c_void_p), length)
@@ -69,7 +69,7 @@ def read_memory(pid: int, address: int, length: int) -> bytes:
 
 
 def written_bytes(pid: int, machine: Machine, number: int, address: int, count: int) -> bytes:
-    """What the stopped call wants to write."""
+    """The bytes that the stopped call wants to write."""
     if number == machine.write:
         return read_memory(pid, address, min(count, _MOST_BYTES)) if count else b""
     table = read_memory(pid, address, min(count, 1024) * _ENTRY.size) if count else b""
@@ -92,7 +92,7 @@ class Listener:
         self._listener, *self._outputs = files
 
     def serve(self) -> None:
-        """Until no thread with the filter is left."""
+        """Answer until no thread with the filter is left."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         try:

@@ -1,4 +1,4 @@
-"""What a script's interpreter has once: arguments, search path, `__main__`, environment variables, settings.
+"""Gives each session its own arguments, search path, `__main__`, environment variables and settings.
 
 The settings are hooks for errors, the temporary directory, the sockets' timeout, the garbage collector, the recursion
 limit and the start method of multiprocessing.
@@ -43,7 +43,7 @@ class MainProxy(ModuleType):
 
 
 def _list_property(name: str) -> property:
-    """A property of `sys` that is a field of the session, or what it was."""
+    """A property of `sys`: the session's field, or the process's value outside of sessions."""
 
     def get(module: ModuleType) -> Any:
         session = current_session()
@@ -68,7 +68,7 @@ def install_interpreter() -> None:
 
 
 class SessionEnviron(os._Environ):  # type: ignore[type-arg] # it is generic in the stubs only
-    """`os.environ` whose content is the session's; the process's C environment is never touched."""
+    """`os.environ` with the session's content; it never touches the process's C environment."""
 
     @property
     def _data(self) -> Any:
@@ -101,7 +101,7 @@ _values: Final[PerSession[dict[str, Any]]] = PerSession(dict)
 
 
 def _install_hooks() -> None:
-    """The interpreter calls what stands in the module's dictionary: that calls the session's hook."""
+    """Call the session's hook from the module's dictionary, where the interpreter looks the hook up."""
     for module, name in ((sys, "excepthook"), (sys, "unraisablehook"), (threading, "excepthook")):
         _install_hook(module, name)
 
@@ -137,7 +137,7 @@ def own_excepthook() -> Callable[..., Any] | None:
 
 
 def _install_temporary_directory() -> None:
-    """Each member has its own $TMPDIR; Python looks for it once."""
+    """Look for each member's own $TMPDIR; Python looks for it once per process."""
     plain = tempfile._gettempdir  # type: ignore[attr-defined]
     directories: PerSession[dict[str, Any]] = PerSession(lambda: {"tempdir": None})
 
@@ -155,6 +155,7 @@ def _install_temporary_directory() -> None:
 
 
 def _install_socket_timeout() -> None:
+    """Keep one member's default timeout out of the others' sockets: Python has a single one in C."""
     plain_get, plain_set, make = socket.getdefaulttimeout, socket.setdefaulttimeout, socket.socket.__init__
 
     def getdefaulttimeout() -> Any:
@@ -182,7 +183,7 @@ def _install_socket_timeout() -> None:
 
 
 def _install_collector() -> None:
-    """A member that turns the collector off must not let the others' memory grow."""
+    """Keep the collector running: a member that turns it off must not let the others' memory grow."""
     plain = {name: getattr(gc, name) for name in ("enable", "disable", "isenabled", "freeze", "set_threshold")}
 
     def only_outside(name: str, value: bool | None) -> Callable[..., Any]:
@@ -205,6 +206,7 @@ def _install_collector() -> None:
 
 
 def _install_recursion_limit() -> None:
+    """Tell each member the limit that it has set, while the process's one is the largest of them."""
     plain_get, plain_set = sys.getrecursionlimit, sys.setrecursionlimit
 
     def setrecursionlimit(limit: int, /) -> None:
@@ -212,7 +214,7 @@ def _install_recursion_limit() -> None:
         if session is None or limit <= 0:
             plain_set(limit)
             return
-        plain_set(max(limit, plain_get()))  # it holds for all threads: never less than another member asked for
+        plain_set(max(limit, plain_get()))  # it holds for all threads, so it only grows
         _values.of(session)["recursion"] = limit
 
     def getrecursionlimit() -> int:
@@ -223,7 +225,7 @@ def _install_recursion_limit() -> None:
 
 
 def _patch_start_method(context: ModuleType) -> None:
-    """`multiprocessing.set_start_method` may be called once, by each member."""
+    """Let each member call `multiprocessing.set_start_method`, which Python allows once per process."""
     default = context._default_context
     kept: PerSession[dict[str, Any]] = PerSession(dict)
 

@@ -1,11 +1,12 @@
-"""Gives each session its own modules from its own directories, and the import of installed packages in turns.
+"""Gives each session the modules of its own directories, and lets sessions import installed packages in turns.
 
-Two members may both have a `model.py`. `sys.modules` knows one module per name, so a name that a session finds in its
-script's directory (or its $PYTHONPATH) is exchanged there whenever another session imports it.
+Two members may both have a `model.py`. `sys.modules` holds one module per name. Where a session finds a name in its
+script's directory (or its $PYTHONPATH), the entry is exchanged whenever another session imports that name.
 
 Installed packages are shared. Python locks each module that it imports, not the package that it belongs to: two threads
 that start with different parts of one package (`import torch`, `from torch.utils.data import DataLoader`) can wait for
-each other. Python notices and lets one of them go on with a "partially initialized module", hence the turns.
+each other. Python detects the deadlock and lets one of them go on with a "partially initialized module". Turns avoid
+it.
 """
 
 import builtins
@@ -27,7 +28,7 @@ from muri.launcher.job.session import SessionState, current_session
 _SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
 
 LONGEST_WAIT_S: Final = 120.0
-"""Then it is imported out of turn, as plain threads would do; a package may wait for another session's import."""
+"""After this wait a session imports out of turn, as plain threads do: a package may wait for another's import."""
 
 _RUNTIME: Final = object()
 
@@ -48,7 +49,7 @@ class LocalModules:
         self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
 
     def _renew_lock(self) -> None:
-        """Also in a forked child: another member's thread, which the child has not, may have held it."""
+        """Renew the lock; in a forked child, a thread that is absent there may have held it."""
         self._lock = threading.RLock()
 
     def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
@@ -63,7 +64,7 @@ class LocalModules:
 
     @contextlib.contextmanager
     def all_of(self, session: SessionState | None) -> Iterator[None]:
-        """Within it `sys.modules` holds every local module of the session, for code that looks there itself."""
+        """Put all local modules of the session into `sys.modules`, for code that looks there itself."""
         if session is None:
             yield
             return
@@ -157,11 +158,11 @@ def install_local_modules() -> LocalModules:
 
 
 def _install_pickling(modules: LocalModules) -> None:
-    """Pickling looks a class up in `sys.modules`, past the import statement."""
+    """Patch pickling, which looks classes up in `sys.modules` without an import statement."""
     plain_dump, plain_dumps, plain_class = pickle.dump, pickle.dumps, pickle.Pickler
 
     class Pickler(plain_class):  # type: ignore[misc, valid-type]
-        """The plain one, with the session's modules in place."""
+        """The plain pickler, with the session's modules in place."""
 
         def dump(self, obj: Any, /) -> None:
             """See pickle.Pickler.dump."""
@@ -183,7 +184,7 @@ _bootstrap: Final[Any] = importlib._bootstrap
 
 
 class ImportTurns:
-    """Who imports. All threads of a session share its turn, as they would in a process of their own."""
+    """Whose turn it is to import. All threads of a session share its turn, as in a process of their own."""
 
     def __init__(self, longest_wait_s: float = LONGEST_WAIT_S) -> None:
         self._longest_wait_s = longest_wait_s
@@ -191,13 +192,13 @@ class ImportTurns:
         os.register_at_fork(after_in_child=self._renew)
 
     def _renew(self) -> None:
-        """Also in a forked child: another member's thread, which the child has not, may have had the turn."""
+        """Renew the lock; in a forked child, a thread that is absent there may have had the turn."""
         self._ended = threading.Condition()
         self._holder: object = None
         self._depth = 0
 
     def take(self, who: object) -> bool:
-        """Wait for the turn; returns whether it was got."""
+        """Wait for the turn; return whether this thread got it."""
         end_s = time.monotonic() + self._longest_wait_s
         with self._ended:
             while self._holder not in (None, who):
@@ -220,8 +221,8 @@ def install_import_turns(modules: LocalModules) -> None:
     """Patch what Python calls for a module that is not in `sys.modules` yet.
 
     Args:
-        modules: Tells the sessions' own modules, which are exchanged and not shared: they need no turn, and
-            importing one may train for days.
+        modules: Tells the sessions' own modules. These are not shared and need no turn, and importing one may train
+            for days.
     """
     turns, find_and_load = ImportTurns(), _bootstrap._find_and_load
 

@@ -1,10 +1,10 @@
 """`logging` and `warnings`: each session has its own root logger, loggers, handlers and filters.
 
-A logger whose name is that of an installed package belongs to the package, which all members share: its level and
-its own handlers are shared, but what it hands on to the root logger goes to the handlers of the session that logs.
+A logger with the name of an installed package belongs to the package, which all members share: they share its level and
+its own handlers, but records that it passes on to the root logger go to the handlers of the session that logs.
 
-The interpreter reads the filters of warnings from the module's attributes, the module's own functions from its
-dictionary: the dictionary holds stand-ins.
+The interpreter reads the filters of warnings from the module's attributes, but the module's own functions read them
+from its dictionary. Hence the attributes are properties, and the dictionary holds stand-ins.
 """
 
 import logging
@@ -58,7 +58,7 @@ def _disable_property() -> property:
 
 
 def _is_enabled_for(logger: logging.Logger, level: int) -> bool:
-    """Without the cache of the plain method: the root's level differs between sessions."""
+    """Decide without the plain method's cache, because the root's level differs between sessions."""
     return not logger.disabled and logger.manager.disable < level and level >= logger.getEffectiveLevel()
 
 
@@ -82,7 +82,7 @@ def _patch_loggers(modules: LocalModules) -> None:
 
 
 def install_log_configuration(modules: LocalModules) -> None:
-    """Patch `logging`.
+    """Give each session its own root logger, loggers and `logging.disable`.
 
     Args:
         modules: Tells a script's own modules from installed ones.
@@ -99,7 +99,7 @@ _captured: PerSession[list[Any]] = PerSession(list)
 
 
 class _HandlerList(list[Any]):
-    """Stands for `logging._handlerList`; itself it holds the runtime's handlers."""
+    """Replaces `logging._handlerList`: each session sees its own handlers, the runtime those in this list."""
 
     def _own(self) -> list[Any] | None:
         session = current_session()
@@ -110,7 +110,7 @@ class _HandlerList(list[Any]):
         if own is None or session is None:
             super().append(reference)
             return
-        if not own:  # Python does this at its exit
+        if not own:  # Python shuts logging down at its exit, hence the session at its own
             session.exit_functions.insert(0, logging.shutdown)
         own.append(reference)
 
@@ -135,7 +135,7 @@ class _HandlerList(list[Any]):
 
 
 class _HandlerNames(MutableMapping[str, logging.Handler]):
-    """Stands for `logging._handlers`, handlers by name."""
+    """Replaces `logging._handlers`, the handlers by name."""
 
     def __init__(self, plain: "weakref.WeakValueDictionary[str, logging.Handler]") -> None:
         self._plain: Final = plain
@@ -170,7 +170,7 @@ def _capture_warnings(session: SessionState, capture: bool) -> None:
 
 
 def install_log_handlers() -> None:
-    """Patch `logging`."""
+    """Give each session its own list of handlers, which its end flushes without touching the others'."""
     handlers = _HandlerList(logging._handlerList)  # type: ignore[attr-defined]
     logging._handlerList = handlers  # type: ignore[attr-defined]
     logging.shutdown.__defaults__ = (handlers,)
@@ -188,7 +188,7 @@ def install_log_handlers() -> None:
 
 
 class _StandIn:
-    """A list or dictionary of `warnings` that is the session's own."""
+    """Leads from a list or dictionary of `warnings` to the session's own."""
 
     def __init__(self, read: Callable[[], Any]) -> None:
         self._read = read
@@ -239,7 +239,7 @@ def _property(name: str, plain: Any, values: PerSession[dict[str, Any]]) -> prop
 
 
 def _showwarnmsg(msg: Any) -> None:
-    """Show a warning by the session's hook, as the function of this name does."""
+    """Show a warning by the session's hook; the plain function reads the hook from the module's dictionary."""
     if warnings.showwarning is not warnings._showwarning_orig:  # type: ignore[attr-defined]
         warnings.showwarning(msg.message, msg.category, msg.filename, msg.lineno, msg.file, msg.line)
     else:
@@ -247,7 +247,7 @@ def _showwarnmsg(msg: Any) -> None:
 
 
 def _formatwarnmsg(msg: Any) -> str:
-    """Format a warning by the session's hook, as the function of this name does."""
+    """Format a warning by the session's hook, for the same reason."""
     if warnings.formatwarning is not warnings._formatwarning_orig:  # type: ignore[attr-defined]
         return warnings.formatwarning(msg.message, msg.category, msg.filename, msg.lineno, msg.line)
     text: str = warnings._formatwarnmsg_impl(msg)  # type: ignore[attr-defined]
@@ -255,14 +255,14 @@ def _formatwarnmsg(msg: Any) -> str:
 
 
 def show_again(_session: SessionState) -> None:
-    """A warning that an earlier member was shown once is shown to this one, too."""
+    """Show a warning to this member, too, if an earlier one was shown it once."""
     warnings._filters_mutated()  # type: ignore[attr-defined]
 
 
 def install_warnings() -> None:
     """Give `warnings` attributes that are the session's."""
     if not hasattr(warnings, "_showwarning_orig") or not isinstance(warnings.filters, list):
-        return  # a Python that keeps them elsewhere, per thread or context
+        return  # this Python keeps them elsewhere, per thread or context
     values: PerSession[dict[str, Any]] = PerSession(dict)
     properties = {name: session_value(name, values) for name in _WARNING_HOOKS}
     for name in _WARNING_TABLES:

@@ -1,7 +1,7 @@
 """The default process group of `torch.distributed`: each session has its own, shared by the threads it starts.
 
 `torch.distributed` keeps its groups in one object per process, `distributed_c10d._world`. A stand-in leads to the
-session's. Names of groups also stand in a table in C++, so a session's names carry its member's id.
+session's. A table in C++ holds the names of all groups, so a session's names carry its member's id.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _WITH_DEFAULT_GROUP: Final = (
     "torch.distributed.optim.zero_redundancy_optimizer",
     "torch.distributed.fsdp.sharded_grad_scaler",
 )
-"""Modules that are imported late and have functions with `group=group.WORLD`."""
+"""Modules with `group=group.WORLD` as a default argument that scripts may import only after they have a group."""
 
 _TABLES: Final = (
     "pg_map",
@@ -48,7 +48,7 @@ _worlds: PerSession[World] = PerSession(World)
 
 
 class WorldProxy:
-    """Stands for `distributed_c10d._world`."""
+    """Replaces `distributed_c10d._world`."""
 
     def __init__(self, plain: Any) -> None:
         self.__dict__["_plain"] = plain
@@ -58,7 +58,7 @@ class WorldProxy:
         return self._plain if session is None else _worlds.of(session)
 
     def __getattr__(self, name: str) -> Any:
-        """Read from the session's groups; what this PyTorch computes from them is computed as it does."""
+        """Read from the session's groups; compute from them whatever this PyTorch has as a property."""
         target = self._target()
         computed = getattr(type(self._plain), name, None)
         if isinstance(target, World) and not hasattr(target, name) and isinstance(computed, property):
@@ -114,9 +114,9 @@ def _patch(c10d: Any) -> None:
 
 
 def _forget_default_arguments(module: ModuleType) -> None:
-    """A function defined while a session has a group keeps it as default argument: for all sessions, and for good.
+    """Clear default arguments that hold a session's group, because all sessions share the function.
 
-    None means the default group, too.
+    PyTorch takes None for the default group, too.
     """
     classes = [
         value for value in vars(module).values() if isinstance(value, type) and value.__module__ == module.__name__
@@ -133,7 +133,7 @@ def _is_group(value: Any) -> bool:
 
 
 def close_process_groups(session: SessionState) -> None:
-    """Tear down the groups that a script left, as the end of a process would, so that its peers do not wait."""
+    """Tear down the groups that a script left, as the end of its process would: otherwise its peers would wait."""
     world = session.belongings.pop(_worlds, None)
     if world is None or world.default_pg is None:
         return
@@ -147,7 +147,7 @@ def close_process_groups(session: SessionState) -> None:
 
 
 def _unregister(name: str) -> None:
-    from torch._C._distributed_c10d import _unregister_process_group  # (torch is there, see above)
+    from torch._C._distributed_c10d import _unregister_process_group  # the session has used torch
 
     _unregister_process_group(name)  # type: ignore[arg-type, unused-ignore] # a NewType of str in the stubs
 
