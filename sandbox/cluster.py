@@ -104,7 +104,7 @@ class Shape:
     """How large the virtual cluster is.
 
     Attributes:
-        cpus_per_node: Virtual CPUs. They are bookkeeping only; a group's host job and its members
+        cpus_per_node: Virtual CPUs. They are bookkeeping only; a group's pilot job and its members
             all need some on one node, so there are more than GPUs.
         mem_mib_per_node: Virtual memory of a node in MiB, bookkeeping as well.
         extra_partitions: Partitions beside `main`, which holds all nodes.

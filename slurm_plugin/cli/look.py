@@ -129,7 +129,7 @@ def explanation(job: "JobStatus") -> list[str]:
     if job.group is not None:
         partners = ", ".join(map(str, job.partners)) or "nobody any more"
         how = ", without turns" if job.state == "shared" else ""
-        lines.append(f"It shares the GPUs of host job {job.group} with {partners}{how}.")
+        lines.append(f"It shares the GPUs of pilot job {job.group} with {partners}{how}.")
     if job.predicted_speed is not None:
         planned = f"{job.predicted_speed:.2f}{' (from an estimated profile)' if job.estimated else ''}"
         lines.append(f"Speed against running alone: planned {planned}, measured {_speed(job.measured_speed)}.")

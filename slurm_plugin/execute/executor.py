@@ -15,7 +15,6 @@ from muri.slurm_plugin.planning.actions import (
     Action,
     AskForMore,
     Cancel,
-    CarryOnGroup,
     DryRunFailed,
     Join,
     KeepProfile,
@@ -24,12 +23,13 @@ from muri.slurm_plugin.planning.actions import (
     ReleaseSolo,
     ResetRequest,
     Restore,
+    ResumeGroup,
     ReturnToQueue,
     StartDryRun,
     StartGroup,
+    join_payload,
     members_in,
 )
-from muri.slurm_plugin.planning.joins import payload_of
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     dry_run_environment,
@@ -82,7 +82,7 @@ class Executor:
         self._now_s = view.snapshot.taken_s
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
             StartGroup: self._start_group,
-            CarryOnGroup: self._carry_on,
+            ResumeGroup: self._resume_group,
             Abandon: self._abandon,
             ReleaseSolo: self._release_solo,
             ResetRequest: self._reset,
@@ -125,19 +125,19 @@ class Executor:
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
             for job_id in ids:
-                self._journal.set_fact(EXCLUSION, str(job_id), f"Slurm refused its group's host job: {error}")
+                self._journal.set_fact(EXCLUSION, str(job_id), f"Slurm refused its group's pilot job: {error}")
             raise
         self._journal.set_submitted_job(token, pilot)
         for member in action.members:
             self._make_member(member, pilot, action.node)
         self._journal.finish(token, "done")
 
-    def _carry_on(self, action: CarryOnGroup) -> None:
+    def _resume_group(self, action: ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
         if pilot is None:
             return
         intent = next(intent for intent in self._journal.intents("begun") if intent.token == action.token)
-        log.info("group %s: carrying on with its start, host job %d", action.token, pilot.job_id)
+        log.info("group %s: resuming its start, pilot job %d", action.token, pilot.job_id)
         self._journal.set_submitted_job(action.token, pilot.job_id)
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
@@ -222,15 +222,17 @@ class Executor:
         self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
 
     def _join(self, action: Join) -> None:
-        log.info("job %d joins group of host job %d: %s", action.member.job_id, action.host, "; ".join(action.reasons))
+        log.info(
+            "job %d joins group of pilot job %d: %s", action.member.job_id, action.pilot, "; ".join(action.reasons)
+        )
         token = action.token or secrets.token_hex(6)
         if not action.token:
-            self._journal.begin(token, JOIN, payload_of(action), self._now_s)
-        self._journal.set_submitted_job(token, action.host)
+            self._journal.begin(token, JOIN, join_payload(action), self._now_s)
+        self._journal.set_submitted_job(token, action.pilot)
         # Where Slurm refuses to tell the pilot, it might end before its new member: the join fails.
-        self._gateway.modify(action.host, join_change(self._view.jobs[action.host], action))
+        self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
         self._extend_partners(action)
-        self._make_member(action.member, action.host, action.node)
+        self._make_member(action.member, action.pilot, action.node)
         self._journal.finish(token, "done")
 
     def _extend_partners(self, action: Join) -> None:

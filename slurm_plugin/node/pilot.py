@@ -27,7 +27,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import fault_token
 from muri.utc import log_handler
 
-log = logging.getLogger("muri.host")
+log = logging.getLogger("muri.pilot")
 
 _TICK_S = 0.25
 
@@ -133,7 +133,7 @@ class PilotWatch:
             log.info("every member has ended")
             return True
         if late and not busy and all(state == "PENDING" for state in states.values()):
-            log.warning("members %s could not start beside the host; giving the GPUs back", sorted(states))
+            log.warning("members %s could not start beside the pilot job; giving the GPUs back", sorted(states))
             return True
         return False
 
@@ -190,13 +190,13 @@ def main(text: str) -> None:
         os.dup2(stream.fileno(), 1)
         os.dup2(stream.fileno(), 2)
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
-    log.info("host job %s for members %s", job_id, ",".join(group.ids))
+    log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
     runtime = start(command)
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
     code = PilotWatch(group, status, runtime).watch()
-    log.info("host job %s ends with code %d", job_id, code)
+    log.info("pilot job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
     sys.exit(code)
 

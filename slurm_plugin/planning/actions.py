@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.records.comment_tags import Original
@@ -140,7 +140,7 @@ class StartDryRun:
 
 
 @dataclass(frozen=True, slots=True)
-class CarryOnGroup:
+class ResumeGroup:
     """Finish a start that was cut off in the middle."""
 
     token: str
@@ -224,20 +224,21 @@ class Join:
     """Add a waiting job to a group that runs.
 
     Attributes:
-        host: The group's pilot job.
+        pilot: The group's pilot job.
         node: Its node.
         member: The job.
         others: Members that it joins, with the time limits that they need beside it, 0 = unlimited.
-        host_limit_s: Time limit that the pilot needs, 0 = as it is.
+        pilot_limit_s: Time limit that the pilot needs, 0 = as it is.
         reasons: Why, for people.
         token: The intent that was begun for it, "" for a new one.
     """
 
-    host: int
+    # Journals of running sites keep the old keys.
+    pilot: Annotated[int, Field(alias="host")]
     node: str
     member: MemberPlan
     others: tuple[tuple[int, int], ...]
-    host_limit_s: int
+    pilot_limit_s: Annotated[int, Field(alias="host_limit_s")]
     reasons: tuple[str, ...]
     token: str = ""
 
@@ -277,7 +278,7 @@ Action = (
     | ReleaseSolo
     | ResetRequest
     | StartDryRun
-    | CarryOnGroup
+    | ResumeGroup
     | Abandon
     | Restore
     | Cancel
@@ -297,6 +298,12 @@ _JOIN: Final = TypeAdapter(Join)
 def members_in(payload: Mapping[str, Any]) -> tuple[MemberPlan, ...]:
     """Read the members of a start from what the journal keeps of it."""
     return _MEMBERS.validate_python(payload["members"])
+
+
+def join_payload(join: Join) -> dict[str, Any]:
+    """Return what the journal keeps of a join."""
+    payload: dict[str, Any] = _JOIN.dump_python(join, by_alias=True, exclude={"token"})
+    return payload
 
 
 def join_in(payload: Mapping[str, Any], token: str) -> Join:

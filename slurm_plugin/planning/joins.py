@@ -1,7 +1,7 @@
 """Waiting jobs that join a group at work instead of waiting for GPUs of their own. Pure."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,11 +52,6 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")
         else:
             yield join_in(intent.payload, intent.token)
-
-
-def payload_of(join: Join) -> dict[str, object]:
-    """Return what the journal keeps of a join."""
-    return {name: value for name, value in asdict(join).items() if name != "token"}
 
 
 def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:

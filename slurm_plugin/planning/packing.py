@@ -125,7 +125,7 @@ class PlacementOutcome:
             self._hold(sharer.job_id, places)
             return
         group = self._running_groups.get(self._holders.get(places, 0))
-        if group is not None and not any(join.host == group.pilot.job_id for join in self.joins):
+        if group is not None and not any(join.pilot == group.pilot.job_id for join in self.joins):
             self._join(sharer, job, group, cycle)
         elif met & {started.members[0] for started in self.groups}:
             why = Reason("it will join job {} once that one runs", (min(met),))
@@ -194,7 +194,7 @@ def _for_two(action: StartGroup, node: Node) -> tuple[int, int]:
     return cpus, max(action.mem_per_node_mib, min(2 * action.mem_per_node_mib, part_mib))
 
 
-_NO_PILOT = "it runs without a host job, so that nobody can join it"
+_NO_PILOT = "it runs without a pilot job, so that nobody can join it"
 _SEVERAL_GPUS = "jobs on several GPUs are not joined: each of their GPUs has a runtime of its own"
 _NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or the discipline lockstep)"
 

@@ -11,12 +11,12 @@ from muri.slurm_plugin.planning.actions import (
     Action,
     AskForMore,
     Cancel,
-    CarryOnGroup,
     DryRunFailed,
     KeepProfile,
     Preempt,
     ResetRequest,
     Restore,
+    ResumeGroup,
     ReturnToQueue,
 )
 from muri.slurm_plugin.planning.cycle_input import CycleInput
@@ -83,10 +83,10 @@ def find_pilot(view: View, token: str) -> ManagedJob | None:
 def _open_group(view: View, intent: Intent) -> Action:
     pilot = find_pilot(view, intent.token)
     if pilot is None:
-        return Abandon(intent.token, "its host job was never accepted, or is forgotten")
+        return Abandon(intent.token, "its pilot job was never accepted, or is forgotten")
     if not pilot.state.is_active:
-        return Abandon(intent.token, f"its host job {pilot.job_id} has ended ({pilot.state})")
-    return CarryOnGroup(intent.token)
+        return Abandon(intent.token, f"its pilot job {pilot.job_id} has ended ({pilot.state})")
+    return ResumeGroup(intent.token)
 
 
 def _members(
@@ -113,7 +113,7 @@ def _members(
         elif job.held:
             yield Restore(job.job_id, "it was taken out of its group")
         elif _overdue(pilot, cycle):
-            yield Restore(job.job_id, f"host job {pilot.job_id} could not start in time")
+            yield Restore(job.job_id, f"pilot job {pilot.job_id} could not start in time")
         elif (
             pilot.state is JobState.RUNNING
             and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
@@ -253,7 +253,7 @@ def after_pilot_end(view: View, job: ManagedJob) -> Action:
     pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
     fault = None if pilot is None else pilot.reports.fault
     if fault is None:
-        return Restore(job.job_id, "its group's host job has ended")
+        return Restore(job.job_id, "its group's pilot job has ended")
     if job.job_id in fault.culprits:
         return Restore(job.job_id, f"its group ended with an error that it may have caused: {fault.cause}")
     return ReturnToQueue(job.job_id, "", f"its group ended with an error that another member caused: {fault.cause}")

@@ -209,7 +209,7 @@ def join_change(pilot: ManagedJob, join: Join) -> JobChange:
     token, members = pilot.pilot_tag or tags.PilotTag("", ())
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
     comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
-    return JobChange(admin_comment=comment, time_limit_s=join.host_limit_s or None)
+    return JobChange(admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
 
 
 def given_tag_change(job: Job, share: GivenShare, now_s: float) -> JobChange:

@@ -167,7 +167,7 @@ def alone_for_every_reason() -> Case:
         job(12, "gpu", submit_s=NOW_S - 100_000),
     ]
     facts: list[tuple[str, str, object]] = [
-        ("bar", "9", "its group's host job has ended"),
+        ("bar", "9", "its group's pilot job has ended"),
         ("dry-run-failed", "broken (batch 8, 1 × gpu)", [2, "the script ended with code 1 too early"]),
     ]
     nodes = [node("n1", 8), node("n2", 8), node("n3", 8)]
