@@ -77,7 +77,7 @@ def hand_overs_s(count: int) -> list[float]:
 
 
 def uncontended_s(count: int) -> list[float]:
-    """Entering and leaving a stage that nobody else wants."""
+    """Seconds to enter and leave a stage that no other member wants."""
     arbiter = FairArbiter()
     arbiter.join("1", 1.0)
     clock = StageClock(_Gate(arbiter, "1"))
@@ -91,7 +91,7 @@ def uncontended_s(count: int) -> list[float]:
 
 
 def yield_points_s(count: int) -> list[float]:
-    """A yield point while nobody waits."""
+    """Seconds of a yield point while no member waits."""
     arbiter = FairArbiter()
     arbiter.join("1", 1.0)
     clock = StageClock(_Gate(arbiter, "1"))

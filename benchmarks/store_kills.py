@@ -40,13 +40,13 @@ KIND = "kills"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is written and how often somebody is killed.
+    """How much is written and how often a writer is killed.
 
     Attributes:
         writers: Processes.
         writes: Of each.
         kill_every_s: Mean time between two kills.
-        most_kills: The writers are left in peace after so many.
+        most_kills: After this many kills the writers finish undisturbed.
         seed: Of the kills.
     """
 

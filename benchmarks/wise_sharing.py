@@ -4,8 +4,8 @@
     python benchmarks/wise_sharing.py --seeds 1 --dry       one workload of each kind; nothing is kept
     python benchmarks/wise_sharing.py --plot-only           draw what was measured before
 
-Pair speeds are those of a table of measured pairs (`gavel_pairs_v100.csv`). The published workloads are not to be had;
-these are made up to be like them, as far as they are known. What is assumed:
+Pair speeds are those of a table of measured pairs (`gavel_pairs_v100.csv`). The published workloads are not
+available; these are synthetic ones like them, as far as they are known. The assumptions:
 
 - 16 nodes of 4 GPUs with 16 GiB; 480 jobs come in the time in which 240 come, so at twice the load.
 - Durations alone are log-normal with a median of half an hour, σ = 1, at most 6 hours: a mean of about 0.8 hours, for
@@ -78,7 +78,7 @@ MOST_DECISION_S: Final = 0.02
 
 
 def trace_of(workload: Workload, seed: int, lines: list[str]) -> Trace:
-    """The made-up workload."""
+    """The synthetic workload."""
     recipe = Recipe(
         workload.jobs,
         CLUSTER.gpu_count,

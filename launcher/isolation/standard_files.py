@@ -277,7 +277,7 @@ def _program(machine: c_output_helper.Machine) -> _Program:
 
 
 def _buffer_by_line() -> None:
-    """Buffer C's stdout by line: otherwise it keeps one member's bytes until another member's thread writes them out."""
+    """Buffer C's stdout by line: otherwise it keeps one member's bytes until another member's thread flushes it."""
     stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
     _libc.fflush(stdout)
     _libc.setvbuf(stdout, None, _LINE_BUFFERED, 0)

@@ -29,7 +29,7 @@ STEPS: Final = 3
 
 ITERATIONS: Final = 5
 MOST_ITERATION_S: Final = 3.0
-"""Scripts with longer iterations are not kept waiting for this."""
+"""Iterations longer than this are not profiled, because they would prolong the dry run."""
 
 _ANCHOR: Final = "muri: anchor"
 _ANCHORS: Final = 8
