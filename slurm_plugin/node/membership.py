@@ -36,7 +36,7 @@ class SlurmMembership:
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, held, so that the controller gives it its own GPUs.
 
-        A job that Slurm is ending already, because its user cancelled it, is left to that.
+        A job that Slurm is already ending, because its user cancelled it, is left alone.
 
         Raises:
             GatewayError: Slurm refused.
@@ -84,7 +84,7 @@ class SlurmMembership:
         comment = job_field(int(job_id), "comment")
         run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
         if times_told(comment)[0] == run:
-            return True  # another rank of the job has told, and is putting it back
+            return True  # another rank of the job has reported it and requeues the job
         if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
             return False
         print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",

@@ -1,6 +1,6 @@
 """What jobs tell the controller through their own comments, which Slurm limits to 1,024 bytes. Pure.
 
-A dry run's result, the speeds of a group's members, the error that ended a group, and runs that ended for want of
+A dry run's result, the speeds of a group's members, the error that ended a group, and runs that ended for lack of
 GPU memory.
 """
 
@@ -226,9 +226,9 @@ class JobReports:
     """What a job's own comment tells.
 
     Attributes:
-        checkpoint_run: The run (0 = never requeued) that has told how to save it, None when none has.
-        stopped_run: The run that was stopped on purpose, to go on from its checkpoint later.
-        out_of_memory: The run that last ended for want of GPU memory beside others, and how often that was.
+        checkpoint_run: The run (0 = never requeued) that has declared its checkpoint, None when none has.
+        stopped_run: The run that was stopped on purpose, to resume from its checkpoint later.
+        out_of_memory: The run that last ended for lack of GPU memory beside others, and how often.
         dry_run: A dry run's result.
         speeds: A pilot's report of its group's members, for `member_report`.
         fault: Why a pilot's group ended.
