@@ -23,7 +23,7 @@ from muri.group_spec import GroupSpec, read_group
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import compact, fault_token
+from muri.slurm_plugin.records.comment_reports import fault_token, speeds_token
 from muri.utc import log_handler
 
 log = logging.getLogger("muri.pilot")
@@ -147,7 +147,7 @@ class PilotWatch:
     def _report_speeds(self) -> None:
         """Tell the controller each member's progress and times through the pilot job's comment."""
         self._reported_s = time.monotonic()
-        report = compact(self._runtime_status())
+        report = speeds_token(self._runtime_status())
         if report is not None and report != self._report:
             try:
                 set_comment(int(os.environ["SLURM_JOB_ID"]), report)

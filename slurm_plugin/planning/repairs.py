@@ -175,8 +175,8 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
 
 def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:
     """What a dry run left in a job's comment."""
-    told = None if job is None else job.reports.dry_run
-    return told if told is not None and told.get("token") == intent.token else None
+    result = None if job is None else job.reports.dry_run
+    return result if result is not None and result.get("token") == intent.token else None
 
 
 def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Action:
