@@ -12,6 +12,8 @@ from group_words import runtime_words
 from launcher_harness import Launcher, ends, until
 
 STOPPED = 128 + signal.SIGTERM
+SLOW_S = "0.4"
+"""Pause of each of 30 iterations: a script that is to be stopped in between ends too soon on no machine."""
 
 STEPS = """
     import sys, time, muri
@@ -34,7 +36,7 @@ RUNTIME = """
         def pilot_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
-    admission.AdmissionControl.__init__.__defaults__ = (Scheduler, None)
+    admission.AdmissionControl.__init__.__defaults__ = (Scheduler,)
     main.main()
 """
 
@@ -67,7 +69,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninte
     partner = launcher.member("102", launcher.script(STEPS, "steps.py"), 700)
     until(lambda: "started" in launcher.out("102"), "the partner")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": "0.02"}
+    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
     member = launcher.member("101", script, path, 0, **variables)
     until(lambda: len(lines(path)) >= 4, "the first iterations")
     until(lambda: launcher.status()["members"]["101"]["state"] == "running", "the status to tell of the script")
@@ -78,7 +80,7 @@ def test_a_stopped_member_resumes_in_a_group_with_the_same_loss(launcher, uninte
     stopped_at = len(lines(path))
     assert 4 <= stopped_at < 30
     assert f"saved at iteration {stopped_at}" in launcher.err("101")
-    assert ends(launcher.member("101", script, path, 0, **variables)) == 0
+    assert ends(launcher.member("101", script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
     assert lines(path) == uninterrupted_curve
     assert f"started at {stopped_at}" in launcher.out("101")
     assert partner.poll() is None or "finished" in launcher.out("102")
@@ -112,7 +114,7 @@ def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state,
     launcher.runtime("101")
     script, stopper = launcher.script(TRAIN), launcher.script(STOPPER, "stopper.py")
     path = launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c"), "PAUSE_S": "0.05", "SLURM_RESTART_COUNT": "2"}
+    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c"), "PAUSE_S": SLOW_S, "SLURM_RESTART_COUNT": "2"}
     variables |= {"SLURM_JOB_ID": "101", "MURI_JOB": f"model=m,{mark}", "MURI_REQUEUE_WAIT_S": "0.1"}
     streams = {"stdout": launcher.path("101", "out").open("ab"), "stderr": launcher.path("101", "err").open("ab")}
     command = [sys.executable, str(stopper), state, str(script), str(path), "0"]
@@ -128,25 +130,25 @@ def test_a_killed_process_leaves_a_checkpoint_behind(launcher, uninterrupted_cur
     """Slurm kills what does not end in time; in a group the script can be saved after that."""
     launcher.runtime("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": "0.02"}
+    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
     member = launcher.member("101", script, path, 0, **variables)
     until(lambda: len(lines(path)) >= 4, "the first iterations")
     member.kill()
     until(lambda: launcher.status()["members"]["101"]["state"] == "ended", "the end of the script")
-    assert ends(launcher.member("101", script, path, 0, **variables)) == 0
+    assert ends(launcher.member("101", script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
     assert lines(path) == uninterrupted_curve
 
 
 def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninterrupted_curve):
     runtime = launcher.runtime("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
-    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": "0.02"}
+    variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
     member = launcher.member("101", script, path, 0, MURI_REQUEUE_WAIT_S="0.1", **variables)
     until(lambda: len(lines(path)) >= 4, "the first iterations")
     runtime.terminate()
     assert ends(member) != 0
     assert ends(runtime) == 0
-    assert ends(launcher.member(None, script, path, 0, **variables)) == 0
+    assert ends(launcher.member(None, script, path, 0, **variables | {"PAUSE_S": "0"})) == 0
     assert lines(path) == uninterrupted_curve
 
 
