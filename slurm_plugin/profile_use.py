@@ -1,7 +1,7 @@
-"""All that reads or writes the profile store for the controller.
+"""Reads and writes the profile store for the controller.
 
-A damaged store must not stop the controller: it is set aside, loudly, and never emptied. What cannot be read
-otherwise costs no cycle.
+A damaged store must not stop the controller: it is set aside, which an error in the log says, and never emptied. Any
+other read error is logged, and the cycle plans without those figures.
 """
 
 import logging
@@ -52,7 +52,7 @@ class Observed(NamedTuple):
 
 
 def observed(view: View) -> Iterator[Observed]:
-    """What the members of running groups tell of their stages.
+    """What the members of running groups report of their stages.
 
     Without turns others slow a stage itself down, not the wait for it: that says nothing against a profile.
     """
@@ -128,7 +128,7 @@ def open_profiles(path: Path, journal: JournalMode | None) -> ProfileStore:
 
 
 def log_set_aside(error: CorruptStoreError, place: Path) -> None:
-    """Say loudly what happened and what can be done."""
+    """Log what happened and what can be done."""
     log.error(
         "the profile store %s is damaged (%s): it was set aside as %s and an empty one begun, so models are "
         "measured again. To save what is left of it: sqlite3 %s .recover",
@@ -165,10 +165,10 @@ def note_reuse(
 
 
 def read_traits(store: ProfileStore) -> KnownTraits:
-    """Read what is stored; what cannot be read costs no cycle.
+    """Read what is stored; an error is logged, and the cycle plans without it.
 
     Raises:
-        CorruptStoreError: The store is damaged, which the caller mends.
+        CorruptStoreError: The store is damaged, which the caller handles.
     """
     try:
         return KnownTraits(
@@ -208,7 +208,7 @@ class DocumentSink(Protocol):
 
 
 def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates: bool) -> None:
-    """Remember whether a model's script has said in its dry run that its batches can be split."""
+    """Remember whether a model's script declared in its dry run that its batches can be split."""
     if accumulates:
         store.put_document(ACCUMULATES, Document(str(profile.key), profile.measured_at, {}))
     else:
@@ -216,7 +216,7 @@ def note_accumulates(store: DocumentSink, profile: StageProfile, *, accumulates:
 
 
 def read_accumulating(store: ProfileStore) -> frozenset[str]:
-    """Read whose scripts have said so: texts of profile keys.
+    """Read the profile keys, as text, of the scripts whose batches can be split.
 
     Raises:
         StoreError: The store cannot be read.
@@ -258,8 +258,8 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 
     They count as stale: they serve planning at once, and a dry run measures the model when there is room for
-    one. A model whose dry runs failed gets none, and its jobs run alone as ever. Without estimates jobs wait for
-    their dry runs, so that a failure here costs only that.
+    one. A model whose dry runs failed gets none, and its jobs run alone. Without estimates jobs wait for their
+    dry runs, so a failure here does not fail the cycle.
 
     Raises:
         CorruptStoreError: The store is damaged; the cycle sets it aside.
@@ -275,7 +275,7 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     except MuriError as error:
         log.warning("this cycle plans without estimates: %s", error)
         return cycle
-    except Exception:  # libraries of prediction too: an estimate is worth no cycle
+    except Exception:  # prediction libraries may raise anything; an estimate must not cost the cycle
         log.exception("this cycle plans without estimates")
         return cycle
     known = replace(known, profiles={**known.profiles, **found}, stale=known.stale | found.keys())

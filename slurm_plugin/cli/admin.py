@@ -32,7 +32,9 @@ CONFIG_OPTION = click.option(
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @CONFIG_OPTION
 @click.option("--once", is_flag=True, help="Run one cycle and exit (for cron and systemd timers).")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), help="Run a cycle every SECONDS for ever.")
+@click.option(
+    "--interval", "interval_s", type=click.FloatRange(min=0.1), help="Run a cycle every SECONDS until stopped."
+)
 @click.option("--dry-run", is_flag=True, help="Print what one cycle would do, as JSON lines, and change nothing.")
 @click.option("-v", "--verbose", is_flag=True, help="Log more.")
 def controller(config_file: Path | None, once: bool, interval_s: float | None, dry_run: bool, verbose: bool) -> None:
@@ -98,7 +100,7 @@ def controller_main() -> None:
 def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: bool) -> None:
     """Release every held job with its original request.
 
-    Jobs that run in a group run on. One of them that is stopped to go on later, or that loses its group, waits
+    Jobs in a running group keep running. A job of theirs that is stopped to resume later, or loses its group, waits
     held for the next drain: use --wait, or leave the watchdog on. Stop the controller first, or it groups again.
     New jobs with --muri are held until Muri's line is taken out of job_submit.lua; docs/operations.md has the
     order of removal.
@@ -132,7 +134,7 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
 
 @contextmanager
 def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[None]:
-    """Hold the controller's lock; go on without it where its holder has finished no cycle for `stale_s` seconds.
+    """Hold the controller's lock; proceed without it if its holder has finished no cycle for `stale_s` seconds.
 
     A controller that hangs is as good as dead to the jobs that it holds. If it wakes up after all, it takes
     a drain beside it as it takes one after its death: what it had begun is mended by the next cycle, or drain.
@@ -196,17 +198,13 @@ def config_check(file: Path | None) -> None:
     click.echo(f"{config_path(file) or 'built-in defaults'}: fine")
 
 
-if TYPE_CHECKING:
-    from muri.slurm_plugin.config import Config
-
-
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("job_id", metavar="JOB", type=int)
 @CONFIG_OPTION
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; needs --yes.")
 def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> None:
-    """Stop running JOB at its next iteration; it waits in the queue and goes on later.
+    """Stop running JOB at its next iteration; it waits in the queue and resumes later.
 
     For administrators and the job's owner. Only a job that was submitted with --muri=checkpoint=1 and whose
     script has called muri.checkpoint can be stopped. The controller decides when it runs again.
@@ -232,7 +230,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
     reason = why_not_preemptible(job)
     if reason:
         raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
-    _warn_if_nobody_would_resume(config)
+    _warn_if_controller_is_down(config)
     if not yes:
         click.confirm(f"Stop job {job_id} ({job.name}) of {job.user} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
@@ -243,7 +241,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         click.echo(f"job {job_id} is being saved; the controller puts it back into the queue at its next cycle")
 
 
-def _warn_if_nobody_would_resume(config: "Config") -> None:
+def _warn_if_controller_is_down(config: Config) -> None:
     from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
     from muri.slurm_plugin.controller.status import age_s
 

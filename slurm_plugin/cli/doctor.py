@@ -95,8 +95,6 @@ def _summary(findings: Sequence[Finding]) -> str:
 
 
 def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json: bool) -> None:
-    from muri.slurm_plugin.controller.assemble import profiles_path, read_config
-
     refused: list[str] = []
 
     def confirm(question: str) -> bool:
@@ -119,7 +117,7 @@ def _set_aside(config_file: Path | None, store: Path | None, yes: bool, as_json:
 
 
 class DoctorError(MuriError):
-    """What was asked for would do harm now."""
+    """The requested change would do harm now."""
 
 
 def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
@@ -143,12 +141,12 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
 
 
 def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
-    """Read the configuration; the built-in one goes on when it is wrong."""
+    """Read the configuration; fall back to the built-in one when it is wrong."""
     try:
         config = read_config(config_file)
         policy_of(config)
     except MuriError as error:
-        return Config(), Finding("configuration", Level.PROBLEM, str(error), "mend it, then `muri config check`")
+        return Config(), Finding("configuration", Level.PROBLEM, str(error), "correct it, then run `muri config check`")
     return config, Finding("configuration", Level.OK, str(config_path(config_file) or "built-in defaults"))
 
 
@@ -182,7 +180,7 @@ def examine_journal(path: Path) -> Finding:
     name = "journal"
     if not exists(path):
         return Finding(name, Level.OK, f"there is no {path} yet; the first cycle makes it")
-    remedy = f"move it aside (mv {path} {path}.damaged): the jobs' own AdminComment holds what is needed to go on"
+    remedy = f"move it aside (mv {path} {path}.damaged): the jobs' own AdminComment holds what is needed to resume"
     try:
         with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
             problem = str(connection.execute("PRAGMA integrity_check(1)").fetchone()[0])

@@ -17,7 +17,7 @@ LEAST_FREE_MIB: Final = 50
 LITTLE_FREE_MIB: Final = 1024
 
 CYCLES_MISSED: Final = 3
-"""A controller that has not finished a cycle for so many intervals is thought to be down."""
+"""A controller that has not finished a cycle for this many intervals is considered down."""
 
 _NAME = "CPUs and memory"
 

@@ -230,8 +230,8 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
 def policies(as_json: bool) -> None:
     """List the policies: who goes first, whether jobs share GPUs, whether running ones may be stopped.
 
-    Choose one with `policy:` in the configuration. The first is the default. Running jobs are only ever stopped if they
-    can go on from a checkpoint. Some policies exist for comparisons in `muri simulate` only; baselines
+    Choose one with `policy:` in the configuration. The first is the default. Running jobs are stopped only if they
+    can resume from a checkpoint. Some policies exist for comparisons in `muri simulate` only; baselines
     are there to compare others with, and no cluster gains by choosing one. Other distributions add
     policies by the entry point group "muri.policies".
     Exits with 1 when one of those cannot be used.

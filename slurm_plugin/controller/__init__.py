@@ -1,1 +1,1 @@
-"""The controller's process: cycles, what it tells of them, and how its parts are put together."""
+"""The controller's process: its cycles, its status file, and the assembly of its parts."""

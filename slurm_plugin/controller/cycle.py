@@ -1,4 +1,4 @@
-"""The controller's cycle: read Slurm and the stores, decide, mend, carry out, tell."""
+"""The controller's cycle: read Slurm and the stores, decide, repair, execute, and report."""
 
 import logging
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ class Controller:
         one: each step of a cycle can be repeated, and models are measured again.
 
         Raises:
-            SlurmUnreachableError: slurmctld does not answer; nothing is lost, the next cycle carries on.
+            SlurmUnreachableError: slurmctld does not answer; nothing is lost, and the next cycle resumes.
         """
         try:
             return self._cycle()
@@ -111,7 +111,7 @@ class Controller:
         return status
 
     def _keep_up(self, decision: Decision) -> list[str]:
-        """Look for drift and count, which is worth no cycle."""
+        """Watch for drift and count reuse; a failure here must not cost the cycle."""
         jobs, now_s = decision.preparation.request.jobs, decision.view.snapshot.taken_s
         try:
             watch(self._store, decision.view, self._config)

@@ -16,11 +16,11 @@ log = logging.getLogger("muri.controller")
 
 
 LOCK_NAME: Final = "controller.lock"
-"""In the state directory; its time of change tells since when it is held."""
+"""In the state directory; its modification time tells how long it has been held."""
 
 
 class AnotherControllerError(MuriError):
-    """Another controller is at work; this one has nothing to do, which is no failure."""
+    """Another controller is running, so this one has nothing to do; that is not a failure."""
 
     exit_code = 0
 
@@ -64,7 +64,7 @@ class StopFlag(Protocol):
 def run_forever(controller: Controller, interval_s: float, stop: StopFlag) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 
-    A cycle that fails is logged and the next one tried: jobs stay as they are meanwhile.
+    A failed cycle is logged, and jobs stay as they are until the next one.
     """
     while not stop.is_set():
         begun_s = time.monotonic()

@@ -254,7 +254,7 @@ def age_s(path: Path, now_s: float) -> float | None:
 
 
 def notes_of(jobs: Sequence[PlanJob], plan: Plan) -> dict[int, str]:
-    """What to say of the jobs that were planned with an estimate and are in no group; groups say it themselves."""
+    """Return why jobs were planned with an estimate, by job id; grouped jobs are told by their group."""
     grouped = {job_id for group in plan.groups for job_id in group.members}
     said = {job.job_id: why_estimated(job.profile) for job in jobs if job.profile is not None}
     return {job_id: why for job_id, why in said.items() if why and job_id not in grouped}

@@ -25,7 +25,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
 
     Raises:
         NoSuchJobError: It is gone.
-        SlurmUnreachableError: slurmctld does not answer; the next cycle mends what was begun.
+        SlurmUnreachableError: slurmctld does not answer; the next cycle repairs what was begun.
         GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
     try:
@@ -33,7 +33,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
     except SlurmUnreachableError:
         raise
     except GatewayError as error:
-        return f"nobody can say whether it asks for CPUs or memory per GPU: {error}"
+        return f"Muri cannot tell whether it asks for CPUs or memory per GPU: {error}"
     if per_gpu:
         return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
     if refusal := _refusal(gateway, job, given_tag_change(job, share, now_s)):

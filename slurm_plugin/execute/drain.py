@@ -40,7 +40,7 @@ class Drained:
 
     @property
     def is_over(self) -> bool:
-        """Whether no job is left that could come back held: this drain changed nothing, and nobody is at work."""
+        """Whether no job is left that could come back held: this drain changed nothing, and no member runs."""
         return not any((self.released, self.restored, self.cancelled, self.running, self.failed, self.leaving))
 
 
@@ -63,7 +63,7 @@ def drain(gateway: Gateway) -> Drained:
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
     restored += _each(given, lambda job: reset_request(gateway, job), failed)
-    # Nobody would plan them anew if they came back out of memory.
+    # Without a controller, a job that came back after running out of memory would stay held.
     retrying = [job for job in members if job.state is not JobState.PENDING and job.retries_memory]
     _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
     cancelled = _each(own, lambda job: gateway.cancel(job.job_id), failed)
@@ -81,8 +81,8 @@ def _leaving(view: View) -> tuple[int, ...]:
 def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
     """Drain again and again until no job is left that could come back held, and say what each pass did.
 
-    A member that is saved and stopped, or whose group breaks, waits held for somebody who gives it its own
-    request back. Once the controller is gone, this is that somebody.
+    A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
+    a controller only a drain does that.
     """
     while True:
         try:
@@ -97,7 +97,7 @@ def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
 
 
 def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], failed: list[str]) -> tuple[int, ...]:
-    """Change every job that can be changed; one that is gone needs nothing any more."""
+    """Change every job that can be changed; skip those that are gone."""
     changed = []
     for job in jobs:
         try:

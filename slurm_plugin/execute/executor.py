@@ -102,7 +102,7 @@ class Executor:
         """Carry out actions in order; a refusal costs only its own action.
 
         Raises:
-            SlurmUnreachableError: slurmctld went away; the next cycle carries on from the journal.
+            SlurmUnreachableError: slurmctld went away; the next cycle resumes from the journal.
         """
         for action in actions:
             try:
@@ -177,7 +177,7 @@ class Executor:
             log.info("job %d: gone already", action.job_id)
 
     def _reset(self, action: ResetRequest) -> None:
-        """Undo a share. A job whose change Slurm refuses again and again is released all the same."""
+        """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""
         log.info("job %d: its own CPUs and memory again: %s", action.job_id, action.why)
         job = self._view.jobs[action.job_id]
         tried = job.given is not None and self._now_s - job.given.given_s > self._config.host.start_timeout_s
@@ -196,7 +196,7 @@ class Executor:
     def _preempt(self, action: Preempt) -> None:
         """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it held."""
         why = "; ".join(action.reasons)
-        log.info("job %d: stopped, to go on later: %s", action.job_id, why)
+        log.info("job %d: stopped, to resume later: %s", action.job_id, why)
         token = action.token or secrets.token_hex(6)
         if not action.token:
             intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
@@ -229,7 +229,7 @@ class Executor:
         if not action.token:
             self._journal.begin(token, JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
-        # Where Slurm refuses to tell the pilot, it might end before its new member: the join fails.
+        # A pilot that does not know its new member might end before it, so a refusal here fails the join.
         self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
         self._extend_partners(action)
         self._make_member(action.member, action.pilot, action.node)

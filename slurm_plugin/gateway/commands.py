@@ -1,4 +1,4 @@
-"""The gateway through Slurm's commands: for sites whose Slurm no pyslurm fits."""
+"""The gateway through Slurm's commands: for sites where no pyslurm version fits Slurm."""
 
 import logging
 import os
@@ -170,7 +170,7 @@ class CommandGateway:
         """Submit a batch job as its user and return its id.
 
         sbatch cannot set an AdminComment: such a job is submitted held, then commented, then released. Until
-        then the same text stands in its Comment, so that a job left behind by a crash can be told.
+        then the same text stands in its Comment, so that a job left behind by a crash can be recognised.
         """
         check_new_job(job)
         job_id = self._sbatch(job)

@@ -97,7 +97,7 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
         set_comment(target, comment_with(job_field(target, "comment"), token, result))
     except NoSuchJobError:
         own = int(os.environ["SLURM_JOB_ID"])
-        print(f"job {target} is gone; the result stands in the comment of job {own}", file=sys.stderr)
+        print(f"job {target} is gone; the result is in the comment of job {own}", file=sys.stderr)
         set_comment(own, comment_with(job_field(own, "comment"), token, result))
 
 

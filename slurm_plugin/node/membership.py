@@ -7,7 +7,7 @@ import time
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, requeue, requeue_hold, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import may_try_again, times_told, told
+from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import retries_memory
 
 _RETRY_S = 10.0
@@ -36,7 +36,7 @@ class SlurmMembership:
     def requeue(self, job_id: str, reason: str) -> None:
         """Put the job back into the queue, held, so that the controller gives it its own GPUs.
 
-        A job that Slurm is ending already, because its user cancelled it, is left to that.
+        A job that Slurm is already ending, because its user cancelled it, is left alone.
 
         Raises:
             GatewayError: Slurm refused.
@@ -83,13 +83,13 @@ class SlurmMembership:
         """
         comment = job_field(int(job_id), "comment")
         run = int(os.environ.get("SLURM_RESTART_COUNT") or 0)
-        if times_told(comment)[0] == run:
-            return True  # another rank of the job has told, and is putting it back
+        if out_of_memory_runs(comment)[0] == run:
+            return True  # another rank of the job has reported it and requeues the job
         if not (retries_memory(job_field(int(job_id), "admin_comment")) and may_try_again(comment)):
             return False
         print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
               file=sys.stderr, flush=True)  # fmt: skip
-        _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, told(run, times_told(comment)[1] + 1))
+        _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, out_of_memory_text(run, out_of_memory_runs(comment)[1] + 1))
         requeue_hold(int(job_id))
         return True
 

@@ -22,16 +22,15 @@ import click
 from muri.group_spec import GroupSpec, read_group
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
-from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import fault_token
+from muri.slurm_plugin.records.comment_reports import fault_token, speeds_token
 from muri.utc import log_handler
 
 log = logging.getLogger("muri.pilot")
 
 _TICK_S = 0.25
 
-# While members are at work their end shows in the runtime's own status; Slurm is asked only now and then.
+# While members run, their end shows in the runtime's own status, so Slurm is asked rarely.
 _SLOW_POLL_S = 60.0
 
 # Once every member's training has ended, their jobs are about to: the GPUs are given back without delay.
@@ -92,7 +91,7 @@ class PilotWatch:
             code = self._runtime.poll()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
-                self._tell_fault()
+                self._report_fault()
                 return code or 1
             if self._finished():
                 self._report_speeds()
@@ -102,7 +101,7 @@ class PilotWatch:
             time.sleep(_TICK_S)
 
     def _runtime_status(self) -> dict[str, Any]:
-        """What the runtime last wrote about itself; empty before its first words."""
+        """What the runtime last wrote about itself; empty until it first writes."""
         try:
             status = json.loads(self._status.read_text())
         except (OSError, ValueError):
@@ -114,7 +113,7 @@ class PilotWatch:
         return members if isinstance(members, dict) else {}
 
     def _finished(self) -> bool:
-        """Ask Slurm whether any member is left, seldom while members are at work."""
+        """Ask Slurm whether any member is left, rarely while members run."""
         member_states = {member.get("state") for member in self._members_status().values()}
         busy = "running" in member_states
         now_s = time.monotonic()
@@ -148,7 +147,7 @@ class PilotWatch:
     def _report_speeds(self) -> None:
         """Tell the controller each member's progress and times through the pilot job's comment."""
         self._reported_s = time.monotonic()
-        report = telemetry.compact(self._runtime_status())
+        report = speeds_token(self._runtime_status())
         if report is not None and report != self._report:
             try:
                 set_comment(int(os.environ["SLURM_JOB_ID"]), report)
@@ -156,14 +155,14 @@ class PilotWatch:
             except GatewayError as error:
                 log.warning("cannot report speeds: %s", error)
 
-    def _tell_fault(self) -> None:
-        """Tell the controller, through the pilot job's comment, who may have broken the GPU's context."""
+    def _report_fault(self) -> None:
+        """Report through the pilot job's comment which members may have broken the GPU's context."""
         token = fault_token(self._runtime_status())
         if token is not None:
             try:
                 set_comment(int(os.environ["SLURM_JOB_ID"]), token)
             except GatewayError as error:
-                log.warning("cannot tell of the fault; every member runs alone: %s", error)
+                log.warning("cannot report the fault; every member runs alone: %s", error)
 
     def _end_runtime(self) -> int:
         """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""
@@ -204,14 +203,14 @@ def main(text: str) -> None:
 def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:
     """Return the states of the members that still wait or run.
 
-    A job that was stopped and went back to the queue is a member no more, whatever becomes of it: its
-    AdminComment names this pilot no longer. That is only looked at when no member is at work, and not of
-    members that have yet to come: the controller tags them a moment after the pilot was submitted.
+    A job that was stopped and returned to the queue is no longer a member: its AdminComment no longer names this
+    pilot. This is checked only while no member runs, and not for members that have yet to attach: the controller
+    tags them a moment after it submits the pilot.
 
     Args:
         known: The members that the pilot started with.
         status: The members' part of the runtime's status.
-        late: Whether members should have come by now.
+        late: Whether members should have attached by now.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
@@ -224,8 +223,8 @@ def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bo
     at_work = {name: member.get("state") for name, member in status.items()}
     if "running" in at_work.values():
         return states
-    came = {job_id for job_id in states if late or at_work.get(str(job_id)) == "ended"}
-    return {job_id: state for job_id, state in states.items() if job_id not in came or _serves(pilot, job_id)}
+    due = {job_id for job_id in states if late or at_work.get(str(job_id)) == "ended"}
+    return {job_id: state for job_id, state in states.items() if job_id not in due or _serves(pilot, job_id)}
 
 
 def _serves(pilot: int, job_id: int) -> bool:
@@ -250,14 +249,14 @@ def step_options(group: GroupSpec) -> tuple[list[str], list[str]]:
 
 
 def free_port() -> int:
-    """Return a TCP port of this node that nobody uses now."""
+    """Return a free TCP port of this node."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
 
 
 def start(command: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the step, with a fresh key by which its ranks know each other."""
+    """Start the step, with a fresh key by which its ranks authenticate each other."""
     environment = os.environ | {KEY_VARIABLE: secrets.token_hex(32)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 

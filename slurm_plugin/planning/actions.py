@@ -12,7 +12,7 @@ from muri.slurm_plugin.records.comment_tags import Original
 
 @dataclass(frozen=True, slots=True)
 class MemberPlan:
-    """A member-to-be.
+    """A job that is to become a member of a group.
 
     Attributes:
         job_id: Its job id.
@@ -39,7 +39,7 @@ class MemberPlan:
 
 @dataclass(frozen=True, slots=True)
 class StartGroup:
-    """Submit a pilot job and make its members.
+    """Submit a pilot job and turn jobs into its members.
 
     Attributes:
         members: In the planned ordering.
@@ -126,7 +126,7 @@ class ResetRequest:
 
 @dataclass(frozen=True, slots=True)
 class StartDryRun:
-    """Measure the model of a job by a job of its own.
+    """Measure a job's model in a dry-run job.
 
     Attributes:
         job_id: The waiting job whose script is run.
@@ -141,14 +141,14 @@ class StartDryRun:
 
 @dataclass(frozen=True, slots=True)
 class ResumeGroup:
-    """Finish a start that was cut off in the middle."""
+    """Finish a group's start that was interrupted."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Close an intent that can't be carried on; what it left behind is taken back by other actions."""
+    """Close an intent that cannot be resumed; other actions undo what it left behind."""
 
     token: str
     why: str
@@ -206,7 +206,7 @@ class ReturnToQueue:
 
 @dataclass(frozen=True, slots=True)
 class AskForMore:
-    """Make a member that ran out of GPU memory a candidate again, which asks for more of it.
+    """Make a member that ran out of GPU memory a candidate again, with a larger request.
 
     Attributes:
         job_id: The job.
@@ -250,7 +250,7 @@ class KeepProfile:
     Attributes:
         token: The dry run's intent.
         profile: The figures.
-        accumulates: Whether the script has said that its batches can be split.
+        accumulates: Whether the script declared that its batches can be split.
     """
 
     token: str

@@ -19,7 +19,7 @@ class Knowledge:
         profiles: Stored profiles, and estimates of models without one.
         profiling: Keys that a dry run is measuring now.
         dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
-        stale: Keys whose profile serves, but is to be measured again.
+        stale: Keys whose profile is in use but is to be measured again.
         failures: Failed dry runs by key text: how many, and the last cause.
         exclusions: Why a job must not be grouped again, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
@@ -40,8 +40,8 @@ class Knowledge:
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.
 
-        The job whose own script a dry run executes has nothing: twice at once it could spoil its own files. It
-        waits for the measurement, as the first job of a model does.
+        None for a job whose own script a dry run executes: run twice at once, the script could overwrite its own
+        files. The job waits for the measurement, as the first job of a model does.
         """
         return None if job.job_id in self.dry_run_jobs else self.profiles.get(key)
 

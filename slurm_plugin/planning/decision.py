@@ -26,7 +26,7 @@ class Decision:
 
     Attributes:
         view: What it looked at.
-        repairs: Actions that mend what an earlier cycle left unfinished.
+        repairs: Actions that repair what an earlier cycle left unfinished.
         preparation: What the policy was asked.
         plan: What the policy answered.
         actions: What follows from the plan.
@@ -61,7 +61,7 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
 
 
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:
-    """Ask the policy, with what runs if it may stop running jobs."""
+    """Ask the policy; with preemption its request includes what runs."""
     request, cycle = preparation.request, preparation.cycle
     if cycle.config.preemption.enabled:
         request = replace(request, running=running_units(cycle))
@@ -78,10 +78,10 @@ def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]
 
 
 def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:
-    """The dry runs, but none with the script of a job that starts.
+    """Return the dry runs, except those with the script of a job that starts.
 
-    Another job of the model will wait some day; a script that runs twice at once costs GPUs twice, and could spoil
-    its own files.
+    Another job of the model can be measured later; a script that runs twice at once takes twice the GPUs, and could
+    overwrite its own files.
     """
     gone = started(starts)
     return tuple(run for run in preparation.dry_runs if run.job_id not in gone)

@@ -1,4 +1,4 @@
-"""Waiting jobs that join a group at work instead of waiting for GPUs of their own. Pure."""
+"""Waiting jobs that join a running group instead of waiting for GPUs of their own. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +41,7 @@ def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
 
 
 def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
-    """Carry on with joins that a killed controller left half done."""
+    """Resume joins that a killed controller left unfinished."""
     for job_id, intent in begun_joins(intents).items():
         if intent.state != "begun":
             continue
@@ -107,7 +107,7 @@ def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
         cycle: What the cycle decides on.
     """
     pilot, node = group.pilot, next((node for node in cycle.nodes if node.name == group.pilot.nodes), None)
-    # A group on its way in or out is left alone, and one of several nodes or GPUs has one runtime for each.
+    # A group that is starting or ending is left alone, and a group on several GPUs has a runtime on each of them.
     checks = (
         (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
         ((job.uid, job.partition) != (pilot.uid, pilot.partition), "the group is of another user or partition"),

@@ -38,7 +38,7 @@ log = logging.getLogger("muri.controller")
 _SAME = DOUBT * RUN_SPREAD
 
 UNUSABLE: Final = (MuriError, ArithmeticError, TypeError, ValueError)
-"""What figures of a stored document raise that are of another kind, or that cannot be true."""
+"""What reading a stored document raises when its figures have the wrong type or cannot be true."""
 
 _Pairs = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
 
@@ -51,7 +51,7 @@ class KnownTraits:
         sensitivities: As `muri profile sensitivity` stores them, by name: the model's, or a profile key's text.
         fits: Iteration times over batch sizes, by name.
         pairs: Models that were measured side by side.
-        accumulating: Profile keys, as text, of scripts that have said that their batches can be split.
+        accumulating: Profile keys, as text, of scripts that declared that their batches can be split.
     """
 
     sensitivities: Mapping[str, record.SensitivityProfile] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class KnownTraits:
     accumulating: frozenset[str] = frozenset()
 
     def is_measured(self, key: ProfileKey) -> bool:
-        """Whether it was measured what CPUs do to a model."""
+        """Whether the model's sensitivity to CPUs was measured."""
         return str(key) in self.sensitivities or key.model in self.sensitivities
 
     def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
@@ -139,7 +139,7 @@ def _shared(dataset: Dataset, gpu_count: int) -> Dataset:
 
 
 def with_derived(planned: PlanJob, job: Job, nodes: Iterable[Node]) -> PlanJob:
-    """Let a job's measured stage profile stand in for a sensitivity that nobody measured. Pure.
+    """Derive a sensitivity from a job's stage profile where none was measured.
 
     Its dry run had the CPUs that the job asks for; the demand is never below them, for a loader that works ahead
     hides from the stages how many CPUs it needs.
@@ -198,7 +198,7 @@ def interference_table(
 ) -> InterferenceTable:
     """Return speeds of all models beside those that run: measured ones first, estimates from both profiles else.
 
-    Nobody joins a job that has not started, so that a long queue costs no more than its models times those at work.
+    No job joins one that has not started, so a long queue costs only its models times the running ones.
     A table tells models apart by name alone. Of a model's several profiles the least key's counts.
 
     Args:
@@ -271,7 +271,7 @@ def with_measured_pairs(request: PlanRequest, policy: Policy, measured: Sequence
 def _rows(keys: set[ProfileKey], measured: Sequence[Interference]) -> tuple[PairSpeed, ...]:
     """Pairs of models of which every two keys were measured, each model with its least speed.
 
-    A table tells models apart by name alone: a batch size that nobody measured must not pass for one that was.
+    A table tells models apart by name alone: an unmeasured batch size must not pass for a measured one.
     """
     family: dict[str, list[ProfileKey]] = defaultdict(list)
     for key in sorted(keys):

@@ -1,7 +1,7 @@
 """Policies that give out GPUs one by one, on Slurm: a job that may be joined runs in a group of its own. Pure.
 
-Slurm lends a job's GPUs to nobody. So a job that others may share with starts through a pilot job, as a group of one,
-and a later one joins it where it is to have just the same GPUs (`whole_sets_only`).
+Slurm gives a job's GPUs to no other job. A job that others may join therefore starts behind a pilot job, as a group
+of one, and a later job joins it on exactly the same GPUs (`whole_sets_only`).
 """
 
 import logging
@@ -116,7 +116,7 @@ class PlacementOutcome:
             self._hold(unit.members[0].job_id, _places(unit.gpus))
 
     def add(self, sharer: Sharer, job: PlanJob, cycle: CycleInput) -> None:
-        """Decide what becomes of one."""
+        """Decide what becomes of a sharer."""
         self.steps[sharer.job_id] = sharer.accumulate_steps
         places = _places(sharer.gpus)
         met = {self._held[place] for place in places if place in self._held}
@@ -146,7 +146,7 @@ class PlacementOutcome:
             return
         speed, period_s = {sharer.job_id: sharer.speed}, job.profile.iteration_s
         self.groups.append(
-            # Whoever joins takes turns with it: pairs may be mere estimates here.
+            # A job that joins takes turns with it: the figures of pairs may be estimates here.
             Group((sharer.job_id,), sharer.gpus, job.gpu_count, period_s, 1.0, speed, sharer.reasons)
         )
 
@@ -164,12 +164,12 @@ def _places(gpus: tuple[NodeShare, ...]) -> frozenset[Place]:
 
 
 def _split(member: MemberPlan, job: PlanJob, steps: int) -> MemberPlan:
-    """A member whose batches are computed in so many steps, which takes less memory."""
+    """Return a member that computes its batches in `steps` micro-batches, which takes less memory."""
     return member if steps == 1 else replace(member, accumulate_steps=steps, gpu_mem_gib=mem_gib_of(job, steps))
 
 
 def _prepared(action: Action, steps: Mapping[int, int], jobs: Mapping[int, PlanJob], view: View) -> Action:
-    """A start with its members' steps, behind a pilot with room for one who joins."""
+    """Return a start with its members' steps, and a pilot with room for a second job."""
     if not isinstance(action, StartGroup):
         return action
     members = tuple(_split(member, jobs[member.job_id], steps[member.job_id]) for member in action.members)
@@ -200,7 +200,7 @@ _NO_JOINING = "joining is turned off (grouping.join, grouping.max_group_size or 
 
 
 def sharing_request(request: PlanRequest, cycle: CycleInput) -> PlanRequest:
-    """Return the request as policies that give out GPUs one by one want it.
+    """Return the request as policies that give out GPUs one by one expect it.
 
     Args:
         request: For policies that group.
@@ -221,7 +221,7 @@ def _keys(jobs: Iterable[PlanJob]) -> list[ProfileKey]:
 
 
 class _Traits:
-    """Adds to jobs what policies of this kind want to know."""
+    """Adds to jobs the traits that packing policies use."""
 
     def __init__(self, cycle: CycleInput) -> None:
         self._knowledge, self._view = cycle.knowledge, cycle.view
@@ -255,7 +255,7 @@ def _one_by_one(units: tuple[Running, ...], view: View) -> Iterator[tuple[int, R
     grouped = {member.job_id: member.membership for member in members}
     for number, unit in enumerate(units):
         for job in unit.members:
-            # What a member asks for now is Muri's doing: it was groupable, or it would be in no group.
+            # Muri wrote a member's present request; that the job is in a group shows that it was groupable.
             why = "" if job.job_id in grouped else job.alone_reason or _NO_PILOT
             known = replace(job, groupable=not why, alone_reason=why)
             state = grouped.get(job.job_id)

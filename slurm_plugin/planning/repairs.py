@@ -1,4 +1,4 @@
-"""Compare what the controller meant to do with what Slurm shows, and say what mends the difference. Pure."""
+"""Compares what the controller meant to do with what Slurm shows, and repairs the difference by actions. Pure."""
 
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
@@ -75,7 +75,7 @@ def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
 
 
 def find_pilot(view: View, token: str) -> ManagedJob | None:
-    """Return the pilot job that carries a start's token, whether it still runs or not."""
+    """Return the pilot job that carries a start's token, whether it is active or not."""
     pilots = (job for job in view.jobs.values() if job.pilot_tag is not None and job.pilot_tag.token == token)
     return next(pilots, None)
 
@@ -135,7 +135,7 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
         token = pilot.pilot_tag.token if pilot.pilot_tag is not None else ""
         intent = groups.get(token)
         if intent is None or intent.state == "abandoned":
-            # With the journal lost, the members' own tags still say whom they belong to.
+            # With the journal lost, the members' own tags still say which pilot they belong to.
             if pilot.job_id not in served:
                 yield Cancel(pilot.job_id, "no member of its group is left")
         elif intent.state == "done" and _overdue(pilot, cycle):
@@ -175,8 +175,8 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
 
 def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:
     """What a dry run left in a job's comment."""
-    told = None if job is None else job.reports.dry_run
-    return told if told is not None and told.get("token") == intent.token else None
+    result = None if job is None else job.reports.dry_run
+    return result if result is not None and result.get("token") == intent.token else None
 
 
 def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Action:
@@ -194,7 +194,7 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
     """Give back their own request to jobs that were given another and do not start with it.
 
     A held one was left behind by a controller that died before it released the job, or was stopped or held again.
-    A released one waits for a share that turned out not to be there: Slurm's queue decides with its own request.
+    A released one waits for a share that is not free after all: Slurm's queue decides with its own request.
 
     Args:
         settled: Jobs that other actions look after.
@@ -211,14 +211,14 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
 
 
 def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
-    """What jobs ask for since an out-of-memory error, by job id."""
+    """Return the GPU memory (GiB) that jobs ask for since an out-of-memory error, by job id."""
     return {int(job_id): float(gib) for job_id, gib in facts.items()}
 
 
 def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
-    """What to do with a held member if its last run ended for want of GPU memory; None if it did not.
+    """Return what to do with a held member whose last run ran out of GPU memory; None if it did not.
 
-    The last try is one without company, whether the memory of the GPUs is known or not.
+    The job's last try is alone, whether the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
     if job.state is not JobState.PENDING or not job.held or times < 1 or run != job.restart_count - 1:
@@ -249,7 +249,7 @@ def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
 
 
 def after_pilot_end(view: View, job: ManagedJob) -> Action:
-    """What to do with a waiting member whose pilot has ended, or is not known because its tag is damaged."""
+    """Return what to do with a waiting member whose pilot has ended, or is not known because its tag is damaged."""
     pilot = view.jobs.get(job.membership.pilot) if job.membership is not None else None
     fault = None if pilot is None else pilot.reports.fault
     if fault is None:
@@ -269,7 +269,7 @@ def under_way(intents: tuple[Intent, ...]) -> dict[int, Intent]:
 
 
 def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
-    """Carry on with stops that were begun, and take back into the queue what has stopped."""
+    """Resume stops that were begun, and return stopped jobs to the queue."""
     begun = under_way(intents)
     for job_id, intent in begun.items():
         action = _next_step(view.active(job_id), job_id, intent)
@@ -300,7 +300,7 @@ def _why_back(job: ManagedJob, view: View) -> str:
     stopped = job.reports.stopped_run == job.restart_count - 1
     if job.role is Role.MEMBER:
         return "it was saved and stopped" if stopped else ""
-    # A candidate lacks nothing but the right to start before Slurm's delay is over.
+    # A candidate has its own request already; it only has to be freed from Slurm's delay after a requeue.
     if job.begin_s > view.snapshot.taken_s:
         return "it was saved and stopped" if stopped else "it was requeued"
     return ""

@@ -16,7 +16,7 @@ from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobSt
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 from muri.units import MIB_PER_GIB
 
-_ALONE_BY_WISH = "it was submitted with alone"
+_ALONE_ON_REQUEST = "it was submitted with alone"
 
 _PROMISED = {Role.PILOT, Role.DRY_RUN, Role.RELEASED}
 
@@ -50,8 +50,8 @@ class Preparation:
         request: For the policy.
         dry_runs: To start now.
         waiting: Jobs that are not ready, with the reason.
-        cycle: What the cycle decides on, the jobs of these dry runs among the `dry_run_jobs` unless they are planned
-            with an estimate: those may start, and then nothing is measured with them.
+        cycle: What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned
+            with an estimate: they may start, and then nothing is measured with them.
     """
 
     request: PlanRequest
@@ -66,7 +66,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
-        (job.request.alone, _ALONE_BY_WISH),
+        (job.request.alone, _ALONE_ON_REQUEST),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
@@ -87,7 +87,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
 def _not_ready(job: ManagedJob, now_s: float) -> str:
     if job.dependency:
         return f"it waits for its dependency {job.dependency}"
-    # After a first run it is no --begin but Slurm's delay after a requeue, which repairs lift.
+    # After a first run this is not --begin but Slurm's delay after a requeue, which the repairs remove.
     if job.begin_s > now_s and not job.restart_count:
         return "its --begin time has not come"
     if job.given is not None:
@@ -99,7 +99,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     """Turn the queue into a policy's request.
 
     Args:
-        profile_use: Whose profiles matter to the policy; nobody else's model is measured.
+        profile_use: Whose profiles matter to the policy; other models are not measured.
         cycle: What the cycle decides on.
     """
     waiting: dict[int, str] = {}
@@ -112,8 +112,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             ready.append((job, cycle.key_of(job)))
     dry_runs = _dry_runs(ready, cycle, profile_use)
     measured = {str(key) for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
-    wished = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_BY_WISH}
-    measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in wished}
+    alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
+    measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
     known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
     cycle = replace(cycle, knowledge=known)
     pending = [with_derived(plan_job(job, key, cycle), job, cycle.nodes) for job, key in ready]
@@ -213,8 +213,8 @@ def _dry_runs(
 
 
 def _may_share(job: ManagedJob, cycle: CycleInput) -> bool:
-    """Whether a job's profile says who may share with it. Who is alone by its user's wish is measured on demand."""
-    return alone_reason(job, cycle) in {"", _ALONE_BY_WISH}
+    """Whether a job's model is measured for sharing. --muri=alone asks for a profile, too."""
+    return alone_reason(job, cycle) in {"", _ALONE_ON_REQUEST}
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ from muri.units import MIB_PER_GIB
 
 @dataclass(frozen=True, slots=True)
 class RunningGroup:
-    """A group at work.
+    """A running group.
 
     Attributes:
         pilot: Its pilot job.
@@ -48,7 +48,7 @@ class RunningGroup:
 
 
 def running_groups(view: View) -> tuple[RunningGroup, ...]:
-    """The groups whose pilot job runs, by pilot."""
+    """Return the groups whose pilot job runs, in the order of their pilots."""
     members: dict[int, list[ManagedJob]] = {}
     for job in view.having(Role.MEMBER):
         if job.membership is not None:
@@ -77,7 +77,7 @@ def running_units(cycle: CycleInput) -> tuple[Running, ...]:
 def _groups(cycle: CycleInput) -> Iterator[Running]:
     for group in running_groups(cycle.view):
         if any(job.state is not JobState.RUNNING for job in group.members):
-            continue  # on its way in or out: Slurm's word first
+            continue  # it is starting or ending: Slurm settles that first
         members = tuple(_plan_job(as_submitted(job, group.pilot), cycle) for job in group.members)
         yield Running(members, _shares(group.pilot), _member_shares(group), mode=group.mode)
 
@@ -191,7 +191,7 @@ def _postponed(plan: Plan, settled: set[int]) -> Iterator[Waiting]:
 def why_not_preemptible(job: ManagedJob) -> str:
     """Return why a job must not be stopped, "" when it may be.
 
-    Both are needed: the user's word at submission, and a script that in this very run has told how to save it.
+    Two things are needed: the user's consent at submission, and a script that has declared its checkpoint in this run.
     """
     if job.role not in {Role.MEMBER, Role.RELEASED}:
         return "it was not submitted with --muri, or Muri has not started it"

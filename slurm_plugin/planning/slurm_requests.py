@@ -188,7 +188,7 @@ def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: s
         pilot: The pilot job.
         node: Where that runs: a node, or a folded list of them.
         job: As Slurm shows it.
-        policy: Whose plan it is: some give members that run out of GPU memory another try.
+        policy: The policy's name: under some, a member that ran out of GPU memory tries again.
     """
     state = tags.MemberState(pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
@@ -205,7 +205,7 @@ def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: s
 
 
 def join_change(pilot: ManagedJob, join: Join) -> JobChange:
-    """Return the change that tells a pilot whom it serves from now on, and gives it the time that this takes."""
+    """Return the change that tells a pilot of its new member and extends its time limit."""
     token, members = pilot.pilot_tag or tags.PilotTag("", ())
     known = tuple(dict.fromkeys((*members, join.member.job_id)))
     comment = tags.with_token(pilot.admin_comment, tags.PILOT_PREFIX, tags.format_pilot(token, known))
@@ -221,7 +221,7 @@ def given_tag_change(job: Job, share: GivenShare, now_s: float) -> JobChange:
 def given_change(share: GivenShare) -> JobChange:
     """Return the change that gives a held job its share.
 
-    Memory is always said per node: a request per CPU would grow and shrink with the CPUs.
+    Memory is always given per node: a request per CPU would grow and shrink with the CPUs.
     """
     return JobChange(
         required_nodes=share.nodes,

@@ -20,7 +20,7 @@ from muri.slurm_plugin.records.roles import ManagedJob
 from muri.units import MIB_PER_GIB
 
 PILOT_EXTRA_S: Final = 600
-"""A pilot outlives its members by this much, for the last of them to leave in order."""
+"""A pilot outlives its members by this much, so that the last of them can end cleanly."""
 
 
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
@@ -57,7 +57,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput) -> StartGroup:
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
     shares = [plan.cpu_mem_shares.get(job.job_id, ()) for job in jobs]
-    # A plan counts on one member at a time at the CPUs.
+    # A plan assumes one member at a time on the CPUs; members that share without turns compute all at once.
     least_cpus = cpus_side_by_side(jobs, nodes[0]) if group.mode == "plain" else 0
     cpus = max(least_cpus, group_cpus(shares, cycle.config.allocation))
     return StartGroup(
@@ -122,7 +122,7 @@ def cpus_of_a_rank(jobs: Sequence[Job], nodes: Sequence[Node], gpus_per_node: in
         jobs: The members.
         nodes: Where.
         gpus_per_node: GPUs on each node.
-        planned: CPUs on each node for the members together; 0: what the greediest of them has for a GPU.
+        planned: CPUs on each node for the members together; 0: the most that one of them asks for per GPU.
     """
     kept = sum(-(-job.task_count // len(nodes)) if job.gpu_count > 1 else 1 for job in jobs)
     spare = min(node.cpu_count - node.cpus_allocated for node in nodes) - kept
@@ -136,7 +136,7 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
     """Return the CPUs for members on one GPU that share without turns, those of their batch scripts included.
 
     All of them compute at once: what they asked for together, as far as the GPU's part of its node goes, and never
-    less than the greediest of them alone.
+    less than the largest request alone.
     """
     asked = [job.cpu_count for job in jobs]
     part = node.cpu_count // max(1, node.gpu_count) - len(jobs)
@@ -144,7 +144,7 @@ def cpus_side_by_side(jobs: Sequence[Job], node: Node) -> int:
 
 
 def asked_by(job: Job) -> tags.Original:
-    """Return a job's request as it stands in Slurm now."""
+    """Return a job's present request in Slurm."""
     return tags.Original(
         gpu_request=job.gpu_request,
         required_nodes=job.required_nodes,
@@ -180,7 +180,7 @@ def share_of(
         job: A held job with its own request.
         planned: What the plan gives it of each of its nodes.
         allocation: What may be changed.
-        measured: Whether it was measured what CPUs do to the job: only then it may get fewer than it asked for.
+        measured: Whether the job's sensitivity to CPUs was measured; only then may it get fewer than it asked for.
         threads_per_core: CPUs of a core on the planned nodes. Slurm gives out whole cores; half of one would be
             taken from a share planned for another job.
     """

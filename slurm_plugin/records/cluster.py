@@ -141,7 +141,7 @@ class Job:
 
     @property
     def set_aside(self) -> bool:
-        """Whether Slurm holds it for somebody to look at; released unseen, it would only fail again."""
+        """Whether Slurm holds it for inspection; released without, it would only fail again."""
         return self.held and self.reason in _SET_ASIDE
 
     @property
@@ -322,9 +322,9 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
     try:
         document = json.loads(text)
     except ValueError as err:
-        raise SnapshotFileError(f"{source}: it is no JSON: {err}") from err
+        raise SnapshotFileError(f"{source}: it is not JSON: {err}") from err
     if not isinstance(document, dict) or document.get("schema") != _SCHEMA:
-        raise SnapshotFileError(f"{source}: it is no snapshot; make one with `muri snapshot > {source}`")
+        raise SnapshotFileError(f"{source}: it is not a snapshot; make one with `muri snapshot > {source}`")
     if document.get("schema_version") != SCHEMA_VERSION:
         raise SnapshotFileError(
             f"{source}: schema_version is {document.get('schema_version')!r}, this Muri reads {SCHEMA_VERSION}; take "
@@ -332,8 +332,8 @@ def parse_snapshot(text: str, source: str = "snapshot") -> Snapshot:
         )
     values = {name: value for name, value in document.items() if name not in ("schema", "schema_version")}
     snapshot: Snapshot = _record(Snapshot, values, source)
-    _refuse_twins([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
-    _refuse_twins([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
+    _refuse_duplicates([job.job_id for job in snapshot.jobs], f"{source}: jobs", "job_id")
+    _refuse_duplicates([node.name for node in snapshot.nodes], f"{source}: nodes", "name")
     return snapshot
 
 
@@ -383,9 +383,9 @@ def _shown(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
-def _refuse_twins(keys: list[Any], place: str, name: str) -> None:
+def _refuse_duplicates(keys: list[Any], place: str, name: str) -> None:
     seen: set[Any] = set()
     for index, key in enumerate(keys):
         if key in seen:
-            raise SnapshotFileError(f"{place}[{index}]: {name} {key!r} stands there twice")
+            raise SnapshotFileError(f"{place}[{index}]: {name} {key!r} appears twice")
         seen.add(key)

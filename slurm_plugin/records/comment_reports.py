@@ -1,6 +1,6 @@
 """What jobs tell the controller through their own comments, which Slurm limits to 1,024 bytes. Pure.
 
-A dry run's result, the speeds of a group's members, the error that ended a group, and runs that ended for want of
+A dry run's result, the speeds of a group's members, the error that ended a group, and runs that ended for lack of
 GPU memory.
 """
 
@@ -15,7 +15,7 @@ from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
 
 MOST_BYTES: Final = 1024
-"""Slurm's limit on a job's comment."""
+"""Longer comments are cut off by some sites' databases; the speeds of four members take about half of that."""
 
 _DIGITS: Final = 4
 
@@ -34,24 +34,21 @@ _DISPENSABLE: Final = (
     "gradient_mib",
     "confidence",
 )
-"""Details in the order in which they are left out where there is no room for them."""
-
-LARGEST_BYTES: Final = 1024
-"""Longer comments are cut off by some sites' databases; four members take about half of that."""
+"""Details in the order in which they are left out when the comment would be too long."""
 
 DIFFERS_BY: Final = 0.2
-"""Measured and predicted speed that differ by more are pointed out."""
+"""A member whose measured and predicted speeds differ by more than this share is off plan."""
 
 _DISCIPLINE: Final = "d"
 
 FAULT_PREFIX: Final = "muri-fault:"
 
 _LONGEST_CAUSE: Final = 200
-"""Characters; a comment should not be longer than 1,024 bytes in all."""
+"""Characters; the whole comment must stay within `MOST_BYTES`."""
 
 
 def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
-    """The comment with a result in it.
+    """Return the comment with a dry run's result in it.
 
     Args:
         comment: The job's comment, whose other text is kept.
@@ -70,7 +67,7 @@ def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
 
 
 def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str) -> StageProfile:
-    """The profile that a comment tells of.
+    """Return the profile that a dry run's result holds.
 
     Raises:
         ProfileError: A figure cannot be true.
@@ -84,9 +81,9 @@ def _written(comment: str, value: Mapping[str, Any]) -> str:
 
 
 def _rounded(value: Any) -> Any:
-    """Numbers with as many digits as a measurement has."""
+    """Round numbers to the digits that a measurement has."""
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
+        return _short(value)
     if isinstance(value, Mapping):
         return {name: _rounded(item) for name, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list) else value
@@ -98,10 +95,10 @@ class MemberReport:
 
     Attributes:
         iteration_s: Seconds from one iteration's end to the next, lately.
-        iterations: Iterations done; None when not told.
-        stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not told.
-        wait_s: Seconds of an iteration waiting for each stage's resource; () when not told.
-        discipline: The discipline in force; None when not told.
+        iterations: Iterations done; None when not reported.
+        stage_s: Seconds of an iteration in each stage, in the order of `STAGES`; () when not reported.
+        wait_s: Seconds of an iteration waiting for each stage's resource; () when not reported.
+        discipline: The discipline in force; None when not reported.
     """
 
     iteration_s: float
@@ -115,8 +112,8 @@ class MemberReport:
         return None if solo_iteration_s is None else solo_iteration_s / self.iteration_s
 
 
-def compact(status: Mapping[str, Any]) -> str | None:
-    """The token for the pilot job's comment; None when no member has done an iteration.
+def speeds_token(status: Mapping[str, Any]) -> str | None:
+    """Return the token for the pilot job's comment; None when no member has done an iteration.
 
     Args:
         status: Content of the runtime's status file.
@@ -128,7 +125,7 @@ def compact(status: Mapping[str, Any]) -> str | None:
     if status.get("discipline"):
         report[_DISCIPLINE] = status["discipline"]
     token = tags.SPEED_PREFIX + tags.format_json(report)
-    if len(token) > LARGEST_BYTES:
+    if len(token) > MOST_BYTES:
         token = tags.SPEED_PREFIX + tags.format_json({job_id: _short(_iteration_s(m)) for job_id, m in members.items()})
     return token
 
@@ -139,7 +136,7 @@ def _iteration_s(member: Mapping[str, Any]) -> float:
 
 
 def _short(seconds: float) -> float:
-    return float(f"{seconds:.4g}")
+    return float(f"{seconds:.{_DIGITS}g}")
 
 
 def _figures(member: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +149,7 @@ def _figures(member: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def member_report(report: Mapping[str, Any] | None, job_id: int) -> MemberReport | None:
-    """Return what a pilot's report says of a member; None when there is nothing that makes sense."""
+    """Return what a pilot's report says of a member; None when nothing there is valid."""
     if report is None:
         return None
     figures = report.get(str(job_id))
@@ -187,48 +184,48 @@ class Fault:
 
 
 def fault_token(status: Mapping[str, Any]) -> str | None:
-    """The token for the pilot job's comment; None when the runtime's status tells of no fault."""
+    """Return the token for the pilot job's comment; None when the runtime's status reports no fault."""
     fault = status.get("fault")
     if not isinstance(fault, dict):
         return None
-    told = {"cause": str(fault.get("cause", ""))[:_LONGEST_CAUSE], "culprits": fault.get("culprits", [])}
-    return FAULT_PREFIX + tags.format_json(told)
+    report = {"cause": str(fault.get("cause", ""))[:_LONGEST_CAUSE], "culprits": fault.get("culprits", [])}
+    return FAULT_PREFIX + tags.format_json(report)
 
 
 def parse_fault(comment: str) -> Fault | None:
-    """Read the fault that a pilot told of in its comment; None when there was none."""
-    told = tags.parse_json(tags.token(comment, FAULT_PREFIX))
-    if told is None:
+    """Read the fault that a pilot reported in its comment; None when there was none."""
+    report = tags.parse_json(tags.token(comment, FAULT_PREFIX))
+    if report is None:
         return None
-    culprits = told.get("culprits")
+    culprits = report.get("culprits")
     ids = culprits if isinstance(culprits, list) else []
-    return Fault(str(told.get("cause", "")), tuple(int(each) for each in ids if str(each).isdecimal()))
+    return Fault(str(report.get("cause", "")), tuple(int(each) for each in ids if str(each).isdecimal()))
 
 
-def told(run: int, times: int) -> str:
-    """The token's text: the run of the job that ended so (0 = never requeued), and how often it has happened."""
+def out_of_memory_text(run: int, times: int) -> str:
+    """Return the token's text: the run that ran out of GPU memory (0 = never requeued), and how often one has."""
     return f"{run}.{times}"
 
 
-def times_told(comment: str) -> tuple[int, int]:
-    """The run that last ended so, and how often it happened; (-1, 0) where it never did."""
+def out_of_memory_runs(comment: str) -> tuple[int, int]:
+    """Return the run that last ran out of GPU memory, and how often that has happened; (-1, 0) when it never has."""
     found = re.fullmatch(r"([0-9]{1,9})\.([0-9]{1,9})", tags.token(comment, tags.OUT_OF_MEMORY_PREFIX) or "")
     return (int(found[1]), int(found[2])) if found else (-1, 0)
 
 
 def may_try_again(comment: str) -> bool:
-    """Whether a job that ran out of memory once more is given another try."""
-    return times_told(comment)[1] < MAX_RAISES
+    """Whether a job that ran out of GPU memory again may try once more."""
+    return out_of_memory_runs(comment)[1] < MAX_RAISES
 
 
 @dataclass(frozen=True, slots=True)
 class JobReports:
-    """What a job's own comment tells.
+    """What a job's own comment says.
 
     Attributes:
-        checkpoint_run: The run (0 = never requeued) that has told how to save it, None when none has.
-        stopped_run: The run that was stopped on purpose, to go on from its checkpoint later.
-        out_of_memory: The run that last ended for want of GPU memory beside others, and how often that was.
+        checkpoint_run: The run (0 = never requeued) that has declared its checkpoint, None when none has.
+        stopped_run: The run that was stopped on purpose, to resume from its checkpoint later.
+        out_of_memory: The run that last ended for lack of GPU memory beside others, and how often.
         dry_run: A dry run's result.
         speeds: A pilot's report of its group's members, for `member_report`.
         fault: Why a pilot's group ended.
@@ -246,13 +243,13 @@ class JobReports:
 
 
 def read_reports(comment: str) -> JobReports:
-    """Read a job's own comment, which its user may have written anything into."""
+    """Read a job's own comment; its user may have written anything into it."""
     if "muri" not in comment:
         return JobReports()
     return JobReports(
-        checkpoint_run=_run_told(comment, tags.CHECKPOINT_PREFIX),
-        stopped_run=_run_told(comment, tags.STOPPED_PREFIX),
-        out_of_memory=times_told(comment),
+        checkpoint_run=_run_in(comment, tags.CHECKPOINT_PREFIX),
+        stopped_run=_run_in(comment, tags.STOPPED_PREFIX),
+        out_of_memory=out_of_memory_runs(comment),
         dry_run=tags.parse_json(tags.token(comment, tags.PROFILE_PREFIX)),
         speeds=tags.parse_json(tags.token(comment, tags.SPEED_PREFIX)),
         fault=parse_fault(comment),
@@ -260,6 +257,6 @@ def read_reports(comment: str) -> JobReports:
     )
 
 
-def _run_told(comment: str, prefix: str) -> int | None:
+def _run_in(comment: str, prefix: str) -> int | None:
     text = tags.token(comment, prefix)
     return int(text) if text is not None and re.fullmatch(r"[0-9]{1,9}", text) else None

@@ -1,8 +1,8 @@
 """Muri's tokens in a job's AdminComment: what the controller did with the job.
 
-AdminComment is shared with other tools. Muri's part of it are whitespace-separated words that
+AdminComment is shared with other tools. Muri's part consists of whitespace-separated words that
 start with `muri`; everything else is kept as it is. Because the tokens live in Slurm itself, a
-lost journal loses no job: the original request of a changed job stands in its own comment.
+lost journal loses no job: the original request of a changed job is in its own comment.
 """
 
 import json
@@ -30,15 +30,15 @@ PROFILE_PREFIX: Final = "muri-profile:"
 SPEED_PREFIX: Final = "muri-speed:"
 
 CHECKPOINT_PREFIX: Final = "muri-checkpoint:"
-"""In a job's own comment: the run (0 = never requeued) that has told how to save it."""
+"""In a job's own comment: the run (0 = never requeued) that has declared its checkpoint."""
 
 STOPPED_PREFIX: Final = "muri-stopped:"
-"""In a job's own comment: the run that was stopped on purpose, to go on from its checkpoint later."""
+"""In a job's own comment: the run that was stopped on purpose, to resume from its checkpoint later."""
 
 RETRY_MEMORY_PREFIX: Final = "muri-retry-memory:"
 
 OUT_OF_MEMORY_PREFIX: Final = "muri-out-of-memory:"
-"""In a job's own comment: the run that ended for want of GPU memory beside others, and how often that was."""
+"""In a job's own comment: the run that ended for lack of GPU memory beside others, and how often that has happened."""
 
 Mode = Literal["interleave", "plain"]
 """How members of a group share their GPU, as in `Group.mode`."""

@@ -97,7 +97,7 @@ class Journal:
         except (OSError, sqlite3.Error) as error:
             raise JournalError(
                 f"cannot open the journal {path}: {error}. Check its directory's permissions and space; if it is "
-                "damaged, move it aside: the jobs' own AdminComment holds what is needed to go on."
+                "damaged, move it aside: the jobs' own AdminComment holds what is needed to resume."
             ) from error
 
     def _migrate(self) -> None:
@@ -174,6 +174,6 @@ class Journal:
         return {subject: json.loads(value) for subject, value in rows}
 
     def forget_fact(self, name: str, subject: str) -> None:
-        """Drop a fact; it is no error when it is not there."""
+        """Drop a fact, if it is there."""
         with self._transaction():
             self._connection.execute("DELETE FROM facts WHERE name=? AND subject=?", (name, subject))

@@ -13,7 +13,7 @@ from muri.profiler.upkeep import Author
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
-from muri.slurm_plugin.records.comment_reports import compact
+from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import Role, read_job
 
 M1 = ProfileKey("m1", 8, 1, "gpu")
@@ -31,7 +31,7 @@ def report(slurm, cycle, **slow):
             "iterations": 100 * (cycle + 1), "iterations_per_s": 1.0, "stage_s": times, "wait_s": times,
         }  # fmt: skip
     (pilot,) = pilots(slurm)
-    slurm.jobs[pilot.job_id] = replace(pilot, comment=compact({"members": members}))
+    slurm.jobs[pilot.job_id] = replace(pilot, comment=speeds_token({"members": members}))
 
 
 def running_group(make_controller, **changes):

@@ -51,8 +51,8 @@ def test_order_of_reading_does_not_show(order: random.Random) -> None:
         ('"gpu_count": 2', '"gpus": 2', r"jobs\[1\]: gpu_count missing"),
         ('"usable": true', '"usable": true, "colour": 1', r"nodes\[0\]: unknown colour; known are name"),
         ('"schema_version": 1', '"schema_version": 99', "schema_version is 99, this Muri reads 1"),
-        ('"schema": "muri-snapshot"', '"schema": "x"', "no snapshot"),
-        ('"job_id": 2,', '"job_id": 1,', r"jobs\[1\]: job_id 1 stands there twice"),
+        ('"schema": "muri-snapshot"', '"schema": "x"', "not a snapshot"),
+        ('"job_id": 2,', '"job_id": 1,', r"jobs\[1\]: job_id 1 appears twice"),
         ('"cluster"', "cluster", "line 5"),
     ],
 )

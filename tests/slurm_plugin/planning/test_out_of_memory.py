@@ -14,25 +14,25 @@ from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.slurm_requests import with_retries
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import may_try_again, times_told, told
+from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import retries_memory
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
 
 def comment(run, times):
-    return f"words {tags.OUT_OF_MEMORY_PREFIX}{told(run, times)}"
+    return f"words {tags.OUT_OF_MEMORY_PREFIX}{out_of_memory_text(run, times)}"
 
 
 def test_what_a_run_tells_survives_the_way_through_a_comment():
-    assert times_told(comment(2, 3)) == (2, 3)
-    assert " " not in told(2, 3)
+    assert out_of_memory_runs(comment(2, 3)) == (2, 3)
+    assert " " not in out_of_memory_text(2, 3)
 
 
 @pytest.mark.parametrize(
     "text", ["", "muri-out-of-memory:", "muri-out-of-memory:1", "muri-out-of-memory:x.2", "muri-out-of-memory:².1"]
 )
 def test_what_is_no_token_tells_of_nothing(text):
-    assert times_told(text) == (-1, 0)
+    assert out_of_memory_runs(text) == (-1, 0)
     assert may_try_again(text)
 
 
@@ -54,7 +54,7 @@ def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
     requeued = []
     monkeypatch.setattr(member, "requeue_hold", requeued.append)
     assert [member.SlurmMembership().requeue_for_memory("7") for _ in range(4)] == [True] * 4
-    assert times_told(text["comment"]) == (2, 1)
+    assert out_of_memory_runs(text["comment"]) == (2, 1)
     assert requeued == [7]
     assert "out of GPU memory beside others" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import compact
+from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
 
@@ -173,7 +173,7 @@ def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, 
             for cycle in range(5):
                 slurm.now_s += 100.0
                 member = {"iterations": 100 * (cycle + 1), "iterations_per_s": 0.6, "stage_s": slow, "wait_s": slow}
-                report = compact({"members": {"1": member, "2": member}, "discipline": "plain"})
+                report = speeds_token({"members": {"1": member, "2": member}, "discipline": "plain"})
                 slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=report)
                 controller.cycle()
         with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:

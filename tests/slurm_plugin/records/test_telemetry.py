@@ -10,7 +10,7 @@ from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.controller.status import read_status, refresh, write_status
 from muri.slurm_plugin.records import comment_reports as telemetry
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.comment_reports import MemberReport, compact, is_off_plan, member_report
+from muri.slurm_plugin.records.comment_reports import MemberReport, is_off_plan, member_report, speeds_token
 from muri.slurm_plugin.records.roles import read_job, view_of
 
 
@@ -28,7 +28,7 @@ def told_in(comment: str):
 
 def test_four_members_fit_a_comment_and_come_back():
     members = {str(10_000_000 + index): member() for index in range(4)}
-    token = compact({"members": members, "discipline": "lockstep"})
+    token = speeds_token({"members": members, "discipline": "lockstep"})
     assert len(token.encode()) <= 1024
     assert " " not in token
     report = member_report(told_in(f"mine {token} too"), 10_000_003)
@@ -42,16 +42,16 @@ def test_four_members_fit_a_comment_and_come_back():
 
 def test_many_members_are_told_in_short():
     members = {str(10_000_000 + index): member() for index in range(16)}
-    token = compact({"members": members, "discipline": "fair"})
+    token = speeds_token({"members": members, "discipline": "fair"})
     assert len(token.encode()) <= 1024
     assert member_report(told_in(token), 10_000_015) == MemberReport(pytest.approx(0.081, rel=1e-2))
 
 
 def test_members_without_an_iteration_are_left_out():
     fresh = member(rate_per_s=None, iteration_s=None)
-    assert compact({"members": {"1": fresh}, "discipline": "fair"}) is None
-    assert compact({}) is None
-    told = tags.parse_json(tags.token(compact({"members": {"1": fresh, "2": member(None)}}), tags.SPEED_PREFIX))
+    assert speeds_token({"members": {"1": fresh}, "discipline": "fair"}) is None
+    assert speeds_token({}) is None
+    told = tags.parse_json(tags.token(speeds_token({"members": {"1": fresh, "2": member(None)}}), tags.SPEED_PREFIX))
     assert list(told) == ["2"]
     assert told["2"]["t"] == pytest.approx(0.09877)
 
@@ -82,7 +82,7 @@ def test_queue_and_explain_show_what_the_pilot_measured(make_controller, tmp_pat
         solo_s, predicted = planned[2].solo_iteration_s, planned[2].predicted_speed
         figures = {"1": member(rate_per_s=planned[1].predicted_speed / planned[1].solo_iteration_s)}
         figures["2"] = member(rate_per_s=0.5 * predicted / solo_s)
-        token = compact({"members": figures, "discipline": "fair"})
+        token = speeds_token({"members": figures, "discipline": "fair"})
         slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=token)
         status = controller.cycle()
         path = tmp_path / "copy.json"
