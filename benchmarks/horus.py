@@ -16,10 +16,10 @@ before any result was seen:
   right.
 - A plan is made every two minutes; a job that is stopped (by PAB alone) loses 30 s.
 
-"even" was added after "long-tail" had been seen: there the last long job ends long after all others, so that no policy
-can change makespan or utilisation by much, and none is asked to. "backlog" was added after "even", to see how much the
-depth of the queue has to do with it. One change of the policies came in between: jobs larger than a node share GPUs
-too.
+"even" was added after "long-tail" had been seen: in "long-tail" the last long job ends long after all others, so that
+no policy can change makespan or utilisation by much, and no bar asks for it. "backlog" was added after "even", to see
+how much the depth of the queue has to do with it. One change of the policies came in between: jobs larger than a node
+share GPUs too.
 
 FIFO here lets later jobs start where the first in line finds no place, and jobs have their GPUs to themselves.
 """

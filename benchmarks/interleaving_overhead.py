@@ -72,7 +72,7 @@ def hand_overs_s(count: int) -> list[float]:
     finally:
         sys.setswitchinterval(before_s)
     events = sorted((at_s, given[m][i], waited) for m in taken for i, (at_s, waited) in enumerate(taken[m]))
-    # Who did not wait was not handed anything: it came after the release.
+    # A thread that did not wait came after the release: nothing was handed over to it.
     return [late[0] - early[1] for early, late in itertools.pairwise(events) if late[2]]
 
 

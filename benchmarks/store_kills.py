@@ -206,7 +206,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run as the first lines of this file say."""
+    """Kill writers in each journal mode and print what was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--journal", choices=JOURNAL_MODES, help="only this way of writing")
     parser.add_argument("--writers", type=int, default=Load().writers)

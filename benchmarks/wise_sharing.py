@@ -14,9 +14,10 @@ available; these are synthetic ones like them, as far as they are known. The ass
 - Every job trains one of the table's 26 configurations; memory and batches as in `simulator/traces/models.py`.
 - A start after the first one costs 30 s, the simulator's default.
 
-The load was first assumed to be 1 and 2 ("-first-guess"). There jobs hardly queue: policies here fill gaps behind a job
-that does not fit, and SJF ends jobs after 0.9 instead of 1.25 hours. So it was raised to 1.5 and 3, where SJF is nearer
-to its published averages; what sjf-bsbf does at 1.4 and 2.8 was known by then. Both are kept; the second are judged.
+The load was first assumed to be 1 and 2 ("-first-guess"). At that load jobs hardly queue: policies here fill gaps
+behind a job that does not fit, and SJF ends jobs after 0.9 instead of 1.25 hours. So the load was raised to 1.5 and 3,
+where SJF is nearer to its published averages; what sjf-bsbf does at 1.4 and 2.8 was known by then. Both are kept; the
+second are judged.
 """
 
 import argparse

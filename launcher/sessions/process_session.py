@@ -53,7 +53,7 @@ class ProcessSession(AttachedSession):
 
     isolation: Final = "process"
     checkpointed: Final = False
-    """What a script has told of its checkpoint, it told to its own process, which sees to it."""
+    """False, because the script's own process handles its checkpoint."""
 
     def __init__(
         self,
