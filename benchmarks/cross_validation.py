@@ -1,4 +1,4 @@
-"""How well is predicted: leave-one-model-out cross-validation beside simpler predictors."""
+"""Leave-one-model-out cross-validation of the predictor, beside simpler predictors."""
 
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple

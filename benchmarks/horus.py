@@ -3,7 +3,7 @@
     python benchmarks/horus.py                    simulate, compare, keep the figures
     python benchmarks/horus.py --seeds 1 --dry    one workload; nothing is kept
 
-The published workload is not to be had; these are made up to be like it, as far as it is known. What is assumed,
+The published workload is not available; these are synthetic ones like it, as far as it is known. The assumptions, made
 before any result was seen:
 
 - 128 nodes of 8 RTX 2080 Ti with 11 GiB, and Horus's own fit of the slow-down on an RTX 2080 as the truth.
@@ -16,10 +16,10 @@ before any result was seen:
   right.
 - A plan is made every two minutes; a job that is stopped (by PAB alone) loses 30 s.
 
-"even" was added after "long-tail" had been seen: there the last long job ends long after all others, so that no policy
-can change makespan or utilisation by much, and none is asked to. "backlog" was added after "even", to see how much the
-depth of the queue has to do with it. One change of the policies came in between: jobs larger than a node share GPUs
-too.
+"even" was added after "long-tail" had been seen: in "long-tail" the last long job ends long after all others, so that
+no policy can change makespan or utilisation by much, and no bar asks for it. "backlog" was added after "even", to see
+how much the depth of the queue has to do with it. One change of the policies came in between: jobs larger than a node
+share GPUs too.
 
 FIFO here lets later jobs start where the first in line finds no place, and jobs have their GPUs to themselves.
 """
@@ -89,7 +89,7 @@ PUBLISHED: Final = {
 
 
 def workload(case: str, seed: int) -> Trace:
-    """The made-up workload of a seed."""
+    """The synthetic workload of a seed."""
     random, (sigma, longest_s, times) = np.random.default_rng(seed), CASES[case]
     submit_s = np.sort(random.uniform(0.0, ARRIVALS_S, JOBS))
     counts = times * random.choice(list(GPU_MIX), JOBS, p=list(GPU_MIX.values()))
@@ -104,7 +104,7 @@ def workload(case: str, seed: int) -> Trace:
 
 
 def profile(model: str, gpu_count: int) -> StageProfile:
-    """A configuration whose iteration keeps the GPU busy for its utilisation, and waits for data otherwise."""
+    """A configuration: its iteration keeps the GPU busy for its utilisation, and waits for data otherwise."""
     utilization, mem_gib = CONFIGURATIONS[model]
     key = ProfileKey(model, 32, gpu_count, "rtx2080")
     busy_s = utilization * ITERATION_S

@@ -72,12 +72,12 @@ def hand_overs_s(count: int) -> list[float]:
     finally:
         sys.setswitchinterval(before_s)
     events = sorted((at_s, given[m][i], waited) for m in taken for i, (at_s, waited) in enumerate(taken[m]))
-    # Who did not wait was not handed anything: it came after the release.
+    # A thread that did not wait came after the release: nothing was handed over to it.
     return [late[0] - early[1] for early, late in itertools.pairwise(events) if late[2]]
 
 
 def uncontended_s(count: int) -> list[float]:
-    """Entering and leaving a stage that nobody else wants."""
+    """Seconds to enter and leave a stage that no other member wants."""
     arbiter = FairArbiter()
     arbiter.join("1", 1.0)
     clock = StageClock(_Gate(arbiter, "1"))
@@ -91,7 +91,7 @@ def uncontended_s(count: int) -> list[float]:
 
 
 def yield_points_s(count: int) -> list[float]:
-    """A yield point while nobody waits."""
+    """Seconds of a yield point while no member waits."""
     arbiter = FairArbiter()
     arbiter.join("1", 1.0)
     clock = StageClock(_Gate(arbiter, "1"))

@@ -28,7 +28,7 @@ from benchmarks.runtime_process import BenchmarkError
 JOBS = ("storage", "cpu", "gpu", "network")
 # "processes" is `fair` with a process for each member.
 WAYS = ("plain", "plain-passive", "lockstep", "fair", "auto", "processes")
-# What a user could set who knows that OpenMP's threads spin while they wait: it matters when processes share cores.
+# A user can set this: OpenMP's threads spin while they wait, which matters when processes share cores.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
 SCRIPTS = Path(__file__).parent / "real_jobs"
 DATA_MIB = 256

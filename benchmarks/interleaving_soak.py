@@ -1,7 +1,7 @@
-"""Thousands of scripts in one runtime, one after the other in each of four members: does it keep anything of them?
+"""Whether a runtime leaks: it runs thousands of scripts, one after the other in each of four members.
 
 The scripts are real sessions of a real runtime, attached over its socket; only the `muri run` process of each is
-replaced by a thread that speaks its protocol, as starting thousands of interpreters would measure those.
+replaced by a thread that speaks its protocol, because starting thousands of interpreters would dominate the figures.
 """
 
 import os

@@ -71,7 +71,7 @@ def verdicts(scores: Sequence[Score]) -> dict[str, bool]:
 
 
 def table(scores: Sequence[Score]) -> str:
-    """The errors for people."""
+    """The errors as a table of text."""
     lines = [f"{'target':<20}{'predictor':<11}{'RMSLE':>7}{'MAE':>9}  unit  in the 90 % interval"]
     lines += [
         f"{item.target:<20}{item.predictor:<11}{item.rmsle:7.3f}{item.mae:9.2f}  {item.unit:<4}  {item.covered:.0%}"

@@ -37,7 +37,7 @@ class Prepared(Dataset):
         self._burns = burns
 
     def __len__(self) -> int:
-        """More than anybody asks for."""
+        """More than any run asks for."""
         return ENDLESS
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
@@ -52,7 +52,7 @@ class Prepared(Dataset):
 
 
 class Throttle:
-    """Lets bytes through at a fixed rate; a sleep that lasts too long is made up for, time that nobody asks is not."""
+    """Lets bytes through at a fixed rate; it compensates for sleeps that last too long, but not for idle time."""
 
     LATE_S = 0.001
 
@@ -137,7 +137,7 @@ def train(batches: Iterator[tuple[torch.Tensor, torch.Tensor]], step_s: float) -
 
 
 def main() -> None:
-    """Train until somebody ends it."""
+    """Train until ended by a signal."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=("waits", "burns", "throttled"))
     parser.add_argument("--workers", type=int, default=0)

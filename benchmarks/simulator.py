@@ -40,7 +40,7 @@ class Case:
         nodes: Nodes of 8 GPUs.
         model: Which simulator.
         interval_s: Seconds between plans; 0: at every arrival and completion.
-        load: Work that arrives over what the cluster could do if nobody shared.
+        load: Arriving work over the cluster's capacity without sharing.
     """
 
     jobs: int

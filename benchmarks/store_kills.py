@@ -40,13 +40,13 @@ KIND = "kills"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much is written and how often somebody is killed.
+    """How much is written and how often a writer is killed.
 
     Attributes:
         writers: Processes.
         writes: Of each.
         kill_every_s: Mean time between two kills.
-        most_kills: The writers are left in peace after so many.
+        most_kills: After this many kills the writers finish undisturbed.
         seed: Of the kills.
     """
 
@@ -206,7 +206,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run as the first lines of this file say."""
+    """Kill writers in each journal mode and print what was left."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--journal", choices=JOURNAL_MODES, help="only this way of writing")
     parser.add_argument("--writers", type=int, default=Load().writers)

@@ -4,8 +4,8 @@
     python benchmarks/wise_sharing.py --seeds 1 --dry       one workload of each kind; nothing is kept
     python benchmarks/wise_sharing.py --plot-only           draw what was measured before
 
-Pair speeds are those of a table of measured pairs (`gavel_pairs_v100.csv`). The published workloads are not to be had;
-these are made up to be like them, as far as they are known. What is assumed:
+Pair speeds are those of a table of measured pairs (`gavel_pairs_v100.csv`). The published workloads are not
+available; these are synthetic ones like them, as far as they are known. The assumptions:
 
 - 16 nodes of 4 GPUs with 16 GiB; 480 jobs come in the time in which 240 come, so at twice the load.
 - Durations alone are log-normal with a median of half an hour, σ = 1, at most 6 hours: a mean of about 0.8 hours, for
@@ -14,9 +14,10 @@ these are made up to be like them, as far as they are known. What is assumed:
 - Every job trains one of the table's 26 configurations; memory and batches as in `simulator/traces/models.py`.
 - A start after the first one costs 30 s, the simulator's default.
 
-The load was first assumed to be 1 and 2 ("-first-guess"). There jobs hardly queue: policies here fill gaps behind a job
-that does not fit, and SJF ends jobs after 0.9 instead of 1.25 hours. So it was raised to 1.5 and 3, where SJF is nearer
-to its published averages; what sjf-bsbf does at 1.4 and 2.8 was known by then. Both are kept; the second are judged.
+The load was first assumed to be 1 and 2 ("-first-guess"). At that load jobs hardly queue: policies here fill gaps
+behind a job that does not fit, and SJF ends jobs after 0.9 instead of 1.25 hours. So the load was raised to 1.5 and 3,
+where SJF is nearer to its published averages; what sjf-bsbf does at 1.4 and 2.8 was known by then. Both are kept; the
+second are judged.
 """
 
 import argparse
@@ -78,7 +79,7 @@ MOST_DECISION_S: Final = 0.02
 
 
 def trace_of(workload: Workload, seed: int, lines: list[str]) -> Trace:
-    """The made-up workload."""
+    """The synthetic workload."""
     recipe = Recipe(
         workload.jobs,
         CLUSTER.gpu_count,

@@ -1,6 +1,6 @@
 """A small DistributedDataParallel training: one process per GPU (or CPU core), started by srun or torchrun.
 
-Alone and in a group it is the same script; `muri run` only fills in MASTER_ADDR and MASTER_PORT where nobody set them.
+Alone and in a group it is the same script; `muri run` only fills in MASTER_ADDR and MASTER_PORT where they are unset.
 Try it without Slurm:
 
     torchrun --nproc-per-node=2 --no-python muri run examples/train_ddp.py --epochs 1

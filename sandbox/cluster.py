@@ -20,7 +20,7 @@ _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
 
-#: What `cred_expire` is on a site whose slurm.conf does not set it.
+#: Slurm's default of `cred_expire`.
 SLURM_CRED_EXPIRE_S = 120
 
 

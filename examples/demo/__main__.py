@@ -1,7 +1,7 @@
 """`make demo`: eight jobs of four kinds on one GPU, with Muri and then without.
 
-Four long jobs are submitted first and four short ones after them, as when somebody's sweep is ahead in the queue. The
-makespan shows what interleaving gains; the average JCT also gains from Muri-S letting short jobs go first (SRSF).
+Four long jobs are submitted first and four short ones after them, as when another user's sweep is ahead in the queue.
+The makespan shows what interleaving gains; the average JCT also gains from Muri-S letting short jobs go first (SRSF).
 """
 
 import argparse

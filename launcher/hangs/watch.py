@@ -125,8 +125,8 @@ class HangWatch:
         for finding in findings:
             if finding.stopped:
                 finding.session.end_as_hung(
-                    f"the script's process was stopped by a signal (SIGSTOP), nobody has continued it for "
-                    f"{finding.timeout_s:g} s, and it is ended ({HINT})"
+                    f"the script's process was stopped by a signal (SIGSTOP), was not continued for "
+                    f"{finding.timeout_s:g} s, and is ended ({HINT})"
                 )
             elif self._peers is None and finding.obstructs and finding.spent_percent >= 100:
                 finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s"))

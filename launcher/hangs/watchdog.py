@@ -50,7 +50,7 @@ class Watchdog:
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         except OSError as error:
-            logger.warning("nobody watches whether this process hangs: %s", error)
+            logger.warning("this process is not watched for hangs: %s", error)
             return
         threading.Thread(target=self._listen, args=(self._process,), name="watchdog", daemon=True).start()
 
@@ -77,7 +77,7 @@ def main(runtime: int, timeout_s: float) -> None:
         threads = sample(threads_of(runtime))
         stopped_s = timer.idle_s(threads, threads.stopped)
         if threads.stopped and stopped_s >= timeout_s:
-            _end(runtime, f"it was stopped by a signal (SIGSTOP) and nobody has continued it for {timeout_s:g} s")
+            _end(runtime, f"it was stopped by a signal (SIGSTOP) and was not continued for {timeout_s:g} s")
             return
         time.sleep(interval_s)
 

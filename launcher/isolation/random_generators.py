@@ -1,8 +1,8 @@
 """Random generators of Python, NumPy (its legacy generator) and PyTorch: each session draws from its own.
 
-PyTorch has one for the CPU and one for each GPU. Whatever draws random numbers without being given a generator ends in
+PyTorch has one for the CPU and one for each GPU. All code that draws random numbers without a given generator ends in
 an operator that PyTorch tags as `nondeterministic_seeded`: dropout, initializers, samplers, recurrent layers, C++ code.
-The kernels of these operators are overridden: those that take a generator are given the session's, the others run with
+The kernels of these operators are overridden: those that take a generator get the session's, the others run with
 the session's state in the default generator.
 """
 
@@ -37,7 +37,7 @@ _generators: PerSession[random.Random] = PerSession(random.Random)
 
 
 class SessionRandom(random.Random):
-    """Stands for `random._inst`, which some libraries use."""
+    """Replaces `random._inst`, which some libraries use."""
 
     def __getattribute__(self, name: str) -> Any:
         session = current_session()
@@ -45,7 +45,7 @@ class SessionRandom(random.Random):
 
 
 def _reseed_in_child() -> None:
-    """A forked child draws other numbers than its parent; Python does the same."""
+    """Reseed in a forked child, as Python does, so that it draws other numbers than its parent."""
     session = current_session()
     if session is not None:
         _generators.of(session).seed()
@@ -159,7 +159,7 @@ class SessionGenerators:
         return self._of_gpu(session, self._torch.cuda.current_device() if index is None else index)
 
     def giving(self, kernel: Any, device: str) -> Callable[..., Any]:
-        """A kernel that is given the session's generator."""
+        """A kernel that passes the session's generator on."""
         call, local = kernel.call_boxed, self._local
 
         def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -175,7 +175,7 @@ class SessionGenerators:
         """A kernel that finds the session's state in the default generator.
 
         Args:
-            kernel: It takes no generator.
+            kernel: The plain kernel, which takes no generator.
             device: Where it runs.
             dropout_at: Position of its probability of dropout; with 0 it draws nothing.
         """
@@ -210,7 +210,7 @@ def _argument_names(schema: Any) -> list[str]:
 
 def _override(torch: ModuleType, generators: SessionGenerators) -> None:
     library = torch.library.Library("aten", "IMPL")
-    _libraries.append(library)  # its end would take the kernels back
+    _libraries.append(library)  # PyTorch removes the kernels when the library object is freed
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, overload = name.partition("::")
         if namespace != "aten" or any(part in overload for part in _WITHOUT_DRAWING):
@@ -275,7 +275,7 @@ def _patch_cuda(cuda: ModuleType, generators: SessionGenerators) -> None:
     plain_lazy_call = cuda.random._lazy_call
 
     def lazy_call(function: Callable[[], None], **options: Any) -> None:
-        """What waits for CUDA's initialization is done for the session that asked for it."""
+        """Run calls that wait for CUDA's initialization in the session that asked for them."""
         session = current_session()
 
         def run() -> None:

@@ -1,7 +1,7 @@
 """Signals, and how a script ends itself: `atexit`, finalizers, `os._exit`, and a sleep that a signal can end.
 
-Each session has handlers of its own, and a signal to the process means the session that sends it. A process that a
-session forks has the session's handlers as its real ones, and may change them.
+Each session has its own handlers, and a signal that a session sends to the process goes to that session. A process that
+a session forks has the session's handlers as its real ones, and may change them.
 """
 
 import atexit
@@ -25,13 +25,13 @@ _OF_RUNTIME: Final = (
 """The runtime has handlers of its own for these; forked processes must not keep them."""
 
 _MANY: Final = 256
-"""After this many new finalizers, those that have run are dropped from the list."""
+"""After this many new finalizers the list drops those that have run."""
 
 _plain_signal = signal.signal
 
 
 def install_signals() -> None:
-    """Patch the functions that set, read and send signals."""
+    """Patch the functions that set, read and send signals: Python has one handler per process, in its main thread."""
     set_handler, get_handler, kill = signal.signal, signal.getsignal, os.kill
     runtime_pid = os.getpid()
 
@@ -74,11 +74,11 @@ class _Fork(threading.local):
 
 
 _fork: Final = _Fork()
-"""What this thread held back before it began to fork a process."""
+"""The signal mask of this thread before it began to fork a process."""
 
 
 def _hold_back() -> None:
-    """A signal must wait until the new process has its handlers: else Python drops it, or it ends the runtime."""
+    """Block signals until the new process has its handlers: else Python drops them, or the runtime's handlers run."""
     if current_session() is not None:
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_RUNTIME)
 
@@ -93,7 +93,7 @@ def _reset_in_child() -> None:
     session = current_session()
     if session is not None:
         for number in {*_OF_RUNTIME, *session.handlers}:
-            with contextlib.suppress(OSError, ValueError):  # one that has no handlers
+            with contextlib.suppress(OSError, ValueError):  # a signal that cannot have a handler
                 _plain_signal(number, _handler_of(session, number))
     _let_through()
 
@@ -117,6 +117,7 @@ def _in_import_of_shared_module(session: SessionState, modules: LocalModules) ->
 
 
 def _patch_exits(runtime_pid: int, modules: LocalModules) -> None:
+    """Run a script's `atexit` functions at its own end, and let its `os._exit` spare the runtime."""
     register, unregister, hard_exit = atexit.register, atexit.unregister, os._exit
 
     def session_register(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
@@ -146,6 +147,7 @@ def _patch_exits(runtime_pid: int, modules: LocalModules) -> None:
 
 
 def _patch_sleep() -> None:
+    """Let a signal end a session's sleep: Python raises exceptions from outside only between bytecodes."""
     sleep = time.sleep
 
     def session_sleep(seconds: float, /) -> None:
@@ -163,6 +165,7 @@ def _patch_sleep() -> None:
 
 
 def _patch_finalizers(modules: LocalModules) -> None:
+    """Run a script's finalizers at its own end: Python would run them at the runtime's."""
     weakref.finalize(_patch_finalizers, int)  # the first one registers itself with atexit: not with a session's
     make = weakref.finalize.__init__
 

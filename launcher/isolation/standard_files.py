@@ -2,8 +2,8 @@
 
 `sys.stdin`, `stdout` and `stderr` are proxies, and functions that take a descriptor by number translate it. C code is
 reached by a seccomp filter on each session's thread (and those it starts), which stops `write` and `writev` to 1 and 2.
-A helper process, which needs nothing of this process's Python and therefore never waits for it, reads the bytes and
-writes them to the session's file. See seccomp_unotify(2).
+A helper process reads the bytes and writes them to the session's file; as a process of its own it never waits for this
+one's interpreter. See seccomp_unotify(2).
 
 A thread with such a filter, and processes forked from it, cannot gain rights through setuid programs; processes that
 `subprocess` starts come from a thread without the filter. MURI_C_OUTPUT=0 in the runtime's environment turns the filter
@@ -35,7 +35,7 @@ _BY_NUMBER: Final = (
     *("read", "write", "readv", "writev", "dup", "fstat", "fsync", "isatty", "lseek", "ttyname", "get_blocking"),
     *("set_blocking", "get_inheritable", "set_inheritable", "fdatasync", "ftruncate", "tcgetpgrp"),
 )
-"""Functions of `os` whose first argument is a descriptor."""
+"""Functions of `os` with a descriptor as first argument."""
 
 OFF_VARIABLE: Final = "MURI_C_OUTPUT"
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -49,7 +49,7 @@ _LINE_BUFFERED: Final = 1
 
 
 class StreamProxy:
-    """Stands for sys.stdin, stdout or stderr and leads to the session's own stream.
+    """Replaces sys.stdin, stdout or stderr and leads to the session's own stream.
 
     Args:
         name: Which one.
@@ -120,7 +120,7 @@ def install_streams() -> None:
 
 
 def own_file(number: Any) -> Any:
-    """The descriptor that a number means for the calling thread."""
+    """The descriptor that a number stands for in the calling thread."""
     if type(number) is int and 0 <= number <= 2:
         session = current_session()
         if session is not None:
@@ -174,7 +174,7 @@ def _patch_open() -> None:
 
 
 def install_file_numbers() -> None:
-    """Patch the functions that take a descriptor."""
+    """Patch the functions that take a descriptor: descriptors 0 to 2 are the runtime's, one set per process."""
     _patch_os()
     _patch_open()
 
@@ -191,7 +191,7 @@ class _Program(ctypes.Structure):
 
 
 class COutput:
-    """The helper process and the way to it; without them, C output goes to the runtime's own."""
+    """The helper process and the channel to it; without them, C output goes to the runtime's own output."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -253,7 +253,7 @@ class COutput:
                 os.close(listener)
 
     def close_in_child(self) -> None:
-        """A forked process has nothing to say to the helper."""
+        """Close the channel in a forked process, which must not use the helper."""
         if self._channel is not None:
             self._channel.close()
 
@@ -277,14 +277,14 @@ def _program(machine: c_output_helper.Machine) -> _Program:
 
 
 def _buffer_by_line() -> None:
-    """C's stdout must not keep one member's bytes until another one's thread writes them out."""
+    """Buffer C's stdout by line: otherwise it keeps one member's bytes until another member's thread flushes it."""
     stdout = ctypes.c_void_p.in_dll(_libc, "stdout")
     _libc.fflush(stdout)
     _libc.setvbuf(stdout, None, _LINE_BUFFERED, 0)
 
 
 def _keep_own_log() -> None:
-    """What the runtime logs in a session's thread is the runtime's: it goes by another descriptor."""
+    """Log through another descriptor: what the runtime logs in a session's thread belongs to the runtime."""
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(os.fdopen(os.dup(2), "w", buffering=1))

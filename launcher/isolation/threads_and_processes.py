@@ -1,7 +1,7 @@
-"""Threads and subprocesses that a session starts belong to it, those included that PyTorch starts in C++.
+"""Makes threads and subprocesses that a session starts belong to it, including those that PyTorch starts in C++.
 
 PyTorch hands certain thread-local objects on to the threads that work on a backward pass, such as autograd's one per
-GPU. The session is put among them before each pass. Subprocesses get the session's environment and standard files.
+GPU. The session is among them before each pass. Subprocesses get the session's environment and standard files.
 """
 
 import _posixsubprocess
@@ -60,14 +60,14 @@ def _run_in_session(session: SessionState, run: Callable[[], None]) -> None:
 
 
 def install_threads() -> None:
-    """Let `threading.Thread` hand the session on, and each session have a main thread."""
+    """Let threads inherit the session of the thread that starts them, and give each session a main thread."""
     start, plain_main_thread, runtime_pid = threading.Thread.start, threading.main_thread, os.getpid()
 
     def main_thread() -> threading.Thread:
         session = current_session()
         if session is None or os.getpid() != runtime_pid:
             return plain_main_thread()
-        first = _first.of(session)  # empty for what a session has left behind
+        first = _first.of(session)  # empty for threads that outlive their session
         return first[0] if first else plain_main_thread()
 
     def start_in_session(thread: threading.Thread) -> None:
@@ -98,7 +98,7 @@ def _spare_threads(torch: ModuleType) -> None:
 def _patch_autograd(torch: ModuleType) -> None:
     core = torch._C
     if not hasattr(core, "_stash_obj_in_tls"):
-        return  # hooks that print in such a thread print to the runtime's output
+        return  # in this version, hooks that print in such a thread print to the runtime's output
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         _spare_threads(torch)
     plain = torch.autograd.graph._engine_run_backward
@@ -112,7 +112,7 @@ def _patch_autograd(torch: ModuleType) -> None:
         try:
             return plain(*args, **kwargs)
         finally:
-            # The thread's end, when it has no interpreter any more, must not be what drops the session.
+            # Drop the session here: the end of the thread would drop it without an interpreter.
             core._stash_obj_in_tls(_KEY, before)
 
     for module in (torch.autograd, torch.autograd.graph):
@@ -134,7 +134,7 @@ def install_autograd_threads() -> None:
 
 
 def _for_session(session: SessionState, arguments: Sequence[Any]) -> list[Any]:
-    """The arguments of `fork_exec` with all that the child would inherit from the session spelt out."""
+    """The arguments of `fork_exec` with everything spelt out that the child would inherit from the session."""
     changed = list(arguments)
     directory = changed[_DIRECTORY_ARGUMENT]
     changed[_DIRECTORY_ARGUMENT] = os.path.abspath(os.curdir if directory is None else directory)  # noqa: PTH100 (or bytes)
@@ -158,7 +158,7 @@ def _umask() -> int:
 
 def _install_fork_exec(runtime_pid: int) -> None:
     fork_exec = _posixsubprocess.fork_exec
-    # Processes are started by a thread without the filter of c_output.py: they would inherit it for good.
+    # A thread without the filter of standard_files.py starts processes: they would inherit it for good.
     starter = ThreadPoolExecutor(1, thread_name_prefix="subprocesses")
     starter.submit(int).result()
 
@@ -177,7 +177,7 @@ def _install_fork_exec(runtime_pid: int) -> None:
 
     _posixsubprocess.fork_exec = session_fork_exec
     subprocess._fork_exec = session_fork_exec  # type: ignore[attr-defined]
-    # From Python 3.13 on it would start most processes from the session's own thread, with the filter.
+    # From Python 3.13 on, posix_spawn would start most processes from the session's own thread, with the filter.
     subprocess._USE_POSIX_SPAWN = False  # type: ignore[misc]
 
 
@@ -194,7 +194,7 @@ def _install_system() -> None:
 
 
 def _install_exec(runtime_pid: int) -> None:
-    """`os.exec…` in a session must not replace the runtime: a subprocess runs, and its code is the script's."""
+    """Run a subprocess for `os.exec…`, which would replace the runtime; its exit code is the script's."""
 
     def running(plain: Callable[..., Any], *, with_environment: bool) -> Callable[..., Any]:
         def execute(path: Any, argv: Sequence[Any], *environment: Any) -> Any:
@@ -227,7 +227,7 @@ def _install_posix_spawn() -> None:
 
 
 def _own_files_in_child() -> None:
-    """In a forked child the session's files become descriptors 0, 1 and 2, as they would be."""
+    """Make the session's files descriptors 0, 1 and 2 in a forked child, as in a process of its own."""
     session = current_session()
     if session is not None:
         for number, file in enumerate(session.files):

@@ -1,14 +1,14 @@
 """PyTorch's settings per session: default dtype, switches in C++, number of threads within an operation.
 
-The default dtype stands in one place in C++ and stays float32 there. A session that sets another gets a mode in each of
-its threads that adds the dtype to the functions that make tensors. Not reached: the legacy constructors
+C++ keeps one default dtype per process, which stays float32. A session that sets another gets a mode in each of its
+threads that adds the dtype to the functions that make tensors. The mode does not reach the legacy constructors
 (`torch.Tensor(3, 4)`), results of integer division and similar, threads that ran before, code in C++.
 
 The switches (deterministic mode, cuDNN, matmul precision, anomalies) steer work on the GPU, some also on the CPU, so a
-session's values are put in place when it gains the resource `propagate`. What it runs outside of that stage runs with
-the values of the session that had the resource last.
+session's values take effect when it gains the resource `propagate`. Work outside of that stage runs with the values of
+the session that had the resource last.
 
-OpenMP keeps the number of threads per thread and MKL can; PyTorch's own variable serves threads that start later.
+OpenMP keeps the number of threads per thread, and so can MKL; PyTorch's own variable serves threads that start later.
 """
 
 import ctypes
@@ -26,10 +26,10 @@ _ALWAYS_DEFAULT: Final = (
     *("zeros", "ones", "empty", "rand", "randn", "eye", "linspace", "logspace", "empty_strided", "empty_permuted"),
     *("normal", "hann_window", "hamming_window", "bartlett_window", "blackman_window", "kaiser_window"),
 )
-"""Functions whose result has the default dtype if none is given."""
+"""Functions that return the default dtype if none is given."""
 
 _FROM_VALUES: Final = ("tensor", "as_tensor", "asarray", "full", "arange", "range", "scalar_tensor")
-"""Functions whose result has the default dtype if the values are Python's floats."""
+"""Functions that return the default dtype for Python's floats."""
 
 _COMPLEX: Final = {"float64": "complex128", "float32": "complex64", "float16": "complex32", "bfloat16": "complex64"}
 
@@ -172,7 +172,7 @@ Setter = Callable[[Any], Any]
 
 
 class Flags:
-    """What each session has set, and whose values are in place."""
+    """The values that each session has set, and which session's values are in effect."""
 
     def __init__(self) -> None:
         self.used = False
@@ -184,7 +184,7 @@ class Flags:
         self._holder: SessionState | None = None
 
     def add(self, name: str, get: Getter, put: Setter) -> tuple[Getter, Setter]:
-        """Take a flag under care.
+        """Manage a flag.
 
         Returns:
             The getter and the setter to put in place of the process's.
@@ -195,7 +195,7 @@ class Flags:
             session = current_session()
             if session is None:
                 return get()
-            with self._lock:  # another session may be about to put its values in place
+            with self._lock:  # another session may be setting its values
                 return get() if session is self._holder else self._own.of(session)[name]
 
         def session_set(value: Any) -> None:
@@ -210,13 +210,13 @@ class Flags:
                     self.put_in_place(session)
                 if self._holder is session:
                     put(value)
-                else:  # another one computes; it counts when this session gains the resource
+                else:  # another session computes; the value takes effect when this one gains the resource
                     self._own.of(session)[name] = value
 
         return session_get, session_set
 
     def put_in_place(self, session: SessionState) -> None:
-        """Make the session's values count."""
+        """Put the session's values into effect."""
         with self._lock:
             if self._holder is session:
                 return
@@ -227,7 +227,7 @@ class Flags:
             self._holder = session
 
     def forget(self, session: SessionState) -> None:
-        """A session ended: its values go."""
+        """Drop the values of a session that ended."""
         with self._lock:
             if self._holder is session:
                 self._apply({name: get() for name, get in self._getters.items()}, self._defaults)
@@ -243,7 +243,7 @@ _flags: Final = Flags()
 
 
 def apply_torch_flags(session: SessionState) -> None:
-    """A session gained the resource `propagate`: its switches count from now on."""
+    """Put the switches of a session into effect, when it gains the resource `propagate`."""
     if _flags.used:
         _flags.put_in_place(session)
 
@@ -263,7 +263,7 @@ def _patch_flags(torch: Any) -> None:
 
 
 def _patch_backends(backends: ModuleType, replaced: dict[Any, Any]) -> None:
-    """Properties such as `torch.backends.cudnn.benchmark` have kept the plain functions."""
+    """Patch properties such as `torch.backends.cudnn.benchmark`, which have kept the plain functions."""
     for module in list(vars(backends).values()):
         for attribute in vars(type(module)).values() if isinstance(module, ModuleType) else ():
             for name in ("getter", "setter"):
@@ -295,7 +295,7 @@ def _patch_anomaly(torch: Any) -> None:
 
 
 class _PrintOptions:
-    """Stands for the object with PyTorch's print options."""
+    """Replaces the object with PyTorch's print options."""
 
     def __init__(self, plain: Any) -> None:
         self.__dict__["_plain"] = plain
@@ -313,7 +313,7 @@ class _PrintOptions:
 
 
 def forget_torch_flags(session: SessionState) -> None:
-    """A session ended."""
+    """Drop what a session that ended had set."""
     _flags.forget(session)
 
 
@@ -327,7 +327,7 @@ _apply: Final[list[Callable[[SessionState], None]]] = []
 
 
 def _mkl_local_setter(torch: Any) -> Callable[[int], Any]:
-    """MKL's number for the calling thread only; without MKL nothing."""
+    """Set MKL's number of threads for the calling thread only; do nothing without MKL."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
         setter: Callable[[int], Any] = library.MKL_Set_Num_Threads_Local
@@ -357,7 +357,7 @@ def _patch_thread_counts(torch: Any) -> None:
 
     def set_num_threads(num: int, /) -> None:
         session = current_session()
-        torch.get_num_threads()  # a thread's first use would take over what another member has set
+        torch.get_num_threads()  # the thread's first use copies the process's number, which another member may have set
         plain_set(num)
         if session is not None:
             _counts.of(session)["intra_op"] = int(num)
@@ -372,7 +372,7 @@ def _patch_thread_counts(torch: Any) -> None:
 
 
 def _patch_interop(torch: Any) -> None:
-    """PyTorch takes this number once per process; a second member must not fail for it."""
+    """Accept this number from each member: PyTorch takes it once per process, and a second member must not fail."""
     plain_set, plain_get = torch.set_num_interop_threads, torch.get_num_interop_threads
 
     def set_num_interop_threads(num: int, /) -> None:
@@ -392,7 +392,7 @@ def _patch_interop(torch: Any) -> None:
 
 
 def use_own_count(session: SessionState) -> None:
-    """Make the session's number count in the calling thread."""
+    """Put the session's number into effect in the calling thread."""
     for apply in _apply:
         apply(session)
 

@@ -1,4 +1,4 @@
-"""What the environment tells a process of its job: its rank, timeouts, into how many micro-batches batches are split.
+"""What the environment tells a process of its job: its rank, its timeouts, its number of micro-batches.
 
 `srun` starts one task per GPU and numbers them; so does torchrun (`torchrun --no-python … muri run train.py`).
 """
@@ -21,13 +21,13 @@ ATTACH_TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
 ATTACH_TIMEOUT_S: Final = 120.0
 REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"
 REQUEUE_WAIT_S: Final = 60.0
-"""How long a process waits for Slurm to end it after its job was put back into the queue."""
+"""How long a process waits for Slurm to end it after its job was requeued."""
 
 ACCUMULATE_VARIABLE: Final = "MURI_ACCUMULATE"
 """Into how many parts hooks split batches of a script that calls nothing; "auto": as many as the scheduler chose."""
 
 STEPS_VARIABLE: Final = "MURI_ACCUMULATE_STEPS"
-"""What the scheduler chose for a script that can; without effect on one that neither calls nor asks for it."""
+"""The scheduler's choice; it has no effect on a script that neither calls `muri.accumulate` nor asks for splitting."""
 
 AUTO: Final = "auto"
 HANG_TIMEOUT_VARIABLE: Final = "MURI_HANG_TIMEOUT_S"
@@ -37,7 +37,7 @@ HANG_TIMEOUT_S: Final = 900.0
 def task_of(environment: Mapping[str, str]) -> tuple[int, int]:
     """The process's rank and the number of ranks: torch's own variables, else those of srun; (0, 1) alone.
 
-    In a batch script itself Slurm sets the variables of a step's tasks too, as the only one of them.
+    Slurm sets a step's variables in a batch script too, as for the only task of a step.
     """
     for rank, size in (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS")):
         values = environment.get(rank, ""), environment.get(size, "")
@@ -61,7 +61,7 @@ def _first_node(environment: Mapping[str, str]) -> str:
     nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_JOB_NODELIST") or ""
     if not nodes:
         return "127.0.0.1"
-    from ClusterShell.NodeSet import NodeSet  # (only when needed)
+    from ClusterShell.NodeSet import NodeSet  # slow to import, and rarely needed
 
     return str(NodeSet(nodes)[0])
 
@@ -81,7 +81,7 @@ def seconds_of(environment: Mapping[str, str], name: str, default_s: float, zero
         zero: What 0 means, for the error's text.
 
     Raises:
-        UsageError: It holds no finite number ≥ 0.
+        UsageError: The variable holds no finite number ≥ 0.
     """
     text = environment.get(name)
     if not text:
@@ -107,7 +107,7 @@ def requeue_wait_s(environment: Mapping[str, str]) -> float:
 
 
 def wait_for_end(environment: Mapping[str, str]) -> None:
-    """Wait for Slurm to end this process, whose job was put back into the queue."""
+    """Wait for Slurm to end this process after its job was requeued."""
     time.sleep(requeue_wait_s(environment))
 
 
@@ -119,7 +119,7 @@ def steps_from(value: str, source: str) -> int:
     """A number of micro-batches from text.
 
     Raises:
-        AccumulateError: It is no whole number of 1 or more.
+        AccumulateError: The text is no whole number of 1 or more.
     """
     if not value.isascii() or not value.isdigit() or int(value) < 1:
         raise AccumulateError(f"{source}: {value!r} is no number of micro-batches; give a whole number of 1 or more")
@@ -127,10 +127,10 @@ def steps_from(value: str, source: str) -> int:
 
 
 def check_option(given: str) -> None:
-    """Check what `--accumulate` was given.
+    """Check the value of `--accumulate`.
 
     Raises:
-        AccumulateError: It is neither a whole number of 1 or more nor "auto".
+        AccumulateError: The value is neither a whole number of 1 or more nor "auto".
     """
     if given != AUTO:
         try:
@@ -140,12 +140,12 @@ def check_option(given: str) -> None:
 
 
 def scheduled_steps(environment: Mapping[str, str]) -> int:
-    """What the scheduler chose; 1 where it chose nothing."""
+    """The scheduler's choice; 1 without one."""
     return _read(environment, STEPS_VARIABLE)
 
 
 def hooked_steps(environment: Mapping[str, str]) -> int:
-    """Into how many micro-batches hooks split the script's batches; 1: they leave them whole."""
+    """The number of micro-batches into which hooks split a batch; 1 leaves batches whole."""
     if environment.get(ACCUMULATE_VARIABLE) == AUTO:
         return scheduled_steps(environment)
     return _read(environment, ACCUMULATE_VARIABLE)
@@ -158,12 +158,12 @@ def chosen_steps() -> int:
 
 
 def hooks_wanted(environment: Mapping[str, str]) -> bool:
-    """Whether batches of a script that calls nothing are to be split."""
+    """Whether hooks should split the batches of a script that doesn't call `muri.accumulate`."""
     return hooked_steps(environment) > 1
 
 
 def _read(environment: Mapping[str, str], name: str) -> int:
-    """A variable's number; one that is none costs the script its micro-batches, not its run."""
+    """A variable's number; a malformed one costs the script its micro-batches, not its run."""
     try:
         return steps_from(environment.get(name) or "1", name)
     except AccumulateError as error:
@@ -175,7 +175,7 @@ _said: Final = threading.Event()
 
 
 def declare() -> None:
-    """The script leaves the number of micro-batches to the scheduler or to `muri run`."""
+    """Note that the script leaves the number of micro-batches to the scheduler or to `muri run`."""
     _said.set()
 
 
@@ -185,7 +185,7 @@ def is_declared(environment: Mapping[str, str]) -> bool:
 
 
 def hang_timeout_s(environment: Mapping[str, str], default_s: float = HANG_TIMEOUT_S) -> float:
-    """After how many seconds without a sign of life a member is ended; 0: never.
+    """Seconds without a sign of life after which a member is ended; 0: never.
 
     Raises:
         UsageError: $MURI_HANG_TIMEOUT_S is not a number of seconds.

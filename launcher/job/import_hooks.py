@@ -1,4 +1,4 @@
-"""Calls functions as soon as a module has been imported, so that nothing is imported for their sake."""
+"""Calls functions as soon as a module has been imported, so that patches need not import it."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class _HookFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """What the other finders find, with a loader that calls the hooks."""
+        """The spec that the other finders give, with a loader that calls the hooks."""
         if name not in _hooks:
             return None
         for finder in sys.meta_path:
@@ -47,13 +47,13 @@ def _wrap(loader: Any) -> None:
 
 
 def after_import(name: str, hook: Hook) -> None:
-    """Call a function with the module: now if it was imported already, else when it is.
+    """Call a function with the module: now if it is imported already, else when it will be.
 
     Other threads that import the module wait until the function has returned.
 
     Args:
         name: Full name of the module.
-        hook: Gets the module.
+        hook: Receives the module.
     """
     _hooks.setdefault(name, []).append(hook)
     if _finder not in sys.meta_path:

@@ -63,7 +63,7 @@ class Membership(Protocol):
         """
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Put a job back that was saved, to go on later; the scheduler then ends its processes.
+        """Requeue a job that was saved, so that it resumes later; the scheduler then ends its processes.
 
         Args:
             job_id: The job.
@@ -93,11 +93,11 @@ class NoMembership:
         raise MembershipError(f"job {job_id} cannot be requeued: Muri's Slurm part is not installed here")
 
     def pilot_of(self, job_id: str) -> str | None:
-        """There are no groups."""
+        """Without a scheduler there is no pilot job."""
         return None
 
     def accumulate_steps(self, job_id: str) -> int:
-        """No scheduler wants them split."""
+        """Without a scheduler batches stay whole."""
         return 1
 
     def runs(self, job_id: str) -> bool:
@@ -123,9 +123,9 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
         group: Entry points among which a scheduler announces its implementation of `Membership`.
 
     Raises:
-        MembershipError: There are several, or the one cannot be used.
+        MembershipError: Several are installed, or the one cannot be used.
     """
-    from importlib.metadata import entry_points  # costs `muri run` tens of milliseconds, and most jobs need none
+    from importlib.metadata import entry_points  # costs tens of milliseconds, which most runs of `muri run` can save
 
     found = tuple(entry_points(group=group))
     if not found:

@@ -41,7 +41,7 @@ class LoadedScript:
 
 
 def own_directories(target: str, module: bool, cwd: str, python_path: str) -> list[str]:
-    """What `python target` would put in front of sys.path.
+    """The entries that `python target` would put in front of sys.path.
 
     Args:
         target: Script or module.
@@ -57,8 +57,8 @@ def load(target: str, module: bool) -> LoadedScript:
     """Compile the script; call within the session, so that its paths count.
 
     Raises:
-        ScriptError: It is not there.
-        SyntaxError: It is not Python.
+        ScriptError: The script does not exist.
+        SyntaxError: The script is not valid Python.
     """
     return _load_module(target) if module else _load_file(target)
 

@@ -1,4 +1,4 @@
-"""A member's session: what belongs to it, which threads are its own, and what the runtime asks of it."""
+"""A member's session: its state, its threads, and the interface that the runtime uses."""
 
 import io
 import os
@@ -18,7 +18,7 @@ SignalHandler = Callable[[int, Any], Any] | int | None
 
 @dataclass(eq=False)
 class SessionState:
-    """What a plain Python process would have for itself.
+    """The state that a plain Python process would have for itself.
 
     Attributes:
         member: The member's job id.
@@ -30,14 +30,14 @@ class SessionState:
         streams: Text streams "stdin", "stdout", "stderr" over these files.
         replaced: Streams that the script has put in place of its own (`redirect_stdout`).
         main: Its module `__main__`.
-        handlers: Signal handlers it has set.
-        exit_functions: What it gave to `atexit.register`.
-        threads: Threads it started.
+        handlers: Signal handlers that it has set.
+        exit_functions: Functions that it gave to `atexit.register`.
+        threads: Threads that it started.
         interrupted: Set when a signal is about to end it; wakes a sleeping script.
         clock: Its stage clock.
         deliver: Sends a signal to the session.
         leave: Ends the session at once, as `os._exit` ends a process; does not return.
-        belongings: What others keep for it, by `PerSession`; dropped with it.
+        belongings: Values that other modules keep for it through `PerSession`; dropped with it.
     """
 
     member: str
@@ -100,7 +100,7 @@ def current_session() -> SessionState | None:
 
 
 def look_up_foreign_threads(look_up: Callable[[], SessionState | None]) -> None:
-    """Say how to find the session of a thread that Python did not start."""
+    """Set the function that finds the session of a thread that Python did not start."""
     _foreign_look_ups.append(look_up)
 
 
@@ -114,7 +114,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
 
     Args:
         files: Standard input, output and error.
-        unbuffered: Whether what is written leaves at once, as with $PYTHONUNBUFFERED.
+        unbuffered: Whether text is written at once, as with $PYTHONUNBUFFERED.
     """
     stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
     sink: Any = stdout if unbuffered else io.BufferedWriter(stdout)  # a raw file is what Python itself takes
@@ -137,7 +137,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
 
 
 def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
-    """Give one module properties; code outside that reads `module.name` goes through them.
+    """Give one module properties; code outside it that reads `module.name` uses them.
 
     The module's own functions, and C code that looks into its dictionary, go on reading the dictionary.
     """
@@ -151,11 +151,11 @@ def add_properties(module: ModuleType, properties: dict[str, property]) -> None:
 
 
 def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
-    """A property that a session may set for itself; until then it reads what the process has.
+    """A property that a session may set for itself; until then it reads the process's value.
 
     Args:
         name: The attribute's name, also its key in the values.
-        values: What the session has set.
+        values: The values that the session has set.
     """
 
     def get(owner: Any) -> Any:
@@ -179,7 +179,7 @@ def session_value(name: str, values: PerSession[dict[str, Any]]) -> property:
 
 
 def by_session(plain: Callable[..., Any], objects: PerSession[Any]) -> Callable[..., Any]:
-    """A function in place of a bound method of the process's object: it calls that of the session's.
+    """A function that replaces a bound method of the process's object by that of the session's object.
 
     Args:
         plain: The bound method.
@@ -251,7 +251,7 @@ class MemberSession(Protocol):
         """Run the script; `on_end` is called once, when the exit code is known."""
 
     def deliver(self, signum: int) -> None:
-        """Do what the signal would do to a process that runs the script."""
+        """Act as the signal would on a process that runs the script."""
 
     def end(self, signum: int, grace_s: float = ...) -> None:
         """End the script with a signal's default action, and insist on it after `grace_s` seconds."""
@@ -266,7 +266,7 @@ class MemberSession(Protocol):
         """The member's environment, as it was handed over."""
 
     def shut_down(self, grace_s: float) -> None:
-        """The runtime ends: let the script's own SIGTERM handler work, else end it."""
+        """Let the script's own SIGTERM handler work, else end the script, because the runtime ends."""
 
     def detach_output(self) -> None:
-        """The member's own process is gone: what the script still writes goes nowhere."""
+        """Discard what the script still writes, because the member's own process is gone."""

@@ -21,7 +21,7 @@ RECENT_ITERATIONS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class GpuTimes:
-    """What a member's finished work on the GPU took.
+    """The GPU time of a member's finished work.
 
     Attributes:
         held_s: Seconds that its kernels had the GPU.
@@ -119,7 +119,7 @@ def wait_for_gpu() -> None:
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """What one iteration took.
+    """The times of one iteration.
 
     Attributes:
         iteration_s: Wall-clock seconds, waits for resources included.
@@ -133,7 +133,7 @@ class IterationRecord:
 
     @property
     def busy_s(self) -> float:
-        """What the iteration would have taken without waiting for resources."""
+        """The iteration's time without waits for resources."""
         return max(0.0, self.iteration_s - sum(self.wait_s))
 
 
@@ -210,7 +210,7 @@ class StageClock:
 
     Attributes:
         explicit: Whether the script marked a stage or iterated `muri.batches` itself; hooks that mark
-            stages on its behalf leaves that to it from then on.
+            stages on its behalf stop doing so from then on.
         at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
             and with no resource held.
         stage_s: Total seconds per stage, in the order of `STAGES`.
@@ -218,7 +218,7 @@ class StageClock:
         gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
         recent: The last iterations' records.
-        on_hold: Called for all work, also of threads that are not gated and of worker processes.
+        on_hold: Called for all work, also that of threads that are not gated and of worker processes.
         on_prefetch_depth: Called with how many batches a loader may have ready, and after how many its waits recur.
     """
 
@@ -319,7 +319,7 @@ class StageClock:
         """Give the current stage's resource back while the thread only waits, and take it again after.
 
         Args:
-            owner: It is the owner that waits, blocked in C++, and the caller works on its behalf.
+            owner: Whether the owner waits, blocked in C++, and the caller works on its behalf.
         """
         lane = self._own if owner else self._gated()
         if lane is None or not lane.stack:
@@ -337,7 +337,7 @@ class StageClock:
         return not isinstance(self._gate, OpenGate)
 
     def become_explicit(self) -> None:
-        """The script marks its stages itself: how iterations were told apart on its behalf is forgotten."""
+        """Forget how hooks told iterations apart, because the script marks its stages itself."""
         self.explicit = True
         self._by_batches = False
         self._first_stage = None
@@ -348,7 +348,7 @@ class StageClock:
         self._add_held(stage, held_s)
 
     def note_work(self, stage: int, start_s: float, end_s: float, use: float, *, own: bool = False) -> None:
-        """Tell when work was done that no mark shows, which `add_held` counts.
+        """Report when work was done that no mark shows; `add_held` counts its time.
 
         Args:
             stage: What it was.
@@ -380,7 +380,7 @@ class StageClock:
             self._iteration_wait_s[stage] += waited_s
 
     def ask_batch(self) -> None:
-        """The loop asks for its next batch: one iteration ends, the next begins."""
+        """End one iteration and begin the next, when the loop asks for its next batch."""
         self._owner = threading.get_ident()
         if not self._by_batches:
             self._by_batches = True
@@ -406,7 +406,7 @@ class StageClock:
             self._call_at_boundary()
 
     def drop_iteration(self) -> None:
-        """Forget the open iteration: there was no batch left for it."""
+        """Forget the open iteration, because no batch was left for it."""
         self._iteration_start_s = None
 
     def recent_iteration_s(self) -> float | None:

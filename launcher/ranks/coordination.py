@@ -19,7 +19,7 @@ MOST_ROUNDS: Final = 3
 """A report older than this many rounds of rank 0 no longer counts."""
 
 FailureListener = Callable[[str, str, int, int], None]
-"""Told of a session that failed on another rank: member, session key, rank, exit code."""
+"""Called when a session failed on another rank, with member, session key, rank and exit code."""
 
 
 class Ranks:
@@ -86,7 +86,7 @@ class Ranks:
             self._send_all({"left": [member, key, code]})
 
     def end(self) -> None:
-        """The group ends: a rank that goes is no longer lost."""
+        """Tell that the group ends: a rank that leaves from now on is not lost."""
         self._ending = True
         if self._leader is not None:
             self._send_all({"end": []})
@@ -242,7 +242,7 @@ class IdleReports:
             self._reports.setdefault(run, {})[rank] = _Report(spent_percent, obstructs)
 
     def left(self, rank: int, run: Run) -> None:
-        """A session has ended on a rank."""
+        """Note that a session has ended on a rank."""
         with self._lock:
             reports = self._reports.get(run, {})
             reports.pop(rank, None)

@@ -70,7 +70,7 @@ class RankLink:
         self._lock = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Send a message; that the other end is gone shows in `receive`."""
+        """Send a message; `receive` shows whether the other end is gone."""
         with self._lock, contextlib.suppress(OSError):
             self._connection.send_bytes(json.dumps(message).encode())
 
@@ -172,7 +172,7 @@ def connect(place: Place, timeout_s: float) -> RankLink:
     """Connect to rank 0, which may start later than this rank.
 
     Raises:
-        RankLinkError: It could not be reached, or does not know the group's key, until the time was over.
+        RankLinkError: Rank 0 could not be reached in time, or does not know the group's key.
     """
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -199,7 +199,7 @@ def _connect_once(place: Place) -> RankLink:
         connection.send_bytes(json.dumps(answer).encode())
         told = connection.recv_bytes(LARGEST_MESSAGE_BYTES)
         if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine).encode(), told):
-            raise RankLinkError("who listens there does not know the group's key")  # noqa: TRY301 (closes it)
+            raise RankLinkError("the process that listens there does not know the group's key")  # noqa: TRY301 (closes it)
         _set_timeout_of(connection, 0.0)
     except BaseException:
         connection.close()
@@ -216,7 +216,7 @@ def _connection(raw: socket.socket) -> "Connection[bytes, bytes]":
     # Grants are small and urgent: each must leave at once.
     raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     raw.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:  # a node that lost power says no good-bye
+    for option, value in _KEEPALIVE:  # a node that lost power does not close its connections
         raw.setsockopt(socket.IPPROTO_TCP, option, value)
     raw.settimeout(None)
     return Connection(raw.detach())

@@ -40,7 +40,7 @@ NETWORK: Final = STAGES.index("synchronize")
 
 
 def session_key(environment: Mapping[str, str]) -> str:
-    """What all ranks of one run of a script have in common: the job's restart and its step."""
+    """The key that all ranks of one run of a script share: the job's restart and its step."""
     names = ("SLURM_RESTART_COUNT", "SLURM_STEP_ID", "TORCHELASTIC_RESTART_COUNT")
     return ".".join(environment.get(name) or "0" for name in names)
 
@@ -100,7 +100,7 @@ class Leader:
             raise WaitInterruptedError(member)
 
     def after(self, member: str) -> None:
-        """Tell the others, still holding the network: the next grant is made only after this one."""
+        """Tell the others while the member holds the network, so that messages keep the order of grants."""
         with self._lock:
             key = self._keys.get(member)
         if key is not None:
@@ -150,7 +150,7 @@ class Follower:
         self.arbiter.dispatch(NETWORK)
 
     def before(self, member: str) -> None:
-        """The sequence names no member whose peers are not there."""
+        """Do nothing: the sequence names only members with all their peers present."""
 
     def after(self, member: str) -> None:
         """No rank follows this one."""
@@ -159,7 +159,7 @@ class Follower:
         """The arbiter ends all waits of this rank."""
 
     def _next(self, waiting: list[str]) -> str | None:
-        """Who is next in rank 0's sequence; None as long as it does not wait here, or there is no next."""
+        """The next member in rank 0's sequence; None while it does not wait here, or none is next."""
         with self._lock:
             while self._sequence and self._sequence[0] in self._ended:
                 self._sequence.popleft()
@@ -177,7 +177,7 @@ class RankedArbiter(Arbiter):
 
     Args:
         role: This rank's part in the order.
-        on_join: Told that a session has started: the member and its session's key.
+        on_join: Called when a session has started, with the member and its session's key.
     """
 
     def __init__(self, role: Leader | Follower, on_join: Callable[[str, str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The member's side: waits for its group's runtime, hands the script over and passes signals and the exit code on."""
+"""The member's side: waits for its group's runtime, submits the script, and forwards signals and the exit code."""
 
 import contextlib
 import os
@@ -139,7 +139,7 @@ def _await_exit(connection: socket.socket) -> int:
 @contextlib.contextmanager
 def _forwarding(connection: socket.socket) -> Iterator[None]:
     def forward(signum: int, _frame: FrameType | None) -> None:
-        with contextlib.suppress(OSError):  # the runtime is gone: receiving says so
+        with contextlib.suppress(OSError):  # receiving reports that the runtime is gone
             protocol.send(connection, {"type": "signal", "signum": signum})
 
     previous = {number: signal.signal(number, forward) for number in FORWARDED_SIGNALS}
@@ -152,7 +152,7 @@ def _forwarding(connection: socket.socket) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _open_standard_files() -> Iterator[None]:
-    """A job may run with a closed standard file, which could not be handed over."""
+    """Open closed standard files, with which a job may run but which it cannot hand over."""
     for file in STANDARD_FILES:
         try:
             os.fstat(file)
@@ -167,7 +167,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
     Args:
         environment: Where the run directory and the timeout are named.
         job_id: The job.
-        membership: Whom to ask.
+        membership: The scheduler's interface.
 
     Returns:
         A connection, or None when the job is in no group and may run alone.
@@ -203,11 +203,11 @@ def _pilot_of(membership: Membership, job_id: str) -> str | None:
     try:
         return membership.pilot_of(job_id)
     except MuriError:
-        return None  # asked again at the next look
+        return None  # the next poll asks again
 
 
 def _expects_group(membership: Membership, job_id: str) -> bool | None:
     try:
         return membership.expects_group(job_id)
     except MuriError:
-        return None  # asked again at the next look; running alone could mean running twice
+        return None  # the next poll asks again; running alone could mean running twice

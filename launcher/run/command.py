@@ -54,7 +54,7 @@ muri.batches(loader) mark them by hand.
 
 
 class TargetError(UsageError):
-    """There is nothing to run."""
+    """The given script does not exist."""
 
 
 @click.command(
@@ -106,7 +106,7 @@ def run(
     if not module and not Path(script).exists():
         raise TargetError(f"there is no script {script}; give its path, or -m and the name of a module")
     for duration_s in (hang_timeout_s, attach_timeout_s, requeue_wait_s):
-        duration_s(os.environ)  # refused here rather than overlooked later
+        duration_s(os.environ)  # refuse a malformed value now rather than overlook it later
     if isolation is not None:
         os.environ[ISOLATION_VARIABLE] = isolation
     if timing:
@@ -165,7 +165,7 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:
-    """A connection to the job's runtime; what cannot be trusted does not keep a job from running alone."""
+    """A connection to the job's runtime; None if it cannot be trusted, so that the job runs alone."""
     try:
         return find_runtime(os.environ, job_id)
     except (RendezvousError, ProtocolError) as error:
@@ -176,9 +176,9 @@ def _trusted_runtime(job_id: str) -> socket.socket | None:
 
 
 def may_be_member(environment: Mapping[str, str]) -> bool:
-    """Whether a job with this environment could be a member whose runtime is not there yet.
+    """Whether a job with this environment could be a member that is still without its runtime.
 
-    A member's own request for GPUs was taken away, so it sees none.
+    The controller removes a member's own request for GPUs, so a member sees none.
     """
     if not environment.get("MURI_JOB"):
         return False

@@ -1,4 +1,4 @@
-"""Stands over a dry run: watches what the script uses, and sees to it that there is a result whatever it does."""
+"""Supervises a dry run: samples what the script uses, and makes sure that a result exists."""
 
 import contextlib
 import ctypes
@@ -23,10 +23,10 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def supervise(command: Sequence[str], request: DryRunRequest) -> int:
-    """Run the script under measurement and see to it that there is a result.
+    """Run the script under measurement and make sure that a result exists.
 
-    The script's own process measures, writes what it found and ends. Here it is completed with what the script and
-    its processes used meanwhile. When the script ends without having written anything, the result says why.
+    The script's own process measures, writes its result and ends. This process adds what the script and its
+    processes used meanwhile. When the script ends without a result, this process writes one that says why.
 
     Args:
         command: The Python command line of the script.
@@ -59,7 +59,7 @@ def _completed(found: dict[str, Any] | None, code: int, usage: Usage) -> dict[st
 
 @contextlib.contextmanager
 def _started(command: Sequence[str], variables: Mapping[str, str]) -> Iterator["subprocess.Popen[bytes]"]:
-    """The script's process; signals that would end this one reach it, and it does not outlive this one."""
+    """Run the script's process; it receives the signals that would end this one, and does not outlive this one."""
     libc = ctypes.CDLL(None)
 
     def die_with_parent() -> None:

@@ -1,7 +1,7 @@
 """Runs a script alone: `python -m muri.launcher.run.solo [-m] SCRIPT args…`.
 
-`muri run` starts this in place of plain Python when there is something to measure, by automatic stages, and
-for a task of several, whose exit code gloo might spoil; the runtime for a member with a process of its own.
+`muri run` starts this instead of plain Python when automatic stages measure something, and for one task of several,
+because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
 """
 
 import atexit
@@ -25,12 +25,12 @@ _OWN_FILES: Final = {__file__, script.__file__, "<frozen runpy>"}
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:
-    """Whether hooks are to tell the script's stages apart, or to split its batches."""
+    """Whether hooks should mark the script's stages or split its batches."""
     return wants_stages(environment) or hooks_wanted(environment)
 
 
 def wants_stages(environment: Mapping[str, str]) -> bool:
-    """Whether stages are to be told apart: they are measured, or a group's runtime grants them."""
+    """Whether hooks should mark stages: they are measured, or a group's runtime grants them."""
     return stages_wanted(environment) and (script_clock.wanted(environment) or is_gated(environment))
 
 
@@ -78,7 +78,7 @@ def _execute(loaded: script.LoadedScript, mark: str) -> None:
 
 
 def _end_by_interrupt(interrupted: list[bool]) -> None:
-    """Ctrl-C that the script did not catch: end by the signal, as plain Python does."""
+    """End by SIGINT after a Ctrl-C that the script did not catch, as plain Python does."""
     if interrupted:
         sys.stdout.flush()
         signal.signal(signal.SIGINT, signal.SIG_DFL)

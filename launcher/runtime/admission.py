@@ -1,4 +1,4 @@
-"""Which jobs may run in the group: those that the controller has put there and the GPU has memory for."""
+"""Decides which jobs may run in the group: the controller has put them there, and the GPU has memory for them."""
 
 import logging
 import threading
@@ -21,20 +21,20 @@ CONTEXT_GIB: Final = 0.5
 runtime, one for each member with a process of its own. NVIDIA's vary from 0.3 to 0.6 GiB."""
 
 START_S: Final = 30.0
-"""A member that was let in counts as running by then, or did not start."""
+"""After this time an admitted member counts as running, or has failed to start."""
 
 
 class AdmissionControl:
     """Lets new members into a runtime.
 
-    The connection's other end is known to be the same user's; that the job belongs here is what the
-    controller has written into the job's AdminComment, which users cannot.
+    The connection proves only that its other end belongs to the same user. That the job belongs here, the
+    controller has written into the job's AdminComment, which users cannot change.
 
     Args:
-        pilot_job: The job that the runtime runs in, None when nobody can join.
+        pilot_job: The job that the runtime runs in, None when no job can join.
         table: The members.
         group: The group as it was planned.
-        membership: Whom to ask; loaded when first needed.
+        membership: The scheduler's interface; loaded when first needed.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class MemoryAdmission:
     """Adds up what members need.
 
     Args:
-        need_gib: Peak GPU memory of members alone, from their profiles; who is missing counts as 0.
+        need_gib: Peak GPU memory of members alone, from their profiles; missing members count as 0.
         running: The sessions under way.
         device_gib: Memory of the GPU; None: the GPU is asked, and without one every member is admitted.
         now: Clock in seconds.
@@ -125,7 +125,7 @@ class MemoryAdmission:
         return {"kind": "memory", "reason": reason}
 
     def _used_gib(self, newcomer: str) -> float:
-        """What the others and CUDA have, those included that were let in a moment ago."""
+        """GiB that the others and CUDA use, including members that were admitted a moment ago."""
         running = self._running()
         names = {session.member for session in running}
         now_s = self._now()

@@ -117,7 +117,7 @@ class Runtime:
         os.write(self._tell_to_end, b"x")
 
     def _end_as_hung(self, cause: str) -> None:
-        """This process was stopped, and continued only for ending its scripts in order."""
+        """End the scripts in order: the watchdog has continued this stopped process only for that."""
         self._server.end_cause = f"the group's runtime hung: {cause}"
         self._tell_end()
 
@@ -141,7 +141,7 @@ class Runtime:
                 logger.warning("the status could not be written: %s", error)
             if last:
                 return
-            # The pilot waits for the last member to end, so an end is written at once.
+            # The pilot waits for the last member to end, so write each end at once.
             self._table.changed.wait(STATUS_INTERVAL_S)
             self._table.changed.clear()
 

@@ -27,9 +27,9 @@ LEAST_ITERATIONS: Final = 20
 
 @dataclass(slots=True)
 class SpeedMeter:
-    """Iterations per second of one session, from looking at its count now and then.
+    """Iterations per second of one session, from samples of its count.
 
-    A session that stalls slows down at once, although no iteration ends that would say so.
+    The rate of a session that stalls falls at once, although no iteration ends.
     """
 
     _looks: deque[tuple[float, int]] = field(default_factory=deque)
@@ -68,7 +68,7 @@ class SpeedMeter:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What is known of a member beforehand.
+    """What the plan knows of a member beforehand.
 
     Attributes:
         solo_iteration_s: Seconds of an iteration when alone, None when not known.
@@ -141,7 +141,7 @@ class MemberTable:
     """The members by job id; safe to use from several threads.
 
     Attributes:
-        changed: Set whenever a session starts or ends; who waits for it clears it.
+        changed: Set whenever a session starts or ends; the waiting thread clears it.
     """
 
     def __init__(self, members: list[str], discipline: str) -> None:
@@ -159,13 +159,13 @@ class MemberTable:
     def watch(
         self, arbiter: Arbiter, solo_iteration_s: Mapping[str, float], predicted_speed: Mapping[str, float]
     ) -> None:
-        """Say what the members' speed is measured against, and who passes the resources on."""
+        """Set the times that members' speed is measured against, and the arbiter."""
         self._arbiter = arbiter
         for name, member in self._members.items():
             member.expectation = Expectation(solo_iteration_s.get(name), predicted_speed.get(name))
 
     def add(self, member: str) -> None:
-        """A job that joins the group; it is no error when it is a member already."""
+        """Add a job that joins the group; it may be a member already."""
         with self._lock:
             self._members.setdefault(member, Member())
             self.changed.set()
@@ -183,7 +183,7 @@ class MemberTable:
             return True
 
     def finish(self, session: MemberSession) -> None:
-        """Note that it ended."""
+        """Note that the session ended."""
         with self._lock:
             member = self._members[session.member]
             if member.session is session and member.state == "running":
@@ -246,8 +246,8 @@ def group_status(
     """The status file's content but for what identifies the runtime.
 
     Args:
-        arbiter: Who passes the resources on; None before there is one.
-        discipline: What stands for its discipline then.
+        arbiter: The arbiter; None before one exists.
+        discipline: Shown as the discipline until then.
         members: Each member's part.
     """
     holders = [None] * len(RESOURCES) if arbiter is None else arbiter.holders()

@@ -25,7 +25,7 @@ PEER_GRACE_S: Final = 10.0
 """How long a member's script may go on after it failed on another rank: its own communication mostly notices first."""
 
 LOSS_GRACE_S: Final = 2.0
-"""How long a failed script's exit code is held back: the loss of another rank may be what it failed of."""
+"""How long a failed script's exit code is held back: the loss of another rank may have made it fail."""
 
 SILENCE_FACTOR: Final = 2.0
 """How many hang timeouts a rank's runtime may be silent for: a runtime is more likely to be busy than a script."""
@@ -41,8 +41,8 @@ class RankGroup:
     """One runtime of several; see `network_order` for the order that they share.
 
     Attributes:
-        place: Of this runtime.
-        arbiter: Of this rank.
+        place: Rank and address of this runtime.
+        arbiter: The arbiter of this rank.
 
     Args:
         place: Of this runtime.
@@ -103,7 +103,7 @@ class RankGroup:
         }
 
     def announce(self, request: AttachRequest, stderr: int) -> None:
-        """A session is about to be made."""
+        """Announce a session that is about to start."""
         self.arbiter.announce(request.job_id, session_key(request.environment))
         self._forget_error(request.job_id)
         self._errors[request.job_id] = os.dup(stderr)
@@ -122,7 +122,7 @@ class RankGroup:
             session.end_as_hung(idle_cause(f"on any of its ranks (this is {self.place.rank})"))
 
     def ended(self, session: MemberSession) -> None:
-        """A session ended on this rank."""
+        """Tell the other ranks that a session ended on this rank."""
         self._forget_error(session.member)
         self._ranks.report_end(session.member, self.arbiter.key_of(session.member), session.exit_code or 0)
 

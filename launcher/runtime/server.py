@@ -1,4 +1,4 @@
-"""The runtime's socket: takes attach requests and speaks with each member's process."""
+"""The runtime's socket: accepts attach requests and talks to each member's process."""
 
 import contextlib
 import logging
@@ -34,7 +34,7 @@ HELLO_TIMEOUT_S: Final = 10.0
 BACKLOG: Final = 64
 
 SAVE_GRACE_S: Final = 60.0
-"""A script that has a checkpoint, but no process to stand for it any more, may work on until it is saved."""
+"""How long a script with a checkpoint may work on until it is saved, after its member's process is gone."""
 
 
 class Connection:
@@ -45,7 +45,7 @@ class Connection:
         self._lock = threading.Lock()
 
     def send(self, frame: Frame) -> None:
-        """Send a frame; a process that is gone does not matter."""
+        """Send a frame; ignore that the process may be gone."""
         with self._lock, contextlib.suppress(OSError):
             protocol.send(self.raw, frame)
 
@@ -106,7 +106,7 @@ class Server:
         table: Where sessions are noted.
         factory: Makes the sessions.
         ranks: The other ranks of the group, if it has several.
-        admission: Lets new members in; None if nobody can join.
+        admission: Lets new members in; None if no job can join.
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
@@ -176,7 +176,7 @@ class Server:
             self._reported.wait_for(lambda: not self._unreported, timeout_s)
 
     def _close_in_child(self) -> None:
-        """A script's worker process must not keep the connections open when the runtime dies."""
+        """Close the connections in a forked worker, which must not keep them open when the runtime dies."""
         for raw in (self._socket, *self._open):
             with contextlib.suppress(OSError):
                 os.close(raw.fileno())
@@ -292,7 +292,7 @@ def _close_all(files: list[int]) -> None:
 
 
 def _cancel(session: MemberSession, signum: int) -> None:
-    """End a script whose own process is gone; one that has a checkpoint is saved first."""
+    """End a script after its member's process is gone; save it first if it has a checkpoint."""
     if session.checkpointed:
         session.deliver(signum)
         session.ended.wait(SAVE_GRACE_S)

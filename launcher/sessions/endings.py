@@ -20,7 +20,7 @@ HUNG_EXIT_CODE: Final = 124
 """Exit code of a script that was ended because it hung; timeout(1) uses the same."""
 
 HUNG_GRACE_S: Final = 2.0
-"""A script that hangs hardly ends by itself: after that time it is given up, or its process killed."""
+"""After this time a hanging script is abandoned, or its process killed: it rarely ends by itself."""
 
 
 class SessionSignalError(SystemExit):
@@ -33,7 +33,7 @@ class SessionSignalError(SystemExit):
 
 
 def ending_of(signum: int) -> type[BaseException]:
-    """What a signal without a handler raises in the script."""
+    """Raised in the script by a signal without a handler."""
     if signum == signal.SIGINT:
         return KeyboardInterrupt
     return type(f"Ended_{signal.Signals(signum).name}", (SessionSignalError,), {"signum": signum})
@@ -50,7 +50,7 @@ def exit_with(code: int) -> type[SystemExit]:
 
 
 def clear_main_module(main: ModuleType) -> None:
-    """Let go of what a script has at its end, the newest first: what it uses to finish came before it."""
+    """Release what a script holds at its end, the newest first: an object may need older ones to finish."""
     names = main.__dict__
     for _ in range(len(names)):
         if names:
@@ -59,7 +59,7 @@ def clear_main_module(main: ModuleType) -> None:
 
 
 def exit_code(error: SystemExit, state: SessionState) -> int:
-    """The exit code that Python makes of it; prints the message if it carries one."""
+    """The exit code that Python derives from the exception; prints its message if it has one."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):

@@ -1,11 +1,11 @@
 """Errors of the GPU: those that end a CUDA context, and with it the process, and those for lack of memory.
 
 After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
-runtime then ends; its members go back to the queue whatever their scripts reported meanwhile, and those whose work may
-have caused the error are named, to run without partners.
+runtime then ends. Its members go back to the queue, whatever their scripts reported meanwhile, and the runtime names
+those that may have caused the error, so that they run without partners.
 
-A script that runs out of GPU memory beside others may do so by the scheduler's fault. In a process of its own it leaves
-a mark in a file that the runtime named, because its exit code tells nothing.
+When a script runs out of GPU memory beside others, the scheduler may be at fault. In a process of its own the script
+leaves a mark in a file that the runtime named, because its exit code does not show the cause.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class Fault:
 
     Attributes:
         cause: The error, in CUDA's words.
-        culprits: Job ids of the members whose work may have caused it.
+        culprits: Job ids of the members that may have caused it.
     """
 
     cause: str
     culprits: tuple[str, ...]
 
     def status(self) -> dict[str, Any]:
-        """Its part of the status file."""
+        """The fault's part of the status file."""
         return asdict(self) | {"culprits": list(self.culprits)}
 
 

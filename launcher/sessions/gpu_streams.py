@@ -51,7 +51,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A chunk whose times are not read yet.
+    """A chunk of work with times that are not read yet.
 
     Attributes:
         iteration: Number of the member's iteration that it belongs to.
@@ -106,7 +106,7 @@ class Device:
             self.cuda.current_stream().wait_event(last)
 
     def suspects(self) -> list[str]:
-        """Members whose work may have been under way when an error came up, the earliest first."""
+        """Members that may have had work on the GPU when an error occurred, the earliest first."""
         with self._lock:
             return list(dict.fromkeys(chunk.member for chunk in self._chunks))
 
@@ -182,7 +182,7 @@ class StreamPace:
     def at_yield_point(self) -> bool:
         """Close the stretch of work since the last yield point; False when it is too short to matter.
 
-        The stretch before it is waited for, so the GPU always has one to work at and never two.
+        The thread waits for the stretch before it, so that the GPU always has one queued and never two.
         """
         if self._turn.start is None or time.perf_counter() - self._turn.since_s < MARK_INTERVAL_S:
             return False
@@ -251,13 +251,13 @@ class Preparation:
                 self.device = Device(cuda, takes_turns=self._takes_turns)
                 at_thread_start(_enter_thread)
                 logger.info("GPU %s: a stream for each member", cuda.get_device_name())
-        except Exception as error:  # a GPU that does not work is the scripts' to find out
+        except Exception as error:  # the scripts will report a GPU that does not work
             logger.warning("the GPU cannot be prepared: %s", error)
         finally:
             self._done.set()
 
     def ready(self) -> Device | None:
-        """The device, once it is known whether there is one."""
+        """The device, as soon as the runtime knows whether it has one."""
         if self._expected and not self._done.wait(PREPARATION_LIMIT_S):
             logger.warning("the GPU was not ready within %g s", PREPARATION_LIMIT_S)
         return self.device
@@ -281,7 +281,7 @@ def _enter_thread(session: SessionState) -> None:
 
 
 def give_memory_back(clock: StageClock) -> None:
-    """After a session, whatever way it ended: leave nothing of it in this process's memory."""
+    """Free all that a session left in this process's memory, however it ended."""
     gc.collect()
     device = preparation.device
     if device is not None and isinstance(clock.gpu, StreamPace):

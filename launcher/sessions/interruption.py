@@ -22,13 +22,13 @@ class Interruption:
 
     Args:
         state: The session.
-        arbiter: Whose waits an interruption ends.
+        arbiter: The arbiter; an interruption ends the waits there.
         thread: The script's own thread.
 
     Attributes:
         lock: Held while the arbiter's state changes; no exception is raised from outside then.
         ended: Set when the script has ended and everything of it was cleaned up.
-        pending: What is to be raised at the next safe point.
+        pending: The exception to raise at the next safe point.
         allowed: Whether the script may be interrupted at all; no longer once it only clears up.
     """
 
@@ -81,7 +81,7 @@ class Interruption:
                 self.lock.release()
 
     def forbid(self) -> None:
-        """Let nothing be raised in the script's thread from now on; called by that thread."""
+        """Raise nothing in the script's thread from now on; called by that thread."""
         while True:
             try:
                 with self.lock:

@@ -1,7 +1,7 @@
 """One member's script in a process of its own, under the same arbiter as the sessions in threads.
 
 For scripts that cannot share a process. The script's process is a child of the runtime, so it has the GPUs of the
-group's job; everything else it has is the member's own. Its requests for resources come over channels, one for each
+group's job; everything else belongs to the member. Its requests for resources come over channels, one for each
 thread of the script (`wire.process_gate`), and go to the arbiter.
 """
 
@@ -53,7 +53,7 @@ class ProcessSession(AttachedSession):
 
     isolation: Final = "process"
     checkpointed: Final = False
-    """What a script has told of its checkpoint, it told to its own process, which sees to it."""
+    """False, because the script's own process handles its checkpoint."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class _Channel:
             process_gate.RELEASE: self._release,
             process_gate.ITERATION: self._iteration,
             process_gate.INTERVAL: self._interval,
-            process_gate.CHANNEL: lambda _message: None,  # what came beside it is open already
+            process_gate.CHANNEL: lambda _message: None,  # the descriptor that came with it is open already
         }
 
     def serve(self) -> None:

@@ -1,6 +1,6 @@
 """Stands between the runtime and a member's process, so that neither leaves anything behind.
 
-Started by `session.py` as `python -I -S supervisor.py RUNTIME_PID STATUS_FD GATE_FD
+Started by `process_session.py` as `python -I -S process_supervisor.py RUNTIME_PID STATUS_FD GATE_FD
 PAGE_FD TRACED COMMAND …`; it uses nothing but the standard library. It starts the command, passes
 signals on, adopts what the command leaves running and ends it, and reports through the status
 pipe. When the runtime dies, it ends everything.
@@ -21,10 +21,10 @@ from typing import Final, NoReturn
 REPORT: Final = struct.Struct("=i")
 RUNTIME_DIED: Final = signal.SIGRTMAX
 KILL_COMMAND: Final = signal.SIGRTMAX - 1
-"""Asks to kill the command: SIGKILL itself could not be passed on."""
+"""Asks the supervisor to kill the command: it could not forward SIGKILL itself."""
 
 POLITE_S: Final = 0.5
-"""Processes that the command left behind get a SIGTERM and this time."""
+"""Time between SIGTERM and SIGKILL for processes that the command left behind."""
 
 LIMIT_S: Final = 5.0
 PR_SET_PDEATHSIG: Final = 1

@@ -1,4 +1,4 @@
-"""What a script gets when it starts: its environment, GPUs and working directory, and its turns on the cores."""
+"""Prepares what a script gets at its start: environment, GPUs, working directory, and short turns on the cores."""
 
 import ctypes
 import logging
@@ -100,7 +100,7 @@ def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
     """Let OpenMP's threads sleep while they wait: spinning, they would take a core from the other members.
 
     Args:
-        environment: Of the process that will load OpenMP; what it says of waiting already is kept.
+        environment: Of the process that will load OpenMP; its own settings for waiting are kept.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"} & environment.keys():
         environment["OMP_WAIT_POLICY"] = "passive"

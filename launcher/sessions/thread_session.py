@@ -44,10 +44,10 @@ HANDLER_GRACE_S: Final = 1.0
 """A script's signal handler runs at its next stage, or after that time beside the script."""
 
 INSIST_S: Final = 2.0
-"""How often the exception that ends a script is raised again while the script does not end."""
+"""Seconds between two attempts to end a script by an exception."""
 
 CANCEL_GRACE_S: Final = 20.0
-"""A script that has not ended by then is given up: it keeps its thread but no resource."""
+"""After this time a script is abandoned: it keeps its thread but no resource."""
 
 
 class ThreadSession(AttachedSession):
@@ -123,7 +123,7 @@ class ThreadSession(AttachedSession):
         threading.Thread(target=self._insist, args=(signum, grace_s), daemon=True).start()
 
     def leave(self, code: int) -> None:
-        """`os._exit`: ends the script at once, whichever of its threads says so."""
+        """End the script at once, for `os._exit` in any of its threads."""
         if self._interruption.in_own_thread:
             raise SessionExit(code)
         self._ending_class = exit_with(code)
@@ -202,7 +202,7 @@ class ThreadSession(AttachedSession):
                 code = exit_code(error, self._state)
                 self._ending_class = type("EndedByHandler", (SessionSignalError,), {"signum": code - 128})
                 self._insist(code - 128, CANCEL_GRACE_S)
-            except BaseException as error:  # it would have come up in the script's own thread
+            except BaseException as error:  # as if raised in the script's own thread
                 self._interruption.throw(type(error))
         enter_session(None)
 

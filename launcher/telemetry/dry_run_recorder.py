@@ -25,11 +25,11 @@ from muri.units import GIB, MIB
 PROGRESS_INTERVAL_S: Final = 1.0
 
 STEPS: Final = 3
-"""Number of an optimizer's steps that are looked at; in the first some parameters may have no gradient yet."""
+"""Number of an optimizer's steps to inspect; in the first one some parameters may have no gradient yet."""
 
 ITERATIONS: Final = 5
 MOST_ITERATION_S: Final = 3.0
-"""Scripts with longer iterations are not kept waiting for this."""
+"""Iterations longer than this are not profiled, because they would prolong the dry run."""
 
 _ANCHOR: Final = "muri: anchor"
 _ANCHORS: Final = 8
@@ -130,7 +130,7 @@ def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
 
 
 def _anchor(torch: Any) -> Span:
-    """Leave a mark in the trace, and say between which times."""
+    """Leave a mark in the trace; return the times just before and after it."""
     before_s = time.perf_counter()
     with torch.profiler.record_function(_ANCHOR):
         return before_s, time.perf_counter()
@@ -158,7 +158,7 @@ def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operat
 
 
 class DryRunRecorder:
-    """One dry run, heard of through the clock's listeners.
+    """One dry run, fed by the clock's listeners.
 
     Args:
         request: What to measure.

@@ -1,4 +1,4 @@
-"""The stage clock of the calling script: who has one, and what that of a script alone reports.
+"""Finds the stage clock of the calling script, and makes that of a script that runs alone.
 
 A script alone is measured as its environment asks: a summary of its stages, a trace, a dry run, a log of iterations.
 """
@@ -53,22 +53,22 @@ os.register_at_fork(after_in_child=_provider.detach)
 
 
 def current_clock() -> StageClock:
-    """The clock of the script that the calling thread belongs to."""
+    """The clock of the calling thread's script."""
     return _provider.current()
 
 
 def set_clock_provider(provider: Callable[[], StageClock | None]) -> None:
-    """Let the runtime say whose clock a thread uses; None stands for the process's own."""
+    """Let the runtime choose the clock of a thread; None stands for the process's own."""
     _provider.current = lambda: provider() or _provider.solo()
 
 
 def wanted(environment: Mapping[str, str]) -> bool:
-    """Whether a script that runs alone is to be measured at all."""
+    """Whether the environment asks for any measurement of a script that runs alone."""
     return measures_stages(environment) or bool(environment.get(ITERATION_LOG_VARIABLE))
 
 
 def measures_stages(environment: Mapping[str, str]) -> bool:
-    """Whether its stages are, so that each has to wait until the GPU is through."""
+    """Whether the environment asks for stage times, so that each stage has to wait for the GPU's work."""
     asked = (DRY_RUN_VARIABLE, TRACE_VARIABLE)
     return environment.get(TIMING_VARIABLE) == "1" or any(environment.get(name) for name in asked)
 
@@ -76,8 +76,8 @@ def measures_stages(environment: Mapping[str, str]) -> bool:
 def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
     """The clock of a script that has its process for itself, with what its environment asks to be reported.
 
-    Alone nothing is waited for, nor where members share plainly; else a member's own process asks the runtime that
-    started it.
+    A script alone waits for no resource, nor do members that share plainly; any other member's own process asks the
+    runtime that started it.
     """
     on_interval: IntervalListener | None = None
     gate = gate_from_environment(environment)
@@ -146,7 +146,8 @@ def _solo_trace(path: Path, environment: Mapping[str, str]) -> IntervalListener:
 def log_iterations(clock: StageClock, environment: Mapping[str, str]) -> None:
     """Append a line at each iteration's end to the file that the environment names, if it does.
 
-    Of several ranks the first one does. Nothing waits for the GPU: it is meant for throughput over seconds.
+    Of several ranks only the first one does. No iteration waits for the GPU, because the log serves to measure
+    throughput over seconds.
     """
     path = environment.get(ITERATION_LOG_VARIABLE)
     if not path or task_of(environment)[0] != 0:

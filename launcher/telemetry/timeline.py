@@ -111,7 +111,7 @@ def busiest_moment_s(slices: Sequence[Slice], span_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Captions:
-    """What a picture calls things.
+    """Texts of a picture.
 
     Attributes:
         title: Heading.

@@ -27,7 +27,7 @@ MOST_PENDING: Final = 50_000
 """Events that are kept in memory between two flushes; beyond that they are counted and dropped."""
 
 LARGEST_TRACE_BYTES: Final = 512 * MIB
-"""Nothing opens larger traces: after that the file is closed properly and the rest is dropped."""
+"""Viewers cannot open larger traces: at this size the file is closed properly and the rest is dropped."""
 
 COLOURS: Final = {
     "load": "thread_state_uninterruptible",
@@ -39,7 +39,7 @@ COLOURS: Final = {
 
 WAIT_COLOUR: Final = "grey"
 SHORTEST_WAIT_S: Final = 20e-6
-"""A shorter wait is the price of asking, not a wait for a member."""
+"""A shorter wait is the cost of the request, not a wait for another member."""
 
 RATE_INTERVAL_S: Final = 1.0
 _RESOURCE_TRACKS: Final = 1_000

@@ -1,10 +1,10 @@
-"""What a member's process and the runtime's arbiter say to each other, and the process's side of it.
+"""The protocol between a member's process and the runtime's arbiter, and the process's side of it.
 
 The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Every message is one
-packet, so it arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of a
-release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield point
-that finds it zero costs no message at all. One more byte tells that members take no turns, and then no resource is
-asked for. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that waits
+packet and therefore arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of
+a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield
+point that finds it zero costs no message at all. One more byte tells that members take no turns, and then no resource
+is asked for. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that waits
 does not keep the training thread waiting.
 """
 
@@ -51,7 +51,7 @@ class GateAddress:
     """Where a member's process finds the arbiter.
 
     Attributes:
-        pid: The process that it is meant for. Children inherit the variable, not the right to it.
+        pid: The process that it is meant for. Children inherit the variable but must not use it.
         socket_fd: Inherited descriptor of the socket.
         page_fd: Inherited descriptor of the shared page.
         traced: Whether the runtime traces every interval.
@@ -78,7 +78,7 @@ def pack_iteration(record: IterationRecord) -> bytes:
 
 
 def unpack_iteration(message: bytes) -> IterationRecord:
-    """Read it back.
+    """Read such a message.
 
     Raises:
         struct.error: It has another length.
@@ -157,7 +157,7 @@ class ProcessGate:
         return own
 
     def _tell(self, message: bytes) -> None:
-        """Send a message, whatever a signal handler of the script raises meanwhile: that comes after it."""
+        """Send a message; raise what a signal handler of the script raises meanwhile only afterwards."""
         raised: BaseException | None = None
         sent: list[int] = []
         while not sent and not self._lost:

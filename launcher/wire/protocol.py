@@ -66,13 +66,13 @@ class AttachRequest:
     python: str
 
     def to_frame(self) -> Frame:
-        """The frame that carries it."""
+        """The frame that carries the request."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return fields | {"type": "attach", "environment": dict(self.environment)}
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "AttachRequest":
-        """Read it back.
+        """Read the request from a frame.
 
         Raises:
             ProtocolError: A field is missing.
@@ -213,7 +213,7 @@ def verify_run_dir(run_dir: Path) -> None:
     """Make sure that only this user can enter the directory.
 
     Raises:
-        RendezvousError: It is a link, not a directory, another user's, or open to others.
+        RendezvousError: It is a link, no directory, belongs to another user, or is open to others.
     """
     status = run_dir.lstat()
     if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
@@ -275,7 +275,7 @@ def connect(path: Path) -> socket.socket | None:
     """Connect to a runtime's socket; None when no process listens there.
 
     Raises:
-        RendezvousError: Something else than absence stands in the way.
+        RendezvousError: Connecting failed for another reason than absence.
     """
     require_short(path)
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
