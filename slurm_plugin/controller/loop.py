@@ -71,7 +71,7 @@ def run_forever(controller: Controller, interval_s: float, stop: StopFlag) -> No
         try:
             controller.cycle()
         except MuriError as error:
-            log.error("cycle skipped: %s", error)  # noqa: TRY400
+            log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
         except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
             log.exception("cycle skipped")
         stop.wait(max(0.0, interval_s - (time.monotonic() - begun_s)))

@@ -181,7 +181,7 @@ def main(text: str) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
     group = read_group(text)
     uid = os.getuid()
-    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108
+    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108 (verified)
     job_id = os.environ["SLURM_JOB_ID"]
     log_path = run_dir / f"host-{job_id}.log"
     status = run_dir / f"host-{job_id}.json"
