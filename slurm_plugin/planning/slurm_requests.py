@@ -155,16 +155,12 @@ def original_request(job: ManagedJob) -> JobChange:
     if job.membership is None:
         own = JobChange() if job.given is None else reset_change(job, job.given.original)
         return replace(own, start_now=True)
-    original, per_cpu_mib = job.membership.original, job.membership.original.mem_per_cpu_mib
-    return JobChange(
+    original = job.membership.original
+    return replace(
+        _own_cpus_and_memory(original),
         gpu_request=original.gpu_request,
-        required_nodes=original.required_nodes,
-        cpu_count=original.cpu_count,
-        cpus_per_task=original.cpus_per_task,
         dependency="",
         start_now=True,
-        mem_per_node_mib=None if per_cpu_mib else original.mem_per_node_mib or None,
-        mem_per_cpu_mib=per_cpu_mib or None,
         time_limit_s=original.time_limit_s or None,
         admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
     )
@@ -233,14 +229,18 @@ def given_change(share: GivenShare) -> JobChange:
 
 def reset_change(job: Job, original: tags.Original) -> JobChange:
     """Return the change that gives a pending job its own CPUs, memory and nodes back, and drops the tag."""
-    per_cpu = original.mem_per_cpu_mib
+    comment = tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, None)
+    return replace(_own_cpus_and_memory(original), admin_comment=comment)
+
+
+def _own_cpus_and_memory(original: tags.Original) -> JobChange:
+    per_cpu_mib = original.mem_per_cpu_mib
     return JobChange(
         required_nodes=original.required_nodes,
         cpu_count=original.cpu_count,
         cpus_per_task=original.cpus_per_task,
-        mem_per_node_mib=None if per_cpu else original.mem_per_node_mib or None,
-        mem_per_cpu_mib=per_cpu or None,
-        admin_comment=tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, None),
+        mem_per_node_mib=None if per_cpu_mib else original.mem_per_node_mib or None,
+        mem_per_cpu_mib=per_cpu_mib or None,
     )
 
 

@@ -26,7 +26,7 @@ STEPS = """
 """
 
 RUNTIME = """
-    import os, sys
+    import functools, os, sys
     from muri.launcher.runtime import admission, main
 
     class Scheduler:
@@ -36,7 +36,7 @@ RUNTIME = """
         def pilot_of(self, job_id):
             return open("host_of_" + job_id).read() if os.path.exists("host_of_" + job_id) else None
 
-    admission.AdmissionControl.__init__.__defaults__ = (Scheduler,)
+    main.AdmissionControl = functools.partial(admission.AdmissionControl, membership=Scheduler)
     main.main()
 """
 
