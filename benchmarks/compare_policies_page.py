@@ -108,7 +108,7 @@ def _notes(stored: Stored, traces: Sequence[str], policies: Sequence[str]) -> It
 
 def draw(stored: Stored, traces: Sequence[str]) -> None:
     """Average JCT relative to the base, a row for each policy, a mark for each trace; left of the line is better."""
-    import matplotlib as mpl  # -- only the picture needs it
+    import matplotlib as mpl  # only the picture needs it
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -28,7 +28,7 @@ def linear() -> Any:
         LearnerMissingError: scikit-learn is not installed.
     """
     try:
-        from sklearn.linear_model import RidgeCV  # -- an extra
+        from sklearn.linear_model import RidgeCV  # an extra
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
     except ImportError as error:

@@ -59,7 +59,7 @@ def curves(cases: list[dict[str, Any]], own: str) -> dict[str, tuple[list[int], 
 
 def plot(results: dict[str, list[dict[str, Any]]]) -> None:
     """Seconds against jobs, both on logarithmic axes."""
-    import matplotlib as mpl  # -- only the report needs it
+    import matplotlib as mpl  # only the report needs it
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -149,7 +149,7 @@ def judge(cases: dict[str, dict[str, Any]]) -> list[Bar]:
 
 def plot() -> None:
     """Average JCT by policy, simulated and published."""
-    import matplotlib as mpl  # -- only the picture needs it
+    import matplotlib as mpl  # only the picture needs it
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -104,7 +104,7 @@ def time_all_reduce(init: str, rank: int, ranks: int, backend: str, local_rank: 
     Raises:
         AllReduceError: The ranks did not find each other.
     """
-    import torch  # -- the core works without PyTorch
+    import torch  # the core works without PyTorch
     from torch import distributed
 
     device = torch.device("cuda", local_rank) if backend == "nccl" else torch.device("cpu")
@@ -224,7 +224,7 @@ def usable_backend(wanted: str, local_ranks: int) -> str:
         raise AllReduceError("measuring a bandwidth needs PyTorch: pip install 'muri[torch]'")
     if wanted == "gloo":
         return wanted
-    import torch  # -- takes seconds
+    import torch  # takes seconds
 
     gpus = torch.cuda.device_count() if torch.distributed.is_nccl_available() else 0
     if wanted == "nccl" and gpus < local_ranks:

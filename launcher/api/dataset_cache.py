@@ -366,7 +366,7 @@ def _is_plain(torch: Any, value: Any) -> bool:
 
 
 def _tensor(dtype: Any, shape: Sequence[int], elements: bytes) -> Any:
-    import torch  # -- the core imports without PyTorch
+    import torch  # the core imports without PyTorch
 
     if not elements:
         return torch.empty(shape, dtype=dtype, device="cpu")

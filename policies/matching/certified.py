@@ -395,7 +395,7 @@ def _scrambled(first: Indices, second: Indices) -> list[int]:
 
 def rustworkx_graph(first: Indices, second: Indices, weight: Floats) -> "rustworkx.PyGraph[None, int]":
     """The graph that rustworkx matches, with whole-number weights."""
-    import rustworkx  # -- loaded only by a plan that needs it
+    import rustworkx  # loaded only by a plan that needs it
 
     graph: rustworkx.PyGraph[None, int] = rustworkx.PyGraph(multigraph=False)
     graph.add_nodes_from([None] * (1 + int(second.max(initial=-1))))
@@ -406,7 +406,7 @@ def rustworkx_graph(first: Indices, second: Indices, weight: Floats) -> "rustwor
 
 def solve_rustworkx(graph: "rustworkx.PyGraph[None, int]") -> list[Pair]:
     """The maximum-weight matching of such a graph, sorted."""
-    import rustworkx  # -- loaded only by a plan that needs it
+    import rustworkx  # loaded only by a plan that needs it
 
     pairs = rustworkx.max_weight_matching(graph, weight_fn=lambda weight: weight)
     return sorted((min(pair), max(pair)) for pair in pairs)
@@ -414,7 +414,7 @@ def solve_rustworkx(graph: "rustworkx.PyGraph[None, int]") -> list[Pair]:
 
 def networkx_graph(first: Indices, second: Indices, weight: Floats) -> "networkx.Graph[int]":
     """The same graph for networkx."""
-    import networkx  # -- loaded only by a plan that needs it
+    import networkx  # loaded only by a plan that needs it
 
     graph: networkx.Graph[int] = networkx.Graph()
     whole = whole_weights(first, second, weight)
@@ -424,6 +424,6 @@ def networkx_graph(first: Indices, second: Indices, weight: Floats) -> "networkx
 
 def solve_networkx(graph: "networkx.Graph[int]") -> list[Pair]:
     """The maximum-weight matching of such a graph, sorted."""
-    import networkx  # -- loaded only by a plan that needs it
+    import networkx  # loaded only by a plan that needs it
 
     return sorted((min(pair), max(pair)) for pair in networkx.max_weight_matching(graph))

@@ -61,7 +61,7 @@ def list_command(sort: str, reverse: bool, store_path: Path | None, as_json: boo
     if as_json:
         click.echo(to_json(profiles), nl=False)
     elif profiles:
-        from muri.profiler.render import print_table  # -- rich takes a while to load
+        from muri.profiler.render import print_table  # rich takes a while to load
 
         print_table(console(), profiles, datetime.now(UTC), stale)
     elif stored:

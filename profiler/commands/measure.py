@@ -139,7 +139,7 @@ def _measure_profile(command: tuple[str, ...], limits: Limits) -> DryRunResult:
 @contextmanager
 def _progress(name: str) -> Iterator[Callable[[Progress], None]]:
     """Say on stderr how far the script is; on a terminal one line changes."""
-    from rich.console import Console  # -- rich takes a while to load
+    from rich.console import Console  # rich takes a while to load
 
     terminal = Console(stderr=True, highlight=False)
     if not terminal.is_terminal:

@@ -145,7 +145,7 @@ def echo_json(document: object) -> None:
 
 def console() -> "Console":
     """Where tables and bars go."""
-    from rich.console import Console  # -- rich takes a while to load
+    from rich.console import Console  # rich takes a while to load
 
     return Console(highlight=False)
 

@@ -155,7 +155,7 @@ def _predicted(asked: ModelRequest, optimizer: str, store_path: Path | None) -> 
 def _features(asked: ModelRequest, specs: Sequence[InputSpec]) -> GraphFeatures:
     """The features of the model that the factory makes."""
     model = build(asked.target)
-    from muri.profiler.prediction.graph import features_of  # -- imports PyTorch
+    from muri.profiler.prediction.graph import features_of  # imports PyTorch
 
     return features_of(model, [spec.example(asked.batch_size) for spec in specs])
 
@@ -186,7 +186,7 @@ def _prediction_document(found: "Prediction") -> dict[str, Any]:
 
 def _print_prediction(found: "Prediction", target: str) -> None:
     """A table of 80 columns, and the memory's terms."""
-    from rich.table import Table  # -- rich takes a while to load
+    from rich.table import Table  # rich takes a while to load
 
     table = Table("figure", box=None, pad_edge=False)
     for heading in ("predicted", "least", "most"):

@@ -120,7 +120,7 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     Raises:
         FitError: There are too few, they all have one size, or one is no possible measurement.
     """
-    import numpy as np  # -- only fits need it
+    import numpy as np  # only fits need it
     from scipy.optimize import nnls
 
     kept = _checked(points, what)

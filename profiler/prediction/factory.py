@@ -54,7 +54,7 @@ class InputSpec(NamedTuple):
 
     def example(self, batch_size: int) -> "torch.Tensor":
         """A batch of the right shape and type that holds nothing."""
-        import torch  # -- an extra
+        import torch  # an extra
 
         dtype = torch.int64 if self.integer else torch.float32
         return torch.empty((batch_size, *self.shape), dtype=dtype, device="meta")
@@ -67,7 +67,7 @@ def build(target: str) -> "nn.Module":
         FactoryError: The file or the function is missing, it fails, or it makes no module.
     """
     try:
-        import torch  # -- an extra
+        import torch  # an extra
     except ImportError as error:
         raise FactoryError(f"PyTorch cannot be imported ({error}): pip install 'muri[torch]'") from error
     path, attribute = _split(target)

@@ -118,7 +118,7 @@ def trees() -> Any:
         LearnerMissingError: scikit-learn is not installed.
     """
     try:
-        from sklearn.ensemble import GradientBoostingRegressor  # -- an extra, and slow to load
+        from sklearn.ensemble import GradientBoostingRegressor  # an extra, and slow to load
     except ImportError as error:
         raise LearnerMissingError(str(error)) from error
     return GradientBoostingRegressor(

@@ -140,7 +140,7 @@ class GpuReader:
 
 def _bindings() -> Any:
     try:
-        import pynvml  # -- an extra: nodes without GPUs have no use for it
+        import pynvml  # an extra: nodes without GPUs have no use for it
     except ImportError as error:
         raise GpuUnreadableError(
             "GPUs cannot be read: the package nvidia-ml-py is not installed (it comes with the extra `torch`)"

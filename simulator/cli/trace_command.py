@@ -111,7 +111,7 @@ class _ImportCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the formats, and how to get a trace of a real cluster."""
         from muri.simulator.traces.log_formats import SACCT_COMMAND
-        from muri.simulator.traces.read import FORMATS  # -- only for this help page
+        from muri.simulator.traces.read import FORMATS  # only for this help page
 
         with formatter.section("Formats"):
             formatter.write_dl([(item.name, item.summary) for item in FORMATS.values()])
@@ -189,7 +189,7 @@ def generate_command(output: Path | None, **figures: Any) -> None:
           --durations 60,600,1.5,86400 -o short.csv
       muri trace generate --jobs 240 --gpus 64 --pairs pairs.csv -o pairs-240.csv
     """
-    from muri.simulator.traces.generator import generate  # -- numbers and tables only when needed
+    from muri.simulator.traces.generator import generate  # numbers and tables only when needed
 
     made = generate(_recipe(output, figures))
     _write(made, output)
@@ -218,7 +218,7 @@ def show_command(file: Path, gpus: int | None, options: ReadOptions, as_json: bo
         document = {"format": reading.format, **overview.as_json(gpus), "left_out": reading.left_out}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return
-    from rich.console import Console  # -- rich takes a while to load
+    from rich.console import Console  # rich takes a while to load
 
     from muri.simulator.traces.overview import print_overview
 
@@ -249,7 +249,7 @@ def check_command(file: Path, options: ReadOptions, as_json: bool) -> None:
 
 
 def _read(file: Path, options: ReadOptions) -> "TraceReading":
-    from muri.simulator.traces.read import read_with_notes  # -- `muri --help` stays fast
+    from muri.simulator.traces.read import read_with_notes  # `muri --help` stays fast
 
     return read_with_notes(
         file,
