@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
@@ -29,25 +30,6 @@ def give_way() -> None:
 
 class WaitInterruptedError(Exception):
     """The member was cancelled while it waited for a resource."""
-
-
-class Clock:
-    """The machine's time and the primitives that threads wait with; tests use a virtual one."""
-
-    def __call__(self) -> float:
-        """Seconds since an arbitrary moment."""
-        return time.perf_counter()
-
-    def lock(self) -> threading.Lock:
-        """A new lock, unlocked."""
-        return threading.Lock()
-
-    def condition(self, lock: threading.Lock) -> threading.Condition:
-        """A new condition of a lock."""
-        return threading.Condition(lock)
-
-
-MACHINE_CLOCK: Final = Clock()
 
 
 class Waiter:

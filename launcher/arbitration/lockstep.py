@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import MACHINE_CLOCK, Arbiter, Clock, Waiter, WaitInterruptedError, give_way
+from muri.launcher.arbitration.arbiter import Arbiter, Waiter, WaitInterruptedError, give_way
 from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
 
 DEFAULT_IDLE_LIMIT_S: Final = 1.0

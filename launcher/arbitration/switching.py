@@ -12,10 +12,9 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.arbitration.arbiter import (
-    MACHINE_CLOCK,
     Arbiter,
-    Clock,
     FairArbiter,
     PlainArbiter,
     WaitInterruptedError,

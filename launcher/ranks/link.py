@@ -14,12 +14,12 @@ import secrets
 import socket
 import struct
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 
 logger = logging.getLogger("muri.launcher")
@@ -141,8 +141,12 @@ class Listener:
         try:
             _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
             connection = _connection(raw)
-            rank = self._admit(connection)
-            _set_timeout_of(connection, 0.0)
+            try:
+                rank = self._admit(connection)
+                _set_timeout_of(connection, 0.0)
+            except BaseException:
+                connection.close()
+                raise
         except (OSError, EOFError, ValueError, RankLinkError) as error:
             logger.warning("a connection from %s was refused: %s", address, error or type(error).__name__)
         else:
@@ -168,23 +172,23 @@ class Listener:
         return rank
 
 
-def connect(place: Place, timeout_s: float) -> RankLink:
+def connect(place: Place, timeout_s: float, clock: Clock = MACHINE_CLOCK) -> RankLink:
     """Connect to rank 0, which may start later than this rank.
 
     Raises:
         RankLinkError: Rank 0 could not be reached in time, or does not know the group's key.
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = clock() + timeout_s
     while True:
         try:
             return _connect_once(place)
         except (OSError, EOFError, RankLinkError) as error:
-            if time.monotonic() >= deadline_s:
+            if clock() >= deadline_s:
                 raise RankLinkError(
                     f"rank {place.rank} could not reach rank 0 at {place.host}:{place.port} within {timeout_s:g} s "
                     f"({error or 'it closed the connection'}); the nodes must reach each other on that port"
                 ) from error
-        time.sleep(RETRY_S)
+        clock.sleep(RETRY_S)
 
 
 def _connect_once(place: Place) -> RankLink:

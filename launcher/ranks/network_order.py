@@ -32,7 +32,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Final
 
-from muri.launcher.arbitration.arbiter import MACHINE_CLOCK, Arbiter, FairArbiter, Waiter, WaitInterruptedError
+from muri.clock import MACHINE_CLOCK
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter, WaitInterruptedError
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.records import STAGES
 

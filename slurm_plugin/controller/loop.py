@@ -3,12 +3,12 @@
 import fcntl
 import logging
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
 
@@ -61,17 +61,17 @@ class StopFlag(Protocol):
         ...
 
 
-def run_forever(controller: Controller, interval_s: float, stop: StopFlag) -> None:
+def run_forever(controller: Controller, interval_s: float, stop: StopFlag, clock: Clock = MACHINE_CLOCK) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 
     A failed cycle is logged, and jobs stay as they are until the next one.
     """
     while not stop.is_set():
-        begun_s = time.monotonic()
+        begun_s = clock()
         try:
             controller.cycle()
         except MuriError as error:
             log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
         except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process
             log.exception("cycle skipped")
-        stop.wait(max(0.0, interval_s - (time.monotonic() - begun_s)))
+        stop.wait(max(0.0, interval_s - (clock() - begun_s)))

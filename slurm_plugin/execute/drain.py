@@ -1,10 +1,10 @@
 """Give every job back to Slurm as its user submitted it. Needs no journal: Slurm's own comments suffice."""
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
 from muri.slurm_plugin.execute.executor import restore_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
@@ -78,7 +78,7 @@ def _leaving(view: View) -> tuple[int, ...]:
     return (*pilots, *ending)
 
 
-def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
+def drain_until_over(gateway: Gateway, clock: Clock = MACHINE_CLOCK) -> Iterator[Drained]:
     """Drain again and again until no job is left that could come back held, and say what each pass did.
 
     A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
@@ -93,7 +93,7 @@ def drain_until_over(gateway: Gateway) -> Iterator[Drained]:
             yield done
             if done.is_over:
                 return
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
 
 
 def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], failed: list[str]) -> tuple[int, ...]:

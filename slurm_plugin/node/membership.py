@@ -2,8 +2,8 @@
 
 import os
 import sys
-import time
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, requeue, requeue_hold, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
@@ -15,6 +15,9 @@ _RETRY_S = 10.0
 
 class SlurmMembership:
     """Tells whether a job was given to a group, and puts it back into the queue."""
+
+    def __init__(self, clock: Clock = MACHINE_CLOCK) -> None:
+        self._clock = clock
 
     def expects_group(self, job_id: str) -> bool:
         """Return whether the job's AdminComment names a pilot job.
@@ -28,7 +31,7 @@ class SlurmMembership:
                 return False
             except SlurmUnreachableError as error:
                 print(f"muri: waiting for slurmctld: {error}", file=sys.stderr, flush=True)
-                time.sleep(_RETRY_S)
+                self._clock.sleep(_RETRY_S)
             except (GatewayError, ValueError) as error:
                 print(f"muri: cannot tell whether this job is in a group: {error}", file=sys.stderr, flush=True)
                 return True

@@ -12,13 +12,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.group_spec import GroupSpec, read_group
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
@@ -73,15 +73,16 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
 class PilotWatch:
     """Watches one runtime and its members."""
 
-    def __init__(self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]") -> None:
+    def __init__(
+        self, group: GroupSpec, status: Path, runtime: "subprocess.Popen[bytes]", clock: Clock = MACHINE_CLOCK
+    ) -> None:
         """Bind the watch to a started runtime."""
+        self._clock = clock
         self._members = [int(member) for member in group.ids]
         self._group = group
         self._status = status
         self._runtime = runtime
-        self._begun_s = time.monotonic()
-        self._polled_s = time.monotonic()
-        self._reported_s = time.monotonic()
+        self._begun_s = self._polled_s = self._reported_s = clock()
         self._report: str | None = None
         self._eager_polls_left = _EAGER_POLLS
 
@@ -96,9 +97,9 @@ class PilotWatch:
             if self._finished():
                 self._report_speeds()
                 return self._end_runtime()
-            if time.monotonic() - self._reported_s >= self._group.telemetry_s:
+            if self._clock() - self._reported_s >= self._group.telemetry_s:
                 self._report_speeds()
-            time.sleep(_TICK_S)
+            self._clock.sleep(_TICK_S)
 
     def _runtime_status(self) -> dict[str, Any]:
         """What the runtime last wrote about itself; empty until it first writes."""
@@ -116,7 +117,7 @@ class PilotWatch:
         """Ask Slurm whether any member is left, rarely while members run."""
         member_states = {member.get("state") for member in self._members_status().values()}
         busy = "running" in member_states
-        now_s = time.monotonic()
+        now_s = self._clock()
         if now_s - self._polled_s < self._poll_interval_s(member_states):
             return False
         self._polled_s = now_s
@@ -146,7 +147,7 @@ class PilotWatch:
 
     def _report_speeds(self) -> None:
         """Tell the controller each member's progress and times through the pilot job's comment."""
-        self._reported_s = time.monotonic()
+        self._reported_s = self._clock()
         report = speeds_token(self._runtime_status())
         if report is not None and report != self._report:
             try:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 import pytest
 from launcher_harness import DEADLINE_S, until
 from ranks_harness import free_port
+from virtual_clock import VirtualClock
 
 from muri.errors import UsageError
 from muri.launcher.arbitration.arbiter import WaitInterruptedError
 from muri.launcher.job.environment import missing_variables, task_of
 from muri.launcher.ranks.coordination import Ranks
-from muri.launcher.ranks.link import Listener, Place, RankLink, RankLinkError, connect
+from muri.launcher.ranks.link import RETRY_S, Listener, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import NETWORK, Leader, RankedArbiter, session_key
 from muri.launcher.runtime.options import KEY_VARIABLE, parse_place
 
@@ -243,6 +244,28 @@ def test_a_rank_connects_once(listener) -> None:
             connect(peer(place, rank), 0.2)
     link.close()
     assert len(links) == 1
+
+
+def test_a_rank_waits_for_rank_0_that_starts_later() -> None:
+    clock, links = VirtualClock(), list[RankLink]()
+    place = Place(0, 2, "127.0.0.1", free_port(), KEY)
+    listeners: list[Listener] = []
+
+    def start() -> None:
+        clock.sleep(12.34)
+        listeners.append(Listener(place, links.append))
+
+    clock.start(start)
+    connect(peer(place), 20.0, clock).close()
+    assert 12.34 <= clock() < 12.34 + RETRY_S
+    listeners[0].close()
+
+
+def test_a_rank_does_not_wait_for_ever() -> None:
+    clock, place = VirtualClock(), Place(1, 2, "127.0.0.1", free_port(), KEY)
+    with pytest.raises(RankLinkError, match="within 20 s"):
+        connect(place, 20.0, clock)
+    assert 20.0 <= clock() < 20.0 + 2 * RETRY_S
 
 
 def test_rank_0_is_known_by_the_key_too() -> None:

@@ -1,10 +1,11 @@
-"""The loop of cycles outlives whatever a cycle raises."""
+"""The loop of cycles keeps its interval, and outlives whatever a cycle raises."""
 
 import logging
 import threading
 from typing import cast
 
 import pytest
+from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
@@ -36,3 +37,29 @@ def test_the_loop_goes_on_after_a_cycle_that_failed_for_whatever_reason(caplog: 
     said, fault = caplog.records
     assert "slurmctld does not answer" in said.getMessage()
     assert fault.exc_info is not None  # where it happened, for a report of the fault
+
+
+class Timed:
+    """Notes when each cycle begins; is the flag that ends the loop, too."""
+
+    def __init__(self, clock: VirtualClock, lasting_s: list[float]) -> None:
+        self.begun_s: list[float] = []
+        self._clock, self._lasting_s = clock, lasting_s
+
+    def cycle(self) -> None:
+        self.begun_s.append(self._clock())
+        self._clock.sleep(self._lasting_s.pop(0))
+
+    def is_set(self) -> bool:
+        return not self._lasting_s
+
+    def wait(self, timeout: float) -> bool:
+        self._clock.sleep(timeout)
+        return self.is_set()
+
+
+def test_cycles_begin_at_their_interval_and_at_once_after_one_that_took_longer() -> None:
+    clock = VirtualClock()
+    controller = Timed(clock, [1.0, 20.0, 75.0, 1.0])
+    run_forever(cast(Controller, controller), 30.0, controller, clock)
+    assert controller.begun_s == [0.0, 30.0, 60.0, 135.0]

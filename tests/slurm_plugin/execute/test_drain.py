@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 from fake_slurm import FakeSlurm, Killed, make_job, make_node
+from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
-from muri.slurm_plugin.execute import drain as draining
 from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
 from muri.slurm_plugin.records.cluster import JobState
@@ -31,32 +31,38 @@ def at_work(make_controller) -> FakeSlurm:
     return slurm
 
 
-def watch(monkeypatch, slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]:
-    """Drain until all is over; between two passes one event happens and time goes by."""
+def watch(slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]:
+    """Drain until all is over; one event happens every 5 s, each between two passes."""
+    clock = VirtualClock()
 
-    def sleep(_: float) -> None:
-        events.pop(0)()
-        slurm.tick()
+    def happen() -> None:
+        clock.sleep(2.5)
+        for event in events:
+            event()
+            slurm.tick()
+            clock.sleep(5.0)
 
-    monkeypatch.setattr(draining.time, "sleep", sleep)
-    return list(drain_until_over(slurm))
+    clock.start(happen)
+    passes = list(drain_until_over(slurm, clock))
+    assert clock() == 5.0 * len(events)
+    return passes
 
 
 def pilot_of(slurm: FakeSlurm) -> int:
     return max(slurm.jobs)
 
 
-def test_a_member_that_stops_after_the_drain_gets_its_gpu_back(at_work, monkeypatch):
+def test_a_member_that_stops_after_the_drain_gets_its_gpu_back(at_work):
     slurm = at_work
-    events = [lambda: slurm.requeue_hold(1), lambda: slurm.end(2), lambda: slurm.end(pilot_of(slurm)), lambda: None]
-    passes = watch(monkeypatch, slurm, events)
+    events = [lambda: slurm.requeue_hold(1), lambda: slurm.end(2), lambda: slurm.end(pilot_of(slurm))]
+    passes = watch(slurm, events)
     assert passes[0].running == (1, 2)
     assert passes[1].restored == (1,)
     assert passes[-1].is_over
     assert (slurm.jobs[1].state, slurm.jobs[1].gpu_count, slurm.starts[1]) == (JobState.RUNNING, 1, 2)
 
 
-def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work, monkeypatch):
+def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work):
     slurm = at_work
     slurm.jobs[3] = make_job(3, state=JobState.COMPLETING, held=False, reason="", nodes="n1")
 
@@ -68,14 +74,14 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work, monk
     def saved() -> None:
         slurm._update(3, state=JobState.PENDING, held=True, restart_count=1)
 
-    passes = watch(monkeypatch, slurm, [break_group, saved, lambda: None, lambda: None])
+    passes = watch(slurm, [break_group, saved, lambda: None])
     assert 3 in passes[0].leaving
     assert [done.restored for done in passes[:2]] == [(), (1, 2)]
     assert passes[2].released == (3,)
     assert not any(slurm.jobs[job_id].held for job_id in (1, 2, 3))
 
 
-def test_a_silent_slurmctld_does_not_end_the_watch(at_work, monkeypatch):
+def test_a_silent_slurmctld_does_not_end_the_watch(at_work):
     slurm, snapshot = at_work, at_work.snapshot
 
     def silent() -> None:
@@ -90,7 +96,7 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work, monkeypatch):
         slurm.end(2)
         slurm.end(pilot_of(slurm))
 
-    passes = watch(monkeypatch, slurm, [fall_silent, answer_again])
+    passes = watch(slurm, [fall_silent, answer_again])
     assert [done.is_over for done in passes] == [False, True]
 
 

@@ -3,8 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from virtual_clock import VirtualClock
 
-from muri.slurm_plugin.gateway.base import GatewayError, slurm_error
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError, slurm_error
+from muri.slurm_plugin.node import membership
 from muri.slurm_plugin.node import slurm_calls as node_commands
 from muri.slurm_plugin.node.membership import SlurmMembership
 
@@ -44,3 +46,28 @@ def test_other_refusals_are_the_callers_to_try_again(answers):
     answers.append("Access/permission denied")
     with pytest.raises(GatewayError, match="permission denied"):
         SlurmMembership().requeue("7", "the runtime is gone")
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("muri:model=m muri-state:{}", True),
+        ("muri:model=m", False),
+        (NoSuchJobError("no such job"), False),
+        (GatewayError("permission denied"), True),
+    ],
+)
+def test_a_member_asks_for_its_group_until_slurmctld_answers(monkeypatch, capsys, last, expected):
+    answers = [SlurmUnreachableError("no answer")] * 30 + [last]
+
+    def job_field(job_id: int, field: str) -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(membership, "job_field", job_field)
+    clock = VirtualClock()
+    assert SlurmMembership(clock).expects_group("7") is expected
+    assert (clock(), answers) == (300.0, [])
+    assert capsys.readouterr().err.count("waiting for slurmctld") == 30
