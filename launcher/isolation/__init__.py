@@ -5,6 +5,8 @@ Nothing here knows of sockets or resources. docs/isolation.md says what is isola
 """
 
 from muri.launcher.isolation import (
+    child_processes,
+    forks,
     interpreter,
     local_imports,
     logs_and_warnings,
@@ -29,6 +31,7 @@ def install() -> None:
     threads_and_processes.install_threads()
     signals_and_exits.install_signals()
     threads_and_processes.install_subprocesses()
+    child_processes.install_children()
     # Libraries: each is patched when a script imports it.
     random_generators.install_python_random()
     random_generators.install_numpy_random()
@@ -42,7 +45,7 @@ def install() -> None:
     threads_and_processes.at_session_start(standard_files.install_c_output().begin)
     # The patches below must tell a script's own modules from installed ones.
     modules = local_imports.install_local_modules()
-    local_imports.install_import_turns(modules)
+    forks.ForkLocks(local_imports.install_import_turns(modules)).install()
     signals_and_exits.install_exits(modules)
     logs_and_warnings.install_log_configuration(modules)
     logs_and_warnings.install_log_handlers()

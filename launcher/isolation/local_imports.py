@@ -217,12 +217,15 @@ class ImportTurns:
                 self._ended.notify_all()
 
 
-def install_import_turns(modules: LocalModules) -> None:
+def install_import_turns(modules: LocalModules) -> ImportTurns:
     """Patch what Python calls for a module that is not in `sys.modules` yet.
 
     Args:
         modules: Tells the sessions' own modules. These are not shared and need no turn, and importing one may train
             for days.
+
+    Returns:
+        The turns, for what must not happen beside an import.
     """
     turns, find_and_load = ImportTurns(), _bootstrap._find_and_load
 
@@ -241,3 +244,4 @@ def install_import_turns(modules: LocalModules) -> None:
     code: CodeType = _find_and_load.__code__
     _find_and_load.__code__ = code.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
     _bootstrap._find_and_load = _find_and_load
+    return turns

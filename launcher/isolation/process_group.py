@@ -6,6 +6,7 @@ session's. A table in C++ holds the names of all groups, so a session's names ca
 
 import contextlib
 import logging
+import weakref
 from types import FunctionType, ModuleType
 from typing import Any, Final
 
@@ -113,6 +114,27 @@ def _patch(c10d: Any) -> None:
     _patch_names(c10d)
 
 
+_groups_of_reducers: Final[dict["weakref.ref[Any]", Any]] = {}
+
+
+def _keep_groups(module: ModuleType) -> None:
+    """Let no DistributedDataParallel be the last to hold its process group.
+
+    Its reducer, in C++, would wait for the end of gloo's threads while it holds the interpreter's lock, and one of them
+    may want that lock to drop a tensor: the whole process would hang. Python's own reference gives the lock away.
+    """
+    model = module.DistributedDataParallel
+    plain = model._ddp_init_helper
+
+    def make_reducer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        made = plain(self, *args, **kwargs)
+        reference = weakref.ref(self.reducer, _groups_of_reducers.pop)  # called when the reducer is gone
+        _groups_of_reducers[reference] = self.process_group
+        return made
+
+    model._ddp_init_helper = make_reducer
+
+
 def _forget_default_arguments(module: ModuleType) -> None:
     """Clear default arguments that hold a session's group, because all sessions share the function.
 
@@ -155,5 +177,6 @@ def _unregister(name: str) -> None:
 def install_process_groups() -> None:
     """Patch `torch.distributed` once it is imported."""
     after_import("torch.distributed.distributed_c10d", _patch)
+    after_import("torch.nn.parallel.distributed", _keep_groups)
     for name in _WITH_DEFAULT_GROUP:
         after_import(name, _forget_default_arguments)

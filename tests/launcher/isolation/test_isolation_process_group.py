@@ -37,6 +37,21 @@ RANK = """
     dist.destroy_process_group()
     print("done", seen, dist.is_initialized(), functional, flush=True)
 """
+DROPS_MODELS = """
+    import torch, torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    for round in range(12):
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(4, 1))
+        model(torch.randn(3, 4)).sum().backward()
+        total = model.module.weight.grad.clone()
+        dist.all_reduce(total)
+        del total  # from now on one of gloo's threads is the last to hold it
+        dist.destroy_process_group()
+        del model
+    print("done")
+"""
 
 
 def _free_port() -> int:
@@ -73,6 +88,21 @@ def test_three_members_with_two_ranks_each(launcher, tmp_path):
         for host in hosts:
             for member in members:
                 assert host.out(member) == f"done [2] False {2.0 * int(member)}\n"
+    finally:
+        for host in hosts:
+            host.close()
+
+
+def test_dropping_a_model_after_its_process_group_stops_nobody(launcher, tmp_path):
+    script = launcher.script(DROPS_MODELS)
+    hosts, port = _two_hosts(launcher, tmp_path), str(_free_port())
+    try:
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+        for host in hosts:
+            host.runtime("101")
+        members = [host.member("101", script, RANK=str(rank), **place) for rank, host in enumerate(hosts)]
+        assert [ends(member) for member in members] == [0, 0], [host.err("101") for host in hosts]
+        assert [host.out("101") for host in hosts] == ["done\n"] * 2
     finally:
         for host in hosts:
             host.close()
