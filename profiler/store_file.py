@@ -10,7 +10,6 @@ Two ways of writing, chosen by `journal_of`:
 import os
 import random
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -21,6 +20,7 @@ from urllib.parse import quote
 
 import psutil
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.profiler.errors import (
     CorruptStoreError,
     JournalChoiceError,
@@ -133,23 +133,30 @@ class StoreFile:
         path: The SQLite file; its directory is made when missing, unless `read_only`.
         read_only: Open an existing store without changing anything, for users who may not write.
         journal: How to write; None for the choice of `journal_of`.
+        clock: What waits for other writers go by.
 
     Raises:
         StoreError: The file is missing (read-only), damaged, locked, of a newer version, or
             not permitted; the subclass and the text say which.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None) -> None:
+    def __init__(
+        self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK
+    ) -> None:
         self.path = path
         self.read_only = read_only
         self._journal = journal
+        self._clock = clock
         if read_only and not exists(path):
             raise StoreMissingError(path)
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
         with named_errors(self.path, "read" if self.read_only else "write"):
-            self._connection = connect_read_only(self.path) if self.read_only else connect(self.path, self._journal)
+            if self.read_only:
+                self._connection = connect_read_only(self.path)
+            else:
+                self._connection = connect(self.path, self._journal, self._clock)
         try:
             self._prepare()
         except BaseException:
@@ -207,7 +214,7 @@ class StoreFile:
         if self.read_only:
             raise StorePermissionError(self.path, "write")
         with named_errors(self.path, "write"):
-            begin(self._connection)
+            begin(self._connection, self._clock)
             try:
                 yield self._connection
                 self._connection.execute("COMMIT")
@@ -234,9 +241,10 @@ class StoreFile:
             connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
     def _version(self) -> int:
-        version, owner, tables = (
+        # In this order: another process may make the store, tables and marks at once, between two of these reads.
+        tables, owner, version = (
             int(self._rows(query)[0][0])
-            for query in ("PRAGMA user_version", "PRAGMA application_id", "SELECT count(*) FROM sqlite_master")
+            for query in ("SELECT count(*) FROM sqlite_master", "PRAGMA application_id", "PRAGMA user_version")
         )
         if owner != APPLICATION_ID and tables:
             raise StoreVersionError(f"{self.path} is a database of another program; give another --store")
@@ -329,13 +337,13 @@ def existing_journal(path: Path) -> JournalMode | None:
     return "wal" if header[_FORMAT_BYTES] == _FORMAT_OF_WAL else "delete"
 
 
-def connect(path: Path, journal: JournalMode | None = None) -> sqlite3.Connection:
+def connect(path: Path, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK) -> sqlite3.Connection:
     """Open for writing; makes the file and its directory when they are missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     journal = journal or journal_of(path)
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
     try:
-        _use_journal(connection, journal)
+        _use_journal(connection, journal, clock)
         connection.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[journal]}")
     except BaseException:
         connection.close()
@@ -343,39 +351,39 @@ def connect(path: Path, journal: JournalMode | None = None) -> sqlite3.Connectio
     return connection
 
 
-def _use_journal(connection: sqlite3.Connection, journal: JournalMode) -> None:
+def _use_journal(connection: sqlite3.Connection, journal: JournalMode, clock: Clock) -> None:
     """Switch the way of writing; SQLite's own busy timeout does not cover this statement."""
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    deadline = clock() + BUSY_TIMEOUT_S
     while True:
         try:
             if connection.execute(f"PRAGMA journal_mode = {journal}").fetchone()[0] == journal:
                 return
         except sqlite3.OperationalError as error:
-            if not _is_busy(error) or time.monotonic() > deadline:
+            if not _is_busy(error) or clock() > deadline:
                 raise
-        if time.monotonic() > deadline:
+        if clock() > deadline:
             raise sqlite3.OperationalError("database is locked: others have it open in another journal mode")
-        time.sleep(_RETRY_S)
+        clock.sleep(_RETRY_S)
 
 
-def begin(connection: sqlite3.Connection) -> None:
+def begin(connection: sqlite3.Connection, clock: Clock = MACHINE_CLOCK) -> None:
     """Take the write lock; all processes that wait for it have the same chance.
 
     SQLite's own pauses grow with the time that a process has waited: under load the newest process would come
     first, and the oldest could wait until its timeout.
     """
-    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    deadline = clock() + BUSY_TIMEOUT_S
     connection.execute("PRAGMA busy_timeout = 0")
     try:
         while True:
             try:
                 connection.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError as error:
-                if not _is_busy(error) or time.monotonic() > deadline:
+                if not _is_busy(error) or clock() > deadline:
                     raise
             else:
                 return
-            time.sleep(random.uniform(0, _RETRY_S))
+            clock.sleep(random.uniform(0, _RETRY_S))
     finally:
         connection.execute(f"PRAGMA busy_timeout = {1000 * BUSY_TIMEOUT_S:.0f}")
 

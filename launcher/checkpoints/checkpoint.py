@@ -6,12 +6,12 @@ See docs/checkpoints.md.
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
 from muri.launcher.checkpoints import registry, stopping
 from muri.launcher.checkpoints.loader_position import LoaderPosition
@@ -86,19 +86,26 @@ class BoundaryCheckpointer:
         stopped_at: Iteration of the checkpoint after which the script was ended, None while it was not.
     """
 
-    def __init__(self, functions: Functions, store: CheckpointStore, clock: StageClock, ranks: Agreement) -> None:
+    def __init__(
+        self,
+        functions: Functions,
+        store: CheckpointStore,
+        clock: StageClock,
+        ranks: Agreement,
+        now: Clock = MACHINE_CLOCK,
+    ) -> None:
         self.position = LoaderPosition()
         self.stopped_at: int | None = None
         self._functions = functions
         self._store = store
         self._clock = clock
         self._ranks = ranks
+        self._now = now
         self._before_clock = clock.iterations
         self._first = 0
         self._own_iterations = 0
         self._saved_iteration = 0
-        self._saved_s = time.monotonic()
-        self._not_before_s = 0.0
+        self._saved_s = self._not_before_s = now()
         self._stop_asked = threading.Event()
 
     @property
@@ -167,7 +174,7 @@ class BoundaryCheckpointer:
     def _saved_to_stop(self, iteration_s: float | None) -> bool:
         """Save if it is time to; return whether the script should stop now, because its state is saved."""
         stop, due = self._ranks.decide(self.stop_asked, self._is_due(), iteration_s)
-        if not ((stop or due) and time.monotonic() >= self._not_before_s and self.save() and stop):
+        if not ((stop or due) and self._now() >= self._not_before_s and self.save() and stop):
             return False
         self.stopped_at = self.iteration
         return True
@@ -187,12 +194,12 @@ class BoundaryCheckpointer:
             draft = None
             _say(f"{error}. The job goes on; an earlier checkpoint is as it was")
         if not self._ranks.all_true(draft is not None) or draft is None:
-            self._not_before_s = time.monotonic() + RETRY_S
+            self._not_before_s = self._now() + RETRY_S
             return False
         self._store.commit(draft, iteration)
         if self._ranks.all_true(True):
             self._store.forget_before(iteration)
-        self._saved_iteration, self._saved_s = iteration, time.monotonic()
+        self._saved_iteration, self._saved_s = iteration, self._now()
         return True
 
     def close(self) -> None:
@@ -203,7 +210,7 @@ class BoundaryCheckpointer:
 
     def _is_due(self) -> bool:
         every_s, every = self._functions.every_s, self._functions.every_iterations
-        by_time = every_s is not None and time.monotonic() - self._saved_s >= every_s
+        by_time = every_s is not None and self._now() - self._saved_s >= every_s
         return by_time or (every is not None and self.iteration - self._saved_iteration >= every)
 
 

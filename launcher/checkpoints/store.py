@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 
 DIRECTORY_VARIABLE: Final = "MURI_CHECKPOINT_DIR"
@@ -57,12 +58,13 @@ class CheckpointStore:
 
     Args:
         place: Their directory; made if it is missing.
+        clock: What the wait for an earlier run goes by.
 
     Raises:
         CheckpointError: The directory cannot be made, or another process keeps it.
     """
 
-    def __init__(self, place: Path, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
+    def __init__(self, place: Path, clock: Clock = MACHINE_CLOCK) -> None:
         self.place = place
         try:
             place.mkdir(parents=True, exist_ok=True)
@@ -73,22 +75,22 @@ class CheckpointStore:
                 "that this job can write and that outlives it"
             ) from error
         try:
-            self._take_lock(lock_timeout_s)
+            self._take_lock(clock)
         except BaseException:
             os.close(self._lock)
             raise
 
-    def _take_lock(self, timeout_s: float) -> None:
-        deadline_s = time.monotonic() + timeout_s
+    def _take_lock(self, clock: Clock) -> None:
+        deadline_s = clock() + LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                if time.monotonic() > deadline_s:
+                if clock() > deadline_s:
                     raise CheckpointError(
                         f"another process keeps its checkpoints in {self.place}; end it, or set {DIRECTORY_VARIABLE}"
                     ) from error
-                time.sleep(_POLL_S)
+                clock.sleep(_POLL_S)
             except OSError:  # some network file systems lack locks: go on without one
                 return
             else:

@@ -7,10 +7,10 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
 
 FIRST_PORT: Final = 15000
@@ -106,9 +106,9 @@ def requeue_wait_s(environment: Mapping[str, str]) -> float:
     return seconds_of(environment, REQUEUE_WAIT_VARIABLE, REQUEUE_WAIT_S)
 
 
-def wait_for_end(environment: Mapping[str, str]) -> None:
+def wait_for_end(environment: Mapping[str, str], clock: Clock = MACHINE_CLOCK) -> None:
     """Wait for Slurm to end this process after its job was requeued."""
-    time.sleep(requeue_wait_s(environment))
+    clock.sleep(requeue_wait_s(environment))
 
 
 class AccumulateError(UsageError, ValueError):

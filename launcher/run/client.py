@@ -5,12 +5,12 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.launcher.checkpoints import stopping
 from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
@@ -161,13 +161,16 @@ def _open_standard_files() -> Iterator[None]:
     yield
 
 
-def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Membership) -> socket.socket | None:
+def wait_for_runtime(
+    environment: Mapping[str, str], job_id: str, membership: Membership, clock: Clock = MACHINE_CLOCK
+) -> socket.socket | None:
     """Wait for the runtime if the scheduler says that the job is in a group.
 
     Args:
         environment: Where the run directory and the timeout are named.
         job_id: The job.
         membership: The scheduler's interface.
+        clock: What the waits and the timeout go by.
 
     Returns:
         A connection, or None when the job is in no group and may run alone.
@@ -177,7 +180,7 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
         UsageError: $MURI_ATTACH_TIMEOUT_S is not a number of seconds.
     """
     timeout_s = attach_timeout_s(environment)
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = clock() + timeout_s
     run_dir = protocol.default_run_dir(environment)
     expected: bool | None = None
     pilot: str | None = None
@@ -194,9 +197,9 @@ def wait_for_runtime(environment: Mapping[str, str], job_id: str, membership: Me
             connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) if pilot else None
             if connection is not None:
                 return connection
-        if time.monotonic() >= deadline_s:
+        if clock() >= deadline_s:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
 
 
 def _pilot_of(membership: Membership, job_id: str) -> str | None:

@@ -3,13 +3,13 @@
 import os
 import socket
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
 import click
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.launcher.automatic.watch import AUTOMATIC_VARIABLE
 from muri.launcher.job.environment import (
@@ -200,7 +200,7 @@ def try_with_more_memory(job_id: str, error: OutOfMemoryBesideOthersError, membe
     return error.exit_code
 
 
-def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoReturn:
+def give_up(job_id: str, error: RuntimeLostError, membership: Membership, clock: Clock = MACHINE_CLOCK) -> NoReturn:
     """Requeue the job and wait to be ended; the script must neither end as if done nor run twice.
 
     Raises:
@@ -214,6 +214,6 @@ def give_up(job_id: str, error: RuntimeLostError, membership: Membership) -> NoR
         except MuriError as failure:
             if delay_s is None or not getattr(failure, "worth_retrying", True):
                 raise RuntimeLostError(f"{error}; and the job could not be requeued: {failure}") from failure
-            time.sleep(delay_s)
-    wait_for_end(os.environ)
+            clock.sleep(delay_s)
+    wait_for_end(os.environ, clock)
     raise RuntimeLostError(f"{error}; job {job_id} was requeued but this process was not ended") from error

@@ -2,13 +2,13 @@
 
 import re
 import subprocess
-import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError, UsageError
 from muri.simulator.sweep.runs import Outcome, Run, SweepError, Watch, run_one
 
@@ -94,22 +94,22 @@ def _answer(run: Run) -> Outcome | MuriError:
         return error
 
 
-def _wait(tasks: Sequence[Any], watch: Watch) -> None:
+def _wait(tasks: Sequence[Any], watch: Watch, clock: Clock = MACHINE_CLOCK) -> None:
     ended: set[int] = set()
-    asked_s = gone_s = time.monotonic()
+    asked_s = gone_s = clock()
     queued = True
     while len(ended) < len(tasks):
         for index in sorted(set(range(len(tasks))) - ended):
             if tasks[index].paths.result_pickle.exists():
                 ended.add(index)
                 watch(index, 1.0)
-        now_s = time.monotonic()
+        now_s = clock()
         if now_s - asked_s >= _QUEUE_EVERY_S and queued:
             asked_s = gone_s = now_s
             queued = _in_queue(tasks)
         if not queued and now_s - gone_s >= _GRACE_S:
             return  # `_outcome` reports the missing results
-        time.sleep(_POLL_S)
+        clock.sleep(_POLL_S)
 
 
 def _in_queue(tasks: Sequence[Any]) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import stat
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile, profiles
 from store_writers import write
+from virtual_clock import VirtualClock
 
-from muri.profiler import store_file
 from muri.profiler.errors import (
     CorruptStoreError,
     StoreBusyError,
@@ -110,20 +111,69 @@ def test_eight_writers_lose_nothing(path):
     assert models == {f"model-{writer}-{number}" for writer in range(8) for number in range(30)} | {"shared"}
 
 
+@pytest.mark.parametrize("reads", range(1, 4))
+def test_a_store_that_another_process_makes_meanwhile_is_no_foreign_one(path, reads):
+    class Interrupted(ProfileStore):
+        done = 0
+
+        def _rows(self, query, values=()):
+            rows = super()._rows(query, values)
+            self.done += 1
+            if self.done == reads:
+                ProfileStore(path).close()
+            return rows
+
+    with Interrupted(path) as store:
+        assert store.done >= reads
+        store.put(make_profile())
+        assert store.list() == (make_profile(),)
+
+
 def test_a_reader_sees_what_a_writer_has_committed(path):
     with ProfileStore(path) as writer, ProfileStore(path, read_only=True) as reader:
         writer.put(make_profile())
         assert reader.list() == (make_profile(),)
 
 
-def test_a_lock_held_for_too_long_is_named(path, monkeypatch):
-    monkeypatch.setattr(store_file, "BUSY_TIMEOUT_S", 0.05)
-    with ProfileStore(path) as first, ProfileStore(path) as second:
-        first._connection.execute("BEGIN IMMEDIATE")
+@contextmanager
+def locked_for(path, seconds, clock):
+    """The store's lock, held by somebody else for some virtual seconds from now on."""
+    others = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    others.execute("BEGIN IMMEDIATE")
+
+    def give_back() -> None:
+        clock.sleep(seconds)
+        others.execute("ROLLBACK")
+
+    clock.start(give_back)
+    yield
+    others.close()
+
+
+def test_a_writer_waits_for_another_as_long_as_it_may(path):
+    clock = VirtualClock()
+    with ProfileStore(path, clock=clock) as store, locked_for(path, 29.0, clock):
+        store.put(make_profile())
+        assert 29.0 <= clock() < 29.01
+        assert store.list() == (make_profile(),)
+
+
+def test_a_lock_held_for_too_long_is_named(path):
+    clock = VirtualClock()
+    with ProfileStore(path, clock=clock) as store, locked_for(path, 31.0, clock):
         with pytest.raises(StoreBusyError, match="was locked by another process"):
-            second.put(make_profile())
-        first._connection.execute("ROLLBACK")
-        second.put(make_profile())
+            store.put(make_profile())
+        assert 30.0 <= clock() < 30.01
+        clock.sleep(1.0)
+        store.put(make_profile())
+
+
+def test_a_change_of_journal_waits_for_those_who_have_the_file_open(path):
+    clock = VirtualClock()
+    with ProfileStore(path, journal="wal"):
+        with pytest.raises(StoreBusyError, match="was locked by another process"):
+            ProfileStore(path, journal="delete", clock=clock)
+        assert 30.0 <= clock() < 30.01
 
 
 @pytest.mark.parametrize(

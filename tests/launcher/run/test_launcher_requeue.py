@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint
 import pytest
 from launcher_harness import Launcher, ends, until
 from requeue_client import SLEEPER, member
+from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
 from muri.launcher.job.scheduler import MembershipError, NoMembership, load_membership
@@ -97,21 +98,36 @@ def test_no_gpu_is_recognized_in_all_its_spellings() -> None:
     assert not command.may_be_member({"MURI_JOB": "on", "CUDA_VISIBLE_DEVICES": "GPU-1a2b"})
 
 
-def test_refused_requeue_is_tried_again_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(command.time, "sleep", slept.append)
+class Refusing(NoMembership):
+    """Refuses a number of requeues."""
 
-    class Refusing:
-        def expects_group(self, job_id: str) -> bool:
-            return True
+    def __init__(self, times: int, *, for_good: bool = False) -> None:
+        self._left = times
+        self._for_good = for_good
 
-        def requeue(self, job_id: str, reason: str) -> None:
-            raise MuriError("slurmctld is away")
+    def requeue(self, job_id: str, reason: str) -> None:
+        if self._left:
+            self._left -= 1
+            error = MuriError("slurmctld is away")
+            error.worth_retrying = not self._for_good
+            raise error
 
-    with pytest.raises(RuntimeLostError, match=r"gone.*slurmctld is away") as caught:
-        command.give_up("101", RuntimeLostError("gone"), Refusing())
+
+@pytest.mark.parametrize(
+    ("membership", "message", "waited_s"),
+    [
+        (Refusing(6), "gone; and the job could not be requeued: slurmctld is away", 1 + 2 + 4 + 8 + 16),
+        (Refusing(1, for_good=True), "gone; and the job could not be requeued: slurmctld is away", 0),
+        (Refusing(5), "gone; job 101 was requeued but this process was not ended", 1 + 2 + 4 + 8 + 16 + 60),
+        (Refusing(0), "gone; job 101 was requeued but this process was not ended", 60),
+    ],
+)
+def test_refused_requeue_is_tried_again_and_then_told(membership: Refusing, message: str, waited_s: float) -> None:
+    clock = VirtualClock()
+    with pytest.raises(RuntimeLostError, match=message) as caught:
+        command.give_up("101", RuntimeLostError("gone"), membership, clock)
     assert caught.value.exit_code == 75
-    assert slept == list(command.REQUEUE_DELAYS_S)
+    assert clock() == waited_s
 
 
 def test_absent_scheduler_plugin_means_no_groups() -> None:

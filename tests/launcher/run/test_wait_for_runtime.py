@@ -1,0 +1,98 @@
+"""How long a member waits for its group's runtime, and for what: real sockets, virtual time."""
+
+import contextlib
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from virtual_clock import VirtualClock
+
+from muri.launcher.job.scheduler import MembershipError, NoMembership
+from muri.launcher.run.client import RuntimeLostError, wait_for_runtime
+from muri.launcher.wire import protocol
+
+
+class Scheduler(NoMembership):
+    """Says nothing for the first questions, then whether the job is in a group, and of which pilot job."""
+
+    def __init__(self, expected: bool, pilot: str | None = None, silent: int = 0) -> None:
+        self.asked: list[str] = []
+        self._expected, self._pilot, self._silent = expected, pilot, silent
+
+    def expects_group(self, job_id: str) -> bool:
+        self._answer("expects_group")
+        return self._expected
+
+    def pilot_of(self, job_id: str) -> str | None:
+        self._answer("pilot_of")
+        return self._pilot
+
+    def _answer(self, question: str) -> None:
+        self.asked.append(question)
+        if len(self.asked) <= self._silent:
+            raise MembershipError("no answer")
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    """Socket paths must be short, hence not below pytest's own directory."""
+    with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@contextlib.contextmanager
+def runtime_that_comes(clock: VirtualClock, path: Path, at_s: float) -> Iterator[None]:
+    """A runtime that begins to listen at a time."""
+    listener = socket.socket(socket.AF_UNIX)
+
+    def listen() -> None:
+        clock.sleep(at_s)
+        listener.bind(str(path))
+        listener.listen()
+
+    clock.start(listen)
+    with listener:
+        yield
+
+
+def wait(run_dir: Path, scheduler: Scheduler, clock: VirtualClock, **variables: str) -> socket.socket | None:
+    return wait_for_runtime({"MURI_RUN_DIR": str(run_dir)} | variables, "101", scheduler, clock)
+
+
+def test_runtime_that_comes_in_time_is_found(run_dir: Path) -> None:
+    clock, scheduler = VirtualClock(), Scheduler(expected=True)
+    with runtime_that_comes(clock, protocol.member_socket(run_dir, "101"), 100.1):
+        connection = wait(run_dir, scheduler, clock)
+        assert connection is not None
+        connection.close()
+    assert clock() == 100.25
+    assert scheduler.asked.count("expects_group") == 1
+
+
+def test_runtime_is_found_by_the_pilot_job_that_the_scheduler_names(run_dir: Path) -> None:
+    clock, scheduler = VirtualClock(), Scheduler(expected=True, pilot="900", silent=3)
+    with runtime_that_comes(clock, protocol.pilot_socket(run_dir, "900"), 7.6):
+        connection = wait(run_dir, scheduler, clock)
+        assert connection is not None
+        connection.close()
+    assert clock() == 7.75
+    assert scheduler.asked == ["expects_group"] * 4 + ["pilot_of"]
+
+
+@pytest.mark.parametrize(("variables", "after_s"), [({}, 120.0), ({"MURI_ATTACH_TIMEOUT_S": "5"}, 5.0)])
+@pytest.mark.parametrize("scheduler", [Scheduler(expected=True), Scheduler(expected=False, silent=10_000)])
+def test_wait_for_a_runtime_has_an_end(
+    run_dir: Path, scheduler: Scheduler, variables: dict[str, str], after_s: float
+) -> None:
+    clock = VirtualClock()
+    with pytest.raises(RuntimeLostError, match=f"job 101 did not come within {after_s:g} s"):
+        wait(run_dir, scheduler, clock, **variables)
+    assert clock() == after_s
+
+
+def test_job_in_no_group_runs_alone_as_soon_as_that_is_known(run_dir: Path) -> None:
+    clock = VirtualClock()
+    assert wait(run_dir, Scheduler(expected=False, silent=12), clock) is None
+    assert clock() == 3.0
