@@ -28,7 +28,7 @@ from typing import IO, Any, NoReturn
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 LOADED = (
-    "torch", "numpy", "psutil", "multiprocessing.spawn", "torch.nn.parallel.distributed",
+    "torch", "torch._dynamo", "numpy", "psutil", "multiprocessing.spawn", "torch.nn.parallel.distributed",
     "torch.utils.data.distributed", "muri.cli",
 )  # fmt: skip
 _LARGEST_MESSAGE = 1 << 17
@@ -202,9 +202,6 @@ def _import_ahead() -> None:
     for name in LOADED:
         importlib.import_module(name)
     sys.path.insert(0, "")
-    torch = sys.modules["torch"]
-    # The first optimizer imports more than PyTorch itself.
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.1).zero_grad()
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork takes along one thread only"
     gc.collect()
     gc.freeze()  # what all processes share, their collectors need not look at

@@ -132,7 +132,6 @@ EXPECTED = {  # iterations, samples read here or in workers, samples transformed
 
 
 def test_loaders_of_every_kind(launcher: Launcher) -> None:
-    launcher.warm = False
     script = launcher.script(LOADERS)
     assert ends(launcher.member(None, "--timing", script, **ENVIRONMENT)) == 0, launcher.err(None)
     assert "switched off" not in launcher.err(None)
