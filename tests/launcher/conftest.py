@@ -1,11 +1,17 @@
 """Fixtures of the launcher's tests."""
 
+import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
 from launcher_harness import Launcher, ends, launcher_in
+
+# Hundreds of processes start here: they compile their modules once.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SHARED_FIXTURES = ("two_ranks", "plain_results")
 """Fixtures of modules that are worth more than tests side by side."""
