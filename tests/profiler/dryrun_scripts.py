@@ -1,5 +1,21 @@
 """Short scripts whose stage times are known."""
 
+VIRTUAL_TIME = """
+    import os, time
+    from muri.launcher.telemetry.script_clock import current_clock
+    really_sleep, begin_s = time.sleep, time.perf_counter()
+    now_s = begin_s
+    def sleep(seconds):
+        global now_s
+        now_s += seconds
+        while now_s - begin_s > 0.5 and not os.path.exists("HEARD"):
+            really_sleep(0.01)
+    time.perf_counter = current_clock().now = lambda: now_s
+    time.sleep = sleep
+"""
+"""The beginning of a script in which time passes only while it sleeps; it goes on after half a second when `HEARD` is
+there, a file that says that its first report was read."""
+
 SLEEPS = """
     import time, muri
     def batches():

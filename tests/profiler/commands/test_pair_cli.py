@@ -12,21 +12,27 @@ from muri.profiler.interference.corun import Budget
 from muri.profiler.store import ProfileStore
 
 # Processor sharing without a processor, so that other load on the machine does not matter: an iteration takes twice as
-# long while the other script was at work lately, and its end is noted when it was due, not when the machine got to it.
+# long unless the other script is stopped, and its end is noted when it was due, not when the machine got to it.
 SHARING = """\
-import os, sys, time
+import os, signal, sys, time
 own, other = sys.argv[1:3]
 due_s = time.perf_counter()
+def go_on(*_):
+    global due_s
+    due_s = time.perf_counter()
+def is_stopped(name):
+    try:
+        with open(name) as pid, open(f"/proc/{pid.read()}/stat") as state:
+            return state.read().rpartition(")")[2].split()[0] == "T"
+    except OSError:  # it has not started
+        return True
+signal.signal(signal.SIGCONT, go_on)
+with open(own, "w") as pid:
+    pid.write(str(os.getpid()))
 with open(os.environ["MURI_ITERATION_LOG"], "a", buffering=1) as log:
     while True:
-        with open(own, "w"):
-            os.utime(own)
-        met = os.path.exists(other) and time.time() - os.stat(other).st_mtime < 0.14
-        due_s += 0.04 if met else 0.02
-        late_s = time.perf_counter() - due_s
-        if late_s > 0.3:  # it was stopped
-            due_s += late_s
-        time.sleep(max(0.0, -late_s))
+        due_s += 0.02 if is_stopped(other) else 0.04
+        time.sleep(max(0.0, due_s - time.perf_counter()))
         print(due_s, file=log)
 """
 SHORT = "import time, muri\nfor _ in range(20):\n    with muri.stage('load'):\n        time.sleep(0.002)\n"

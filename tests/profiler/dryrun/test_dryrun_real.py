@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED
+from dryrun_scripts import FAILS, SLEEPS, THREADS, UNMARKED, VIRTUAL_TIME
 
 from muri.profiler.commands import profile
 from muri.profiler.dryrun.messages import Limits
@@ -33,42 +33,48 @@ def script(tmp_path):
     return write
 
 
-def test_stages_of_a_script_without_overlap(script):
-    told = []
-    result = measure_script([script(SLEEPS.replace("PREFETCH", "0"))], limits=LIMITS, on_progress=told.append)
-    assert told
-    assert told[0]["iterations"] <= 12 + result.detail.warmup_iterations
-    load_s, _, propagate_s, _ = result.stage_s
-    assert load_s >= 0.02
-    assert 0.01 <= propagate_s < load_s
-    assert result.stage_s[1] == result.stage_s[3] == 0
-    assert sum(result.stage_s) <= result.iteration_s
-    assert result.detail.warmup_iterations >= 2
-    assert 10 <= result.iterations <= 12
+def test_stages_of_a_script_without_overlap(script, tmp_path):
+    told, heard = [], tmp_path / "heard"
+
+    def hear(progress):
+        told.append(progress)
+        heard.touch()
+
+    text = (VIRTUAL_TIME + SLEEPS).replace("HEARD", str(heard)).replace("PREFETCH", "0")
+    result = measure_script([script(text)], limits=LIMITS, on_progress=hear)
+    assert told[0]["iterations"] == 1
+    assert result.stage_s == pytest.approx((0.02, 0, 0.01, 0))
+    assert result.iteration_s == pytest.approx(0.03)
+    assert (result.detail.warmup_iterations, result.iterations) == (2, 10)
     assert 0 < result.detail.host_mem_gib < 2
 
 
 def test_hidden_reading_owns_only_what_the_loop_waits_for(script):
     result = measure_script([script(SLEEPS.replace("PREFETCH", "1"))], limits=LIMITS)
     load_s, _, propagate_s, _ = result.stage_s
-    assert load_s == pytest.approx(result.iteration_s - propagate_s, rel=0.15)
-    assert result.detail.busy_s[0] > 0.9 * 0.02  # but for what goes on between two iterations
+    assert propagate_s >= 0.01
+    # The loop waits for all reading but what goes on while it computes, however long either of them takes.
+    assert result.detail.busy_s[0] - propagate_s <= load_s + 1e-9
     assert load_s < result.detail.busy_s[0]
+    assert load_s + propagate_s <= result.iteration_s + 1e-9
+    assert result.detail.busy_s[0] > 0.01  # 0.02 but for what goes on in iterations that do not count
 
 
 def test_stages_in_threads_of_the_script_count(script):
     result = measure_script([script(THREADS)], limits=LIMITS)
     load_s, _, propagate_s, _ = result.stage_s
     assert propagate_s >= 0.01
-    assert 0.5 * (result.iteration_s - propagate_s) < load_s < result.iteration_s - propagate_s + 1e-9
-    assert result.detail.busy_s[0] > load_s
+    assert 0 < result.detail.busy_s[0] - propagate_s <= load_s + 1e-9
+    assert load_s < result.detail.busy_s[0]
+    assert load_s + propagate_s <= result.iteration_s + 1e-9
 
 
 def test_workers_and_gradients_of_a_script_that_marks_nothing():
     command = [str(PLAIN), "--workers", "2", "--epochs", "9", "--samples", "3200", "--read-ms", "0.5"]
-    result = measure_script(command, limits=LIMITS)
-    # Two workers side by side; after a stall of a loaded machine some batches are ready and were read before.
-    assert result.detail.busy_s[0] >= 0.5 * 32 * 0.0005 / 2
+    result = measure_script(command, limits=Limits(20, 20.0, time_limit_s=120.0))
+    # At most five of the batches were fetched before, or in part; the others took two workers 32 reads each.
+    fetched = max(1, result.iterations - 5)
+    assert result.detail.busy_s[0] * result.iterations >= 0.5 * fetched * 32 * 0.0005 / 2
     assert result.stage_s[2] > 0
     parameters = 64 * 256 + 256 + 256 * 256 + 256 + 256 * 10 + 10
     assert result.detail.gradient_mib == pytest.approx(parameters * 4 / 1024**2)
@@ -76,7 +82,7 @@ def test_workers_and_gradients_of_a_script_that_marks_nothing():
 
 def test_operators_outside_of_stages_are_found_by_the_profiler(script):
     result = measure_script([script(UNMARKED)], limits=LIMITS)
-    assert result.stage_s[1] > 0.25 * result.iteration_s  # about 0.75 of it on a quiet machine; nothing by the marks
+    assert result.stage_s[1] > 0  # no mark of the script tells of this stage
     assert sum(result.stage_s) <= result.iteration_s * (1 + 1e-9)
 
 
