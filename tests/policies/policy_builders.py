@@ -41,50 +41,64 @@ def make_request(jobs, nodes, **changes):
     return PlanRequest(jobs=tuple(jobs), nodes=tuple(nodes), **({"now_s": 1000.0} | changes))
 
 
-_time_s = st.floats(0, 5, allow_nan=False).map(lambda value: round(value, 3))
+# Strategies are made once: making them takes longer than drawing from them.
+_stages_s = st.tuples(*[st.floats(0, 5, allow_nan=False).map(lambda value: round(value, 3))] * 4)
+_overlaps = st.sampled_from((1.0, 0.6, 1.5))
+_job_mem_gib = st.sampled_from((0.0, 4.0, 9.0))
 
 
 @st.composite
 def profiles(draw):
-    stage_s = draw(st.tuples(_time_s, _time_s, _time_s, _time_s))
-    overlap = draw(st.sampled_from((1.0, 0.6, 1.5)))
-    return make_profile(
-        stage_s, iteration_s=max(0.001, sum(stage_s) * overlap), mem_gib=draw(st.sampled_from((0.0, 4.0, 9.0)))
-    )
+    stage_s, overlap = draw(_stages_s), draw(_overlaps)
+    return make_profile(stage_s, iteration_s=max(0.001, sum(stage_s) * overlap), mem_gib=draw(_job_mem_gib))
+
+
+_mostly_profiles = st.sampled_from((st.none(), *[profiles()] * 3)).flatmap(lambda chosen: chosen)
+_mostly_true = st.sampled_from((True, True, True, False))
+_users = st.sampled_from(("alice", "bob"))
+_partitions = st.sampled_from(("main", "debug", "far"))
+_gpu_counts = st.sampled_from((1, 1, 1, 2, 2, 4, 16))
+_submits_s = st.floats(0, 1000)
+_amounts = st.floats(0, 1e6)
+_perhaps_amounts = st.none() | _amounts
 
 
 @st.composite
 def pending_jobs(draw, job_id):
-    groupable = draw(st.booleans() | st.just(True))
+    groupable = draw(_mostly_true)
     return PlanJob(
         job_id=job_id,
-        user=draw(st.sampled_from(("alice", "bob"))),
-        partition=draw(st.sampled_from(("main", "debug", "far"))),
-        gpu_count=draw(st.sampled_from((1, 1, 1, 2, 2, 4, 16))),
-        submit_s=draw(st.floats(0, 1000)),
-        profile=draw(st.none() | profiles() | profiles() | profiles()),
-        remaining_s=draw(st.none() | st.floats(0, 1e6)),
-        attained_gpu_s=draw(st.floats(0, 1e6)),
+        user=draw(_users),
+        partition=draw(_partitions),
+        gpu_count=draw(_gpu_counts),
+        submit_s=draw(_submits_s),
+        profile=draw(_mostly_profiles),
+        remaining_s=draw(_perhaps_amounts),
+        attained_gpu_s=draw(_amounts),
         groupable=groupable,
         alone_reason="" if groupable else "asked to run alone",
     )
 
 
+_job_ids = st.lists(st.integers(1, 99), max_size=14, unique=True)
+_node_counts = st.integers(0, 5)
+_node_gpus = st.sampled_from((0, 2, 4, 8))
+_free_gpus = {most: st.integers(0, most) for most in (2, 4, 8)}
+_node_partitions = st.sampled_from((("main",), ("debug",), ("main", "debug"), ("far",)))
+_node_mem_gib = st.sampled_from((0.0, 8.0, 40.0))
+_group_sizes = st.integers(1, 4)
+_same_user = st.sampled_from((True, True, False))
+
+
 @st.composite
 def requests(draw):
-    job_ids = draw(st.lists(st.integers(1, 99), max_size=14, unique=True))
-    jobs = [draw(pending_jobs(job_id)) for job_id in job_ids]
-    node_count = draw(st.integers(0, 5))
+    jobs = [draw(pending_jobs(job_id)) for job_id in draw(_job_ids)]
     nodes = []
-    for index in range(node_count):
-        gpu_count = draw(st.sampled_from((0, 2, 4, 8)))
-        free = draw(st.integers(0, gpu_count or 8))
-        partitions = draw(st.sampled_from((("main",), ("debug",), ("main", "debug"), ("far",))))
-        memory = draw(st.sampled_from((0.0, 8.0, 40.0)))
-        nodes.append(FreeNode(f"n{index}", partitions, free, memory, gpu_count))
-    return make_request(
-        jobs, nodes, max_group_size=draw(st.integers(1, 4)), same_user=draw(st.sampled_from((True, True, False)))
-    )
+    for index in range(draw(_node_counts)):
+        gpu_count = draw(_node_gpus)
+        free = draw(_free_gpus[gpu_count or 8])
+        nodes.append(FreeNode(f"n{index}", draw(_node_partitions), free, draw(_node_mem_gib), gpu_count))
+    return make_request(jobs, nodes, max_group_size=draw(_group_sizes), same_user=draw(_same_user))
 
 
 def decided_ids(plan: Plan) -> list[int]:
@@ -151,41 +165,37 @@ def shares_of(plan: Plan):
     return [share for item in (*plan.groups, *plan.solo) for share in item.gpus]
 
 
+_job_counts = st.integers(1, 14)
+_costs_s = st.sampled_from((0.0, 0.0, 30.0, 400.0))
+_cluster_gpu_counts = st.sampled_from((1, 1, 1, 2, 2, 4, 8))
+_cluster_node_gpus = st.sampled_from((2, 4, 4))
+_main_or_debug = st.sampled_from(("main", "debug"))
+_more_partitions = st.lists(st.sampled_from((("main",), ("debug",), ("main", "debug"))), max_size=3)
+_either = st.booleans()
+
+
 @st.composite
 def cluster_requests(draw, *, preemptible=True, restart_s=True):
     """Jobs on an idle cluster of known topology, to be planned over several cycles."""
-    count = draw(st.integers(1, 14))
-    jobs = [draw(pending_jobs(job_id)) for job_id in range(1, count + 1)]
-    cost_s = st.sampled_from((0.0, 0.0, 30.0, 400.0)) if restart_s else st.just(0.0)
     jobs = [
         dataclasses.replace(
-            job,
-            partition=draw(st.sampled_from(("main", "debug"))),
-            gpu_count=draw(st.sampled_from((1, 1, 1, 2, 2, 4, 8))),
-            preemptible=draw(st.booleans()) if preemptible is None else preemptible,
-            restart_s=draw(cost_s),
+            draw(pending_jobs(job_id)),
+            partition=draw(_main_or_debug),
+            gpu_count=draw(_cluster_gpu_counts),
+            preemptible=draw(_either) if preemptible is None else preemptible,
+            restart_s=draw(_costs_s) if restart_s else 0.0,
         )
-        for job in jobs
+        for job_id in range(1, draw(_job_counts) + 1)
     ]
     nodes = [
-        make_cluster_node(
-            f"n{index}",
-            draw(st.sampled_from((2, 4, 4))),
-            partitions=partitions,
-            gpu_mem_gib=draw(st.sampled_from((0.0, 8.0, 40.0))),
-        )
-        for index, partitions in enumerate(
-            [
-                ("main", "debug"),
-                *draw(st.lists(st.sampled_from((("main",), ("debug",), ("main", "debug"))), max_size=3)),
-            ]
-        )
+        make_cluster_node(f"n{index}", draw(_cluster_node_gpus), partitions=partitions, gpu_mem_gib=draw(_node_mem_gib))
+        for index, partitions in enumerate([("main", "debug"), *draw(_more_partitions)])
     ]
     capacity = {name: sum(node.gpu_count for node in nodes if name in node.partitions) for name in ("main", "debug")}
     return make_request(
         [job for job in jobs if job.gpu_count <= capacity[job.partition]],
         nodes,
         larger_than_a_node="whole-nodes",
-        max_group_size=draw(st.integers(1, 4)),
-        same_user=draw(st.booleans()),
+        max_group_size=draw(_group_sizes),
+        same_user=draw(_either),
     )

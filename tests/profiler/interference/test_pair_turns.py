@@ -14,6 +14,7 @@ from muri.profiler.records import ProfileKey
 
 KEYS = (ProfileKey("a", 8, 1, "gpu"), ProfileKey("b", 8, 1, "gpu"))
 STEP_S = 0.001
+USUAL = Budget()
 
 
 class Script(StampReader):
@@ -64,7 +65,7 @@ class Machine:
 
 @pytest.fixture
 def measured(monkeypatch, tmp_path):
-    def measure(*scripts, budget=Budget()):
+    def measure(*scripts, budget=USUAL):
         machine = Machine(*scripts)
 
         @contextmanager
