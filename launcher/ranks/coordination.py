@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
 from muri.launcher.ranks.link import Listener, Message, Place, RankLink, RankLinkError, connect
 from muri.launcher.ranks.network_order import Follower, Leader, RankedArbiter
@@ -35,6 +36,7 @@ class Ranks:
         on_lost: Called once when another rank is gone, with the cause: without it the order is lost.
         on_end: Called when rank 0 says that the group ends.
         on_hang: Called with member and session key when a session hangs on all ranks.
+        clock: What the wait for the other ranks goes by.
     """
 
     def __init__(
@@ -44,19 +46,22 @@ class Ranks:
         on_lost: Callable[[str], None],
         on_end: Callable[[], None],
         on_hang: Callable[[str, str], None] = lambda _member, _key: None,
+        clock: Clock = MACHINE_CLOCK,
     ) -> None:
         self.place = place
         self._on_failure = on_failure
         self._on_lost = on_lost
         self._on_end = on_end
         self._on_hang = on_hang
+        self._clock = clock
         self._links: list[RankLink] = []
         self._lock = threading.Lock()
         self._ending = False
         self._silence: dict[int, IdleTimer] = {}
         self._heard: Counter[int] = Counter()
         self._idle_reports = IdleReports()
-        self._complete = threading.Event()
+        self._incomplete = clock.lock()
+        self._incomplete.acquire()
         self._joined: list[tuple[str, str]] = []
         self._leader: Leader | None = None
         self._follower: Follower | None = None
@@ -94,11 +99,11 @@ class Ranks:
 
     def _gather(self) -> None:
         if self._leader is not None:
-            if not self._complete.wait(CONNECT_TIMEOUT_S):
+            if not self._incomplete.acquire(timeout=CONNECT_TIMEOUT_S):
                 self._lost(f"not all of the other {self.place.world_size - 1} ranks came in {CONNECT_TIMEOUT_S:g} s")
             return
         try:
-            link = connect(self.place, CONNECT_TIMEOUT_S)
+            link = connect(self.place, CONNECT_TIMEOUT_S, self._clock)
         except RankLinkError as error:
             self._lost(str(error))
             return
@@ -108,10 +113,10 @@ class Ranks:
         with self._lock:
             self._links.append(link)
             joined = list(self._joined)
+            if len(self._links) == self.place.world_size - 1:
+                self._incomplete.release()
         for member, key in joined:  # sessions that started before this rank was connected
             link.send({"joined": [member, key]})
-        if len(self._links) == self.place.world_size - 1:
-            self._complete.set()
         logger.info("rank %d: connected to rank %d", self.place.rank, link.rank)
         try:
             while True:

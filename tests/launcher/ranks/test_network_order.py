@@ -1,6 +1,7 @@
 """The order of the network over several ranks: the connections, and what each rank grants."""
 
 import random
+import re
 import secrets
 import socket
 import threading
@@ -266,6 +267,19 @@ def test_a_rank_does_not_wait_for_ever() -> None:
     with pytest.raises(RankLinkError, match="within 20 s"):
         connect(place, 20.0, clock)
     assert 20.0 <= clock() < 20.0 + 2 * RETRY_S
+
+
+@pytest.mark.parametrize(
+    ("rank", "cause"),
+    [(0, "not all of the other 2 ranks came in 60 s"), (1, "rank 1 could not reach rank 0 .* within 60 s")],
+)
+def test_a_group_without_one_of_its_ranks_is_given_up(rank: int, cause: str) -> None:
+    clock, lost = VirtualClock(), list[str]()
+    place = Place(rank, 3, "127.0.0.1", free_port(), KEY)
+    ranks = Ranks(place, lambda *_: None, lost.append, lambda: None, clock=clock)
+    clock.finish(clock.start(ranks._gather))
+    assert 60.0 <= clock() < 60.0 + 2 * RETRY_S
+    assert re.match(cause, lost[0])
 
 
 def test_rank_0_is_known_by_the_key_too() -> None:
