@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -198,7 +199,7 @@ class ProcessSession(AttachedSession):
         )
 
     def _await_end(self, read: Callable[[int], bytes]) -> int:
-        """Wait for the script's end; what it holds is free at once, then what it left behind is ended."""
+        """Wait for the script's end and its last words; what it holds is free at once, then what it left is ended."""
         process = self._process
         assert process is not None
         size = process_supervisor.REPORT.size
@@ -207,6 +208,7 @@ class ProcessSession(AttachedSession):
         ended = read(size)
         self._arbiter.leave(self.member)
         exited = process.wait()
+        self._channels.finish(process_supervisor.LIMIT_S)
         if len(ended) == size:
             return int(process_supervisor.REPORT.unpack(ended)[0])
         return exited if exited >= 0 else 128 - exited
@@ -280,11 +282,22 @@ class Channels:
         self.arbiter: Final = arbiter
         self.on_iteration: Final = on_iteration
         self.on_interval: Final = on_interval
+        self._served: list[threading.Thread] = []
+        self._lock = threading.Lock()
 
     def open(self, channel: socket.socket) -> None:
         """Serve a channel in the background until its other end closes."""
         served = _Channel(self, channel)
-        threading.Thread(target=served.serve, name=f"channel-{self.member}", daemon=True).start()
+        thread = threading.Thread(target=served.serve, name=f"channel-{self.member}", daemon=True)
+        with self._lock:
+            thread.start()
+            self._served = [*filter(threading.Thread.is_alive, self._served), thread]
+
+    def finish(self, limit_s: float) -> None:
+        """Wait until all is read that the process has told; its end closes the channels, if nobody else holds them."""
+        end_s = time.monotonic() + limit_s
+        while (open_ones := [*filter(threading.Thread.is_alive, self._served)]) and time.monotonic() < end_s:
+            open_ones[0].join(max(0.0, end_s - time.monotonic()))
 
 
 class _Channel:

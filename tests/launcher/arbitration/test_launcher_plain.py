@@ -120,7 +120,7 @@ def test_threads_and_a_process_are_at_the_gpu_at_once(launcher: Launcher) -> Non
         for job, kind in zip(jobs, kinds, strict=True)
     ]
     assert [ends(member) for member in members] == [0, 0, 0], launcher.err("101")
-    # The runtime may hear of a process's last iteration after its end.
+    # The status file may follow a script's exit code.
     iterations = [3, 3, 3]
     until(lambda: [launcher.status()["members"][job]["iterations"] for job in jobs] == iterations, "the last status")
     runtime.terminate()

@@ -1,30 +1,38 @@
 """The GPU benchmark's jobs on the CPU in a tiny size, and what it says without a GPU."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from launcher_harness import Launcher, ends
 
 from benchmarks import interleaving_gpu
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_jobs_train_on_the_cpu() -> None:
-    assert interleaving_gpu.smoke() == interleaving_gpu.SMOKE_ITERATIONS * len(interleaving_gpu.JOBS)
+def benchmark(launcher: Launcher, *options: str) -> int:
+    """The benchmark's exit code."""
+    out, err = launcher.path(None, "out").open("wb"), launcher.path(None, "err").open("wb")
+    command = [sys.executable, "-m", "benchmarks.interleaving_gpu", *options]
+    return ends(launcher.spawn(command, launcher.environment, stdout=out, stderr=err, cwd=ROOT))
+
+
+def test_jobs_train_on_the_cpu(launcher: Launcher) -> None:
+    assert benchmark(launcher, "--smoke") == 0, launcher.err(None)
+    iterations = interleaving_gpu.SMOKE_ITERATIONS
+    assert launcher.out(None) == f"{', '.join(interleaving_gpu.JOBS)}: {iterations} iterations each on the CPU\n"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_without_a_gpu_it_says_so_and_what_to_do() -> None:
-    command = [sys.executable, "-m", "benchmarks.interleaving_gpu", "--json"]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert "finds no GPU" in done.stderr
-    assert "--smoke" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_without_a_gpu_it_says_so_and_what_to_do(launcher: Launcher) -> None:
+    assert benchmark(launcher, "--json") == 1
+    assert launcher.out(None) == ""
+    said = launcher.err(None)
+    assert "finds no GPU" in said
+    assert "--smoke" in said
+    assert "Traceback" not in said
 
 
 def test_full_size_models_have_the_published_number_of_parameters() -> None:

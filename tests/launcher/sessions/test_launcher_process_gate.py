@@ -75,6 +75,33 @@ def in_background(function: Callable[[], object]) -> threading.Thread:
     return thread
 
 
+def test_all_that_a_process_has_told_counts_when_its_channels_are_finished() -> None:
+    records: list[IterationRecord] = []
+    read_on = threading.Event()
+
+    def count(record: IterationRecord) -> None:
+        read_on.wait(DEADLINE_S)
+        records.append(record)
+
+    channels = Channels("1", FairArbiter(), count, None)
+    own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channels.open(theirs)
+    told = [IterationRecord(float(step), (0.0,) * 4, (0.0,) * 4) for step in range(50)]
+    for record in told:
+        own.send(process_gate.pack_iteration(record))
+    other, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    socket.send_fds(own, [bytes([process_gate.CHANNEL])], [channel.fileno()])
+    channels.finish(0.0)
+    assert not records, "a channel that stays open keeps nobody for longer than the limit"
+    last = IterationRecord(50.0, (0.0,) * 4, (0.0,) * 4)
+    other.send(process_gate.pack_iteration(last))
+    for end in (own, other, channel):
+        end.close()
+    threading.Timer(0.05, read_on.set).start()
+    channels.finish(DEADLINE_S)
+    assert records == [*told, last]
+
+
 def test_release_passes_on_to_the_waiting_process(make: Callable[[str], Member]) -> None:
     one, two = make("1"), make("2")
     one.gate.acquire(GPU)

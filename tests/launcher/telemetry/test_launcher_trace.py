@@ -110,15 +110,15 @@ def test_any_stretches_of_several_threads_give_a_valid_trace(tmp_path_factory: A
 def test_recording_is_cheap_and_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(trace_module, "MOST_PENDING", 10_000)
+    monkeypatch.setattr(trace_module, "MOST_PENDING", 1000)
     trace = ChromeTrace(tmp_path / "out.json", "group")
-    best_s = min(_seconds_of(lambda: trace.record("7", "load", 1.0, 2.0, 0.0), 1000) for _ in range(5))
-    assert best_s / 1000 < 50e-6  # about 1 µs where nothing else runs
-    for _ in range(20_000):
+    best_s = min(_seconds_of(lambda: trace.record("7", "load", 1.0, 2.0, 0.0), 100) for _ in range(5))
+    assert best_s / 100 < 50e-6  # about 1 µs where nothing else runs
+    for _ in range(2000):
         trace.record("7", "load", 1.0, 2.0, 0.0)
-    assert trace.dropped == 15_000
+    assert trace.dropped == 1500
     trace.close()
-    assert "out.json lacks 15000 events" in caplog.text
+    assert "out.json lacks 1500 events" in caplog.text
     trace.record("7", "load", 1.0, 2.0, 0.0)
     trace.flush()
 
