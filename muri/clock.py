@@ -9,7 +9,7 @@ class Clock:
     """The machine's time and the primitives that threads wait with; tests use a virtual one."""
 
     def __call__(self) -> float:
-        """Seconds since an arbitrary moment."""
+        """Seconds since an arbitrary moment, the same for all processes of a machine."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:

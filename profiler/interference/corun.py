@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Final
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.profiler.dryrun.messages import ITERATION_LOG_VARIABLE, StampReader
 from muri.profiler.dryrun.runner import check_command, end, last_words, start
 from muri.profiler.dryrun.steadiness import certainty, settled_after
@@ -149,6 +149,7 @@ def measure_pair(
     *,
     budget: Budget = Budget(),
     tell: Tell = lambda _: None,
+    clock: Clock = MACHINE_CLOCK,
 ) -> Interference:
     """Measure ξ of two scripts that run at once on the devices that they choose themselves.
 
@@ -158,6 +159,7 @@ def measure_pair(
         keys: What they are, in the same order.
         budget: How long it may take.
         tell: Called every few seconds with a line about the progress.
+        clock: What turns and limits go by; the scripts tell the ends of their iterations on it.
 
     Raises:
         NoScriptError: There is no such script.
@@ -170,10 +172,10 @@ def measure_pair(
             both.enter_context(_running(command, Path(folder, name)))
             for command, name in ((command_a, "a"), (command_b, "b"))
         ]
-        _settle(runners, budget, tell)
-        began_s = time.perf_counter()
-        rounds = _take_turns(runners, budget, tell)
-        measured_s = time.perf_counter() - began_s
+        _settle(runners, budget, tell, clock)
+        began_s = clock()
+        rounds = _take_turns(runners, budget, tell, clock)
+        measured_s = clock() - began_s
         a, b = (_side(key, runner) for key, runner in zip(keys, runners, strict=True))
         return Interference(a, b, rounds, measured_s, now_text())
 
@@ -192,29 +194,29 @@ def _running(command: Sequence[str], folder: Path) -> Iterator[Runner]:
         end(process)
 
 
-def _settle(runners: Sequence[Runner], budget: Budget, tell: Tell) -> None:
+def _settle(runners: Sequence[Runner], budget: Budget, tell: Tell, clock: Clock) -> None:
     """Wait until both have warmed up, side by side."""
     tell("waiting until both iterate steadily")
-    deadline_s = time.perf_counter() + budget.startup_s
+    deadline_s = clock() + budget.startup_s
     while waiting := [runner for runner in runners if not runner.settled()]:
         for runner in runners:
             runner.check_alive()
-        if time.perf_counter() > deadline_s:
+        if clock() > deadline_s:
             count = len(waiting[0].stamps.stamps_s)
             reason = (
                 f"only {count} iterations" if count else "no iterations; mark them with muri.batches(loader) or stages"
             )
             raise PairFailedError(f"{waiting[0].name} is not steady after {budget.startup_s:g} s: {reason}")
-        time.sleep(_TICK_S)
+        clock.sleep(_TICK_S)
 
 
-def _take_turns(runners: Sequence[Runner], budget: Budget, tell: Tell) -> int:
+def _take_turns(runners: Sequence[Runner], budget: Budget, tell: Tell, clock: Clock) -> int:
     """Alone, alone, both, for some rounds; returns how many."""
     rounds = budget.rounds(max(runner.recent_iteration_s() for runner in runners))
     turn_s = budget.steady_s / (rounds * _TURNS)
     for done in range(1, rounds + 1):
         for active in ((runners[0],), (runners[1],), runners):
-            _turn(runners, active, turn_s)
+            _turn(runners, active, turn_s, clock)
         ratios = ", ".join(f"{median(_ratios(runner)):.2f}" for runner in runners)
         tell(f"round {done} of {rounds}: slower by {ratios}")
         if done >= LEAST_ROUNDS and all(certainty(_ratios(runner)).probability >= SURE for runner in runners):
@@ -222,16 +224,16 @@ def _take_turns(runners: Sequence[Runner], budget: Budget, tell: Tell) -> int:
     return rounds
 
 
-def _turn(runners: Sequence[Runner], active: Sequence[Runner], turn_s: float) -> None:
+def _turn(runners: Sequence[Runner], active: Sequence[Runner], turn_s: float, clock: Clock) -> None:
     """Let some run and note their mean iteration times."""
     for runner in runners:
         runner.pause(runner not in active)
-    start_s = time.perf_counter() + _EDGE_S
+    start_s = clock() + _EDGE_S
     end_s = start_s + max(turn_s - _EDGE_S, _TICK_S)
-    while (left_s := end_s - time.perf_counter()) > 0:
+    while (left_s := end_s - clock()) > 0:
         for runner in active:
             runner.check_alive()
-        time.sleep(min(left_s, 0.5))
+        clock.sleep(min(left_s, 0.5))
     for runner in active:
         runner.stamps.read()
         stamps_s = runner.stamps.between(start_s, end_s)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from muri.clock import Clock
 from muri.profiler.dryrun.messages import StampReader
 from muri.profiler.interference import corun
 from muri.profiler.interference.corun import Budget, PairFailedError, Runner, measure_pair
@@ -41,13 +42,16 @@ class Script(StampReader):
             self.stamps_s.append(now_s)
 
 
-class Machine:
+class Machine(Clock):
     """Two scripts, a clock that goes on while somebody sleeps, and who ran in which turn."""
 
     def __init__(self, *scripts):
         self.scripts = scripts
         self.now_s = 0.0
         self.turns = []
+
+    def __call__(self):
+        return self.now_s
 
     def sleep(self, seconds):
         running = [script for script in self.scripts if not script.stopped]
@@ -73,12 +77,11 @@ def measured(monkeypatch, tmp_path):
             index = "ab".index(folder.name)
             yield Runner(command, SimpleNamespace(pid=index, poll=lambda: None), folder, scripts[index])
 
-        monkeypatch.setattr(corun, "time", SimpleNamespace(perf_counter=lambda: machine.now_s, sleep=machine.sleep))
         monkeypatch.setattr(corun, "os", SimpleNamespace(killpg=machine.killpg))
         monkeypatch.setattr(corun, "_running", running)
         (tmp_path / "job.py").touch()
         command = [str(tmp_path / "job.py")]
-        return measure_pair(command, command, KEYS, budget=budget), machine
+        return measure_pair(command, command, KEYS, budget=budget, clock=machine), machine
 
     return measure
 
