@@ -85,8 +85,8 @@ class WarmStart:
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
-                         stdin=subprocess.DEVNULL, env=os.environ | ONE_THREAD)  # fmt: skip
+        self._server = subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()],
+                                        stdin=subprocess.DEVNULL, env=os.environ | ONE_THREAD)  # fmt: skip
         theirs.close()
         self._ended: dict[int, int] = {}
         self._started: list[int] = []
@@ -115,7 +115,7 @@ class WarmStart:
         if not select.select([self._socket], [], [], timeout_s)[0]:
             return False
         text = self._socket.recv(_LARGEST_MESSAGE)
-        assert text, "the server that has PyTorch loaded has ended"
+        assert text, f"the server that has PyTorch loaded has ended with {self._server.wait(_START_S)}"
         message = json.loads(text)
         if "started" in message:
             self._started.append(message["started"])

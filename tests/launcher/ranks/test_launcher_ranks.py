@@ -9,7 +9,7 @@ from ranks_harness import RankedLauncher
 
 pytest.importorskip("torch", reason="DDP needs torch")
 
-ITERATIONS = 100
+ITERATIONS = 40
 
 
 @pytest.fixture(scope="module")
