@@ -8,12 +8,12 @@ OWN_CHILDREN = """
     import multiprocessing, os, sys, time
     me, other = sys.argv[1:]
 
-    def wait_for(name):
-        while not os.path.exists(name):
+    def wait_for(*names):
+        while not all(map(os.path.exists, names)):
             time.sleep(0.01)
 
     fork = multiprocessing.get_context("fork")
-    child = fork.Process(target=wait_for, args=(f"{other}-looked",))
+    child = fork.Process(target=wait_for, args=(f"{me}-looked", f"{other}-looked"))
     child.start()
     open(f"{me}-started", "w").close()
     wait_for(f"{other}-started")
