@@ -101,14 +101,18 @@ class Journal:
             ) from error
 
     def _migrate(self) -> None:
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        version = self._version()
         if version > SCHEMA_VERSION:
             raise JournalError(f"{self._path} was written by a newer Muri (schema {version}); upgrade this one")
         if version == 0:
             with self._transaction():
-                for statement in _SCHEMA.split(";\n"):
-                    self._connection.execute(statement)
-                self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+                if self._version() == 0:  # another process may have been first
+                    for statement in _SCHEMA.split(";\n"):
+                        self._connection.execute(statement)
+                    self._connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

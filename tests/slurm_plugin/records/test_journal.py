@@ -45,6 +45,21 @@ def test_a_damaged_file_is_named_and_left_as_it_is(tmp_path):
     assert path.read_bytes().startswith(b"no database")
 
 
+def test_a_journal_that_another_process_makes_meanwhile_is_used(tmp_path):
+    path = tmp_path / "journal.db"
+
+    class Second(Journal):
+        def _version(self):
+            version = super()._version()
+            if version == 0:
+                with Journal(path) as first:
+                    first.begin("a", "group", {}, 1.0)
+            return version
+
+    with Second(path) as journal:
+        assert [intent.token for intent in journal.intents()] == ["a"]
+
+
 def test_a_newer_schema_is_refused(tmp_path):
     path = tmp_path / "j.db"
     connection = sqlite3.connect(path)
