@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from policy_builders import make_job, make_node, make_request
@@ -170,18 +171,33 @@ def metadata_of(site, name, version="1.0", **targets):
     (folder / "entry_points.txt").write_text(f"[muri.policies]\n{lines}\n")
 
 
-def muri(site, *arguments):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])}
-    code = "from muri.cli import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, check=False
-    )
+SEVERAL = """
+import contextlib, io, json, sys
+from muri.cli import cli, run_command
+told = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = run_command(cli, words)
+    told.append({"returncode": code, "stdout": out.getvalue(), "stderr": err.getvalue()})
+print(json.dumps(told))
+"""
+
+
+def muri(site, *commands):
+    """What the commands say, all in one process that finds the distributions of a site."""
+    path = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL, json.dumps(commands)],
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "80"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return [SimpleNamespace(**told) for told in json.loads(done.stdout)]
 
 
 def select(site, policy):
-    config = site / "muri.yaml"
+    """The command that looks at a configuration with this policy."""
+    config = site / f"{policy}.yaml"
     config.write_text(f"policy: {policy}\n")
-    return muri(site, "config", "check", str(config))
+    return ["config", "check", str(config)]
 
 
 def doc_blocks():
@@ -204,13 +220,13 @@ def installed(tmp_path_factory):
 
 
 def test_the_documented_policy_can_be_installed_selected_and_listed(installed):
-    done = select(installed, "largest-first")
-    assert (done.returncode, done.stderr) == (0, "")
-    listing = json.loads(muri(installed, "policies", "--json").stdout)
-    (info,) = [item for item in listing["policies"] if item["name"] == "largest-first"]
+    right, wrong = select(installed, "largest-first"), select(installed, "largest-frist")
+    selected, listed, mistyped = muri(installed, right, ["policies", "--json"], wrong)
+    assert (selected.returncode, selected.stderr) == (0, "")
+    (info,) = [item for item in json.loads(listed.stdout)["policies"] if item["name"] == "largest-first"]
     assert info["source"] == "our-policies 1.0"
     assert (info["shares"], info["preempts"], info["problem"]) == (False, True, "")
-    assert "largest-first" in select(installed, "largest-frist").stderr
+    assert "largest-first" in mistyped.stderr
 
 
 def test_the_documented_policy_plans_as_it_says():
@@ -247,27 +263,38 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_policy_says_which_distribution_is_to_blame(tmp_path, name):
-    target, problem = BROKEN[name]
-    metadata_of(tmp_path, "acme-policies", "2.1", **{name: target})
-    (tmp_path / "raising.py").write_text("1 / 0\n")
-    (tmp_path / "fine.py").write_text(
+@pytest.fixture(scope="module")
+def said_of_broken(tmp_path_factory):
+    """What the choice of each broken policy of one distribution says, and that of a policy of Muri's own."""
+    site = tmp_path_factory.mktemp("broken")
+    metadata_of(site, "acme-policies", "2.1", **{name: target for name, (target, _) in BROKEN.items()})
+    (site / "raising.py").write_text("1 / 0\n")
+    (site / "fine.py").write_text(
         "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
         "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
         "    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = False\n"
     )
-    done = select(tmp_path, name)
+    names = (*BROKEN, "fifo")
+    return dict(zip(names, muri(site, *(select(site, name) for name in names)), strict=True))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_policy_says_which_distribution_is_to_blame(said_of_broken, name):
+    target, problem = BROKEN[name]
+    done = said_of_broken[name]
     assert done.returncode == 2
     assert f"policy '{name}' of acme-policies 2.1 ({target}) cannot be used: " in done.stderr
     assert problem in done.stderr
     assert "Traceback" not in done.stderr
-    assert select(tmp_path, "fifo").returncode == 0  # nobody else is hurt
+
+
+def test_a_broken_policy_hurts_nobody_else(said_of_broken):
+    assert said_of_broken["fifo"].returncode == 0
 
 
 def test_a_policy_that_cannot_be_imported_is_listed_with_its_problem(tmp_path):
     metadata_of(tmp_path, "acme-policies", missing="gone:Policy")
-    done = muri(tmp_path, "policies")
+    (done,) = muri(tmp_path, ["policies"])
     assert done.returncode == 1
     assert "cannot be used" in done.stdout
     assert "acme-policies 1.0 (gone:Policy)" in done.stderr
@@ -276,28 +303,23 @@ def test_a_policy_that_cannot_be_imported_is_listed_with_its_problem(tmp_path):
 
 def test_a_site_cannot_replace_a_built_in_policy(tmp_path):
     metadata_of(tmp_path, "acme-policies", fifo="gone:Policy")
-    assert select(tmp_path, "fifo").returncode == 0
-    done = muri(tmp_path, "policies")
-    assert done.returncode == 1
-    assert "acme-policies 1.0 offers a policy named 'fifo', which is one of Muri's own" in done.stderr
+    selected, listed = muri(tmp_path, select(tmp_path, "fifo"), ["policies"])
+    assert selected.returncode == 0
+    assert listed.returncode == 1
+    assert "acme-policies 1.0 offers a policy named 'fifo', which is one of Muri's own" in listed.stderr
 
 
 def test_two_distributions_cannot_have_the_same_policy(tmp_path):
     metadata_of(tmp_path, "acme-policies", ours="fine:A")
     metadata_of(tmp_path, "other-policies", ours="fine:B")
-    done = muri(tmp_path, "policies")
-    assert "acme-policies 1.0 and other-policies 1.0 all offer a policy named 'ours'" in done.stderr
-    assert select(tmp_path, "ours").returncode == 2
+    listed, selected = muri(tmp_path, ["policies"], select(tmp_path, "ours"))
+    assert "acme-policies 1.0 and other-policies 1.0 all offer a policy named 'ours'" in listed.stderr
+    assert selected.returncode == 2
 
 
-def test_the_list_fits_eighty_columns():
-    done = subprocess.run(
-        [sys.executable, "-c", "from muri.cli import main; main()", "policies"],
-        env={**os.environ, "COLUMNS": "80"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_list_fits_eighty_columns(tmp_path):
+    (done,) = muri(tmp_path, ["policies"])
+    assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
     rows = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
     assert set(policy_names()) - set(SYNERGY_NAMES) | set(ALIASES) <= rows
