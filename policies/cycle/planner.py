@@ -47,7 +47,8 @@ def plan_queue(
 def _planned(
     request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, model: SpeedModel | None
 ) -> Plan:
-    options = replace(options, max_group_size=min(options.max_group_size, request.max_group_size))
+    if request.max_group_size < options.max_group_size:
+        options = replace(options, max_group_size=request.max_group_size)
     queue = line_up(request, key, options)
     model = model or speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
     grouper = Grouper(options, model, queue.shapes, request.interval_s)

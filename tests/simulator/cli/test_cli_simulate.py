@@ -83,13 +83,14 @@ def test_several_traces_are_told_apart_even_with_one_name(tmp_path: Path, capsys
 
 
 def test_table_fits_eighty_columns_and_speaks_to_people(
-    trace: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trace = trace_file(tmp_path, jobs=20)
     monkeypatch.setenv("COLUMNS", "80")
     output = printed(capsys, trace, "--policy", "tiresias-gittins,fifo,muri-jct", *TWO_BY_FOUR)
     lines = output.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0] == "small: 40 jobs, 2 × 4 GPUs, model default"
+    assert lines[0] == "small: 20 jobs, 2 × 4 GPUs, model default"
     assert re.search(r"^tiresias-gittins +[\d.]+ (min|h) .* \d+% +1\.00×$", output, re.MULTILINE), output
     assert re.search(r"^muri-jct .* \d+\.\d\d×$", output, re.MULTILINE), output
 
@@ -195,7 +196,7 @@ def test_same_figures_whatever_the_hash_seed(tmp_path: Path) -> None:
 
     def run(seed: str) -> str:
         done = subprocess.run(
-            [MURI, "simulate", trace, "--policy", "muri-s,antman", *TWO_BY_FOUR, "--json", "--jobs", "2"],
+            [MURI, "simulate", trace, "--policy", "muri-s,antman", *TWO_BY_FOUR, "--json"],
             env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True, timeout=120,
         )  # fmt: skip
         return re.sub(r'"(wall_s|decision_\w+_s)": [^,\n]+', "", done.stdout)
@@ -216,7 +217,7 @@ def read_terminal(fd: int, until: re.Pattern[str], deadline_s: float = 60.0) -> 
 
 
 def test_progress_on_a_terminal_and_a_clean_end_by_ctrl_c(tmp_path: Path) -> None:
-    path = trace_file(tmp_path, jobs=3000)
+    path = trace_file(tmp_path, jobs=1500)
     parent, child = pty.openpty()
     process = subprocess.Popen(
         [MURI, "simulate", path, "--policy", "muri-s,muri-l", *TWO_BY_FOUR, "--jobs", "2"],

@@ -166,7 +166,7 @@ def test_the_order_of_hashes_and_the_wall_clock_decide_nothing() -> None:
         "from muri.simulator.model import Cluster, Outage, TraceJob\n"
         "from test_engine_laws import MODELS\n"
         "jobs = [TraceJob(i, 17.0 * (i // 3), (1, 2, 4)[i % 3], 200 + 37 * (i % 11), MODELS[i % 4],\n"
-        "                 opportunistic=i % 2 == 0) for i in range(36)]\n"
+        "                 opportunistic=i % 2 == 0) for i in range(24)]\n"
         "for policy in ('muri-s', 'muri-l', 'muri-jct', 'antman', 'tiresias'):\n"
         "    how = dict(interval_s=0.0, profile_noise=0.3, outages=(Outage(1, 100.0, 400.0),), seed=5)\n"
         "    result = asdict(run(jobs, policy, Cluster(2, 4), with_spans=True, **how))\n"
@@ -185,7 +185,7 @@ def test_the_order_of_hashes_and_the_wall_clock_decide_nothing() -> None:
         )
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1]
-    assert len(json.loads(outputs[0].splitlines()[0])["records"]) == 36
+    assert len(json.loads(outputs[0].splitlines()[0])["records"]) == 24
 
 
 def test_checks_notice_what_is_wrong() -> None:
@@ -262,11 +262,11 @@ def test_a_policy_that_plans_nonsense_is_told_so(monkeypatch: pytest.MonkeyPatch
 
 def test_a_trace_of_thousands_of_events_is_thinned_without_changing_its_means(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(checks.SWITCH, "0")  # small traces check every step
-    jobs = [TraceJob(index, 3.0 * index, 1, 20, MODELS[index % 4]) for index in range(3000)]
+    jobs = [TraceJob(index, 3.0 * index, 1, 20, MODELS[index % 4]) for index in range(1500)]
     result = run(jobs, "fifo", Cluster(1, 4))
     assert 500 < len(result.samples) <= 2000
     length_s = max(record.end_s for record in result.records)
     held = sum(sample.gpus_held * sample.length_s for sample in result.samples)
     assert sum(sample.length_s for sample in result.samples) == pytest.approx(length_s)
     assert held == pytest.approx(sum(record.run_s for record in result.records))
-    assert all(by_id(result)[index].end_s > 3.0 * index for index in range(3000))
+    assert all(record.end_s > 3.0 * record.job.job_id for record in result.records)

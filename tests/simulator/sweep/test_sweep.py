@@ -27,7 +27,7 @@ def figures(outcome: Outcome) -> dict[str, object]:
 
 def test_processes_give_what_one_process_gives_in_the_order_of_the_runs() -> None:
     # The longest first, so that it ends last.
-    wanted = runs(("muri-s", "fifo"), [small_trace("long", 60), small_trace("short", 5)])
+    wanted = runs(("muri-s", "fifo"), [small_trace("long", 30), small_trace("short", 5)])
     seen: dict[int, float] = {}
     alone, together = sweep(wanted), sweep(wanted, 2, seen.__setitem__)
     assert seen == dict.fromkeys(range(len(wanted)), 1.0)
