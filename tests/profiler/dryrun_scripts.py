@@ -60,3 +60,28 @@ UNMARKED = """
         with muri.stage("propagate"):
             layer(inputs).sum().backward()
 """
+
+WORKERS = """
+    import multiprocessing, time, torch
+    from torch.utils.data import DataLoader, Dataset
+    torch.set_num_threads(1)
+    done = multiprocessing.Value("i", 0)
+    def augment(sample):
+        time.sleep(0.02)
+        return sample
+    class Samples(Dataset):
+        def __init__(self): self.transform = augment
+        def __len__(self): return 400
+        def __getitem__(self, index):
+            while done.value < index - index % 4: time.sleep(0.001)
+            time.sleep(0.04)
+            return self.transform(torch.zeros(64))
+    model = torch.nn.Linear(64, 256)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for batch in DataLoader(Samples(), num_workers=4):
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        done.value += 1
+"""
+"""Four workers, none of which begins a batch before the last four are done: a stall leaves no batch ready."""

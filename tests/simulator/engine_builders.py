@@ -19,6 +19,15 @@ def profile(stage_s: Sequence[float], name: str = "", gpu_count: int = 1, gpu_me
     return StageProfile(key, *stage_s, iteration_s=sum(stage_s), gpu_mem_gib=gpu_mem_gib)
 
 
+MODELS = [
+    profile(stages, f"model-{index}", gpu_mem_gib=4.0 + 12.0 * index)
+    for index, stages in enumerate(
+        [(0.5, 0.1, 0.2, 0.0), (0.1, 0.7, 0.3, 0.1), (0.0, 0.1, 0.9, 0.2), (0.1, 0.1, 0.3, 0.4)]
+    )
+]
+"""Four jobs of one GPU that wait for different resources, the later the more GPU memory they need."""
+
+
 def job(job_id: int, submit_s: float, service_s: float, stage_s: Sequence[float] = GPU, **fields: Any) -> TraceJob:
     """A job that needs `service_s` alone; its stages must divide that."""
     gpu_count = fields.pop("gpu_count", 1)

@@ -127,9 +127,8 @@ def test_hundreds_of_jobs_agree_with_blossom(seed):
     assert found.weight == found.upper_bound == close_to(match_weights(weights, "rustworkx").weight)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_bucket_of_equal_weights_is_paired_off(seed):
-    size = 301 + seed
+@pytest.mark.parametrize("size", [301, 302])
+def test_every_bucket_of_equal_weights_is_paired_off(size):
     found = match_weights(np.full((size, size), 0.3))
     assert len(found.pairs) == size // 2
     assert found.weight == found.upper_bound == close_to(0.3 * (size // 2))

@@ -1,14 +1,12 @@
 """Dry runs of loaders that deliver several batches at once and then make the loop wait."""
 
 import random
-import textwrap
 from itertools import islice
 
 import pytest
 
 from muri.profiler.dryrun.course import Course
 from muri.profiler.dryrun.messages import Limits
-from muri.profiler.dryrun.runner import measure_script
 from muri.profiler.dryrun.steadiness import LoaderAhead, moving_means, ordinary, period_means, whole_periods
 
 LOAD, _, PROPAGATE, _ = range(4)
@@ -158,34 +156,3 @@ def test_periods():
     assert whole_periods([1], 2) == []
     assert LoaderAhead(4, 2).widened(LoaderAhead(3, 3)) == LoaderAhead(4, 3)
     assert list(islice(bursty(2, ready=1), 3)) == [QUICK_S, FETCH_S - QUICK_S, QUICK_S]
-
-
-WORKERS = """
-    import multiprocessing, time, torch
-    from torch.utils.data import DataLoader, Dataset
-    torch.set_num_threads(1)
-    done = multiprocessing.Value("i", 0)
-    def augment(sample):
-        time.sleep(0.06)
-        return sample
-    class Samples(Dataset):
-        def __init__(self): self.transform = augment
-        def __len__(self): return 400
-        def __getitem__(self, index):
-            while done.value < index - index % 4: time.sleep(0.001)
-            return self.transform(torch.zeros(4))
-    model = torch.nn.Linear(4, 1)
-    for batch in DataLoader(Samples(), num_workers=4):
-        model(batch).sum().backward()
-        done.value += 1
-"""
-"""Four workers, none of which begins a batch before the last four are done: a stall leaves no batch ready."""
-
-
-def test_workers_of_a_real_loader(tmp_path):
-    path = tmp_path / "train.py"
-    path.write_text(textwrap.dedent(WORKERS))
-    result = measure_script([str(path)], limits=Limits(20, 20.0, time_limit_s=120.0))
-    assert result.detail.warmup_iterations >= 4 * 2
-    assert result.iterations % 4 == 0
-    assert result.iteration_s >= 0.7 * 0.06 / 4  # the waits were measured, and counted
