@@ -399,6 +399,11 @@ class Policy(Protocol):
         ...
 
     @property
+    def retries_out_of_memory(self) -> bool:
+        """Whether a job that ran out of GPU memory gets another try with more: its plans rest on predicted memory."""
+        ...
+
+    @property
     def simulated_only(self) -> bool:
         """Whether only `muri simulate` can carry out its plans; the controller refuses such a policy."""
         ...

@@ -28,6 +28,7 @@ class OpportunisticBinPacking(FixedOrder):
     fixed = TO_THE_END
     ranking = fifo
     supports_packing = True
+    retries_out_of_memory = True
     is_baseline = True
 
     def plan(self, request: PlanRequest) -> Plan:

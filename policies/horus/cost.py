@@ -23,9 +23,6 @@ without any raise a job could fail next to the same jobs again and again.
 MAX_RAISES: Final = 3
 """After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
 
-RAISING_POLICIES: Final = frozenset({"horus", "horus-f", "obp", "pab"})
-"""Policies that give a job another try after an out-of-memory error; their plans rest on predicted memory."""
-
 Kind = tuple[str, str, int, int, float, float, str, bool]
 """Partition, owner where that matters, GPUs, nodes, memory, utilisation, type of GPU, and whether it may share."""
 

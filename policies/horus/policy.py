@@ -53,6 +53,7 @@ class Horus(FixedOrder):
     fixed = TO_THE_END
     ranking = fifo
     supports_packing = True
+    retries_out_of_memory = True
     queue_count: ClassVar[int] = 1
 
     def plan(self, request: PlanRequest) -> Plan:

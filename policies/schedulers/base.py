@@ -39,7 +39,8 @@ class QueuePolicy(ABC):
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
-        supports_packing, elastic, plain_groups, allocates_cpus, simulated_only, is_baseline: See `Policy`.
+        supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory, simulated_only,
+            is_baseline: See `Policy`.
     """
 
     options: PolicyOptions | None = None
@@ -51,6 +52,7 @@ class QueuePolicy(ABC):
     elastic: ClassVar[bool] = False
     plain_groups: ClassVar[bool] = False
     allocates_cpus: ClassVar[bool] = False
+    retries_out_of_memory: ClassVar[bool] = False
     simulated_only: ClassVar[bool] = False
     is_baseline: ClassVar[bool] = False
 

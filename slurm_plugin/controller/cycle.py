@@ -131,7 +131,7 @@ class Controller:
     def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:
         if not actions:
             return []
-        executor = Executor(self._gateway, self._journal, self._store, self._config, decision.view)
+        executor = Executor(self._gateway, self._journal, self._store, self._config, self._policy, decision.view)
         executor.carry_out(actions)
         return executor.errors
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
 
+from muri.policies.types import Policy
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
@@ -72,12 +73,15 @@ class Executor:
         errors: What Slurm refused in this cycle; the cycle went on with the next action.
     """
 
-    def __init__(self, gateway: Gateway, journal: Journal, store: ProfileSink, config: Config, view: View) -> None:
+    def __init__(
+        self, gateway: Gateway, journal: Journal, store: ProfileSink, config: Config, policy: Policy, view: View
+    ) -> None:
         """Bind the executor to one cycle's view."""
         self._gateway = gateway
         self._journal = journal
         self._store = store
         self._config = config
+        self._policy = policy
         self._view = view
         self._now_s = view.snapshot.taken_s
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
@@ -147,7 +151,8 @@ class Executor:
 
     def _make_member(self, member: MemberPlan, pilot: int, node: str) -> None:
         """Change and release one member; Slurm starts it as soon as the pilot has started."""
-        change = member_change(member, pilot, node, self._view.jobs[member.job_id], self._config.policy)
+        job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
+        change = member_change(member, pilot, node, job, retries)
         try:
             self._gateway.modify(member.job_id, change)
             self._gateway.release(member.job_id)

@@ -7,7 +7,6 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.policies.horus.cost import RAISING_POLICIES
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
@@ -166,9 +165,9 @@ def original_request(job: ManagedJob) -> JobChange:
     )
 
 
-def with_retries(admin_comment: str, policy: str) -> str:
+def with_retries(admin_comment: str, retries: bool) -> str:
     """Return a member's AdminComment that says whether it is given another try with more GPU memory."""
-    return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if policy in RAISING_POLICIES else None)
+    return tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, "1" if retries else None)
 
 
 def without_retries(admin_comment: str) -> JobChange:
@@ -176,7 +175,7 @@ def without_retries(admin_comment: str) -> JobChange:
     return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
 
 
-def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: str) -> JobChange:
+def member_change(member: MemberPlan, pilot: int, node: str, job: Job, retries: bool) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
@@ -184,7 +183,7 @@ def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: s
         pilot: The pilot job.
         node: Where that runs: a node, or a folded list of them.
         job: As Slurm shows it.
-        policy: The policy's name: under some, a member that ran out of GPU memory tries again.
+        retries: Whether the policy gives it another try after it ran out of GPU memory.
     """
     state = tags.MemberState(pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
@@ -196,7 +195,7 @@ def member_change(member: MemberPlan, pilot: int, node: str, job: Job, policy: s
         dependency=f"after:{pilot}",
         mem_per_node_mib=member_mem_mib(member.original),
         time_limit_s=member.time_limit_s or None,
-        admin_comment=with_retries(comment, policy),
+        admin_comment=with_retries(comment, retries),
     )
 
 

@@ -273,6 +273,7 @@ def said_of_broken(tmp_path_factory):
         "NUMBER = 3\n\nclass Planless:\n    def __init__(self, options): pass\n\nclass Optionless:\n    pass\n\n"
         "class Unfinished(Planless):\n    name, profile_use = 'unfinished', 'none'\n    def plan(self, request): pass\n"
         "    supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = False\n"
+        "    retries_out_of_memory = False\n"
     )
     names = (*BROKEN, "fifo")
     return dict(zip(names, muri(site, *(select(site, name) for name in names)), strict=True))

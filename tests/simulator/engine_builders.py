@@ -58,3 +58,4 @@ class GroupingPolicy:
 
     profile_use = "none"
     supports_packing = elastic = plain_groups = allocates_cpus = simulated_only = is_baseline = False
+    retries_out_of_memory = False

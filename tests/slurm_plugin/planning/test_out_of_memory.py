@@ -42,12 +42,12 @@ def test_tries_are_counted():
 
 
 def test_only_policies_that_plan_by_predicted_memory_give_another_try():
-    assert retries_memory(with_retries("muri:model=m", "horus-f"))
-    assert not retries_memory(with_retries(with_retries("muri:model=m", "horus"), "muri-s"))
+    assert retries_memory(with_retries("muri:model=m", True))
+    assert not retries_memory(with_retries(with_retries("muri:model=m", True), False))
 
 
 def test_ranks_of_one_job_count_as_one_try(monkeypatch, capsys):
-    text = {"comment": "words", "admin_comment": with_retries("muri:model=m", "horus")}
+    text = {"comment": "words", "admin_comment": with_retries("muri:model=m", True)}
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     monkeypatch.setattr(member, "job_field", lambda job_id, name: text[name])
     monkeypatch.setattr(member, "set_comment", lambda job_id, comment: text.update(comment=comment))
