@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import own_time
 import pytest
 from launcher_harness import Launcher, ends, launcher_in, until
 
@@ -37,8 +38,10 @@ def plain_results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_dry_run_finds_the_stages(launcher: Launcher, name: str) -> None:
     result = launcher.folder / "result.json"
     wish = {"MURI_DRY_RUN": "8:3", "MURI_DRY_RUN_RESULT": str(result)}
-    arguments = (*SCRIPTS[name], "--read-ms", str(READ_MS))
-    assert ends(launcher.member(None, EXAMPLES / name, *arguments, **wish, **ENVIRONMENT)) == 0, launcher.err(None)
+    command = [sys.executable, own_time.__file__, str(EXAMPLES / name), *SCRIPTS[name], "--read-ms", str(READ_MS)]
+    out, err = launcher.path(None, "out").open("wb"), launcher.path(None, "err").open("wb")
+    process = launcher.spawn(command, launcher.environment | ENVIRONMENT | wish, stdout=out, stderr=err)
+    assert ends(process) == 0, launcher.err(None)
     times = json.loads(result.read_text())
     assert times["iterations"] == 5
     read_s = BATCH[name] * READ_MS / 1000

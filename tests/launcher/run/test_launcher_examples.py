@@ -4,6 +4,7 @@ import json
 import sys
 from pathlib import Path
 
+import own_time
 import psutil
 import pytest
 from launcher_harness import Launcher, ends, until
@@ -19,39 +20,12 @@ def test_example_is_short(kind: str) -> None:
     assert len((EXAMPLES / f"train_{kind}.py").read_text().splitlines()) < 80
 
 
-OWN_TIME = """
-    import runpy, sys, time
-    from torch._C._distributed_c10d import Work
-
-    passed_s = 0.0
-
-    def own_time():
-        return time.thread_time() + passed_s
-
-    def sleep(seconds):
-        global passed_s
-        passed_s += seconds
-
-    def wait(work, *arguments, _plain=Work.wait):
-        began_s = time.clock_gettime(time.CLOCK_MONOTONIC) - time.thread_time()
-        try:
-            return _plain(work, *arguments)
-        finally:
-            sleep(time.clock_gettime(time.CLOCK_MONOTONIC) - time.thread_time() - began_s)
-
-    time.perf_counter = time.monotonic = own_time
-    time.sleep, Work.wait = sleep, wait
-    runpy.run_module("muri.launcher.run.solo", run_name="__main__", alter_sys=True)
-"""
-"""Runs a script for which time goes on while it computes, sleeps or waits for its peer, not while others compute."""
-
-
 @pytest.mark.parametrize(("kind", "bottleneck"), BOTTLENECKS.items())
 def test_example_alone_has_its_bottleneck(launcher: Launcher, kind: str, bottleneck: str) -> None:
     result = launcher.folder / "result.json"
     request = DryRunRequest.from_environment({"MURI_DRY_RUN": "13:5", "MURI_DRY_RUN_RESULT": str(result)})
     assert request is not None
-    command = [sys.executable, str(launcher.script(OWN_TIME)), str(EXAMPLES / f"train_{kind}.py")]
+    command = [sys.executable, own_time.__file__, str(EXAMPLES / f"train_{kind}.py")]
     err = launcher.path(None, "err")
     process = launcher.spawn(command, launcher.environment | request.environment(), stderr=err.open("wb"))
     assert ends(process) == 0, err.read_text()
