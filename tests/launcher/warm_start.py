@@ -4,7 +4,8 @@
 which has imported what they need and nothing of Muri's launcher. A forked process interprets its command line as
 Python would (`-c`, `-m` or a script), and an `os.execv` of Python, as `muri run` does it, goes on in the same process.
 A child that it starts while it has one thread, as `muri run` does for a dry run, is forked from it, without what it
-has imported since. A runtime has a twin, forked before it begins: children of a process with threads are forked there.
+has imported since. A runtime, which has threads, gets the processes of its members from a twin, forked before it
+begins.
 """
 
 import _posixsubprocess
@@ -49,6 +50,9 @@ _STRICTER = ("-I", "-S")
 """Options of Python under which a program finds less; those that use nothing more are not told from others."""
 
 _RUNTIME = "muri.launcher.runtime.main"
+_SUPERVISOR = "process_supervisor.py"
+"""The one child of a runtime that comes from its twin; tests tell others by their command lines."""
+
 _PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
 _SYS_CLONE = 56  # of x86-64; elsewhere a runtime has no twin
 _CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -185,7 +189,7 @@ def _fork_exec(command: Sequence[str], executables: Sequence[bytes], close_fds: 
     )
     program = arguments and (arguments[0] in ("-c", "-m") or not arguments[0].startswith("-"))
     alone = len(list(Path("/proc/self/task").iterdir())) == 1 and _HOOKS.isdisjoint(sys.modules)
-    twin = _twins[0] if _twins and prepare is None else None
+    twin = _twins[0] if _twins and prepare is None and _SUPERVISOR in str(arguments[:1]) else None
     warm = usual and program and (alone or twin) and executables[0] == os.fsencode(sys.executable)
     if not warm or not starts_warm(dict(variables)):
         return _plain_fork_exec(command, executables, close_fds, *options)
