@@ -114,7 +114,7 @@ def _patch(c10d: Any) -> None:
     _patch_names(c10d)
 
 
-_groups_of_reducers: Final[dict["weakref.ref[Any]", Any]] = {}
+_kept_groups: Final[dict["weakref.ref[Any]", Any]] = {}
 
 
 def _keep_groups(module: ModuleType) -> None:
@@ -128,8 +128,9 @@ def _keep_groups(module: ModuleType) -> None:
 
     def make_reducer(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = plain(self, *args, **kwargs)
-        reference = weakref.ref(self.reducer, _groups_of_reducers.pop)  # called when the reducer is gone
-        _groups_of_reducers[reference] = self.process_group
+        for holder in (self.reducer, self.logger):  # the logger holds the reducer, too
+            if holder is not None:
+                _kept_groups[weakref.ref(holder, _kept_groups.pop)] = self.process_group
         return made
 
     model._ddp_init_helper = make_reducer

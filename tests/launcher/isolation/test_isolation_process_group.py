@@ -38,11 +38,12 @@ RANK = """
     print("done", seen, dist.is_initialized(), functional, flush=True)
 """
 DROPS_MODELS = """
-    import torch, torch.distributed as dist
+    import os, sys, torch, torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    for round in range(12):
-        dist.init_process_group("gloo")
+    for round in range(12):  # each with a store of its own: a rank that is ahead could still find the last one
+        place = f"file://{sys.argv[1]}/{round}"
+        dist.init_process_group("gloo", init_method=place, rank=int(os.environ["RANK"]), world_size=2)
         model = DistributedDataParallel(torch.nn.Linear(4, 1))
         model(torch.randn(3, 4)).sum().backward()
         total = model.module.weight.grad.clone()
@@ -95,12 +96,11 @@ def test_three_members_with_two_ranks_each(launcher, tmp_path):
 
 def test_dropping_a_model_after_its_process_group_stops_nobody(launcher, tmp_path):
     script = launcher.script(DROPS_MODELS)
-    hosts, port = _two_hosts(launcher, tmp_path), str(_free_port())
+    hosts = _two_hosts(launcher, tmp_path)
     try:
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         for host in hosts:
             host.runtime("101")
-        members = [host.member("101", script, RANK=str(rank), **place) for rank, host in enumerate(hosts)]
+        members = [host.member("101", script, tmp_path, RANK=str(rank)) for rank, host in enumerate(hosts)]
         assert [ends(member) for member in members] == [0, 0], [host.err("101") for host in hosts]
         assert [host.out("101") for host in hosts] == ["done\n"] * 2
     finally:
