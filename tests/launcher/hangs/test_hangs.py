@@ -297,9 +297,11 @@ class Idle:
         self.clock = StageClock()
         self.causes: list[str] = []
         self._environment = environment
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._end.wait, daemon=True)
+        reading, self._end = os.pipe()
+        self._thread = threading.Thread(target=os.read, args=(reading, 1), daemon=True)
         self._thread.start()
+        call = Path(f"/proc/self/task/{self._thread.native_id}/syscall")  # "running", or its number and arguments
+        until(lambda: call.read_text().split()[1:2] == [hex(reading)], "the thread to wait for the pipe")
 
     def environment(self) -> dict[str, str]:
         return self._environment
@@ -310,7 +312,7 @@ class Idle:
     def end_as_hung(self, cause: str) -> None:
         self.hung = True
         self.causes.append(cause)
-        self._end.set()
+        os.close(self._end)
 
 
 def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_before() -> None:
