@@ -18,7 +18,7 @@ check: venv ## Style, types and the arrows between rooms.
 	@scripts/check
 
 unit: venv ## Tests that need no Slurm.
-	@scripts/test-unit
+	@scripts/test-unit -n 4
 
 sandbox-test: venv ## Tests on the sandbox, a real Slurm on this machine.
 	@scripts/test-sandbox
