@@ -4,17 +4,12 @@
 which has imported what they need and nothing of Muri's launcher. A forked process interprets its command line as
 Python would (`-c`, `-m` or a script), and an `os.execv` of Python, as `muri run` does it, goes on in the same process.
 A child that it starts while it has one thread, as `muri run` does for a dry run, is forked from it, without what it
-has imported since. A runtime, which has threads, gets the processes of its members from a twin, forked before it
-begins.
+has imported since.
 """
 
-import _posixsubprocess
 import atexit
 import contextlib
-import ctypes
-import dataclasses
 import faulthandler
-import fcntl
 import functools
 import gc
 import importlib
@@ -46,19 +41,6 @@ _HOOKS = {"muri.launcher.automatic.compute", "muri.launcher.accumulation.hooks"}
 """They change PyTorch, which a program of its own would find unchanged."""
 _ahead: set[str] = set()
 _left_behind: list[object] = []
-_STRICTER = ("-I", "-S")
-"""Options of Python under which a program finds less; those that use nothing more are not told from others."""
-
-_RUNTIME = "muri.launcher.runtime.main"
-_SUPERVISOR = "process_supervisor.py"
-"""The one child of a runtime that comes from its twin; tests tell others by their command lines."""
-
-_PR_SET_PDEATHSIG, _PR_GET_TID_ADDRESS = 1, 40
-_SYS_CLONE = 56  # of x86-64; elsewhere a runtime has no twin
-_CLONE_PARENT, _CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
-_libc = ctypes.PyDLL(None)
-_twins: "list[_Twin]" = []
-_born_of_twin: list[bool] = []
 
 
 class WarmProcess:
@@ -169,145 +151,55 @@ _plain_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 def _execv(path: str, command: Sequence[str]) -> NoReturn:
     if path == sys.executable:
-        if _born_of_twin:
-            descriptors = {int(file.name) for file in Path("/proc/self/fd").iterdir()}
-            _close_all_but({number for number in descriptors if _is_inherited(number)})
         raise _Executed(list(command[1:]))
     _plain_execv(path, command)
 
 
 def _fork_exec(command: Sequence[str], executables: Sequence[bytes], close_fds: bool, *options: Any) -> int:
-    """What `subprocess` calls; a Python that is started is forked from this process or, if it has threads, its twin."""
-    kept, cwd, environment, reading, _, _, writing, _, errors, _, reports = options[:11]
-    _, new_session, process_group, gid, groups, uid, umask, prepare, _ = options[11:]
-    variables = os.environ if environment is None else dict(os.fsdecode(pair).split("=", 1) for pair in environment)
-    arguments = [word for word in command[1:] if word not in _STRICTER]
-    usual = (
-        all(isinstance(word, str) for word in arguments)
-        and close_fds
-        and (process_group, gid, groups, uid) == (-1, None, None, None)
-    )
-    program = arguments and (arguments[0] in ("-c", "-m") or not arguments[0].startswith("-"))
+    """What `subprocess` calls; a Python that this process starts is forked from it, if a fork takes along all of it."""
+    kept, cwd, environment, *descriptors = options[:11]
+    restore_signals, new_session, process_group, gid, groups, uid, umask, prepare, _ = options[11:]
+    variables = None if environment is None else dict(os.fsdecode(pair).split("=", 1) for pair in environment)
+    usual = restore_signals and close_fds and (process_group, gid, groups, uid, umask) == (-1, None, None, None, -1)
+    is_program = len(command) > 1 and (command[1] in ("-c", "-m") or not str(command[1]).startswith("-"))
     alone = len(list(Path("/proc/self/task").iterdir())) == 1 and _HOOKS.isdisjoint(sys.modules)
-    twin = _twins[0] if _twins and prepare is None and _SUPERVISOR in str(arguments[:1]) else None
-    warm = usual and program and (alone or twin) and executables[0] == os.fsencode(sys.executable)
-    if not warm or not starts_warm(dict(variables)):
+    warm = usual and is_program and alone and executables[0] == os.fsencode(sys.executable)
+    if not warm or not starts_warm(variables or dict(os.environ)):
         return _plain_fork_exec(command, executables, close_fds, *options)
-    inherited = [file for file in kept if file != reports]
-    files = [file if file >= 0 else number for number, file in enumerate((reading, writing, errors))] + inherited
-    birth = _Birth(arguments, str(cwd or Path.cwd()), dict(variables), umask, new_session, [0, 1, 2, *inherited])
-    if not alone:
-        assert twin is not None
-        return twin.fork(birth, files)
     pid = os.fork()
     if pid == 0:
         try:
-            birth.settle([*files, reports], reports)
+            _enter(descriptors, kept, new_session)
+            _heed(cwd, dict(os.environ) if variables is None else variables)
             if prepare is not None:
                 prepare()
-            os.close(reports)  # who started this process waits for that
+            os.close(descriptors[-1])  # who started this process waits for that
         except BaseException:
             os._exit(255)  # as after an error in `preexec_fn`
-        _become_and_exit(arguments)
+        _become_and_exit(list(map(str, command[1:])))
     return pid
 
 
-@dataclasses.dataclass(frozen=True)
-class _Birth:
-    """What a process begins with that is forked in place of a new Python."""
-
-    arguments: list[str]
-    cwd: str
-    environment: dict[str, str]
-    umask: int
-    new_session: bool
-    descriptors: list[int]
-
-    def settle(self, files: Sequence[int], *kept: int) -> None:
-        """Make of a forked process what `exec` would have made of it; the files become the descriptors."""
-        moved = [fcntl.fcntl(file, fcntl.F_DUPFD, 500) for file in files[: len(self.descriptors)]]
-        for target, source in zip(self.descriptors, moved, strict=True):
-            os.dup2(source, target)
-        _close_all_but({*self.descriptors, *kept})
-        _left_behind.extend([sys.stdout, sys.stderr])  # what they have not written is the starter's to write
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", 1, closefd=False, errors="backslashreplace")
-        _left_behind.extend(sys.modules.pop(name) for name in sys.modules.keys() - _ahead)
-        atexit._clear()
-        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-            if callable(signal.getsignal(number)):
-                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        if self.umask >= 0:
-            os.umask(self.umask)
-        if self.new_session:
-            os.setsid()
-        _heed(self.cwd, self.environment)
-
-
-def _is_inherited(number: int) -> bool:
-    try:
-        return os.get_inheritable(number)
-    except OSError:
-        return False
-
-
-def _close_all_but(kept: set[int]) -> None:
+def _enter(descriptors: list[int], kept: Sequence[int], new_session: bool) -> None:
+    """Make of a forked process what `exec` would have made of it."""
+    reading, _, _, writing, _, errors, _, reports = descriptors
+    files = [os.dup(file if file >= 0 else number) for number, file in enumerate((reading, writing, errors))]
+    for target, source in enumerate(files):
+        os.dup2(source, target)
     for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
-        if number not in kept:
+        if number not in {0, 1, 2, reports, *kept}:
             with contextlib.suppress(OSError):  # the folder that was listed
                 os.close(number)
-
-
-class _Twin:
-    """Forked from a process before it begins, it forks children for it later: locks of threads stay out of them."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        if os.fork() == 0:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            self._socket.close()
-            self._serve(theirs)
-        theirs.close()
-
-    def fork(self, birth: _Birth, files: list[int]) -> int:
-        """A child of the calling process."""
-        with self._lock:
-            socket.send_fds(self._socket, [json.dumps(dataclasses.astuple(birth)).encode()], files)
-            return int(self._socket.recv(_LARGEST_MESSAGE))
-
-    @staticmethod
-    def _serve(connection: socket.socket) -> NoReturn:
-        while True:
-            text, files, _, _ = socket.recv_fds(connection, _LARGEST_MESSAGE, 16)
-            if not text:
-                os._exit(0)
-            pid = _fork_sibling()
-            if pid == 0:
-                _twins.clear()
-                _born_of_twin.append(True)
-                birth = _Birth(*json.loads(text))
-                connection.detach()
-                birth.settle(files)
-                _become_and_exit(birth.arguments)
-            for file in files:
-                os.close(file)
-            connection.send(str(pid).encode())
-
-
-def _fork_sibling() -> int:
-    """Fork a child of this process's own parent, as `os.fork` would fork one of this process."""
-    place = ctypes.c_void_p()
-    _libc.prctl(_PR_GET_TID_ADDRESS, ctypes.byref(place))
-    flags = _CLONE_PARENT | _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID | signal.SIGCHLD
-    ctypes.pythonapi.PyOS_BeforeFork()
-    pid = int(_libc.syscall(_SYS_CLONE, flags, None, None, place, None))
-    if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
-    else:
-        ctypes.pythonapi.PyOS_AfterFork_Parent()
-        assert pid > 0
-    return pid
+    _left_behind.extend([sys.stdout, sys.stderr])  # what they have not written is the starter's to write
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, closefd=False, errors="backslashreplace")
+    _left_behind.extend(sys.modules.pop(name) for name in sys.modules.keys() - _ahead)
+    atexit._clear()
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    if new_session:
+        os.setsid()
 
 
 def _interpret(arguments: list[str]) -> None:
@@ -332,7 +224,7 @@ def _interpret(arguments: list[str]) -> None:
 
 def _become(arguments: list[str]) -> None:
     os.execv = _execv  # type: ignore[assignment]
-    subprocess._fork_exec = _posixsubprocess.fork_exec = _fork_exec  # type: ignore[attr-defined,assignment]
+    subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
     while True:
         try:
             return _interpret(arguments)
@@ -420,10 +312,7 @@ def _settle(request: dict[str, Any], files: list[int]) -> list[str]:
         os.dup2(source, target)
         os.close(source)
     _heed(request["cwd"], request["env"])
-    arguments = list(request["arguments"])
-    if _RUNTIME in arguments and os.uname().machine == "x86_64":
-        _twins.append(_Twin())
-    return arguments
+    return list(request["arguments"])
 
 
 def _heed(cwd: str | None, environment: dict[str, str]) -> None:

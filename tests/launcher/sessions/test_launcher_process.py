@@ -78,7 +78,6 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
         print(json.dumps([sys.argv, sys.path, sys.flags, os.getcwd(), umask, dict(os.environ), __name__, __file__]))
         print(sys.stdin.read())
     """
-    launcher.warm = False
     folder = launcher.script(text, "see.py", folder="own").parent
     launcher.runtime("101")
     environment = launcher.environment | OWN | {"SLURM_JOB_ID": "101", "FAVOURITE": "grün"}
