@@ -14,7 +14,8 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Final
@@ -141,12 +142,9 @@ class Listener:
         try:
             _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
             connection = _connection(raw)
-            try:
+            with _closed_on_error(connection):
                 rank = self._admit(connection)
                 _set_timeout_of(connection, 0.0)
-            except BaseException:
-                connection.close()
-                raise
         except (OSError, EOFError, ValueError, RankLinkError) as error:
             logger.warning("a connection from %s was refused: %s", address, error or type(error).__name__)
         else:
@@ -195,7 +193,7 @@ def _connect_once(place: Place) -> RankLink:
     raw = socket.create_connection((place.host, place.port), HANDSHAKE_TIMEOUT_S)
     _set_timeout(raw, HANDSHAKE_TIMEOUT_S)
     connection = _connection(raw)
-    try:
+    with _closed_on_error(connection):
         theirs = connection.recv_bytes(LARGEST_MESSAGE_BYTES)
         mine = secrets.token_bytes(_CHALLENGE_BYTES)
         proof = _proof(place.key, "follower", place.rank, theirs, mine)
@@ -203,12 +201,19 @@ def _connect_once(place: Place) -> RankLink:
         connection.send_bytes(json.dumps(answer).encode())
         told = connection.recv_bytes(LARGEST_MESSAGE_BYTES)
         if not hmac.compare_digest(_proof(place.key, "leader", place.rank, theirs, mine).encode(), told):
-            raise RankLinkError("the process that listens there does not know the group's key")  # noqa: TRY301 (closes it)
+            raise RankLinkError("the process that listens there does not know the group's key")
         _set_timeout_of(connection, 0.0)
+    return RankLink(connection, 0)
+
+
+@contextmanager
+def _closed_on_error(connection: "Connection[bytes, bytes]") -> Iterator[None]:
+    """Close a connection that does not become a link, so that the other end notices at once."""
+    try:
+        yield
     except BaseException:
         connection.close()
         raise
-    return RankLink(connection, 0)
 
 
 def _proof(key: bytes, role: str, rank: int, leaders: bytes, followers: bytes) -> str:

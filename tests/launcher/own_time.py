@@ -26,12 +26,12 @@ def wait(work: Work, *arguments: object, plain: object = Work.wait) -> object:
     """What `Work.wait` does; the time in which this thread doesn't compute is that of waiting."""
     began_s = time.clock_gettime(time.CLOCK_MONOTONIC) - time.thread_time()
     try:
-        return plain(work, *arguments)  # type: ignore[operator]
+        return plain(work, *arguments)
     finally:
         sleep(time.clock_gettime(time.CLOCK_MONOTONIC) - time.thread_time() - began_s)
 
 
 if __name__ == "__main__":
     time.perf_counter = time.monotonic = own_time
-    time.sleep, Work.wait = sleep, wait  # type: ignore[assignment]
+    time.sleep, Work.wait = sleep, wait
     runpy.run_module("muri.launcher.run.solo", run_name="__main__", alter_sys=True)

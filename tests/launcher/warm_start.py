@@ -146,7 +146,7 @@ class _Executed(BaseException):
 
 
 _plain_execv = os.execv
-_plain_fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
+_plain_fork_exec = subprocess._fork_exec
 
 
 def _execv(path: str, command: Sequence[str]) -> NoReturn:
@@ -223,8 +223,8 @@ def _interpret(arguments: list[str]) -> None:
 
 
 def _become(arguments: list[str]) -> None:
-    os.execv = _execv  # type: ignore[assignment]
-    subprocess._fork_exec = _fork_exec  # type: ignore[attr-defined]
+    os.execv = _execv
+    subprocess._fork_exec = _fork_exec
     while True:
         try:
             return _interpret(arguments)
@@ -248,11 +248,11 @@ def _become_and_exit(arguments: list[str]) -> NoReturn:
             trace = trace.tb_next  # Python's own start has no frames
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
+    threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(int(code or 0) & 0xFF)  # type: ignore[call-overload]
+    os._exit(int(code or 0) & 0xFF)
 
 
 def _import_ahead() -> None:
