@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator, MutableSet
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
@@ -99,28 +100,25 @@ def _patch_finalizers(module: Any) -> None:
 def _end_children(session: SessionState) -> None:
     """Do what `multiprocessing` does when Python exits: close pools, terminate daemons, wait for the others."""
     own = _children.of(session)
-    _run_finalizers(own, range(sys.maxsize))
+    _run_finalizers(own, at_least=0)
     for process in list(own.processes):
         if process.daemon:
             process.terminate()
     for process in list(own.processes):
         while process.is_alive() and not session.interrupted.is_set():
             process.join(_POLL_S)
-    _run_finalizers(own, range(-sys.maxsize, 0))
+    _run_finalizers(own)
 
 
-def _run_finalizers(own: _Children, priorities: range) -> None:
-    """Call those of the given priorities, highest and newest first; those without one are for the collector only."""
+def _run_finalizers(own: _Children, at_least: float = -inf) -> None:
+    """Call those of at least this priority, highest and newest first; those without one are for the collector only."""
     registry: dict[tuple[int | None, int], Any] = sys.modules["multiprocessing.util"]._finalizer_registry
-    for key in sorted((key for key in own.finalizers if key[0] is not None and key[0] in priorities), reverse=True):
+    for key in sorted((key for key in own.finalizers if key[0] is not None and key[0] >= at_least), reverse=True):
         try:
-            registry.get(key, _nothing)()
+            if (finalizer := registry.get(key)) is not None:  # else it has been called, or is not needed any more
+                finalizer()
         except Exception:  # as the library itself does
             traceback.print_exc()
-
-
-def _nothing() -> None:
-    """Stands for a finalizer that has been called already."""
 
 
 def install_children() -> None:

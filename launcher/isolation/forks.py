@@ -49,11 +49,10 @@ class ForkLocks:
 
     Args:
         turns: Whose turn it is to import: a module that another member is importing would stay half imported.
-        limit_s: For how long a fork waits for the locks.
     """
 
-    def __init__(self, turns: ImportTurns, limit_s: float = _LIMIT_S) -> None:
-        self._turns, self._limit_s, self._fork = turns, limit_s, _Fork()
+    def __init__(self, turns: ImportTurns) -> None:
+        self._turns, self._fork = turns, _Fork()
 
     def install(self) -> None:
         """From now on, for every fork of this process."""
@@ -63,7 +62,7 @@ class ForkLocks:
         session = current_session()
         if session is None:
             return
-        end_s = time.monotonic() + self._limit_s
+        end_s = time.monotonic() + _LIMIT_S
         locks = [lock for module, name in _LOCKS if (lock := _find(module, name)) is not None]
         while not self._try(session, locks) and time.monotonic() < end_s:
             # Keep nothing while waiting: who holds the one may wait for the other.
