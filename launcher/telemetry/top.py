@@ -44,7 +44,7 @@ of the time each resource is held, and by whom at this moment.
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
-_STATUS_NAME: Final = re.compile(r"host-\d+(\.rank\d+)?\.json")
+_STATUS_NAME: Final = re.compile(r"host-\d+\.json")
 _RUN_DIR_NAME: Final = re.compile(r"muri-(\d+)")
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
@@ -88,6 +88,12 @@ class GroupView:
     def stale(self) -> bool:
         """Whether the runtime has stopped writing."""
         return self.age_s > STALE_S
+
+    @property
+    def left_behind(self) -> bool:
+        """Whether the runtime is gone and nobody removed its status, as the pilot job was killed with it."""
+        pid = self.status.get("pid")
+        return self.stale and not (isinstance(pid, int) and Path(f"/proc/{pid}").exists())
 
     def to_json(self) -> dict[str, object]:
         """For `--json`."""
@@ -200,7 +206,7 @@ def _belongs_to_its_user(path: Path) -> bool:
 
 
 def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
-    """All groups on this node, ordered by file; a file that vanishes or is being replaced is left out.
+    """All groups on this node, ordered by file; a file that vanishes, is being replaced or was left behind is not one.
 
     Raises:
         NoGroupError: There is none; the text says where one could be looked at.
@@ -212,10 +218,9 @@ def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
         except OSError:
             continue
         for path in names:
-            try:
+            with contextlib.suppress(StatusFileError):
                 groups.append(read_group(path))
-            except StatusFileError:
-                continue
+    groups = [group for group in groups if not group.left_behind]
     if not groups:
         raise NoGroupError(_nothing_found(looked))
     return groups

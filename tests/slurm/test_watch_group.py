@@ -23,8 +23,10 @@ def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Dri
 
     muri.driver.wait_until(measured, "measured speeds in the queue")
     top = ("srun", "--overlap", f"--jobid={host}", "muri", "top")
-    (group,) = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
-    assert (group["host_job"], set(group["members"])) == (str(host), names)
+    groups = json.loads(muri.driver.run(*top, "--json", user="alice").stdout)
+    # A pilot job of another test that was killed less than ten seconds ago may still be shown.
+    (group,) = (group for group in groups if group["host_job"] == str(host))
+    assert set(group["members"]) == names
     assert all(0 < member["speed"] <= 1.2 for member in group["members"].values())
     assert all(member["predicted_speed"] for member in group["members"].values())
     plain = muri.driver.run(*top, user="alice").stdout

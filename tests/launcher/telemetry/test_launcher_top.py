@@ -163,6 +163,22 @@ def test_no_group_says_where_to_look(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    long_ago = {"updated": "2026-01-01T00:00:00Z"}
+    for pilot, changes in (
+        (1, long_ago | {"pid": gone.pid}),
+        (2, long_ago | {"pid": os.getpid()}),  # hangs
+        (3, {"pid": gone.pid}),  # its pilot job is about to say why it died
+        (4, long_ago | {"pid": "me"}),
+    ):
+        (tmp_path / f"host-{pilot}.json").write_text(json.dumps(status(**{"101": member()}) | changes))
+    groups = find_groups({"MURI_RUN_DIR": str(tmp_path)})
+    assert [group.path.name for group in groups] == ["host-2.json", "host-3.json"]
+    assert [group.stale for group in groups] == [True, False]
+
+
 def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
     launcher.status_path = launcher.run_dir / "host-4711.json"
     launcher.runtime("101", "102", options=("--solo-iteration-s", "101=0.005"))
