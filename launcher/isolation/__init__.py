@@ -45,7 +45,8 @@ def install() -> None:
     threads_and_processes.at_session_start(standard_files.install_c_output().begin)
     # The patches below must tell a script's own modules from installed ones.
     modules = local_imports.install_local_modules()
-    forks.ForkLocks(local_imports.install_import_turns(modules)).install()
+    local_imports.install_first_use()
+    forks.ForkLocks(local_imports.install_import_turns(modules), modules).install()
     signals_and_exits.install_exits(modules)
     logs_and_warnings.install_log_configuration(modules)
     logs_and_warnings.install_log_handlers()

@@ -13,10 +13,11 @@ import time
 from operator import attrgetter
 from typing import Any, Final
 
-from muri.launcher.isolation.local_imports import ImportTurns
+from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
 from muri.launcher.job.session import SessionState, current_session
 
 _LOCKS: Final = (
+    ("muri.launcher.isolation.torch_settings", "flags.lock"),
     ("logging", "_lock"),  # Python takes it for the fork, too, but would wait for a holder that waits for our turn
     ("tempfile", "_once_lock"),
     ("torch.cuda", "_initialization_lock"),
@@ -39,6 +40,7 @@ class _Fork(threading.local):
     """What this thread has taken for the fork that it is in."""
 
     def __init__(self) -> None:
+        self.session: SessionState | None = None
         self.turn = False
         self.held: list[Any] = []
         self.missed: list[Any] = []
@@ -49,21 +51,25 @@ class ForkLocks:
 
     Args:
         turns: Whose turn it is to import: a module that another member is importing would stay half imported.
+        modules: The members' own modules, one of which may just be put in another's place.
     """
 
-    def __init__(self, turns: ImportTurns) -> None:
-        self._turns, self._fork = turns, _Fork()
+    def __init__(self, turns: ImportTurns, modules: LocalModules) -> None:
+        self._turns, self._modules, self._fork = turns, modules, _Fork()
 
     def install(self) -> None:
         """From now on, for every fork of this process."""
-        os.register_at_fork(before=self._take, after_in_parent=self._give, after_in_child=self._give_in_child)
+        os.register_at_fork(before=self._take, after_in_parent=self._end, after_in_child=self._give_in_child)
 
     def _take(self) -> None:
         session = current_session()
         if session is None:
             return
+        session.hold_back()  # a lock that is taken and not noted would never be given back
+        self._fork.session = session
         end_s = time.monotonic() + _LIMIT_S
         locks = [lock for module, name in _LOCKS if (lock := _find(module, name)) is not None]
+        locks.append(self._modules.exchange_lock)
         while not self._try(session, locks) and time.monotonic() < end_s:
             # Keep nothing while waiting: who holds the one may wait for the other.
             self._give()
@@ -84,6 +90,12 @@ class ForkLocks:
             fork.turn = False
             self._turns.give()
 
+    def _end(self) -> None:
+        self._give()
+        session, self._fork.session = self._fork.session, None
+        if session is not None:
+            session.let_through(False)  # Python would swallow what is raised here
+
     def _give_in_child(self) -> None:
         fork = self._fork
         for lock in fork.held:
@@ -91,7 +103,7 @@ class ForkLocks:
                 lock.release()
         for lock in fork.missed:
             lock._at_fork_reinit()  # what `logging` and `threading` call for theirs
-        fork.turn, fork.held, fork.missed = False, [], []  # the turns are renewed in the child
+        fork.session, fork.turn, fork.held, fork.missed = None, False, [], []  # the turns are renewed in the child
 
 
 def _find(module: str, name: str) -> Any:

@@ -12,6 +12,7 @@ it.
 import builtins
 import contextlib
 import importlib
+import io
 import os
 import pickle
 import sys
@@ -23,6 +24,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.session import SessionState, current_session
 
 _SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
@@ -38,19 +40,22 @@ class LocalModules:
 
     Args:
         shared: Top-level names that are never local: what the runtime itself has imported.
+
+    Attributes:
+        exchange_lock: Held while modules are exchanged. A process forked in between would find another member's.
     """
 
     def __init__(self, shared: frozenset[str]) -> None:
         self._shared = shared | sys.stdlib_module_names
-        self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
+        self._renew_locks()
+        os.register_at_fork(after_in_child=self._renew_locks)
         self._active: dict[str, SessionState] = {}
         self._local: dict[tuple[SessionState, str], bool] = {}
         self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
 
-    def _renew_lock(self) -> None:
-        """Renew the lock; in a forked child, a thread that is absent there may have held it."""
-        self._lock = threading.RLock()
+    def _renew_locks(self) -> None:
+        """Renew the locks; in a forked child, a thread that is absent there may have held them."""
+        self._lock, self.exchange_lock = threading.RLock(), threading.Lock()
 
     def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
         """Import something of the top-level name for a session."""
@@ -76,7 +81,7 @@ class LocalModules:
 
     def forget(self, session: SessionState) -> None:
         """Drop the modules of a session that ended."""
-        with self._lock:
+        with self._lock, self.exchange_lock:
             for top in [name for name, active in self._active.items() if active is session]:
                 del self._active[top]
                 _take(top)
@@ -85,11 +90,16 @@ class LocalModules:
                     table.pop(key, None)
 
     def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
-        taken = _take(top)
-        if before is not None:
-            self._kept[before, top] = taken
-        sys.modules.update(self._kept.pop((session, top), {}))
-        self._active[top] = session
+        session.hold_back()
+        try:
+            with self.exchange_lock:
+                taken = _take(top)
+                if before is not None:
+                    self._kept[before, top] = taken
+                sys.modules.update(self._kept.pop((session, top), {}))
+                self._active[top] = session
+        finally:
+            session.let_through(True)
 
     def is_local(self, session: SessionState, top: str) -> bool:
         """Whether a session finds this top-level name in its own directories."""
@@ -157,9 +167,26 @@ def install_local_modules() -> LocalModules:
     return modules
 
 
+def _use_once(torch: ModuleType) -> None:
+    """Let PyTorch import now what its C++ looks up when it is first asked for a tensor, a number or a profiler's label.
+
+    It holds a lock of C++ meanwhile. Another member's thread would wait for that one and keep the interpreter's lock,
+    without which `session_import` cannot go on: the whole group would hang.
+    """
+    torch.tensor([0.0])
+    torch.empty(1).fill_(0.0)
+    with torch.autograd.profiler.record_function("first use"):
+        pass
+
+
+def install_first_use() -> None:
+    """Use PyTorch once it is imported."""
+    after_import("torch", _use_once)
+
+
 def _install_pickling(modules: LocalModules) -> None:
-    """Patch pickling, which looks classes up in `sys.modules` without an import statement."""
-    plain_dump, plain_dumps, plain_class = pickle.dump, pickle.dumps, pickle.Pickler
+    """Patch pickling, which looks classes up in `sys.modules` without an import statement or after it."""
+    plain_dump, plain_dumps, plain_class, plain_reader = pickle.dump, pickle.dumps, pickle.Pickler, pickle.Unpickler
 
     class Pickler(plain_class):  # type: ignore[misc, valid-type]
         """The plain pickler, with the session's modules in place."""
@@ -177,7 +204,34 @@ def _install_pickling(modules: LocalModules) -> None:
         with modules.all_of(current_session()):
             return plain_dumps(*args, **kwargs)
 
+    class Unpickler(plain_reader):  # type: ignore[misc, valid-type]
+        """The plain unpickler, which imports a module and then takes what `sys.modules` holds."""
+
+        def find_class(self, module_name: str, global_name: str, /) -> Any:
+            """See pickle.Unpickler.find_class."""
+            session, find = current_session(), super().find_class
+            if session is None:
+                return find(module_name, global_name)
+            return modules.run(session, module_name.partition(".")[0], lambda: find(module_name, global_name))
+
+    def load(file: Any, **kwargs: Any) -> Any:
+        return Unpickler(file, **kwargs).load()
+
+    def loads(data: Any, /, **kwargs: Any) -> Any:
+        return Unpickler(io.BufferedReader(io.BytesIO(data)), **kwargs).load()
+
+    def patch_queues(reduction: Any) -> None:
+        plain_dump_of_queues = reduction.ForkingPickler.dump
+
+        def dump(self: Any, obj: Any) -> None:
+            with modules.all_of(current_session()):
+                plain_dump_of_queues(self, obj)
+
+        reduction.ForkingPickler.dump, reduction.ForkingPickler.loads = dump, staticmethod(loads)
+
     pickle.Pickler, pickle.dump, pickle.dumps = Pickler, dump, dumps  # type: ignore[misc]
+    pickle.Unpickler, pickle.load, pickle.loads = Unpickler, load, loads  # type: ignore[misc]
+    after_import("multiprocessing.reduction", patch_queues)  # it may have kept the plain functions
 
 
 _bootstrap: Final[Any] = importlib._bootstrap
@@ -233,7 +287,16 @@ def install_import_turns(modules: LocalModules) -> ImportTurns:
         session = current_session()
         if session is not None and modules.is_local(session, name.partition(".")[0]):
             return find_and_load(name, import_)
-        got = turns.take(_RUNTIME if session is None else session)
+        if session is None:
+            return in_turn(_RUNTIME, name, import_)
+        session.hold_back()  # half an import, or a turn that never ends, would stop every member
+        try:
+            return in_turn(session, name, import_)
+        finally:
+            session.let_through(True)
+
+    def in_turn(who: object, name: str, import_: Callable[..., Any]) -> Any:
+        got = turns.take(who)
         try:
             return find_and_load(name, import_)
         finally:
@@ -241,7 +304,8 @@ def install_import_turns(modules: LocalModules) -> ImportTurns:
                 turns.give()
 
     # Python leaves frames of this file out of tracebacks.
-    code: CodeType = _find_and_load.__code__
-    _find_and_load.__code__ = code.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
+    for function in (_find_and_load, in_turn):
+        code: CodeType = function.__code__
+        function.__code__ = code.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
     _bootstrap._find_and_load = _find_and_load
     return turns

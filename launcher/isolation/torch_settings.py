@@ -172,11 +172,16 @@ Setter = Callable[[Any], Any]
 
 
 class Flags:
-    """The values that each session has set, and which session's values are in effect."""
+    """The values that each session has set, and which session's values are in effect.
+
+    Attributes:
+        used: Whether any session has set one.
+        lock: Held while values are put into effect.
+    """
 
     def __init__(self) -> None:
         self.used = False
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._getters: dict[str, Getter] = {}
         self._setters: dict[str, Setter] = {}
         self._defaults: dict[str, Any] = {}
@@ -195,7 +200,7 @@ class Flags:
             session = current_session()
             if session is None:
                 return get()
-            with self._lock:  # another session may be setting its values
+            with self.lock:  # another session may be setting its values
                 return get() if session is self._holder else self._own.of(session)[name]
 
         def session_set(value: Any) -> None:
@@ -204,7 +209,7 @@ class Flags:
                 put(value)
                 self._defaults[name] = get()
                 return
-            with self._lock:
+            with self.lock:
                 self.used = True
                 if self._holder is None:
                     self.put_in_place(session)
@@ -217,18 +222,25 @@ class Flags:
 
     def put_in_place(self, session: SessionState) -> None:
         """Put the session's values into effect."""
-        with self._lock:
-            if self._holder is session:
-                return
-            present = {name: get() for name, get in self._getters.items()}
-            if self._holder is not None:
-                self._own.put(self._holder, present)
-            self._apply(present, self._own.of(session))
-            self._holder = session
+        session.hold_back()  # half of them would stay in effect for another member
+        try:
+            with self.lock:
+                self._exchange(session)
+        finally:
+            session.let_through(True)
+
+    def _exchange(self, session: SessionState) -> None:
+        if self._holder is session:
+            return
+        present = {name: get() for name, get in self._getters.items()}
+        if self._holder is not None:
+            self._own.put(self._holder, present)
+        self._apply(present, self._own.of(session))
+        self._holder = session
 
     def forget(self, session: SessionState) -> None:
         """Drop the values of a session that ended."""
-        with self._lock:
+        with self.lock:
             if self._holder is session:
                 self._apply({name: get() for name, get in self._getters.items()}, self._defaults)
                 self._holder = None
@@ -239,13 +251,13 @@ class Flags:
                 put(wanted[name])
 
 
-_flags: Final = Flags()
+flags: Final = Flags()
 
 
 def apply_torch_flags(session: SessionState) -> None:
     """Put the switches of a session into effect, when it gains the resource `propagate`."""
-    if _flags.used:
-        _flags.put_in_place(session)
+    if flags.used:
+        flags.put_in_place(session)
 
 
 def _patch_flags(torch: Any) -> None:
@@ -253,7 +265,7 @@ def _patch_flags(torch: Any) -> None:
     for getter, setter in _BY_NAME:
         plain_get, plain_set = getattr(core, getter, None), getattr(core, setter, None)
         if plain_get is not None and plain_set is not None:
-            replaced[plain_get], replaced[plain_set] = _flags.add(getter, plain_get, plain_set)
+            replaced[plain_get], replaced[plain_set] = flags.add(getter, plain_get, plain_set)
             setattr(core, getter, replaced[plain_get])
             setattr(core, setter, replaced[plain_set])
     _patch_backends(torch.backends, replaced)
@@ -275,7 +287,7 @@ def _patch_backends(backends: ModuleType, replaced: dict[Any, Any]) -> None:
 def _patch_deterministic(core: Any) -> None:
     plain_set = core._set_deterministic_algorithms
     enabled, warn_only = core._get_deterministic_algorithms, core._get_deterministic_algorithms_warn_only
-    get, put = _flags.add(
+    get, put = flags.add(
         "deterministic",
         lambda: (enabled(), warn_only()),
         lambda mode: plain_set(mode[0], warn_only=mode[1]),
@@ -288,7 +300,7 @@ def _patch_deterministic(core: Any) -> None:
 def _patch_anomaly(torch: Any) -> None:
     put_plain = torch.set_anomaly_enabled
     enabled, check_nan = torch.is_anomaly_enabled, torch.is_anomaly_check_nan_enabled
-    get, put = _flags.add("anomaly", lambda: (enabled(), check_nan()), lambda mode: put_plain(*mode))
+    get, put = flags.add("anomaly", lambda: (enabled(), check_nan()), lambda mode: put_plain(*mode))
     torch.set_anomaly_enabled = lambda mode, check_nan=True: put((bool(mode), bool(check_nan)))
     torch.is_anomaly_enabled = lambda: get()[0]
     torch.is_anomaly_check_nan_enabled = lambda: get()[1]
@@ -314,7 +326,7 @@ class _PrintOptions:
 
 def forget_torch_flags(session: SessionState) -> None:
     """Drop what a session that ended had set."""
-    _flags.forget(session)
+    flags.forget(session)
 
 
 def install_torch_flags() -> None:

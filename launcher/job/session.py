@@ -37,6 +37,9 @@ class SessionState:
         clock: Its stage clock.
         deliver: Sends a signal to the session.
         leave: Ends the session at once, as `os._exit` ends a process; does not return.
+        hold_back: From now on no signal interrupts the session's own thread, which is about to change what members
+            share; calls nest.
+        let_through: Ends what `hold_back` began. Raises what was held back, if it is told to.
         belongings: Values that other modules keep for it through `PerSession`; dropped with it.
     """
 
@@ -56,6 +59,8 @@ class SessionState:
     interrupted: threading.Event = field(default_factory=threading.Event)
     deliver: Callable[[int], None] = lambda _signum: None
     leave: Callable[[int], None] = lambda _code: None
+    hold_back: Callable[[], None] = lambda: None
+    let_through: Callable[[bool], None] = lambda _now: None
     belongings: dict[Any, Any] = field(default_factory=dict)
 
 

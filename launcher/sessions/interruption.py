@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ class Interruption:
 
     Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
     would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
+    Other members would also suffer from half an import, hence `hold_back` and `let_through`.
 
     Args:
         state: The session.
@@ -41,6 +43,8 @@ class Interruption:
         self._arbiter = arbiter
         self._thread = thread
         self._handlers_due: list[int] = []
+        self._held_back = 0
+        self._pid = os.getpid()
 
     @property
     def in_own_thread(self) -> bool:
@@ -74,11 +78,39 @@ class Interruption:
         self._arbiter.interrupt(self.state.member)
         if self.lock.acquire(blocking=False):
             try:
-                if self.allowed and self.pending is not None:
+                if self.allowed and self.pending is not None and not self._held_back:
                     self.pending = None
                     self._raise_later(kind)
             finally:
                 self.lock.release()
+
+    def hold_back(self) -> None:
+        """Raise nothing from outside in the script's own thread until it calls `let_through`; calls nest."""
+        if not self._interruptible:
+            return
+        before = self._held_back
+        try:
+            with self.lock:  # who raises something has done so when the lock is free
+                self._held_back = before + 1
+        except BaseException:
+            self._held_back = before
+            raise
+
+    def let_through(self, now: bool) -> None:
+        """End what `hold_back` began.
+
+        Args:
+            now: Whether to raise what was held back; otherwise that is left to the next safe point.
+        """
+        if self._interruptible:
+            self._held_back -= 1
+            if now and self.allowed and not self._held_back:
+                self.safe_point()
+
+    @property
+    def _interruptible(self) -> bool:
+        """Whether the caller is the script's own thread, and not a process that it has forked."""
+        return self.in_own_thread and os.getpid() == self._pid
 
     def forbid(self) -> None:
         """Raise nothing in the script's thread from now on; called by that thread."""

@@ -83,6 +83,7 @@ class ThreadSession(AttachedSession):
         # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
         self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=False)
         self._interruption = Interruption(self._state, arbiter, self._thread)
+        self._state.hold_back, self._state.let_through = self._interruption.hold_back, self._interruption.let_through
         self.ended = self._interruption.ended
         self.clock = self._state.clock = StageClock(SessionGate(self._interruption, arbiter), on_interval)
         self.clock.explicit = not stages_wanted(request.environment)

@@ -1,5 +1,6 @@
 """Runtimes of several ranks and DDP members on this machine, with gloo."""
 
+import contextlib
 import secrets
 import signal
 import socket
@@ -71,9 +72,12 @@ if os.environ["ALONE"] == "True":  # a plain process with gloo is now and then a
 
 
 def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A TCP port that was free a moment ago, below those that the kernel gives to connections."""
+    given = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = given // 2 + secrets.randbelow(given // 2)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 class RankedLauncher:

@@ -1,9 +1,10 @@
-"""Sessions that import parts of one package at the same time get whole modules."""
+"""Members that import at the same time, or are interrupted meanwhile, get whole modules of their own."""
 
+import signal
 import threading
 
 import pytest
-from launcher_harness import ends
+from launcher_harness import ends, until
 
 from muri.launcher.isolation.local_imports import ImportTurns
 
@@ -53,3 +54,114 @@ def test_who_waits_gets_the_turn_when_it_ends():
     turns.give()
     assert got.wait(240)
     waiting.join()
+
+
+def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
+    launcher.runtime("101", "102")
+    launcher.script("print('imported', flush=True)\nfor _ in range(10**7): pass\nwhole = True\n", "slow.py", "site")
+    path = f"import sys\nsys.path.append({str(launcher.folder / 'site')!r})\n"
+    first = launcher.member("101", launcher.script(f"{path}import slow\nprint('not reached')\n", "first.py"))
+    until(lambda: "imported" in launcher.out("101"), "the import")
+    first.send_signal(signal.SIGTERM)
+    second = launcher.member("102", launcher.script(f"{path}import slow\nprint(slow.whole)\n", "second.py"))
+    assert [ends(first), ends(second)] == [143, 0], launcher.err("102")
+    assert [launcher.out(member) for member in ("101", "102")] == ["imported\n", "True\n"]
+
+
+FIRST_TENSORS = """
+    import builtins, os, sys, time
+    import torch
+    def slow_import(name, *arguments, plain=builtins.__import__, sleep=time.sleep, **keywords):
+        if name.partition(".")[0] == "torch":
+            sleep(0.2)  # lets the other member run
+        return plain(name, *arguments, **keywords)
+    builtins.__import__ = slow_import
+    open(sys.argv[1], "w").close()
+    while not os.path.exists(sys.argv[2]):
+        time.sleep(0.001)
+    torch.tensor([1.0]).fill_(2.0)
+    with torch.autograd.profiler.record_function("step"):
+        pass
+    print("done")
+"""
+
+
+def test_members_use_pytorch_for_the_first_time_at_once(launcher):
+    pytest.importorskip("torch", reason="its first use is the subject")
+    launcher.runtime("101", "102")
+    script = launcher.script(FIRST_TENSORS)
+    members = [launcher.member(me, script, me, other) for me, other in (("101", "102"), ("102", "101"))]
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    assert launcher.out("101") + launcher.out("102") == "done\ndone\n"
+
+
+CHANGES_ITS_MODULE_AND_FORKS = """
+    import os, time
+    import lazy
+    lazy.VALUE = "changed"
+    open("ready", "w").close()
+    while not os.path.exists("taken"):
+        time.sleep(0.001)
+    pid = os.fork()
+    if pid == 0:
+        import lazy
+        print(lazy.VALUE, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+EXCHANGES_SLOWLY = """
+    import os, time
+    from muri.launcher.isolation import local_imports
+    def slowly(top, take=local_imports._take, sleep=time.sleep):
+        taken = take(top)
+        open("taken", "w").close()
+        sleep(0.5)
+        return taken
+    while not os.path.exists("ready"):
+        time.sleep(0.001)
+    local_imports._take = slowly
+    import lazy
+    print(lazy.VALUE)
+"""
+
+
+def test_a_process_forked_while_modules_are_exchanged_has_its_own(launcher):
+    launcher.runtime("101", "102")
+    for member, text in (("101", CHANGES_ITS_MODULE_AND_FORKS), ("102", EXCHANGES_SLOWLY)):
+        launcher.script(text, "train.py", member)
+        launcher.script(f"VALUE = '{member}'\n", "lazy.py", member)
+    members = [launcher.member(member, f"{member}/train.py") for member in ("101", "102")]
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    assert [launcher.out(member) for member in ("101", "102")] == ["changed\n", "102\n"]
+
+
+UNPICKLES = r"""
+    import io, os, pickle, sys, time
+    from multiprocessing.reduction import ForkingPickler
+    me, other = sys.argv[1:]
+    open(f"{me}-ready", "w").close()
+    while not os.path.exists(f"{other}-ready"):
+        time.sleep(0.001)
+    switch_interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reference = b"cnamed\nOWNER\n."  # as a class of the module would be written
+    owners = set()
+    for _ in range(2000):
+        owners.add(pickle.loads(reference))
+        owners.add(pickle.load(io.BytesIO(reference)))
+        owners.add(ForkingPickler.loads(reference))
+        owners.add(pickle.Unpickler(io.BytesIO(reference)).load())
+    sys.setswitchinterval(switch_interval_s)
+    print(owners)
+"""
+
+
+def test_unpickling_finds_the_members_own_modules(launcher):
+    launcher.runtime("101", "102")
+    for member in ("101", "102"):
+        launcher.script(UNPICKLES, "train.py", member)
+        launcher.script(f"OWNER = '{member}'\n", "named.py", member)
+    pairs = (("101", "102"), ("102", "101"))
+    members = [launcher.member(me, f"{me}/train.py", me, other) for me, other in pairs]
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    assert [launcher.out(me) for me, _ in pairs] == ["{'101'}\n", "{'102'}\n"]

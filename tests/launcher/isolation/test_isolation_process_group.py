@@ -1,9 +1,8 @@
 """Every member has a default process group of its own: three members, two gloo ranks each."""
 
-import socket
-
 import pytest
 from launcher_harness import Launcher, ends
+from ranks_harness import free_port
 
 pytest.importorskip("torch", reason="the members train with PyTorch")
 
@@ -55,12 +54,6 @@ DROPS_MODELS = """
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 def _two_hosts(launcher: Launcher, tmp_path) -> tuple[Launcher, Launcher]:
     """A runtime for each rank, as on two nodes."""
     first = Launcher(tmp_path / "r0", launcher.run_dir / "a")
@@ -78,7 +71,7 @@ def test_three_members_with_two_ranks_each(launcher, tmp_path):
     hosts, members = _two_hosts(launcher, tmp_path), ("101", "102", "103")
     try:
         running = []
-        ports = {member: str(_free_port()) for member in members}
+        ports = {member: str(free_port()) for member in members}
         for rank, host in enumerate(hosts):
             host.runtime(*members)
             for member in members:
@@ -111,7 +104,7 @@ def test_dropping_a_model_after_its_process_group_stops_nobody(launcher, tmp_pat
 @pytest.mark.parametrize("way", [("leave",), ("leave", "hard")])
 def test_a_member_that_ends_without_destroying_its_group_leaves_its_peer_an_error(launcher, tmp_path, way):
     script = launcher.script(RANK)
-    hosts, port = _two_hosts(launcher, tmp_path), str(_free_port())
+    hosts, port = _two_hosts(launcher, tmp_path), str(free_port())
     try:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         for host in hosts:
