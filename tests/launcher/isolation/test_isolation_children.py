@@ -52,6 +52,14 @@ import torch.cuda
 with torch.cuda._initialization_lock:
     held()
 """
+SETS_PYTORCHS_FLAGS = f"""
+import os, time
+import torch
+from muri.launcher.isolation.torch_settings import flags
+{HELD}
+with flags.lock:
+    held()
+"""
 IS_IMPORTING = f"""
 import os, sys, time
 {HELD}
@@ -73,6 +81,7 @@ FORKS = """
     if pid == 0:
         signal.alarm(20)  # ends a child that waits in vain
         torch.manual_seed(1)
+        torch.are_deterministic_algorithms_enabled()
         import sched
         print("seeded", flush=True)
         os._exit(0)
@@ -101,7 +110,7 @@ def test_children_left_behind_end_as_they_do_alone(launcher: Launcher) -> None:
     assert len(left) == before, left
 
 
-@pytest.mark.parametrize("holds", [HOLDS_PYTORCHS_LOCK, IS_IMPORTING])
+@pytest.mark.parametrize("holds", [HOLDS_PYTORCHS_LOCK, SETS_PYTORCHS_FLAGS, IS_IMPORTING])
 def test_no_forked_process_waits_for_another_members_thread(launcher: Launcher, holds: str) -> None:
     pytest.importorskip("torch", reason="one of the locks is PyTorch's")
     launcher.runtime("101", "102")
