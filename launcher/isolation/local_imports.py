@@ -186,9 +186,9 @@ def install_first_use() -> None:
 
 def _install_pickling(modules: LocalModules) -> None:
     """Patch pickling, which looks classes up in `sys.modules` without an import statement or after it."""
-    plain_dump, plain_dumps, plain_class, plain_reader = pickle.dump, pickle.dumps, pickle.Pickler, pickle.Unpickler
+    plain_dump, plain_dumps = pickle.dump, pickle.dumps
 
-    class Pickler(plain_class):  # type: ignore[misc, valid-type]
+    class Pickler(pickle.Pickler):
         """The plain pickler, with the session's modules in place."""
 
         def dump(self, obj: Any, /) -> None:
@@ -204,7 +204,7 @@ def _install_pickling(modules: LocalModules) -> None:
         with modules.all_of(current_session()):
             return plain_dumps(*args, **kwargs)
 
-    class Unpickler(plain_reader):  # type: ignore[misc, valid-type]
+    class Unpickler(pickle.Unpickler):
         """The plain unpickler, which imports a module and then takes what `sys.modules` holds."""
 
         def find_class(self, module_name: str, global_name: str, /) -> Any:
@@ -229,8 +229,9 @@ def _install_pickling(modules: LocalModules) -> None:
 
         reduction.ForkingPickler.dump, reduction.ForkingPickler.loads = dump, staticmethod(loads)
 
-    pickle.Pickler, pickle.dump, pickle.dumps = Pickler, dump, dumps  # type: ignore[misc]
-    pickle.Unpickler, pickle.load, pickle.loads = Unpickler, load, loads  # type: ignore[misc]
+    library: Any = pickle
+    library.Pickler, library.dump, library.dumps = Pickler, dump, dumps
+    library.Unpickler, library.load, library.loads = Unpickler, load, loads
     after_import("multiprocessing.reduction", patch_queues)  # it may have kept the plain functions
 
 

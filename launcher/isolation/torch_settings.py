@@ -222,21 +222,18 @@ class Flags:
 
     def put_in_place(self, session: SessionState) -> None:
         """Put the session's values into effect."""
-        session.hold_back()  # half of them would stay in effect for another member
-        try:
-            with self.lock:
-                self._exchange(session)
-        finally:
-            session.let_through(True)
-
-    def _exchange(self, session: SessionState) -> None:
-        if self._holder is session:
-            return
-        present = {name: get() for name, get in self._getters.items()}
-        if self._holder is not None:
-            self._own.put(self._holder, present)
-        self._apply(present, self._own.of(session))
-        self._holder = session
+        with self.lock:
+            if self._holder is session:
+                return
+            session.hold_back()  # half of them would stay in effect for another member
+            try:
+                present = {name: get() for name, get in self._getters.items()}
+                if self._holder is not None:
+                    self._own.put(self._holder, present)
+                self._apply(present, self._own.of(session))
+                self._holder = session
+            finally:
+                session.let_through(True)
 
     def forget(self, session: SessionState) -> None:
         """Drop the values of a session that ended."""
