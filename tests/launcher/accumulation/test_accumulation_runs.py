@@ -1,12 +1,12 @@
 """`muri run --accumulate` on real processes: DDP ranks, a member of a group, refusals on the command line."""
 
 import json
-import socket
 import sys
 import textwrap
 
 import pytest
 from launcher_harness import Launcher, ends, until
+from ranks_harness import free_port
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.launcher.job.scheduler import NoMembership
@@ -101,9 +101,7 @@ def test_two_ranks_exchange_once_per_batch(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script, home = launcher.script(TRAIN), launcher.folder
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = str(probe.getsockname()[1])
-    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    ranks = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
     processes = []
     for rank in ("0", "1"):
         launcher.folder = home / rank
