@@ -17,7 +17,7 @@ JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
 #: `sinfo`'s columns that `parse_nodes` reads: name, state, reason.
 SINFO_FORMAT = "%N|%T|%E"
 
-#: A restarted controller finds jobs running, hence not only "idle".
+#: A restarted controller finds jobs running, so "idle" is not the only good state.
 USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
 
 #: A slurmd that ends this often while it starts will not do better the next time.
@@ -104,7 +104,7 @@ def ensure_slurmd(instance: Instance, node: str, progress: Progress) -> None:
     """Start a node's slurmd unless it runs; returns when it has everything it shares with other slurmds.
 
     With auth/slurm each slurmd removes /run/slurm/sack.socket and binds it anew. Two that do so at the same time
-    disturb each other, and the loser ends after `slurmd` has already returned 0. Hence one after the other.
+    disturb each other, and the loser ends after `slurmd` has already returned 0. So they start one after the other.
 
     Raises:
         StartError: It ends again and again; the text holds its log.

@@ -97,7 +97,7 @@ def _local_paths(value: str) -> list[Path]:
     """Return the paths in a pip setting: words that are absolute paths or file: addresses."""
     paths = []
     for word in value.replace("\\n", " ").split():
-        # The pages of a local index point to files beside the index, hence its parent.
+        # The pages of a local index point to files beside the index, so its parent is served.
         path = Path(unquote(urlsplit(word).path)).parent if word.startswith("file:") else Path(word)
         if path.is_absolute() and path != Path("/") and path.exists():
             paths.append(path)

@@ -177,7 +177,7 @@ def _scaled_stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _waiting(plain: Callable[..., Any]) -> Callable[..., Any]:
     def once_per_batch(*args: Any, **kwargs: Any) -> Any:
-        return None if local.amid_batch else plain(*args, **kwargs)
+        return None if local.within_batch else plain(*args, **kwargs)
 
     return once_per_batch
 
@@ -193,7 +193,7 @@ def _clearing(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _clipping(plain: Callable[..., Any]) -> Callable[..., Any]:
     def clip_grad_norm_(parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if not local.amid_batch:
+        if not local.within_batch:
             return plain(parameters, *args, **kwargs)
         return torch.zeros(())  # incomplete gradients have no norm yet
 

@@ -124,7 +124,7 @@ class SplitLoop:
         self._told_of_batch_norm = False
 
     @property
-    def amid_batch(self) -> bool:
+    def within_batch(self) -> bool:
         """Whether what belongs to a whole batch (steps, schedules) has to wait."""
         batch = self._current()
         return batch is not None and (batch.undone or not batch.last)
@@ -183,7 +183,7 @@ class SplitLoop:
         elif not (batch.backward or batch.undone or batch.stepped):
             self.refuse("the optimizer steps on gradients that do not come from backward()")
         batch.step = True
-        if self.amid_batch:
+        if self.within_batch:
             return False
         batch.stepped = True
         return True
@@ -208,7 +208,7 @@ class SplitLoop:
         """The loop is over, or the script splits its batches itself from now on."""
         batch, self._batch = self._batch, None
         if batch is not None and (batch.undone or (not batch.last and batch.backward)):
-            self._left_amid()
+            self._left_within_batch()
 
     def _current(self) -> SplitBatch | None:
         """The batch under way, unless its loop was left."""
@@ -270,11 +270,11 @@ class SplitLoop:
         self.refuse("an iteration takes batches from two loaders")
         return True
 
-    def _left_amid(self) -> None:
+    def _left_within_batch(self) -> None:
         self._gradients.clear()
         self._notify(
-            f"the loop was left amid a batch, whose {self._steps} parts count as iterations of the script's own: "
-            f"that batch was not trained on. To keep count of whole batches, {_ADVICE}"
+            "the loop was left in the middle of a batch, and that batch was not trained on. The script counts each of its "
+            f"{self._steps} parts as an iteration. To keep count of whole batches, {_ADVICE}"
         )
 
     def _weighted(
@@ -366,14 +366,14 @@ class LocalState(threading.local):
         return self._loop
 
     @property
-    def amid_batch(self) -> bool:
+    def within_batch(self) -> bool:
         """Whether a loader has more parts of the current batch to give: what belongs to whole batches waits."""
-        return self._loop is not None and self._loop.amid_batch
+        return self._loop is not None and self._loop.within_batch
 
     @property
     def exchange_waits(self) -> bool:
         """Whether more parts of the current batch are to come: ranks exchange gradients with the last one."""
-        return self._partial or self.amid_batch
+        return self._partial or self.within_batch
 
     def refuse(self, reason: str) -> None:
         """Let loaders give whole batches; if they were being split, tell the user the reason."""
@@ -387,13 +387,13 @@ class LocalState(threading.local):
         self._explicit, self._looked, self._loop = True, True, None
 
     @contextmanager
-    def partial(self, amid_batch: bool) -> Iterator[None]:
+    def partial(self, within_batch: bool) -> Iterator[None]:
         """The script works on a micro-batch that it asked for itself.
 
         Args:
-            amid_batch: Whether it is not the last one of its batch.
+            within_batch: Whether it is not the last one of its batch.
         """
-        self._partial = amid_batch
+        self._partial = within_batch
         try:
             yield
         finally:

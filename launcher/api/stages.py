@@ -136,7 +136,7 @@ class batches(Generic[Batch]):
                     return
                 yield batch
                 del batch
-                if not splitting.amid_batch:
+                if not splitting.within_batch:
                     clock.ask_batch()
         except GeneratorExit:  # the loop was left with `break`: its last iteration is done
             clock.end_iteration()

@@ -33,7 +33,7 @@ _children: PerSession[_Children] = PerSession(_Children)
 
 def _own(session: SessionState) -> _Children:
     if _children not in session.belongings:
-        # The library ends what is left when Python exits, hence the session when its own functions have run.
+        # The library ends what is left when Python exits; the session does so when its own functions have run.
         session.exit_functions.insert(0, partial(_end_children, session))
     return _children.of(session)
 

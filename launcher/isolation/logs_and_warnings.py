@@ -4,7 +4,7 @@ A logger with the name of an installed package belongs to the package, which all
 its own handlers, but records that it passes on to the root logger go to the handlers of the session that logs.
 
 The interpreter reads the filters of warnings from the module's attributes, but the module's own functions read them
-from its dictionary. Hence the attributes are properties, and the dictionary holds stand-ins.
+from its dictionary. So the attributes are properties, and the dictionary holds stand-ins.
 """
 
 import logging
@@ -110,7 +110,7 @@ class _HandlerList(list[Any]):
         if own is None or session is None:
             super().append(reference)
             return
-        if not own:  # Python shuts logging down at its exit, hence the session at its own
+        if not own:  # Python shuts logging down at its exit; a session does so at its own
             session.exit_functions.insert(0, logging.shutdown)
         own.append(reference)
 

@@ -20,7 +20,7 @@ class Interruption:
 
     Python raises such an exception at the thread's next bytecode, wherever that is. In the middle of the arbiter it
     would leave a resource taken and unknown, so the thread holds `lock` there and is interrupted when it comes out.
-    Other members would also suffer from half an import, hence `hold_back` and `let_through`.
+    Other members would also suffer from half an import; `hold_back` and `let_through` prevent that.
 
     Args:
         state: The session.

@@ -180,7 +180,7 @@ def slowdown(utilization_percent: float, gpu_type: str = "") -> float:
 def raised_gib(asked_gib: float, raises: int, capacity_gib: float) -> float | None:
     """The memory per GPU to ask for after an out-of-memory error; None where asking for more is no use.
 
-    A prediction that fell short by up to a third is mended by the first raise; the last one asks for all memory, so
+    A prediction that fell short by up to a third is corrected by the first raise; the last one asks for all memory, so
     the job then has its GPUs to itself, and a further error is its own.
 
     Args:

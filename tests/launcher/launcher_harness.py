@@ -117,7 +117,7 @@ class Launcher:
 
 @contextmanager
 def launcher_in(folder: Path) -> Iterator[Launcher]:
-    """A launcher with its files in a folder; socket paths must be short, hence a run directory elsewhere."""
+    """A launcher with its files in a folder; socket paths must be short, so the run directory is elsewhere."""
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as run_dir:
         launcher = Launcher(folder, Path(run_dir))
         try:

@@ -290,7 +290,7 @@ def test_batch_normalization_is_warned_of(capfd):
     assert capfd.readouterr().err.count("batch normalization") == 1
 
 
-def test_leaving_the_loop_amid_a_batch_is_told(capfd):
+def test_leaving_the_loop_in_the_middle_of_a_batch_is_told(capfd):
     model, stepper = made(mlp, "momentum")
     with muri.accumulate(4):
         for number, (inputs, targets) in enumerate(loader()):
@@ -299,7 +299,7 @@ def test_leaving_the_loop_amid_a_batch_is_told(capfd):
             stepper.step()
             if number == 5:
                 break
-    assert "left amid a batch" in capfd.readouterr().err
+    assert "left in the middle of a batch" in capfd.readouterr().err
     assert not any(parameter.grad.any() for parameter in model.parameters())
 
 

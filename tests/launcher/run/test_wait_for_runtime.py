@@ -37,7 +37,7 @@ class Scheduler(NoMembership):
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    """Socket paths must be short, hence not below pytest's own directory."""
+    """Socket paths must be short, so the directory is not below pytest's own."""
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as folder:
         yield Path(folder)
 
