@@ -86,8 +86,9 @@ class LocalModules:
                 del self._active[top]
                 _take(top)
             for table in (self._local, self._kept):
-                for key in [key for key in table if key[0] is session]:
-                    table.pop(key, None)
+                for key in list(table):  # at once: other sessions' threads look modules up without the lock
+                    if key[0] is session:
+                        table.pop(key, None)
 
     def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
         session.hold_back()

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from muri.launcher import isolation
@@ -268,20 +269,36 @@ class ThreadSession(AttachedSession):
             leave_process(code, self._state)
         self._interruption.forbid()
         self._arbiter.leave(self.member)
-        if (checkpointer := registry.of(self._state)) is not None:
-            self.stopped_at = checkpointer.stopped_at
-            checkpointer.close()
-        clear_main_module(self._state.main)
-        for stream in self._state.streams.values():
-            with contextlib.suppress(Exception):
-                stream.close()
-        isolation.forget(self._state)
+        failures = self._clean_up()
         self._conclude(code)
         for file in self._state.files:
             with contextlib.suppress(OSError):
                 os.close(file)
         enter_session(None)
+        for failure in failures:
+            logger.error("member %s: cleaning up after its script failed", self.member, exc_info=failure)
         gpu_streams.give_memory_back(self.clock)
+
+    def _clean_up(self) -> list[BaseException]:
+        """Drop what the script has left; what fails is returned, because the member's process waits for the end."""
+        failures: list[BaseException] = []
+        main, forget = partial(clear_main_module, self._state.main), partial(isolation.forget, self._state)
+        for step in (self._close_checkpoint, main, self._close_streams, forget):
+            try:
+                step()
+            except BaseException as error:
+                failures.append(error)
+        return failures
+
+    def _close_checkpoint(self) -> None:
+        if (checkpointer := registry.of(self._state)) is not None:
+            self.stopped_at = checkpointer.stopped_at
+            checkpointer.close()
+
+    def _close_streams(self) -> None:
+        for stream in self._state.streams.values():
+            with contextlib.suppress(Exception):
+                stream.close()
 
     def _conclude(self, code: int) -> None:
         """Report the end, once."""

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from launcher_harness import Launcher, ends
+from launcher_harness import Launcher, ends, until
 
 FORKED_PROCESSES = """
     import multiprocessing, os, signal, sys, time
@@ -161,3 +161,18 @@ def test_an_error_of_syntax_shows_no_frame_of_the_launcher(launcher: Launcher) -
     assert ends(launcher.member("101", script, MURI_ISOLATION="process")) == 1
     alone = subprocess.run([sys.executable, script], check=False, capture_output=True)
     assert launcher.err("101") == alone.stderr.decode()
+
+
+CANNOT_BE_FORGOTTEN = """
+    from muri.launcher import isolation
+    def forget(session):
+        raise RuntimeError("no way to forget")
+    isolation.forget = forget
+    raise SystemExit(3)
+"""
+
+
+def test_the_end_of_a_script_is_told_even_if_cleaning_up_after_it_fails(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    assert ends(launcher.member("101", launcher.script(CANNOT_BE_FORGOTTEN))) == 3
+    until(lambda: "no way to forget" in (launcher.folder / "runtime.log").read_text(), "the runtime's log")

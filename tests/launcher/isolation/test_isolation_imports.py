@@ -1,12 +1,13 @@
 """Members that import at the same time, or are interrupted meanwhile, get whole modules of their own."""
 
 import signal
+import sys
 import threading
 
 import pytest
 from launcher_harness import ends, until
 
-from muri.launcher.isolation.local_imports import ImportTurns
+from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
 
 
 def test_members_begin_with_different_parts_of_a_package_while_it_is_loaded_ahead(launcher):
@@ -54,6 +55,33 @@ def test_who_waits_gets_the_turn_when_it_ends():
     turns.give()
     assert got.wait(240)
     waiting.join()
+
+
+def test_a_session_is_forgotten_while_another_looks_modules_up():
+    class Session:
+        path, own_paths = (), 0
+
+    modules, other, over = LocalModules(frozenset()), Session(), threading.Event()
+
+    def look_up():
+        number = 0
+        while not over.is_set():
+            modules.is_local(other, f"module_{number}")
+            number += 1
+            if number % 1000 == 0:
+                modules.forget(other)
+
+    switching_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    looking = threading.Thread(target=look_up)
+    looking.start()
+    try:
+        for _ in range(1000):
+            modules.forget(Session())
+    finally:
+        over.set()
+        looking.join()
+        sys.setswitchinterval(switching_s)
 
 
 def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):

@@ -125,6 +125,8 @@ def test_death_of_a_process_frees_what_it_holds_and_harms_nobody(launcher: Launc
 WAITER = """
     import os, time
     import muri
+    with muri.stage("load"):  # imports: Python drops a KeyboardInterrupt that comes up in one of their callbacks
+        pass
     print("started", os.getpid(), flush=True)
     with muri.stage("propagate"):
         print("granted", flush=True)
