@@ -273,8 +273,8 @@ class SplitLoop:
     def _left_within_batch(self) -> None:
         self._gradients.clear()
         self._notify(
-            "the loop was left in the middle of a batch, and that batch was not trained on. The script counts each of its "
-            f"{self._steps} parts as an iteration. To keep count of whole batches, {_ADVICE}"
+            "the loop was left in the middle of a batch, and that batch was not trained on. The script counts each of "
+            f"its {self._steps} parts as an iteration. To keep count of whole batches, {_ADVICE}"
         )
 
     def _weighted(
