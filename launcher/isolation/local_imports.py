@@ -25,7 +25,7 @@ from types import CodeType, ModuleType
 from typing import Any, Final
 
 from muri.launcher.job.import_hooks import after_import
-from muri.launcher.job.session import SessionState, current_session
+from muri.launcher.job.session import PerSession, SessionState, current_session
 
 _SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
 
@@ -50,8 +50,8 @@ class LocalModules:
         self._renew_locks()
         os.register_at_fork(after_in_child=self._renew_locks)
         self._active: dict[str, SessionState] = {}
-        self._local: dict[tuple[SessionState, str], bool] = {}
-        self._kept: dict[tuple[SessionState, str], dict[str, ModuleType]] = {}
+        self._local: PerSession[dict[str, bool]] = PerSession(dict)
+        self._kept: PerSession[dict[str, dict[str, ModuleType]]] = PerSession(dict)
 
     def _renew_locks(self) -> None:
         """Renew the locks; in a forked child, a thread that is absent there may have held them."""
@@ -74,21 +74,16 @@ class LocalModules:
             yield
             return
         with self._lock:
-            for owner, top in list(self._kept):
-                if owner is session:
-                    self._exchange(self._active.get(top), session, top)
+            for top in list(self._kept.of(session)):
+                self._exchange(self._active.get(top), session, top)
             yield
 
     def forget(self, session: SessionState) -> None:
-        """Drop the modules of a session that ended."""
+        """Drop the modules in use of a session that ended; those kept aside are among its belongings."""
         with self._lock, self.exchange_lock:
             for top in [name for name, active in self._active.items() if active is session]:
                 del self._active[top]
                 _take(top)
-            for table in (self._local, self._kept):
-                for key in list(table):  # at once: other sessions' threads look modules up without the lock
-                    if key[0] is session:
-                        table.pop(key, None)
 
     def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
         session.hold_back()
@@ -96,8 +91,8 @@ class LocalModules:
             with self.exchange_lock:
                 taken = _take(top)
                 if before is not None:
-                    self._kept[before, top] = taken
-                sys.modules.update(self._kept.pop((session, top), {}))
+                    self._kept.of(before)[top] = taken
+                sys.modules.update(self._kept.of(session).pop(top, {}))
                 self._active[top] = session
         finally:
             session.let_through(True)
@@ -106,10 +101,10 @@ class LocalModules:
         """Whether a session finds this top-level name in its own directories."""
         if not top or top in self._shared:
             return False
-        known = self._local.get((session, top))
-        if known is None:
-            known = self._local[session, top] = _found_in(session, top)
-        return known
+        local = self._local.of(session)
+        if top not in local:
+            local[top] = _found_in(session, top)
+        return local[top]
 
 
 def _found_in(session: SessionState, top: str) -> bool:

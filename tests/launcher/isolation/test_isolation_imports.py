@@ -61,6 +61,9 @@ def test_a_session_is_forgotten_while_another_looks_modules_up():
     class Session:
         path, own_paths = (), 0
 
+        def __init__(self):
+            self.belongings = {}
+
     modules, other, over = LocalModules(frozenset()), Session(), threading.Event()
 
     def look_up():
