@@ -7,7 +7,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Final
 
 from muri.launcher import isolation
@@ -269,26 +268,27 @@ class ThreadSession(AttachedSession):
             leave_process(code, self._state)
         self._interruption.forbid()
         self._arbiter.leave(self.member)
-        failures = self._clean_up()
+        failure = self._clean_up()
         self._conclude(code)
         for file in self._state.files:
             with contextlib.suppress(OSError):
                 os.close(file)
         enter_session(None)
-        for failure in failures:
+        if failure is not None:
             logger.error("member %s: cleaning up after its script failed", self.member, exc_info=failure)
         gpu_streams.give_memory_back(self.clock)
 
-    def _clean_up(self) -> list[BaseException]:
-        """Drop what the script has left; what fails is returned, because the member's process waits for the end."""
-        failures: list[BaseException] = []
-        main, forget = partial(clear_main_module, self._state.main), partial(isolation.forget, self._state)
-        for step in (self._close_checkpoint, main, self._close_streams, forget):
-            try:
-                step()
-            except BaseException as error:
-                failures.append(error)
-        return failures
+    def _clean_up(self) -> BaseException | None:
+        """Drop what the script has left; a failure is returned, because the member's process waits for the end."""
+        try:
+            with contextlib.ExitStack() as then:  # calls all of them, the last one first, whatever the others raise
+                then.callback(isolation.forget, self._state)
+                then.callback(self._close_streams)
+                then.callback(clear_main_module, self._state.main)
+                self._close_checkpoint()
+        except BaseException as error:
+            return error
+        return None
 
     def _close_checkpoint(self) -> None:
         if (checkpointer := registry.of(self._state)) is not None:
