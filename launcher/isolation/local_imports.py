@@ -79,7 +79,7 @@ class LocalModules:
             yield
 
     def forget(self, session: SessionState) -> None:
-        """Drop the modules in use of a session that ended; those kept aside are among its belongings."""
+        """Take the modules of an ended session out of `sys.modules`; those kept aside go with its belongings."""
         with self._lock, self.exchange_lock:
             for top in [name for name, active in self._active.items() if active is session]:
                 del self._active[top]
