@@ -7,15 +7,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from group_words import runtime_words
+from polling import DEADLINE_S, until
 from warm_start import ONE_THREAD, WarmProcess, starts_warm, warm_start
 
-DEADLINE_S = 240.0
 FOREIGN_VARIABLES = (
     "SLURM_JOB_ID", "MURI_JOB", "MURI_TIMING", "MURI_TRACE", "MURI_DRY_RUN", "CUDA_VISIBLE_DEVICES",
     "PYTHONUNBUFFERED",  # scripts' workers would write one line's words in turns, as under plain Python
@@ -28,14 +27,6 @@ Process = subprocess.Popen[bytes] | WarmProcess
 def ends(process: Process) -> int:
     """The exit code of a process that should end by itself."""
     return process.wait(timeout=DEADLINE_S)
-
-
-def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Poll until the condition holds; fail at the deadline."""
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"waited {deadline_s} s in vain for {what}"
-        time.sleep(0.02)
 
 
 class Launcher:

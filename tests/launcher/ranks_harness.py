@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 
 from group_words import runtime_words
-from launcher_harness import Launcher, Process, until
+from launcher_harness import Launcher, Process
+from polling import until
 
 SLOW_MACHINE_S = 400.0
 """A group of eight scripts that takes half a minute on two free cores may take ten times that on busy ones."""

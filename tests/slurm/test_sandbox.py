@@ -4,10 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from polling import until
 
 from sandbox import daemons, instance, lifecycle, namespace
 from sandbox.cluster import SUITES, Shape
@@ -172,9 +172,7 @@ def test_build_starts_nothing(sandbox: Driver) -> None:
 def test_interrupted_up_cleans_up() -> None:
     name = f"interrupted-{os.getpid()}"
     process = subprocess.Popen([COMMAND, "up", "--name", name, "--nodes", "32"], stderr=subprocess.PIPE, text=True)
-    limit = time.monotonic() + 60
-    while instance.load(name) is None and time.monotonic() < limit:
-        time.sleep(0.01)
+    until(lambda: instance.load(name) is not None, "the record of the instance", 60)
     started = instance.load(name)
     assert started is not None
     process.send_signal(signal.SIGINT)

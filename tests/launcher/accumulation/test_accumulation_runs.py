@@ -5,7 +5,8 @@ import sys
 import textwrap
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from ranks_harness import free_port
 
 from muri.group_spec import GroupSpec, MemberSpec

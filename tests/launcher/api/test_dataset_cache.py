@@ -18,7 +18,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher_harness import DEADLINE_S, Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import DEADLINE_S, until
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import muri

@@ -7,7 +7,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from launcher_harness import DEADLINE_S, Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import DEADLINE_S, until
 
 from muri.launcher.api import stages
 from muri.launcher.job.stage_clock import OpenGate, StageClock

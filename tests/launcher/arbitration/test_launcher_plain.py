@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from fake_cuda import FakeCuda, GpuMember
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from trace_rules import names_of_threads, require_valid
 
 from muri.launcher.arbitration.arbiter import WaitInterruptedError

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import own_time
 import pytest
-from launcher_harness import Launcher, ends, launcher_in, until
+from launcher_harness import Launcher, ends, launcher_in
+from polling import until
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 READ_MS = 2.0

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import own_time
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from ranks_harness import free_port
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}

@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 from checkpoint_scripts import TRAIN, lines
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from ranks_harness import free_port
 
 STOPPED = 128 + signal.SIGTERM

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from checkpoint_scripts import TRAIN, lines
 from group_words import runtime_words
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 STOPPED = 128 + signal.SIGTERM
 SLOW_S = "0.4"

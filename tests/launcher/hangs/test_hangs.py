@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from ranks_harness import RankedLauncher
 from virtual_clock import VirtualClock
 

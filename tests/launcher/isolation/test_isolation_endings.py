@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 FORKED_PROCESSES = """
     import multiprocessing, os, signal, sys, time

@@ -5,7 +5,8 @@ import sys
 import threading
 
 import pytest
-from launcher_harness import ends, until
+from launcher_harness import ends
+from polling import until
 
 from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
 

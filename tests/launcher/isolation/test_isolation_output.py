@@ -6,7 +6,8 @@ from pathlib import Path
 from textwrap import indent
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 WAYS = {
     "os.write": 'os.write(1, b"HERE")',

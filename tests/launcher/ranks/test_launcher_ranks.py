@@ -4,7 +4,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from launcher_harness import Launcher, ends, launcher_in, until
+from launcher_harness import Launcher, ends, launcher_in
+from polling import until
 from ranks_harness import RankedLauncher
 
 pytest.importorskip("torch", reason="DDP needs torch")

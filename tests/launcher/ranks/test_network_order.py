@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from launcher_harness import DEADLINE_S, until
+from polling import DEADLINE_S, until
 from ranks_harness import free_port
 from virtual_clock import VirtualClock
 

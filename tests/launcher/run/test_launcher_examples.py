@@ -7,7 +7,8 @@ from pathlib import Path
 import own_time
 import psutil
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 from muri.profiler.dryrun.messages import DryRunRequest
 

@@ -6,7 +6,8 @@ import signal
 from importlib.metadata import EntryPoint
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from requeue_client import SLEEPER, member
 from virtual_clock import VirtualClock
 

@@ -8,7 +8,8 @@ import time
 from itertools import pairwise
 
 import pytest
-from launcher_harness import DEADLINE_S, Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import DEADLINE_S, until
 
 STAGES = """
     import sys, time

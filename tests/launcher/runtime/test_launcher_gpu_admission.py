@@ -3,7 +3,8 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 from muri.launcher.runtime.admission import CONTEXT_GIB, START_S, MemoryAdmission
 

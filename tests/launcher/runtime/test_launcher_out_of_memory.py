@@ -1,7 +1,8 @@
 """A script that runs out of GPU memory beside others is offered back to the scheduler; one alone just fails."""
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from requeue_client import SLEEPER, member
 
 from muri.launcher.sessions.gpu_errors import is_out_of_memory

@@ -9,7 +9,8 @@ import time
 
 import pytest
 from group_words import runtime_words
-from launcher_harness import DEADLINE_S, Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import DEADLINE_S, until
 
 LOOP = """
     import sys, time

@@ -3,7 +3,8 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.lockstep import LockstepArbiter

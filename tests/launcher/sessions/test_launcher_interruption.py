@@ -5,7 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import cast
 
-from launcher_harness import DEADLINE_S
+from polling import DEADLINE_S
 
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.job.session import SessionState

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 
 OWN = {"MURI_ISOLATION": "process"}
 LOOP = """

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 import pytest
-from launcher_harness import DEADLINE_S, until
+from polling import DEADLINE_S, until
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter
 from muri.launcher.job.stage_clock import IterationRecord, StageClock

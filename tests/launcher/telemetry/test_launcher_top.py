@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launcher_harness import DEADLINE_S, Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import DEADLINE_S, until
 from rich.console import Console
 
 from muri.launcher.telemetry import top

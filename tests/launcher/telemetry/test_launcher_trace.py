@@ -10,7 +10,8 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from launcher_harness import Launcher, ends, until
+from launcher_harness import Launcher, ends
+from polling import until
 from trace_rules import names_of_threads, require_valid
 
 from muri.errors import UsageError

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from types import SimpleNamespace
 
 import psutil
 import pytest
+from polling import until
 
 from muri.profiler.resource_usage import host, sampler
 from muri.profiler.resource_usage.host import HostReader, rate
@@ -25,19 +25,12 @@ def cpu_s(usage):
     return sum(sample.cpu_cores * sample.over_s for sample in usage.samples)
 
 
-def until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_cpu_of_children_counts_also_when_they_have_ended():
     child = BURN.format(s=0.3)
     code = f"import subprocess, sys\ninput()\nsubprocess.run([sys.executable, '-c', {child!r}])\n"
     with start(code + "print(1, flush=True)\ninput()") as process:
         with Sampler(process.pid, interval_s=0.05) as running:
-            until(lambda: running._before is not None)  # what is used from now on counts
+            until(lambda: running._before is not None, "the first sample", 20)  # what is used from now on counts
             process.stdin.write(b"\n")
             process.stdin.flush()
             process.stdout.readline()  # the child has ended by now
@@ -181,7 +174,7 @@ def test_a_failing_reader_ends_sampling_with_a_note(monkeypatch):
     monkeypatch.setattr(HostReader, "read", fail)
     running = Sampler(os.getpid())
     running.start()
-    until(lambda: not running._thread.is_alive())
+    until(lambda: not running._thread.is_alive(), "the end of the thread", 20)
     assert "sampling ended early: ValueError: nonsense in /proc" in running.stop().notes
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from polling import until
 from sweep_builders import TWO_BY_FOUR, trace_file
 
 from muri.cli import COMMANDS, run_command
@@ -204,10 +205,18 @@ def test_same_figures_whatever_the_hash_seed(tmp_path: Path) -> None:
     assert run("1") == run("2")
 
 
-def read_terminal(fd: int, until: re.Pattern[str], deadline_s: float = 60.0) -> str:
-    """What is drawn on a terminal until a pattern is there or the other end is closed."""
+def is_there(process_group: int) -> bool:
+    try:
+        os.killpg(process_group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def read_terminal(fd: int, last: re.Pattern[str], deadline_s: float = 60.0) -> str:
+    """What is drawn on a terminal until the last pattern is there or the other end is closed."""
     text, limit = "", time.monotonic() + deadline_s
-    while not until.search(text) and time.monotonic() < limit:
+    while not last.search(text) and time.monotonic() < limit:
         if select.select([fd], [], [], 0.2)[0]:
             try:
                 text += os.read(fd, 4096).decode(errors="replace")
@@ -236,11 +245,4 @@ def test_progress_on_a_terminal_and_a_clean_end_by_ctrl_c(tmp_path: Path) -> Non
     assert process.stdout.read() == ""
     process.stdout.close()
     os.close(parent)
-    limit = time.monotonic() + 30
-    while time.monotonic() < limit:
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("a worker outlived the command")
+    until(lambda: not is_there(process.pid), "the end of the command's workers", 30)

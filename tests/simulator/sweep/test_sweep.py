@@ -1,10 +1,10 @@
 """Sweeps: the same answer however many processes, in the order of the runs, and no worker left behind."""
 
 import multiprocessing
-import time
 from dataclasses import replace
 
 import pytest
+from polling import until
 from sweep_builders import CLUSTER, runs, small_trace
 
 from muri.errors import MuriError
@@ -19,10 +19,7 @@ WALL_CLOCK = {"wall_s", "decision_mean_s", "decision_p99_s"}
 def wait_for_the_end_of_all_workers() -> None:
     # The pool's own thread joins the workers too. Where it has reaped one but not yet noted that, a join here returns
     # at once and the dead worker still counts as started.
-    end_s = time.monotonic() + 30
-    while left := multiprocessing.active_children():
-        assert time.monotonic() < end_s, f"workers left behind: {left}"
-        time.sleep(0.01)
+    until(lambda: not multiprocessing.active_children(), "the end of all workers", 30)
 
 
 def figures(outcome: Outcome) -> dict[str, object]:

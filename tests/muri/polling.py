@@ -1,0 +1,16 @@
+"""Waiting in real time, for tests that start real processes; whatever waits by a clock is tested with a virtual one."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+DEADLINE_S: Final = 240.0
+"""What a slow machine may need for anything that ends by itself."""
+
+
+def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Poll until the condition holds; fail at the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end_s, f"waited {deadline_s} s in vain for {what}"
+        time.sleep(0.02)
