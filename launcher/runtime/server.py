@@ -150,6 +150,12 @@ class Server:
         for path in (*self._names, self._socket_path):
             protocol.require_short(path)
         protocol.make_run_dir(self._run_dir)
+        with protocol.publishing(self._run_dir):
+            self._publish()
+        os.register_at_fork(after_in_child=self._close_in_child)
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+
+    def _publish(self) -> None:
         protocol.remove_stale_sockets(self._run_dir)
         taken = [name for name in self._names if name.is_symlink() or name.exists()]
         if taken:
@@ -158,8 +164,6 @@ class Server:
         self._socket.listen(BACKLOG)
         for name in self._names:
             name.symlink_to(self._socket_path.name)
-        os.register_at_fork(after_in_child=self._close_in_child)
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
 
     def close(self) -> None:
         """Remove the names and accept no more members."""

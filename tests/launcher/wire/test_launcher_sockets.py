@@ -1,14 +1,18 @@
 """The run directory and the protocol: who is refused, and what is not a frame."""
 
+import itertools
 import os
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from launcher_harness import Launcher, ends
 
 from muri.launcher.run import client
+from muri.launcher.runtime.server import Server
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, ProtocolError, RendezvousError
 
@@ -74,6 +78,35 @@ def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher)
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_runtime_that_starts_does_not_remove_the_socket_of_one_that_starts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tmp_path.chmod(0o700)
+    numbers = itertools.count()
+    monkeypatch.setattr(protocol, "runtime_socket", lambda run_dir, pid: run_dir / f"runtime-{next(numbers)}.sock")
+    table: Any = SimpleNamespace(running=lambda: ())
+    first, second = (Server(tmp_path, [job], table, cast(Any, None)) for job in ("101", "102"))
+    starting = threading.Thread(target=second.start)
+
+    class SlowSocket(socket.socket):
+        """Bound, it does not listen yet: the other runtime has the time to start."""
+
+        def listen(self, backlog: int = 0, /) -> None:
+            starting.start()
+            starting.join(0.5)
+            super().listen(backlog)
+
+    first._socket.close()
+    first._socket = SlowSocket(socket.AF_UNIX)
+    first.start()
+    starting.join()
+    for server, job in ((first, "101"), (second, "102")):
+        connection = protocol.connect(protocol.member_socket(tmp_path, job))
+        assert connection is not None, job
+        connection.close()
+        server.close()
 
 
 def test_too_long_socket_path_says_what_to_do(tmp_path: Path) -> None:
