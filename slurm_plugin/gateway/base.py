@@ -53,6 +53,10 @@ class NoSuchJobError(GatewayError):
     """slurmctld no longer knows the job, or the job has ended."""
 
 
+class NoGateLicenseError(GatewayError):
+    """Slurm has no licence `muri_gate`, so jobs can be kept waiting by a hold only."""
+
+
 class GatewayUnavailableError(GatewayError):
     """This way of speaking to Slurm cannot work on this machine; the text says what to do instead."""
 
@@ -92,12 +96,29 @@ class Gateway(Protocol):
         """
         ...
 
+    def extend_lease(self, end_s: float) -> None:
+        """Withhold the licence `muri_gate` until a time (seconds since the epoch), making its reservation if needed.
+
+        Raises:
+            NoGateLicenseError: Slurm has no such licence.
+            GatewayError: Slurm refused.
+        """
+        ...
+
+    def end_lease(self) -> None:
+        """Withhold the licence no longer: Slurm starts what waits for it. No error where it is not withheld."""
+        ...
+
     def hold(self, job_id: int) -> None:
         """Hold a pending job; holding a held one is no error."""
         ...
 
     def release(self, job_id: int) -> None:
         """Release a held job; releasing a released one is no error."""
+        ...
+
+    def requeue(self, job_id: int) -> None:
+        """End a running job and put it back into the queue; a hold on it stays, and a pending one stays as it is."""
         ...
 
     def requeue_hold(self, job_id: int) -> None:

@@ -94,6 +94,13 @@ class Job:
         admin_comment: AdminComment, Muri's tags among others' text.
         comment: The job's own comment, which its user may write.
         mem_per_cpu_mib: Memory per CPU, where it was asked for (or is the default) in this form; 0 otherwise.
+        priority: Slurm's priority; 0 when held.
+        licenses: Licences asked for, such as "matlab:1,muri_gate:1"; "" when none.
+        reservation: Reservation asked for, "" when none.
+        features: Node features asked for with --constraint, "" when none.
+        excluded_nodes: Nodes that it must not get, folded host list.
+        special: Options in its request that Muri does not carry over to jobs of its own, such as "--exclusive" or
+            "--switches", in alphabetical order. Such a job runs alone, its request untouched.
     """
 
     job_id: int
@@ -133,6 +140,12 @@ class Job:
     admin_comment: str
     comment: str
     mem_per_cpu_mib: int = 0
+    priority: int = 1
+    licenses: str = ""
+    reservation: str = ""
+    features: str = ""
+    excluded_nodes: str = ""
+    special: tuple[str, ...] = ()
 
     @property
     def task_count(self) -> int:
@@ -167,6 +180,7 @@ class Node:
         mem_mib: Memory that jobs may have; 0 when unknown.
         mem_allocated_mib: Memory given out.
         threads_per_core: CPUs of one core, which jobs usually get together.
+        features: Features that --constraint may ask for.
     """
 
     name: str
@@ -181,6 +195,41 @@ class Node:
     mem_mib: int = 0
     mem_allocated_mib: int = 0
     threads_per_core: int = 1
+    features: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """A reservation, active or to come.
+
+    Attributes:
+        name: Its name.
+        nodes: Nodes that it sets aside, folded host list; "" when it has none.
+        start_s: When it begins, seconds since the epoch.
+        end_s: When it ends, seconds since the epoch.
+        flags: Slurm's flags in upper case, such as "MAINT".
+        licenses: Licences that it withholds, "" when none.
+    """
+
+    name: str
+    nodes: str
+    start_s: float
+    end_s: float
+    flags: tuple[str, ...] = ()
+    licenses: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A job whose record could not be read; Muri leaves it alone.
+
+    Attributes:
+        job_id: Slurm's job id, 0 where not even that could be read.
+        why: What was wrong with the record.
+    """
+
+    job_id: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +242,8 @@ class Snapshot:
         slurm_version: Version of the slurmctld that answered.
         jobs: All jobs that slurmctld remembers, by job id.
         nodes: All nodes, by name.
+        reservations: All reservations, by name.
+        unreadable: Jobs that are missing in `jobs` because their records could not be read.
     """
 
     taken_s: float
@@ -200,6 +251,8 @@ class Snapshot:
     slurm_version: str
     jobs: tuple[Job, ...]
     nodes: tuple[Node, ...]
+    reservations: tuple[Reservation, ...] = ()
+    unreadable: tuple[Unreadable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +270,7 @@ class JobChange:
         time_limit_s: Time limit, rounded up to Slurm's whole minutes; 0 = unlimited.
         start_now: Whether it may start at once. Slurm lets a requeued job wait for `cred_expire`, 120 s by default.
         admin_comment: The whole new AdminComment.
+        licenses: All licences; "" asks for none. Of a job that runs, too.
     """
 
     gpu_request: str | None = None
@@ -229,6 +283,7 @@ class JobChange:
     time_limit_s: int | None = None
     start_now: bool = False
     admin_comment: str | None = None
+    licenses: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +310,10 @@ class NewJob:
         admin_comment: AdminComment.
         requeue: Whether Slurm may requeue it.
         tasks_per_node: Tasks on each node.
+        licenses: Licences, "" for none.
+        reservation: Reservation, "" for none.
+        features: Node features as --constraint takes them, "" for any.
+        excluded_nodes: Folded host list, "" for none.
     """
 
     name: str
@@ -276,6 +335,10 @@ class NewJob:
     admin_comment: str = ""
     requeue: bool = False
     tasks_per_node: int = 1
+    licenses: str = ""
+    reservation: str = ""
+    features: str = ""
+    excluded_nodes: str = ""
 
 
 class SnapshotFileError(UsageError):
@@ -292,6 +355,8 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "slurm_version": snapshot.slurm_version,
         "jobs": [asdict(job) for job in sorted(snapshot.jobs, key=lambda job: job.job_id)],
         "nodes": [asdict(node) for node in sorted(snapshot.nodes, key=lambda node: node.name)],
+        "reservations": [asdict(each) for each in sorted(snapshot.reservations, key=lambda each: each.name)],
+        "unreadable": [asdict(each) for each in snapshot.unreadable],
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
@@ -358,7 +423,7 @@ def _value(kind: Any, value: object, place: str) -> Any:
             raise SnapshotFileError(f"{place}: a list is expected, not {_shown(value)}")
         item = get_args(kind)[0]
         return tuple(_value(item, element, f"{place}[{index}]") for index, element in enumerate(value))
-    if kind in (Job, Node):
+    if kind in (Job, Node, Reservation, Unreadable):
         return _record(kind, value, place)
     if kind is JobState:
         return _state(value, place)

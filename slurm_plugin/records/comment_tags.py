@@ -25,6 +25,9 @@ GIVEN_PREFIX: Final = "muri-given:"
 
 USER_HOLD: Final = "muri-hold:user"
 
+GATE_PREFIX: Final = "muri-gate:"
+"""In a job's AdminComment: what keeps it until Muri starts it, one of `Gate`."""
+
 PROFILE_PREFIX: Final = "muri-profile:"
 
 SPEED_PREFIX: Final = "muri-speed:"

@@ -9,21 +9,22 @@ from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
+from muri.slurm_plugin.records.gate import Gate, gate_of, is_behind_licence, is_behind_own_hold
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 
 class Role(StrEnum):
     """What a job is to Muri; a job has exactly one role.
 
-    CANDIDATE: submitted with `--muri`, held, and Muri decides when it starts. Leaves by a release or by
-        becoming a member.
+    CANDIDATE: submitted with `--muri`, behind the gate, and Muri decides when it starts. Leaves when Muri opens the
+        gate, or by becoming a member.
     MEMBER: was given to a group; carries its original request. Leaves by ending or by being restored.
-    RELEASED: submitted with `--muri` and no longer held: Slurm alone decides.
+    RELEASED: submitted with `--muri` and no longer behind the gate: Slurm alone decides.
     PILOT: holds a group's GPUs.
     DRY_RUN: measures a model.
-    NOT_OURS: held with a tag, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
-        read). Leaves by an immediate release.
-    USER_HELD: submitted with `--muri --hold`, or set aside by Slurm after it failed; only its user releases it.
+    NOT_OURS: behind the gate, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
+        read). Muri opens its gate at once.
+    USER_HELD: held by its user, an administrator or Slurm; Muri leaves it alone until they release it.
     OTHER: none of Muri's business.
     """
 
@@ -52,6 +53,9 @@ class ManagedJob(Job):
         script: Hash of its batch script, "" when unknown.
         retries_memory: Whether it is given another try with more GPU memory.
         reports: What its own comment tells.
+        gate: What kind of gate it was submitted with.
+        gated: Whether Muri keeps it from starting: it waits for Muri's licence, or Muri's own hold is on it.
+        held_by_others: Whether its user, an administrator or Slurm holds it. Muri never lifts that.
     """
 
     role: Role = Role.OTHER
@@ -64,6 +68,9 @@ class ManagedJob(Job):
     script: str = ""
     retries_memory: bool = False
     reports: JobReports = field(default_factory=JobReports)
+    gate: Gate = "hold"
+    gated: bool = False
+    held_by_others: bool = False
 
 
 _RECORD: Final = tuple(each.name for each in fields(Job))
@@ -80,7 +87,12 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     comment = job.admin_comment
     request = parse_request(comment)
     pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
-    role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else _role_of(job, request)
+    own_hold = is_behind_own_hold(job) and not (request is not None and request.user_hold)
+    gated = job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
+    held_by_others = job.held and not own_hold
+    role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
+    if role is Role.OTHER and request is not None:
+        role = _role_of(job, gated=gated, held_by_others=held_by_others)
     served = not partitions or job.partition in partitions
     if role is Role.CANDIDATE and (not served or job.gpu_count < 1):
         role = Role.NOT_OURS
@@ -96,18 +108,19 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
         retries_memory=tags.retries_memory(comment),
         reports=read_reports(job.comment),
+        gate=gate_of(job),
+        gated=gated,
+        held_by_others=held_by_others,
     )
 
 
-def _role_of(job: Job, request: SubmitRequest | None) -> Role:
-    """Return the role of a job that is not Muri's own."""
-    if request is None:
-        return Role.OTHER
+def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
+    """Return the role of a job that was submitted with `--muri`."""
     if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
         return Role.MEMBER
-    if job.state is JobState.PENDING and job.held:
-        return Role.USER_HELD if request.user_hold or job.set_aside else Role.CANDIDATE
-    return Role.RELEASED
+    if job.state is JobState.PENDING and held_by_others:
+        return Role.USER_HELD
+    return Role.CANDIDATE if gated else Role.RELEASED
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from typing import Any
 
 from muri.group_spec import GroupSpec, read_group
 from muri.profiler.records import ProfileKey, StageProfile
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
 from muri.slurm_plugin.records.roles import Role, read_job
 
 NOW_S = 1_000_000.0
@@ -34,6 +35,13 @@ def make_job(job_id: int, **changes: Any) -> Job:
     return replace(job, **changes)
 
 
+def behind_licence(job: Job) -> Job:
+    """The same job, behind the licence instead of a hold."""
+    comment = tags.with_token(job.admin_comment, tags.GATE_PREFIX, "licence")
+    licenses = with_gate(job.licenses)
+    return replace(job, held=False, reason="Licenses", priority=7517, licenses=licenses, admin_comment=comment)
+
+
 def make_node(name: str, **changes: Any) -> Node:
     """A node with two free GPUs."""
     node = Node(
@@ -43,16 +51,28 @@ def make_node(name: str, **changes: Any) -> Node:
     return replace(node, **changes)
 
 
+_HELD = {"held": True, "reason": "JobHeldUser"}
+_RELEASED = {"held": False, "reason": ""}
+
+
 class Killed(BaseException):
     """The process dies here: nothing after this line runs."""
 
 
 class FakeSlurm:
-    """Implements Gateway; `tick` is the scheduler."""
+    """Implements Gateway; `tick` is the scheduler.
+
+    Args:
+        jobs: The queue.
+        nodes: The cluster.
+        gate_license: Whether slurm.conf has the licence `muri_gate`.
+    """
 
     name = "fake"
 
-    def __init__(self, jobs: list[Job], nodes: list[Node]) -> None:
+    def __init__(self, jobs: list[Job], nodes: list[Node], *, gate_license: bool = False) -> None:
+        self.gate_license = gate_license
+        self.lease_end_s = 0.0
         self.jobs = {job.job_id: job for job in jobs}
         self.nodes = {node.name: node for node in nodes}
         self.now_s = NOW_S
@@ -102,7 +122,17 @@ class FakeSlurm:
                 used[job.nodes] += job.gpu_count
         nodes = tuple(replace(node, gpus_allocated=used[name]) for name, node in sorted(self.nodes.items()))
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
-        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes)
+        lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
+        reservations = (lease,) if self.lease_end_s > self.now_s else ()
+        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations)
+
+    def extend_lease(self, end_s: float) -> None:
+        if not self.gate_license:
+            raise NoGateLicenseError(f"there is no licence {GATE_LICENSE}")
+        self.lease_end_s = end_s
+
+    def end_lease(self) -> None:
+        self.lease_end_s = 0.0
 
     def submit(self, job: NewJob) -> int:
         return int(self._called("submit", lambda: self._submit(job)))
@@ -123,10 +153,12 @@ class FakeSlurm:
 
     def _modify(self, job_id: int, change: JobChange) -> None:
         # What Slurm lets an administrator change in a job that runs.
-        harmless = replace(change, admin_comment=None, time_limit_s=None) == JobChange()
+        harmless = replace(change, admin_comment=None, time_limit_s=None, licenses=None) == JobChange()
         job = self.jobs[job_id] if harmless and self.jobs[job_id].state.is_active else self._pending(job_id)
         fields: dict[str, Any] = {}
-        for name in ("required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment"):
+        for name in (
+            "required_nodes", "cpu_count", "cpus_per_task", "dependency", "time_limit_s", "admin_comment", "licenses"
+        ):  # fmt: skip
             if getattr(change, name) is not None:
                 fields[name] = getattr(change, name)
         if change.mem_per_node_mib is not None:
@@ -144,13 +176,17 @@ class FakeSlurm:
         self.jobs[job_id] = replace(job, **fields)
 
     def hold(self, job_id: int) -> None:
-        self._called("hold", lambda: (self._pending(job_id), self._update(job_id, held=True)))
+        self._called("hold", lambda: (self._pending(job_id), self._update(job_id, **_HELD)))
 
     def release(self, job_id: int) -> None:
-        self._called("release", lambda: (self._pending(job_id), self._update(job_id, held=False, reason="")))
+        self._called("release", lambda: (self._pending(job_id), self._update(job_id, **_RELEASED)))
+
+    def requeue(self, job_id: int) -> None:
+        self._called("requeue", lambda: self._requeue(job_id))
 
     def requeue_hold(self, job_id: int) -> None:
-        self._called("requeue_hold", lambda: self._requeue(job_id))
+        held = {"held": True, "reason": "job_requeued_in_held_state"}
+        self._called("requeue_hold", lambda: (self._requeue(job_id), self._update(job_id, **held)))
 
     def _requeue(self, job_id: int) -> None:
         job = self.jobs[job_id]
@@ -158,9 +194,7 @@ class FakeSlurm:
             raise NoSuchJobError(f"job {job_id}: Job/step already completing or completed")
         runs = job.restart_count + (job.state is JobState.RUNNING)
         begin_s = self.now_s + CRED_EXPIRE_S if job.state is JobState.RUNNING else job.begin_s
-        self._update(
-            job_id, state=JobState.PENDING, held=True, nodes="", start_s=0.0, restart_count=runs, begin_s=begin_s
-        )
+        self._update(job_id, state=JobState.PENDING, nodes="", start_s=0.0, restart_count=runs, begin_s=begin_s)
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
@@ -191,6 +225,7 @@ class FakeSlurm:
             if (
                 job.state is JobState.PENDING
                 and not job.held
+                and not (is_behind_licence(job) and self.lease_end_s > self.now_s)
                 and job.begin_s <= self.now_s
                 and self._dependency_met(job)
             ):
