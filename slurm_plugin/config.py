@@ -214,6 +214,19 @@ class Config(Section):
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
     )
     interval_s: float = Field(360.0, gt=0, description="Time between two cycles; `muri doctor` warns of missed cycles.")
+    gate: Literal["licence", "hold"] = Field(
+        "licence",
+        description="What keeps jobs until Muri starts them: the licence muri_gate of slurm.conf, or a hold (then "
+        'muri.gate is "hold" in job_submit.lua, too).',
+    )
+    lease_s: float = Field(
+        1200.0,
+        ge=30,
+        description="If no cycle follows for this long, Slurm starts every waiting job by itself (gate: licence).",
+    )
+    cycle_limit_s: float = Field(
+        300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."
+    )
     state_dir: Path = Field(
         Path("/var/lib/muri"), description="Directory of the journal, the profile store and the status file."
     )

@@ -12,7 +12,7 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
 from muri.slurm_plugin.execute.executor import Executor
-from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
@@ -99,7 +99,7 @@ class Controller:
         rests on what is true now.
         """
         decision = self.decision()
-        errors: list[str] = []
+        errors = self._extend_lease(decision)
         if decision.repairs:
             errors += self._apply(decision, decision.repairs)
             decision = self.decision()
@@ -109,6 +109,23 @@ class Controller:
         write_status(self._config.state_dir / "status.json", status)
         self._tidy(decision.view)
         return status
+
+    def _extend_lease(self, decision: Decision) -> list[str]:
+        """Keep waiting jobs behind the licence for another while.
+
+        This comes after the decision: a controller that cannot decide any more lets the lease end, and Slurm starts
+        every job by itself.
+        """
+        if self._config.gate != "licence":
+            return []
+        try:
+            self._gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            log.warning("new jobs start as ordinary jobs: %s", error)
+            return [f"new jobs start as ordinary jobs: {error}"]
+        return []
 
     def _keep_up(self, decision: Decision) -> list[str]:
         """Watch for drift and count reuse; a failure here must not cost the cycle."""

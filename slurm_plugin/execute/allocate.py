@@ -6,6 +6,7 @@ leaves a held job with that tag, and the next cycle, or `muri drain`, puts its o
 
 import logging
 
+from muri.slurm_plugin.execute.gate import open_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import GivenShare
 from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU, given_change, given_tag_change, reset_change
@@ -83,25 +84,30 @@ def reset_request(gateway: Gateway, job: ManagedJob) -> None:
 
 
 def reset_or_release(gateway: Gateway, job: ManagedJob) -> None:
-    """Give a held job its own request back; where Slurm refuses, release it with what it was given.
+    """Give a job behind the gate its own request back; where Slurm refuses, open the gate with what it was given.
 
     Raises:
-        GatewayError: Slurm refused, and the job is released unless it refused that too.
+        GatewayError: Slurm refused, and the gate is open unless it refused that too.
     """
     try:
         reset_request(gateway, job)
     except SlurmUnreachableError:
         raise
     except GatewayError:
-        gateway.release(job.job_id)
+        open_gate(gateway, job)
         raise
 
 
 def release_as_asked(gateway: Gateway, job: ManagedJob) -> None:
-    """Release a held job with its own request.
+    """Open a job's gate, with its own request.
 
     Raises:
-        GatewayError: Slurm refused; it is released as it is, unless Slurm refused that too.
+        GatewayError: Slurm refused; its gate is open, unless Slurm refused that too.
     """
-    reset_or_release(gateway, job)
-    gateway.release(job.job_id)
+    try:
+        open_gate(gateway, job, JobChange() if job.given is None else reset_change(job, job.given.original))
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError:
+        open_gate(gateway, job)
+        raise

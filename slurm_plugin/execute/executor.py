@@ -10,6 +10,7 @@ from muri.policies.types import Policy
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
+from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, open_gate, stop
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -18,8 +19,10 @@ from muri.slurm_plugin.planning.actions import (
     Cancel,
     DryRunFailed,
     Join,
+    KeepGate,
     KeepProfile,
     MemberPlan,
+    MoveToLicence,
     Preempt,
     ReleaseSolo,
     ResetRequest,
@@ -35,13 +38,14 @@ from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
     dry_run_environment,
     dry_run_job,
+    given_tag_change,
     join_change,
     member_change,
     original_request,
     pilot_job,
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
-from muri.slurm_plugin.records.cluster import JobChange, JobState
+from muri.slurm_plugin.records.cluster import JobChange
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
@@ -93,6 +97,8 @@ class Executor:
             Restore: self._restore,
             Cancel: self._cancel,
             Preempt: self._preempt,
+            KeepGate: self._keep_gate,
+            MoveToLicence: self._move_to_licence,
             ReturnToQueue: self._return_to_queue,
             AskForMore: self._ask_for_more,
             Join: self._join,
@@ -145,7 +151,7 @@ class Executor:
         self._journal.set_submitted_job(action.token, pilot.job_id)
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
-            if job is not None and job.state is JobState.PENDING and job.held:
+            if job is not None and job.gated:
                 self._make_member(member, pilot.job_id, intent.payload["node"])
         self._journal.finish(action.token, "done")
 
@@ -154,8 +160,7 @@ class Executor:
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
         change = member_change(member, pilot, node, job, retries)
         try:
-            self._gateway.modify(member.job_id, change)
-            self._gateway.release(member.job_id)
+            open_gate(self._gateway, job, change)
         except NoSuchJobError:
             log.info("job %d: gone before its group started", member.job_id)
         except SlurmUnreachableError:
@@ -170,14 +175,15 @@ class Executor:
         self._journal.finish(action.token, "abandoned")
 
     def _release_solo(self, action: ReleaseSolo) -> None:
-        reasons = list(action.reasons)
+        reasons, job, comment = list(action.reasons), self._view.jobs[action.job_id], None
         try:
             if action.share is not None:
-                why = give_share(self._gateway, self._view.jobs[action.job_id], action.share, self._now_s)
+                why = give_share(self._gateway, job, action.share, self._now_s)
+                comment = None if why else given_tag_change(job, action.share, self._now_s).admin_comment
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
             self._journal.set_fact(SOLO, str(action.job_id), reasons)
-            self._gateway.release(action.job_id)
+            open_gate(self._gateway, job, comment=comment)
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
 
@@ -199,7 +205,7 @@ class Executor:
         self._gateway.cancel(action.job_id)
 
     def _preempt(self, action: Preempt) -> None:
-        """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it held."""
+        """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it in the queue."""
         why = "; ".join(action.reasons)
         log.info("job %d: stopped, to resume later: %s", action.job_id, why)
         token = action.token or secrets.token_hex(6)
@@ -207,16 +213,29 @@ class Executor:
             intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
             self._journal.begin(token, PREEMPT, intent, self._now_s)
         try:
-            self._gateway.requeue_hold(action.job_id)
+            stop(self._gateway, self._view.jobs[action.job_id])
         except NoSuchJobError:
             self._journal.finish(token, "abandoned")
 
-    def _return_to_queue(self, action: ReturnToQueue) -> None:
-        """Make a stopped job a candidate again: held, with the request that its user wrote."""
-        log.info("job %d: back in the queue: %s", action.job_id, action.why)
+    def _keep_gate(self, action: KeepGate) -> None:
         try:
-            self._gateway.hold(action.job_id)
-            self._gateway.modify(action.job_id, original_request(self._view.jobs[action.job_id]))
+            close_gate(self._gateway, self._view.jobs[action.job_id])
+        except NoSuchJobError:
+            log.info("job %d: gone already", action.job_id)
+
+    def _move_to_licence(self, action: MoveToLicence) -> None:
+        log.info("job %d: waits for Muri's licence from now on, not held", action.job_id)
+        try:
+            move_to_licence(self._gateway, self._view.jobs[action.job_id])
+        except NoSuchJobError:
+            log.info("job %d: gone already", action.job_id)
+
+    def _return_to_queue(self, action: ReturnToQueue) -> None:
+        """Make a stopped job a candidate again, with the request that its user wrote."""
+        log.info("job %d: back in the queue: %s", action.job_id, action.why)
+        job = self._view.jobs[action.job_id]
+        try:
+            close_gate(self._gateway, job, original_request(job))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         if action.token:
@@ -290,16 +309,12 @@ class Executor:
 
 
 def restore_request(gateway: Gateway, job: ManagedJob) -> None:
-    """Give a pending member its original request back and release it, unless Slurm set it aside.
+    """Give a pending member its original request back and let it run alone, unless somebody holds it.
 
     Raises:
         GatewayError: Slurm refused a step.
     """
     try:
-        gateway.hold(job.job_id)
-        if job.membership is not None:
-            gateway.modify(job.job_id, original_request(job))
-        if not job.set_aside:
-            gateway.release(job.job_id)
+        open_gate(gateway, job, JobChange() if job.membership is None else original_request(job))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

@@ -1,4 +1,4 @@
--- Muri's part of job_submit.lua: marks and holds the jobs submitted with --muri.
+-- Muri's part of job_submit.lua: marks the jobs submitted with --muri and keeps them until Muri starts them.
 --
 --     local muri = require("muri")
 --     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
@@ -8,6 +8,13 @@
 
 local M = {}
 
+-- What keeps a job. "licence": it asks for the licence below, which a reservation of the controller's withholds; when
+-- the controller stops, the reservation ends and Slurm starts the job by itself. "hold": Muri holds it, for sites
+-- that cannot add `Licenses=muri_gate:1000000` to slurm.conf; there `muri drain` must release the jobs.
+M.gate = "licence"
+
+local GATE = "muri_gate" -- the licence and the reservation
+local GATE_TAG = "muri-gate:"
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
@@ -147,7 +154,16 @@ local function reason_not(job_desc, mark)
   if job_desc.cron_job then
     return "scrontab jobs start at their set times and are never grouped"
   end
+  if (job_desc.licenses or ""):find("|", 1, true) then
+    return "it asks for one of several licences, to which Slurm lets no other be added"
+  end
   return nil
+end
+
+-- True while the controller keeps its reservation. Without it the licence is free, or slurm.conf lacks it.
+local function lease_runs()
+  local reservation = slurm.reservations and slurm.reservations[GATE]
+  return reservation ~= nil and reservation.end_time > os.time()
 end
 
 -- Sixteen hexadecimal digits that differ when the script does: two polynomial remainders. Each
@@ -162,20 +178,42 @@ function M.fingerprint(script)
   return string.format("%08x%08x", first, second)
 end
 
-local function tag_and_hold(job_desc, mark)
+local function tokens_of(job_desc, mark, gate)
   local tokens = { TAG .. mark }
   if not mark:match("^model=") then
     tokens[2] = SCRIPT_TAG .. M.fingerprint(job_desc.script)
   end
+  tokens[#tokens + 1] = GATE_TAG .. gate
+  return tokens
+end
+
+-- The tag comes before the gate in each of these: if setting it failed afterwards, nobody would start the job.
+
+local function keep_by_licence(job_desc, mark)
+  job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "licence"))
+  local licenses = job_desc.licenses or ""
+  job_desc.licenses = licenses .. (licenses == "" and "" or ",") .. GATE .. ":1"
+  if job_desc.priority == 0 then
+    return "muri: held by --hold; once released it waits until Muri starts it"
+  end
+  return "muri: waits for the licence " .. GATE .. " until Muri starts it; `muri queue` shows how it stands"
+end
+
+local function keep_by_hold(job_desc, mark)
+  local tokens = tokens_of(job_desc, mark, "hold")
   local message = "muri: held until Muri starts it; `muri queue` shows how it stands"
   if job_desc.priority == 0 then -- sbatch --hold: only the user releases the job
     tokens[#tokens + 1] = USER_HOLD
     message = "muri: held by --hold; once released it starts as an ordinary job"
   end
-  -- The tag comes first: if setting it failed after the hold, nobody would release the job.
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens)
   job_desc.priority = 0
-  slurm.log_user("%s", message)
+  return message
+end
+
+local function keep_not(job_desc, mark)
+  job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "open"))
+  return "muri: no controller is at work; submitted as an ordinary job"
 end
 
 local function submit(job_desc)
@@ -188,12 +226,15 @@ local function submit(job_desc)
     slurm.log_user("muri: submitted as an ordinary job: %s", reason)
     return "ordinary"
   end
-  tag_and_hold(job_desc, mark)
-  return "held"
+  local gate = M.gate == "hold" and "hold" or lease_runs() and "licence" or "open"
+  local keep = { hold = keep_by_hold, licence = keep_by_licence, open = keep_not }
+  slurm.log_user("%s", keep[gate](job_desc, mark))
+  return gate
 end
 
--- Tag and hold a job marked with --muri. Returns "held", "ordinary" (marked, but Muri does not take
--- it), "unmarked", or "failed" (logged; the job is submitted unchanged).
+-- Tag a job marked with --muri and keep it until Muri starts it. Returns "licence" or "hold" (what keeps it), "open"
+-- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", or "failed" (logged;
+-- the job is submitted unchanged).
 function M.submit(job_desc, submit_uid)
   local fine, result = pcall(submit, job_desc)
   if fine then

@@ -156,7 +156,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Give a member its original request back and release it to run alone."""
+    """Give a member its original request back and open its gate, so that it runs alone."""
 
     job_id: int
     why: str
@@ -187,6 +187,20 @@ class Preempt:
     reasons: tuple[str, ...]
     token: str = ""
     served_gpu_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeepGate:
+    """Close the gate of a member that runs: put back into the queue, it waits for Muri again."""
+
+    job_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveToLicence:
+    """Put a job that Muri holds behind the licence instead of the hold."""
+
+    job_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +297,8 @@ Action = (
     | Restore
     | Cancel
     | Preempt
+    | KeepGate
+    | MoveToLicence
     | ReturnToQueue
     | AskForMore
     | Join

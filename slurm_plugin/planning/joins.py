@@ -46,7 +46,7 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
         if intent.state != "begun":
             continue
         job, pilot = view.active(job_id), view.active(int(intent.payload["host"]))
-        if job is None or job.state is not JobState.PENDING or not job.held:
+        if job is None or not job.gated:
             yield Abandon(intent.token, f"job {job_id} is not waiting to join any more")
         elif pilot is None or pilot.state is not JobState.RUNNING:
             yield Abandon(intent.token, f"the group that job {job_id} was to join has ended")

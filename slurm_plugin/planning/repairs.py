@@ -12,7 +12,9 @@ from muri.slurm_plugin.planning.actions import (
     AskForMore,
     Cancel,
     DryRunFailed,
+    KeepGate,
     KeepProfile,
+    MoveToLicence,
     Preempt,
     ResetRequest,
     Restore,
@@ -23,6 +25,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in
+from muri.slurm_plugin.records.gate import is_behind_licence, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
@@ -50,6 +53,7 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     since_s = {job_id: intent.begun_s for job_id, intent in joined.items()}
     actions += _members(cycle, {intent.submitted_job for intent in begun}, settled, since_s)
     actions += resets(cycle, settled)
+    actions += gates(cycle, settled)
     actions += _pilots(groups, cycle)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
@@ -110,7 +114,9 @@ def _members(
             yield after_pilot_end(cycle.view, job)
         elif pilot.job_id in open_pilots:
             continue
-        elif job.held:
+        elif job.held_by_others:
+            yield ReturnToQueue(job.job_id, "", "it was held; it waits until it is released")
+        elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
         elif _overdue(pilot, cycle):
             yield Restore(job.job_id, f"pilot job {pilot.job_id} could not start in time")
@@ -210,18 +216,35 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
                 yield ResetRequest(job.job_id, "the CPUs and memory that it was given are not free")
 
 
+def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
+    """Close the gates of members that run, and move jobs from Muri's hold to the licence where Slurm has it.
+
+    Args:
+        cycle: What the cycle decides on.
+        settled: Jobs that other actions look after.
+    """
+    if not lease_end_s(cycle.view.snapshot):
+        return
+    for job in cycle.view.having(Role.MEMBER):
+        if job.state is JobState.RUNNING and not is_behind_licence(job) and job.gate == "licence":
+            yield KeepGate(job.job_id)
+    for job in cycle.view.having(Role.CANDIDATE):
+        if job.gate == "hold" and job.job_id not in settled:
+            yield MoveToLicence(job.job_id)
+
+
 def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
     """Return the GPU memory (GiB) that jobs ask for since an out-of-memory error, by job id."""
     return {int(job_id): float(gib) for job_id, gib in facts.items()}
 
 
 def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
-    """Return what to do with a held member whose last run ran out of GPU memory; None if it did not.
+    """Return what to do with a returned member whose last run ran out of GPU memory; None if it did not.
 
     The job's last try is alone, whether the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
-    if job.state is not JobState.PENDING or not job.held or times < 1 or run != job.restart_count - 1:
+    if job.state is not JobState.PENDING or job.held_by_others or times < 1 or run != job.restart_count - 1:
         return None
     nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
     capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
@@ -280,11 +303,11 @@ def resume_stops(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield ReturnToQueue(job.job_id, "", why)
 
 
-def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
+def _next_step(job: ManagedJob | None, job_id: int, intent: Intent) -> Action | None:
     run = int(intent.payload["run"])
     if job is None:
         return Abandon(intent.token, f"job {job_id} ended before it was stopped")
-    if job.state is JobState.PENDING and job.held:
+    if job.gated or (job.state is JobState.PENDING and job.held_by_others):
         return ReturnToQueue(job_id, intent.token, str(intent.payload["why"]))
     if job.state is JobState.PENDING or job.restart_count > run:
         return Abandon(intent.token, f"job {job_id} was released by somebody else")
@@ -294,8 +317,8 @@ def _next_step(job: Job | None, job_id: int, intent: Intent) -> Action | None:
 
 
 def _why_back(job: ManagedJob, view: View) -> str:
-    """Return why a held job that ran before has to be made a candidate again, "" when it need not be."""
-    if job.state is not JobState.PENDING or not job.held or not job.restart_count:
+    """Return why a returned job that ran before has to be made a candidate again, "" when it need not be."""
+    if job.state is not JobState.PENDING or job.held_by_others or not job.restart_count:
         return ""
     stopped = job.reports.stopped_run == job.restart_count - 1
     if job.role is Role.MEMBER:

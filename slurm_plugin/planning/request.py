@@ -245,7 +245,7 @@ def free_nodes(cycle: CycleInput) -> tuple[FreeNode, ...]:
     ]
     free = {node.name: _Free.of(node) for node in nodes}
     for job in cycle.view.jobs.values():
-        if job.state is JobState.PENDING and not job.held and job.role in _PROMISED:
+        if job.state is JobState.PENDING and not job.held and not job.gated and job.role in _PROMISED:
             _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
     return tuple(_free_node(node, free[node.name], cycle.config) for node in nodes)
 

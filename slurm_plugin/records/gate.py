@@ -5,6 +5,7 @@ by itself. Jobs keep their priority meanwhile, and their holds belong to users a
 Slurm has no such licence use Muri's own hold instead.
 """
 
+import re
 from typing import Final, Literal
 
 from muri.slurm_plugin.records import comment_tags as tags
@@ -19,14 +20,16 @@ Gate = Literal["licence", "hold"]
 OPEN: Final = "open"
 """What stands in place of a gate's kind once Muri has lifted its own hold: a later hold is somebody else's."""
 
-_OWN_HOLD_REASONS: Final = frozenset({"JobHeldUser", "job_requeued_in_held_state", "job requeued in held state"})
-"""Slurm's reasons of a hold that job_submit, a member's requeue or `scontrol uhold` made. Administrators' holds,
-failed launches and dependencies that never come true have others."""
+_REQUEUED_HELD: Final = "job_requeued_in_held_state"
+"""Slurm's reason of the hold with which a member, or the controller, puts a job back into the queue."""
+
+_HELD_BY_USER: Final = "JobHeldUser"
+"""Slurm's reason of the hold that job_submit or a user made. Administrators' holds and failed launches have others."""
 
 
 def without_gate(licenses: str) -> str:
     """Return the licences that the user asked for."""
-    return ",".join(each for each in licenses.split(",") if each and _name(each) != GATE_LICENSE)
+    return ",".join(each for each in _each(licenses) if _name(each) != GATE_LICENSE)
 
 
 def with_gate(licenses: str) -> str:
@@ -41,21 +44,35 @@ def gate_of(job: Job) -> Gate:
 
 def is_behind_licence(job: Job) -> bool:
     """Whether a job asks for Muri's licence."""
-    return any(_name(each) == GATE_LICENSE for each in job.licenses.split(","))
+    return any(_name(each) == GATE_LICENSE for each in _each(job.licenses))
 
 
 def is_behind_own_hold(job: Job) -> bool:
     """Whether a job's hold is Muri's own, as far as Slurm tells.
 
-    A job without the gate's word was held by a Muri that knew no other gate.
+    A job without the gate's word was held by a Muri that knew no other gate. Once Muri has lifted its hold, only a
+    requeue by Muri holds the job again.
     """
-    own = tags.token(job.admin_comment, tags.GATE_PREFIX) in (None, "hold")
-    return own and job.state is JobState.PENDING and job.held and job.reason in _OWN_HOLD_REASONS
+    if job.state is not JobState.PENDING or not job.held:
+        return False
+    word = tags.token(job.admin_comment, tags.GATE_PREFIX)
+    own = {None: {_REQUEUED_HELD, _HELD_BY_USER}, "hold": {_REQUEUED_HELD, _HELD_BY_USER}, OPEN: {_REQUEUED_HELD}}
+    return job.reason in own.get(word, ())
 
 
 def lease_end_s(snapshot: Snapshot) -> float:
     """Return when the reservation ends that withholds the licence, seconds since the epoch; 0 when there is none."""
     return next((each.end_s for each in snapshot.reservations if each.name == GATE_LICENSE), 0.0)
+
+
+def with_word(admin_comment: str, word: str) -> str:
+    """Return an AdminComment that says how its job's gate stands."""
+    return tags.with_token(admin_comment, tags.GATE_PREFIX, word)
+
+
+def _each(licenses: str) -> list[str]:
+    # Slurm 26.05 joins the licences of a requeued job with semicolons.
+    return [each for each in re.split("[,;]", licenses) if each]
 
 
 def _name(license_text: str) -> str:

@@ -9,8 +9,8 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
 
-# Submitting the pilot, then changing and releasing four members.
-CALLS_OF_A_START = 9
+# Submitting the pilot; changing and releasing four members, and noting that their holds are lifted.
+CALLS_OF_A_START = 13
 
 
 def test_four_kinds_share_one_gpu(make_controller):
@@ -174,7 +174,7 @@ def test_a_pilot_that_cannot_start_sets_its_members_free_first(make_controller):
         slurm.now_s += 1000
         slurm.calls.clear()
         controller.cycle()
-        assert slurm.calls.index("hold") < slurm.calls.index("cancel")
+        assert slurm.calls.index("modify") < slurm.calls.index("cancel")
     assert all(slurm.jobs[i].gpu_count == 1 and not slurm.jobs[i].dependency for i in (1, 2, 3, 4))
 
 

@@ -118,7 +118,7 @@ def group_of(make_controller, *ids: int) -> FakeSlurm:
 def test_a_member_that_stopped_by_itself_is_a_candidate_again_with_its_own_request(make_controller):
     slurm = group_of(make_controller, 1, 2)
     slurm._update(1, comment=f"{tags.STOPPED_PREFIX}0")
-    slurm._requeue(1)
+    slurm.requeue_hold(1)
     with make_controller(slurm, grouping={"join": False}) as controller:
         controller.cycle()
         status = controller.cycle()
@@ -131,7 +131,7 @@ def test_a_member_that_stopped_by_itself_is_a_candidate_again_with_its_own_reque
 def test_a_member_that_was_requeued_without_being_saved_runs_alone(make_controller):
     slurm = group_of(make_controller, 1, 2)
     register(slurm, 1)
-    slurm._requeue(1)
+    slurm.requeue_hold(1)
     with make_controller(slurm) as controller:
         controller.cycle()
     assert read_job(slurm.jobs[1]).role is Role.RELEASED

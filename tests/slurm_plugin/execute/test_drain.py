@@ -72,7 +72,7 @@ def test_a_broken_group_and_a_job_still_being_saved_are_waited_for(at_work):
             slurm.requeue_hold(job_id)
 
     def saved() -> None:
-        slurm._update(3, state=JobState.PENDING, held=True, restart_count=1)
+        slurm._update(3, state=JobState.PENDING, held=True, reason="job_requeued_in_held_state", restart_count=1)
 
     passes = watch(slurm, [break_group, saved, lambda: None])
     assert 3 in passes[0].leaving

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ class Slurm:
                 "SUCCESS": 0,
                 "ERROR": -1,
                 "NO_VAL": NO_VAL,
+                "reservations": lua.table_from({"muri_gate": lua.table_from({"end_time": time.time() + 3600})}),
                 "log_info": self._log(self.logged.append),
                 "log_user": self._log(self.told.append),
             }
@@ -65,14 +67,44 @@ def muri(slurm: Slurm) -> Any:
     return slurm.lua.eval('package.loaded["muri"]')
 
 
-def test_a_marked_gpu_batch_job_is_tagged_and_held(slurm: Slurm) -> None:
+@pytest.mark.parametrize(
+    ("asked", "licenses"), [(None, "muri_gate:1"), ("", "muri_gate:1"), ("matlab:2", "matlab:2,muri_gate:1")]
+)
+def test_a_marked_gpu_batch_job_is_tagged_and_waits_for_the_licence(
+    slurm: Slurm, asked: str | None, licenses: str
+) -> None:
     entries = {0: "_SLURM_SPANK_OPTION_muri_muri=x", 1: f"MURI_JOB={FULL_MARK}"}
-    job = slurm.job(spank_job_env=slurm.lua.table_from(entries))
+    job = slurm.job(spank_job_env=slurm.lua.table_from(entries), licenses=asked)
     assert slurm.submit(job) == 0
-    assert job.admin_comment == f"muri:{FULL_MARK}"
-    assert job.priority == 0
-    assert slurm.told == ["muri: held until Muri starts it; `muri queue` shows how it stands"]
+    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:licence"
+    assert (job.priority, job.licenses) == (NO_VAL, licenses)
+    assert slurm.told == [
+        "muri: waits for the licence muri_gate until Muri starts it; `muri queue` shows how it stands"
+    ]
     assert slurm.logged == []
+
+
+def test_a_site_without_the_licence_holds_its_jobs(slurm: Slurm) -> None:
+    muri(slurm).gate = "hold"
+    job = slurm.job(FULL_MARK)
+    assert slurm.submit(job) == 0
+    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:hold"
+    assert (job.priority, job.licenses) == (0, None)
+    assert slurm.told == ["muri: held until Muri starts it; `muri queue` shows how it stands"]
+
+
+@pytest.mark.parametrize("lease", ["nil", "{}", "{ muri_gate = { end_time = os.time() - 1 } }"])
+def test_without_a_controller_nothing_keeps_a_job(slurm: Slurm, lease: str) -> None:
+    slurm.lua.execute(f"slurm.reservations = {lease}")
+    job = slurm.job(FULL_MARK)
+    assert slurm.submit(job) == 0
+    assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:open"
+    assert (job.priority, job.licenses) == (NO_VAL, None)
+    assert slurm.told == ["muri: no controller is at work; submitted as an ordinary job"]
+
+
+def is_kept(job: Any) -> bool:
+    return "muri_gate" in (job.licenses or "")
 
 
 @pytest.mark.parametrize(
@@ -89,13 +121,22 @@ def test_a_marked_gpu_batch_job_is_tagged_and_held(slurm: Slurm) -> None:
 def test_other_text_is_kept_and_forged_tokens_are_replaced(slurm: Slurm, before: str | None, after: str) -> None:
     job = slurm.job(admin_comment=before)
     slurm.submit(job)
-    assert job.admin_comment == f"{after} muri-script:{muri(slurm).fingerprint(job.script)}"
+    assert job.admin_comment == f"{after} muri-script:{muri(slurm).fingerprint(job.script)} muri-gate:licence"
 
 
-def test_a_job_its_user_holds_is_remembered(slurm: Slurm) -> None:
+def test_a_job_its_user_holds_is_kept_behind_the_gate_too(slurm: Slurm) -> None:
     job = slurm.job(priority=0)
     slurm.submit(job)
-    assert job.admin_comment == f"muri:on muri-script:{muri(slurm).fingerprint(job.script)} muri-hold:user"
+    assert slurm.told == ["muri: held by --hold; once released it waits until Muri starts it"]
+    assert (job.priority, job.licenses) == (0, "muri_gate:1")
+
+
+def test_behind_muris_own_hold_a_users_hold_is_remembered(slurm: Slurm) -> None:
+    muri(slurm).gate = "hold"
+    job = slurm.job(priority=0)
+    slurm.submit(job)
+    fingerprint = muri(slurm).fingerprint(job.script)
+    assert job.admin_comment == f"muri:on muri-script:{fingerprint} muri-gate:hold muri-hold:user"
     assert slurm.told == ["muri: held by --hold; once released it starts as an ordinary job"]
     assert job.priority == 0
 
@@ -118,7 +159,7 @@ def test_a_job_its_user_holds_is_remembered(slurm: Slurm) -> None:
 def test_every_way_to_ask_for_gpus_counts(slurm: Slurm, field: str, value: str) -> None:
     job = slurm.job(**{"tres_per_node": None, field: value})
     slurm.submit(job)
-    assert job.priority == 0
+    assert is_kept(job)
 
 
 @pytest.mark.parametrize(
@@ -134,12 +175,13 @@ def test_every_way_to_ask_for_gpus_counts(slurm: Slurm, field: str, value: str) 
         ({"het_job_offset": 0}, "heterogeneous"),
         ({"het_job_offset": 1}, "heterogeneous"),
         ({"mark": "model=x evil:token"}, "malformed"),
+        ({"licenses": "matlab:1|maple:1"}, "one of several licences"),
     ],
 )
 def test_a_marked_job_that_is_not_for_muri_stays_ordinary(slurm: Slurm, fields: dict[str, Any], why: str) -> None:
     job = slurm.job(**{"admin_comment": "kept", **fields})
     assert slurm.submit(job) == 0
-    assert (job.admin_comment, job.priority) == ("kept", NO_VAL)
+    assert (job.admin_comment, job.priority, is_kept(job)) == ("kept", NO_VAL, False)
     assert len(slurm.told) == 1
     assert slurm.told[0].startswith("muri: submitted as an ordinary job: ")
     assert why in slurm.told[0]
@@ -200,7 +242,7 @@ def test_a_fingerprint_tells_scripts_apart_and_only_them(slurm: Slurm) -> None:
 def test_a_hostile_client_adds_one_token_at_most(slurm: Slurm, comment: str, mark: str) -> None:
     job = slurm.job(mark, admin_comment=comment)
     assert slurm.submit(job) == 0
-    if job.priority == 0:
+    if is_kept(job):
         own = [word for word in job.admin_comment.split() if word.startswith("muri:")]
         assert own == [f"muri:{mark}"]
         assert len(mark.split()) == 1
@@ -216,12 +258,14 @@ def test_a_failure_inside_goes_to_the_log_and_the_job_goes_on(slurm: Slurm) -> N
     )
     job = refuse(slurm.job())
     assert slurm.submit(job) == 0
-    assert job.priority == NO_VAL
+    assert not is_kept(job)
     assert "cannot set admin_comment 100%" in slurm.logged[0]
     assert f"uid {ALICE}" in slurm.logged[0]
 
 
-def test_a_job_that_cannot_be_tagged_is_not_held(slurm: Slurm) -> None:
+@pytest.mark.parametrize("gate", ["licence", "hold"])
+def test_a_job_that_cannot_be_tagged_is_not_kept(slurm: Slurm, gate: str) -> None:
+    muri(slurm).gate = gate
     picky = slurm.lua.eval(
         """function(job) return setmetatable({}, {
              __index = job,
@@ -232,7 +276,7 @@ def test_a_job_that_cannot_be_tagged_is_not_held(slurm: Slurm) -> None:
     )
     job = slurm.job()
     assert slurm.submit(picky(job)) == 0
-    assert job.priority == NO_VAL
+    assert (job.priority, is_kept(job)) == (NO_VAL, False)
 
 
 @pytest.mark.parametrize("nonsense", ["nil", "42", "{}", "{spank_job_env = 3}", "{spank_job_env = {[0] = {}}}"])

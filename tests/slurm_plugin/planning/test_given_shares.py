@@ -196,16 +196,18 @@ def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_cont
 
 
 @pytest.mark.usefixtures("appetites")
-def test_a_job_that_is_held_again_gets_its_own_request_and_is_planned_anew(make_controller):
+def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held(make_controller):
     slurm = FakeSlurm(two_jobs(), [make_node("n1")])
     with make_controller(slurm, **TUNE) as controller:
         controller.cycle()
+        assert slurm.jobs[1].cpu_count == 9
+        assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
+        assert as_asked(read_job(slurm.jobs[1])).required_nodes == ""
         slurm.hold(1)
-        slurm.end(2)
-        controller.cycle()
-    assert slurm.jobs[1].cpu_count == 9
-    assert tags.parse_given(slurm.jobs[1].admin_comment).original.cpu_count == 4
-    assert as_asked(read_job(slurm.jobs[1])).required_nodes == ""
+        for _ in range(2):
+            controller.cycle()
+    assert slurm.jobs[1].held
+    assert slurm.jobs[1].cpu_count == 4
 
 
 @pytest.mark.usefixtures("appetites")

@@ -1,0 +1,94 @@
+"""Opens and closes the gate of one job, together with a change of its request. Every step can be repeated.
+
+With the licence each is one call. With Muri's own hold, the request changes before the hold is lifted, and what a
+controller that dies in between leaves behind is a held job that the next cycle starts anew.
+"""
+
+from dataclasses import replace
+
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
+from muri.slurm_plugin.records.cluster import JobChange
+from muri.slurm_plugin.records.gate import OPEN, is_behind_licence, with_gate, with_word, without_gate
+from muri.slurm_plugin.records.roles import ManagedJob
+
+_NOTHING = JobChange()
+
+
+def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, comment: str | None = None) -> None:
+    """Change a waiting job's request and let Slurm start it. A hold that is not Muri's stays.
+
+    Args:
+        gateway: The way to Slurm.
+        job: As Slurm showed it.
+        change: What to change in its request.
+        comment: Its AdminComment, where that has changed since.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        GatewayError: Slurm refused.
+    """
+    if is_behind_licence(job):
+        change = replace(change, licenses=without_gate(job.licenses))
+    if change != _NOTHING:
+        gateway.modify(job.job_id, change)
+    if job.gated and job.held and not job.held_by_others:
+        gateway.release(job.job_id)
+        gateway.modify(job.job_id, JobChange(admin_comment=with_word(comment or _comment(job, change), OPEN)))
+
+
+def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
+    """Change a job's request and keep it from starting.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        GatewayError: Slurm refused.
+    """
+    if job.gate == "licence":
+        gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
+        return
+    gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), "hold")))
+    if not job.held:
+        _hold(gateway, job.job_id)
+
+
+def stop(gateway: Gateway, job: ManagedJob) -> None:
+    """End a running job's run and put it back into the queue, behind its gate.
+
+    Raises:
+        NoSuchJobError: It has ended.
+        GatewayError: Slurm refused.
+    """
+    if job.gate == "hold":
+        gateway.requeue_hold(job.job_id)
+        return
+    close_gate(gateway, job)
+    gateway.requeue(job.job_id)
+
+
+def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:
+    """Put a job that Muri holds behind the licence instead.
+
+    The hold goes before the word changes: a controller that dies in between leaves a job that is still Muri's to start.
+
+    Raises:
+        NoSuchJobError: It is gone.
+        GatewayError: Slurm refused.
+    """
+    if not is_behind_licence(job):
+        gateway.modify(job.job_id, JobChange(licenses=with_gate(job.licenses)))
+    if job.held and not job.held_by_others:
+        gateway.release(job.job_id)
+    gateway.modify(job.job_id, JobChange(admin_comment=with_word(job.admin_comment, "licence")))
+
+
+def _comment(job: ManagedJob, change: JobChange) -> str:
+    return job.admin_comment if change.admin_comment is None else change.admin_comment
+
+
+def _hold(gateway: Gateway, job_id: int) -> None:
+    """Hold a pending job; one that started just now has its own request and may run."""
+    try:
+        gateway.hold(job_id)
+    except GatewayError as error:
+        if not job_started(error):
+            raise

@@ -1,0 +1,204 @@
+"""The licence as the gate of waiting jobs: who may start them, what survives, what happens when Muri stops."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, make_job, make_node, one_gpu, pilots
+
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.gate import GATE_LICENSE, with_gate, without_gate
+from muri.slurm_plugin.records.roles import Role, read_job
+
+HOLDS = ["JobHeldAdmin", "JobHeldUser", "launch_failed_requeued_held"]
+
+
+def waiting(count: int = 4, nodes: list | None = None, **changes) -> FakeSlurm:
+    """Jobs behind the licence, before a controller that had a cycle."""
+    jobs = [behind_licence(replace(job, **changes)) for job in four_jobs()[:count]]
+    slurm = FakeSlurm(jobs, one_gpu() if nodes is None else nodes, gate_license=True)
+    slurm.extend_lease(NOW_S + 600)
+    return slurm
+
+
+@pytest.fixture
+def at_work(make_controller) -> FakeSlurm:
+    """Two members at work on the only GPU."""
+    slurm = waiting(2)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.tick()
+        controller.cycle()
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
+    return slurm
+
+
+@pytest.mark.parametrize(
+    ("licenses", "own"),
+    [
+        ("", ""),
+        ("muri_gate:1", ""),
+        ("matlab:1,muri_gate:1", "matlab:1"),
+        ("matlab:1;muri_gate:1", "matlab:1"),
+        ("muri_gate", ""),
+        ("muri_gate_2:1", "muri_gate_2:1"),
+    ],
+)
+def test_a_users_licences_are_kept_beside_muris(licenses, own):
+    assert without_gate(licenses) == own
+    assert without_gate(with_gate(licenses)) == own
+    assert with_gate(with_gate(licenses)) == with_gate(licenses)
+
+
+def test_a_group_starts_without_any_hold_or_release(make_controller):
+    slurm = waiting()
+    slurm.jobs[1] = replace(slurm.jobs[1], licenses="matlab:1,muri_gate:1")
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert slurm.calls == ["submit", *["modify"] * 4]
+    slurm.tick()
+    assert [slurm.jobs[n].state for n in (1, 2, 3, 4)] == [JobState.RUNNING] * 4
+    assert slurm.jobs[1].licenses == "matlab:1"
+    assert len(pilots(slurm)) == 1
+
+
+def test_each_cycle_extends_the_lease_and_without_cycles_slurm_starts_every_job(make_controller):
+    slurm = waiting(2, [make_node("n1", gpu_count=0, partitions=("other",)), make_node("n2", usable=False)])
+    with make_controller(slurm, lease_s=900) as controller:
+        controller.cycle()
+        assert slurm.lease_end_s == slurm.now_s + 900
+        slurm.now_s += 300
+        controller.cycle()
+        assert slurm.lease_end_s == slurm.now_s + 900
+    slurm.nodes["n2"] = make_node("n2")
+    slurm.tick(890)
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.PENDING] * 2
+    slurm.tick(20)
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
+    assert [slurm.jobs[n].gpu_count for n in (1, 2)] == [1, 1]
+
+
+def test_a_controller_that_cannot_decide_lets_the_lease_end(make_controller, monkeypatch):
+    slurm = waiting(2)
+    with make_controller(slurm) as controller:
+        monkeypatch.setattr(controller, "decision", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            controller.cycle()
+    assert slurm.lease_end_s == NOW_S + 600
+
+
+def test_without_the_licence_in_slurm_conf_the_status_says_what_is_lost(make_controller):
+    slurm = FakeSlurm([], one_gpu())
+    with make_controller(slurm) as controller:
+        assert any(GATE_LICENSE in error for error in controller.cycle().errors)
+    with make_controller(slurm, gate="hold") as controller:
+        assert controller.cycle().errors == ()
+
+
+@pytest.mark.parametrize("reason", HOLDS)
+def test_a_hold_on_a_waiting_job_is_nobodys_but_its_owners(make_controller, reason):
+    slurm = waiting(2, [make_node("n1")])
+    slurm.jobs[1] = replace(slurm.jobs[1], held=True, priority=0, reason=reason)
+    with make_controller(slurm) as controller:
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick(400)
+        assert (slurm.jobs[1].held, slurm.jobs[1].state) == (True, JobState.PENDING)
+        assert read_job(slurm.jobs[1]).role is Role.USER_HELD
+        slurm.release(1)
+        assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
+        controller.cycle()
+    assert GATE_LICENSE not in slurm.jobs[1].licenses
+
+
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "launch_failed_requeued_held"])
+@pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open"])
+def test_only_muris_own_hold_is_muris(make_controller, reason, word):
+    job = make_job(1)
+    slurm = FakeSlurm([replace(job, reason=reason, admin_comment=job.admin_comment + word)], one_gpu())
+    with make_controller(slurm, gate="hold") as controller:
+        controller.cycle()
+    assert slurm.jobs[1].held
+
+
+def test_a_users_hold_after_muri_lifted_its_own_stays(make_controller):
+    slurm = FakeSlurm([make_job(1)], one_gpu())
+    with make_controller(slurm, gate="hold", grouping={"max_group_size": 1}) as controller:
+        controller.cycle()
+        assert not slurm.jobs[1].held
+        slurm.hold(1)
+        controller.cycle()
+    assert slurm.jobs[1].held
+
+
+def test_a_running_members_gate_is_closed_again(at_work):
+    assert [GATE_LICENSE in at_work.jobs[n].licenses for n in (1, 2)] == [True, True]
+
+
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
+def test_a_member_that_is_held_while_it_runs_stays_held_when_its_group_ends(at_work, make_controller, reason):
+    slurm = at_work
+    slurm._update(1, held=True, reason=reason)
+    slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+    for member in (1, 2):
+        slurm._requeue(member)
+    with make_controller(slurm) as controller:
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick(400)
+    held = slurm.jobs[1]
+    assert (held.held, held.reason, held.state) == (True, reason, JobState.PENDING)
+    assert (held.gpu_count, held.dependency, held.required_nodes) == (1, "", "")
+    assert slurm.jobs[2].state is JobState.RUNNING
+    assert (slurm.jobs[2].gpu_count, slurm.starts[2]) == (1, 2)
+
+
+def test_a_member_that_loses_its_group_waits_for_muri_and_runs_alone(at_work, make_controller):
+    slurm = at_work
+    slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+    for member in (1, 2):
+        slurm._requeue(member)
+    slurm.tick(200)
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.PENDING] * 2
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    slurm.tick()
+    assert slurm.jobs[1].state is JobState.RUNNING
+    assert slurm.jobs[1].gpu_count == 1
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, side, nth):
+    slurm = FakeSlurm(
+        [make_job(1, user="x"), make_job(2, user="y")], [make_node("n1", usable=False)], gate_license=True
+    )
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.extend_lease(slurm.now_s + 600)
+        with slurm.killing(side, nth), pytest.raises(Killed):
+            controller.cycle()
+        for _ in range(2):
+            controller.cycle()
+    for job_id in (1, 2):
+        job = read_job(slurm.jobs[job_id])
+        assert (job.gate, job.held, job.role) == ("licence", False, Role.CANDIDATE)
+        assert tags.token(job.admin_comment, tags.REQUEST_PREFIX)
+    assert slurm.calls.count("hold") == 0
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 6))
+def test_killed_at_any_call_no_job_is_lost_or_runs_twice(make_controller, side, nth):
+    slurm = waiting()
+    with make_controller(slurm) as controller, slurm.killing(side, nth), pytest.raises(Killed):
+        controller.cycle()
+    with make_controller(slurm) as controller:
+        for _ in range(40):
+            controller.cycle()
+            slurm.tick(100)
+            for job in list(slurm.jobs.values()):
+                if job.state is JobState.RUNNING and job.job_id <= 4 and job.start_s < slurm.now_s - 300:
+                    slurm.end(job.job_id)
+    assert [slurm.jobs[n].state for n in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
+    assert [slurm.starts[n] for n in (1, 2, 3, 4)] == [1] * 4
