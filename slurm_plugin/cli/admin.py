@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,7 +79,7 @@ def _run(config: Config, interval_s: float | None) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with only_one(config.state_dir), open_controller(config) as instance:
+    with only_one(config.state_dir), open_controller(config, stop=stop) as instance:
         if interval_s is None:
             instance.cycle()
         else:
@@ -98,12 +99,12 @@ def controller_main() -> None:
 @click.option("--wait", is_flag=True, help="Stay until the last group has ended, for jobs that come back held.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; with --wait a line for each pass.")
 def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: bool) -> None:
-    """Release every held job with its original request.
+    """Let Slurm start every waiting job, with its original request.
 
-    Jobs in a running group keep running. A job of theirs that is stopped to resume later, or loses its group, waits
-    held for the next drain: use --wait, or leave the watchdog on. Stop the controller first, or it groups again.
-    New jobs with --muri are held until Muri's line is taken out of job_submit.lua; docs/operations.md has the
-    order of removal.
+    The reservation muri_gate is deleted first: Slurm then starts what waits for its licence by itself, and new jobs
+    with --muri start as ordinary jobs. Reads job ids, states and Muri's tags only, through Slurm's commands, so it works
+    when the controller does not. Jobs in a running group keep running. One that loses its group needs its own GPUs
+    back: use --wait, or leave the watchdog on. Stop the controller first, or it makes the reservation again.
 
     \b
     Examples:
@@ -111,25 +112,39 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
       muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
     """
-    from muri.slurm_plugin.controller.assemble import open_gateway, read_config
     from muri.slurm_plugin.controller.status import age_s
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
     from muri.slurm_plugin.execute.drain import drain_until_over
+    from muri.slurm_plugin.gateway.commands import CommandGateway, SlurmCommands
+    from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
-    config = read_config(config_file)
+    config = _config_or_defaults(config_file)
     age = age_s(config.state_dir / "status.json", time.time())
     if stale_s is not None and age is not None and age < stale_s:
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
     with _only_one_unless_hung(config.state_dir, stale_s):
-        gateway = open_gateway(config.gateway)
-        for done in drain_until_over(gateway) if wait else (drain_jobs(gateway),):
+        commands = SlurmCommands()
+        gateway, read = CommandGateway(commands), partial(read_tagged_jobs, commands)
+        for done in drain_until_over(gateway, read) if wait else (drain_jobs(gateway, read),):
             _print_drained(done, as_json=as_json, one_line=wait)
     if done.running and not as_json:
         click.echo("members run on: leave the watchdog on, or run `muri drain --wait`, for those that come back held",
                    err=True)  # fmt: skip
     if done.failed:
         sys.exit(1)
+
+
+def _config_or_defaults(config_file: Path | None) -> Config:
+    """Read the configuration; where it is broken, jobs are given back all the same."""
+    from muri.slurm_plugin.config import ConfigError
+    from muri.slurm_plugin.controller.assemble import read_config
+
+    try:
+        return read_config(config_file)
+    except ConfigError as error:
+        click.echo(f"muri: {error}\nmuri: going on with the built-in defaults", err=True)
+        return Config()
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
 from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
@@ -77,13 +78,16 @@ def profiles_path(config: Config) -> Path:
 
 
 @contextmanager
-def open_controller(config: Config, gateway: Gateway | None = None, *, look_only: bool = False) -> Iterator[Controller]:
+def open_controller(
+    config: Config, gateway: Gateway | None = None, *, look_only: bool = False, stop: StopFlag | None = None
+) -> Iterator[Controller]:
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
     Args:
         config: The configuration.
         gateway: Use this one instead of opening the configured kind.
         look_only: Leave a damaged profile store where it is; the caller changes nothing.
+        stop: Ends a cycle between two calls.
 
     Raises:
         ConfigError: The state directory cannot be made or written.
@@ -98,7 +102,7 @@ def open_controller(config: Config, gateway: Gateway | None = None, *, look_only
     path = profiles_path(config)
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(config.state_dir / "journal.db") as journal:
-        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config)
+        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config, stop)
 
 
 def open_gateway(kind: GatewayKind = "auto") -> Gateway:

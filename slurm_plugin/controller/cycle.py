@@ -1,9 +1,11 @@
 """The controller's cycle: read Slurm and the stores, decide, repair, execute, and report."""
 
 import logging
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any, TypeVar
 
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
@@ -12,11 +14,11 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
 from muri.slurm_plugin.execute.executor import Executor
+from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
-from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
@@ -26,6 +28,9 @@ log = logging.getLogger("muri.controller")
 
 # Closed intents are kept this long for `muri explain`.
 _KEEP_INTENTS_S = 7 * 86400.0
+
+_Entry = TypeVar("_Entry")
+_Read = TypeVar("_Read")
 
 
 def cycle_input(
@@ -55,23 +60,47 @@ def cycle_input(
 def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -> Knowledge:
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
+    measuring = tuple(_readable(running, lambda run: (ProfileKey(**run.payload["key"]), int(run.payload["job_id"]))))
+    failures = journal.facts(DRY_RUN_FAILED).items()
     return Knowledge(
         profiles=profiles,
-        profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
-        dry_run_jobs=frozenset(int(intent.payload["job_id"]) for intent in running),
-        failures={key: (int(count), str(why)) for key, (count, why) in journal.facts(DRY_RUN_FAILED).items()},
-        exclusions={int(job_id): str(why) for job_id, why in journal.facts(EXCLUSION).items()},
+        profiling=frozenset(key for key, _ in measuring),
+        dry_run_jobs=frozenset(job_id for _, job_id in measuring),
+        failures=dict(_readable(failures, lambda fact: (fact[0], (int(fact[1][0]), str(fact[1][1]))))),
+        exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
-        gpu_mem_gib=requested_gib(journal.facts(GPU_MEM)),
+        gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
     )
+
+
+def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Iterator[_Read]:
+    """Read the journal's entries; a damaged one is logged and costs nobody else anything."""
+    for entry in entries:
+        try:
+            yield read(entry)
+        except (KeyError, TypeError, ValueError, IndexError):
+            log.exception("an entry of the journal cannot be read and is left out: %r", entry)
+
+
+def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
+    return int(fact[0]), fact[1]
 
 
 class Controller:
     """Runs cycles against one cluster."""
 
-    def __init__(self, gateway: Gateway, journal: Journal, store: ProfileStore, policy: Policy, config: Config) -> None:
-        """Bind the controller to its cluster, memory and policy."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        journal: Journal,
+        store: ProfileStore,
+        policy: Policy,
+        config: Config,
+        stop: StopFlag | None = None,
+    ) -> None:
+        """Bind the controller to its cluster, memory and policy; `stop` ends a cycle between two calls."""
         self._gateway = gateway
+        self._stop = stop or threading.Event()
         self._journal = journal
         self._store = store
         self._policy = policy
@@ -98,19 +127,25 @@ class Controller:
         Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
         rests on what is true now.
         """
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s)
+        errors: list[str] = []
         decision = self.decision()
-        errors = self._extend_lease(decision)
-        if decision.repairs:
-            errors += self._apply(decision, decision.repairs)
-            decision = self.decision()
-        errors += self._apply(decision, decision.actions)
+        try:
+            errors += self._extend_lease(gateway, decision)
+            if decision.repairs:
+                self._apply(gateway, decision, decision.repairs, errors)
+                decision = self.decision()
+            self._apply(gateway, decision, decision.actions, errors)
+        except CycleCutShortError as error:
+            log.warning("%s", error)
+            errors.append(str(error))
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
         write_status(self._config.state_dir / "status.json", status)
         self._tidy(decision.view)
         return status
 
-    def _extend_lease(self, decision: Decision) -> list[str]:
+    def _extend_lease(self, gateway: Gateway, decision: Decision) -> list[str]:
         """Keep waiting jobs behind the licence for another while.
 
         This comes after the decision: a controller that cannot decide any more lets the lease end, and Slurm starts
@@ -119,7 +154,7 @@ class Controller:
         if self._config.gate != "licence":
             return []
         try:
-            self._gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
+            gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -145,22 +180,25 @@ class Controller:
         snapshot = self._gateway.snapshot()
         return decide(cycle_input(snapshot, self._store, self._config, self._journal), self._policy)
 
-    def _apply(self, decision: Decision, actions: tuple[Action, ...]) -> list[str]:
-        if not actions:
-            return []
-        executor = Executor(self._gateway, self._journal, self._store, self._config, self._policy, decision.view)
-        executor.carry_out(actions)
-        return executor.errors
+    def _apply(self, gateway: Gateway, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
+        """Carry out actions; what Slurm refuses is added to `errors`."""
+        if actions:
+            executor = Executor(gateway, self._journal, self._store, self._config, self._policy, decision.view, errors)
+            executor.carry_out(actions)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
         # Seen before the actions: what they change shows in Slurm at once and here at the next cycle,
         # except for who was grouped, which the journal already knows.
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
-        for job_id, reasons in self._journal.facts(SOLO).items():
-            notes[int(job_id)] = (*reasons, *notes.get(int(job_id), ()))
-        for job_id, why in self._journal.facts(EXCLUSION).items():
-            notes[int(job_id)] = (*notes.get(int(job_id), ()), f"not grouped again: {why}")
+        for job_id, reasons in _readable(self._journal.facts(SOLO).items(), _of_job):
+            notes[job_id] = (*map(str, reasons), *notes.get(job_id, ()))
+        for job_id, why in decision.quarantine.jobs.items():
+            notes[job_id] = (why, *notes.get(job_id, ()))
+        errors += [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
+        errors += decision.quarantine.faults
+        for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
+            notes[job_id] = (*notes.get(job_id, ()), f"not grouped again: {why}")
         intents = self._journal.intents()
         view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
         jobs = status_of(view, decision.plan, decision.preparation.waiting, intents, notes)
@@ -168,7 +206,8 @@ class Controller:
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
+        present = {str(job_id) for job_id in view.jobs}
         for name in (SOLO, EXCLUSION, GPU_MEM):
             for job_id in self._journal.facts(name):
-                if int(job_id) not in view.jobs:
+                if job_id not in present:
                     self._journal.forget_fact(name, job_id)

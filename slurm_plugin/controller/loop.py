@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.execute.interruptible import StopFlag
 
 log = logging.getLogger("muri.controller")
 
@@ -49,19 +50,15 @@ def only_one(state_dir: Path) -> Iterator[None]:
         os.close(handle)
 
 
-class StopFlag(Protocol):
+class Waitable(StopFlag, Protocol):
     """The part of threading.Event that the loop needs."""
-
-    def is_set(self) -> bool:
-        """Whether to stop now."""
-        ...
 
     def wait(self, timeout: float) -> bool:
         """Sleep until told to stop, at most `timeout` seconds."""
         ...
 
 
-def run_forever(controller: Controller, interval_s: float, stop: StopFlag, clock: Clock = MACHINE_CLOCK) -> None:
+def run_forever(controller: Controller, interval_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 
     A failed cycle is logged, and jobs stay as they are until the next one.

@@ -9,7 +9,8 @@ from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
 from muri.slurm_plugin.execute.executor import restore_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.slurm_requests import without_retries
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import JobState, Snapshot
+from muri.slurm_plugin.records.gate import GATE_LICENSE
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
 log = logging.getLogger("muri.drain")
@@ -22,7 +23,7 @@ class Drained:
     """What a drain did.
 
     Attributes:
-        released: Held jobs that were released as they were.
+        released: Waiting jobs whose gate was opened, with their own request.
         restored: Waiting members, and jobs that were given other CPUs or memory, that got their own request back.
         cancelled: Muri's own jobs that were ended (waiting pilots, dry runs).
         running: Members that run on in their group.
@@ -44,18 +45,30 @@ class Drained:
         return not any((self.released, self.restored, self.cancelled, self.running, self.failed, self.leaving))
 
 
-def drain(gateway: Gateway) -> Drained:
-    """Release every held job with its original request; groups that run already are left to finish.
+def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
+    """Let Slurm start every waiting job, with its original request; groups that run already are left to finish.
+
+    The lease ends first: from then on Slurm starts what waits for the licence by itself, whatever happens here.
+
+    Args:
+        gateway: Changes jobs.
+        read: Reads the jobs; their ids, states and tags suffice.
 
     Raises:
         SlurmUnreachableError: slurmctld does not answer.
     """
-    view = view_of(gateway.snapshot())
+    failed: list[str] = []
+    try:
+        gateway.end_lease()
+    except SlurmUnreachableError:
+        raise
+    except GatewayError as error:
+        failed.append(f"the reservation {GATE_LICENSE}: {error}")
+    view = view_of(read())
     members = view.having(Role.MEMBER)
     waiting_members = [job for job in members if job.state is JobState.PENDING]
     own = [job for job in view.having(Role.PILOT) if job.state is JobState.PENDING]
     own += view.having(Role.DRY_RUN)
-    failed: list[str] = []
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
     released = _each(held, lambda job: release_as_asked(gateway, job), failed)
     waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
@@ -78,7 +91,9 @@ def _leaving(view: View) -> tuple[int, ...]:
     return (*pilots, *ending)
 
 
-def drain_until_over(gateway: Gateway, clock: Clock = MACHINE_CLOCK) -> Iterator[Drained]:
+def drain_until_over(
+    gateway: Gateway, read: Callable[[], Snapshot], clock: Clock = MACHINE_CLOCK
+) -> Iterator[Drained]:
     """Drain again and again until no job is left that could come back held, and say what each pass did.
 
     A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
@@ -86,7 +101,7 @@ def drain_until_over(gateway: Gateway, clock: Clock = MACHINE_CLOCK) -> Iterator
     """
     while True:
         try:
-            done = drain(gateway)
+            done = drain(gateway, read)
         except SlurmUnreachableError as error:
             log.warning("slurmctld does not answer, waiting for it: %s", error)
         else:
@@ -107,6 +122,7 @@ def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], fail
             log.info("job %d: gone already", job.job_id)
         except SlurmUnreachableError:
             raise
-        except GatewayError as error:
+        except Exception as error:  # one job's fault must not keep the others
+            log.log(logging.WARNING if isinstance(error, GatewayError) else logging.ERROR, "job %d: %r", job.job_id, error)
             failed.append(f"job {job.job_id}: {error}")
     return tuple(changed)

@@ -7,10 +7,12 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from muri.policies.types import Policy
+from muri.profiler.errors import CorruptStoreError
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, open_gate, stop
+from muri.slurm_plugin.execute.interruptible import CycleCutShortError
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import (
     Abandon,
@@ -33,6 +35,7 @@ from muri.slurm_plugin.planning.actions import (
     StartGroup,
     join_payload,
     members_in,
+    started,
 )
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
@@ -56,6 +59,7 @@ from muri.slurm_plugin.records.journal import (
     PREEMPT,
     SOLO,
     Journal,
+    JournalError,
 )
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
@@ -78,9 +82,16 @@ class Executor:
     """
 
     def __init__(
-        self, gateway: Gateway, journal: Journal, store: ProfileSink, config: Config, policy: Policy, view: View
+        self,
+        gateway: Gateway,
+        journal: Journal,
+        store: ProfileSink,
+        config: Config,
+        policy: Policy,
+        view: View,
+        errors: list[str],
     ) -> None:
-        """Bind the executor to one cycle's view."""
+        """Bind the executor to one cycle's view; `errors` takes what fails."""
         self._gateway = gateway
         self._journal = journal
         self._store = store
@@ -106,22 +117,37 @@ class Executor:
             KeepProfile: self._keep_profile,
             DryRunFailed: self._dry_run_failed,
         }
-        self.errors: list[str] = []
+        self.errors = errors
 
     def carry_out(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order; a refusal costs only its own action.
 
         Raises:
             SlurmUnreachableError: slurmctld went away; the next cycle resumes from the journal.
+            CycleCutShortError: The controller was told to stop, or the cycle takes too long; the same.
+            JournalError: The journal cannot be written; without it nothing may be begun.
+            CorruptStoreError: The profile store is damaged.
         """
         for action in actions:
             try:
                 self._steps[type(action)](action)
-            except SlurmUnreachableError:
+            except (SlurmUnreachableError, CycleCutShortError, JournalError, CorruptStoreError):
                 raise
             except GatewayError as error:
                 self.errors.append(f"{type(action).__name__}: {error}")
                 log.warning("%s failed: %s", type(action).__name__, error)
+            except Exception as error:
+                self._set_aside(action, error)
+
+    def _set_aside(self, action: Action, error: Exception) -> None:
+        """Keep an action that failed for another reason than Slurm's from being tried in the same way for ever."""
+        why = f"{type(action).__name__} failed: {type(error).__name__}: {error}"
+        self.errors.append(why)
+        log.exception("%s failed; the cycle goes on", type(action).__name__)
+        for job_id in started((action,)):
+            self._journal.set_fact(EXCLUSION, str(job_id), why)
+        if isinstance(action, KeepProfile):
+            self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
 
     def _start_group(self, action: StartGroup) -> None:
         token = secrets.token_hex(6)

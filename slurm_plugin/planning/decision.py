@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
-from muri.slurm_plugin.planning.actions import Action, ReleaseSolo, StartDryRun, started
+from muri.slurm_plugin.planning.actions import Abandon, Action, ReleaseSolo, StartDryRun, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import find_joins
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
 from muri.slurm_plugin.planning.packing import ask_to_share
+from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_culprits
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.planning.running import Settled, running_units, settle, stop_actions
@@ -30,6 +31,7 @@ class Decision:
         preparation: What the policy was asked.
         plan: What the policy answered.
         actions: What follows from the plan.
+        quarantine: What was left out, because deciding failed on it.
     """
 
     view: View
@@ -37,10 +39,31 @@ class Decision:
     preparation: Preparation
     plan: Plan
     actions: tuple[Action, ...]
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
 
 def decide(cycle: CycleInput, policy: Policy) -> Decision:
-    """Make a cycle's decision. Pure: the snapshot's own time is the clock."""
+    """Make a cycle's decision. Pure: the snapshot's own time is the clock.
+
+    What makes it fail is left out: such jobs get their own request and Slurm decides about them.
+
+    Raises:
+        Exception: Deciding fails with no job in the queue, too.
+    """
+    decision, quarantine = decide_without_culprits(cycle, lambda tried: _decide(tried, policy))
+    stuck = [(job_id, why) for job_id, why in quarantine.jobs.items() if _waits(cycle.view, job_id)]
+    releases = tuple(ReleaseSolo(job_id, (why,)) for job_id, why in stuck)
+    abandoned = tuple(Abandon(token, why) for token, why in quarantine.intents.items())
+    return replace(
+        decision, repairs=decision.repairs + abandoned, actions=releases + decision.actions, quarantine=quarantine
+    )
+
+
+def _waits(view: View, job_id: int) -> bool:
+    return view.jobs[job_id].role in {Role.CANDIDATE, Role.NOT_OURS}
+
+
+def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     view, repairs = cycle.view, reconcile(cycle)
     preparation = prepare(cycle, policy.profile_use)
     cycle = preparation.cycle

@@ -233,11 +233,6 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
             yield MoveToLicence(job.job_id)
 
 
-def requested_gib(facts: Mapping[str, Any]) -> dict[int, float]:
-    """Return the GPU memory (GiB) that jobs ask for since an out-of-memory error, by job id."""
-    return {int(job_id): float(gib) for job_id, gib in facts.items()}
-
-
 def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Restore | None:
     """Return what to do with a returned member whose last run ran out of GPU memory; None if it did not.
 

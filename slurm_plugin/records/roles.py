@@ -1,5 +1,6 @@
 """Muri's reading of a snapshot: what each job is to Muri and what its comments say, parsed here and nowhere else."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -11,6 +12,8 @@ from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 from muri.slurm_plugin.records.gate import Gate, gate_of, is_behind_licence, is_behind_own_hold
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
+
+log = logging.getLogger("muri.controller")
 
 
 class Role(StrEnum):
@@ -123,6 +126,12 @@ def _role_of(job: Job, *, gated: bool, held_by_others: bool) -> Role:
     return Role.CANDIDATE if gated else Role.RELEASED
 
 
+def unread(job: ManagedJob) -> ManagedJob:
+    """The same job without what its comments say: none of Muri's business but its gate."""
+    record = {name: getattr(job, name) for name in _RECORD}
+    return ManagedJob(**record, gate=job.gate, gated=job.gated, held_by_others=job.held_by_others)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A snapshot whose jobs' comments have been read.
@@ -147,7 +156,15 @@ class View:
 
 def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
     """Read the comments of a snapshot's jobs; `partitions` as `read_job` takes them."""
-    return View(snapshot, {job.job_id: read_job(job, partitions) for job in snapshot.jobs})
+    return View(snapshot, {job.job_id: _read_or_leave(job, partitions) for job in snapshot.jobs})
+
+
+def _read_or_leave(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
+    try:
+        return read_job(job, partitions)
+    except Exception:
+        log.exception("job %d: its comments cannot be read; Muri leaves it alone", job.job_id)
+        return ManagedJob(**{name: getattr(job, name) for name in _RECORD})
 
 
 def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:

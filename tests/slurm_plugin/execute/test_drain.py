@@ -11,7 +11,6 @@ from fake_slurm import FakeSlurm, Killed, make_job, make_node
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
-from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
 from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
 from muri.slurm_plugin.gateway.base import SlurmUnreachableError
@@ -43,7 +42,7 @@ def watch(slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]
             clock.sleep(5.0)
 
     clock.start(happen)
-    passes = list(drain_until_over(slurm, clock))
+    passes = list(drain_until_over(slurm, lambda: slurm.snapshot(), clock))
     assert clock() == 5.0 * len(events)
     return passes
 
@@ -103,7 +102,8 @@ def test_a_silent_slurmctld_does_not_end_the_watch(at_work):
 @pytest.mark.parametrize(("held_s", "drained"), [(60.0, False), (3600.0, True)])
 def test_the_watchdog_waits_for_no_controller_that_hangs(monkeypatch, tmp_path, held_s, drained):
     slurm = FakeSlurm([make_job(1)], [make_node("n1")])
-    monkeypatch.setattr(open_gateway, "open_gateway", lambda kind: slurm)
+    monkeypatch.setattr("muri.slurm_plugin.gateway.commands.CommandGateway", lambda commands: slurm)
+    monkeypatch.setattr("muri.slurm_plugin.gateway.tag_reader.read_tagged_jobs", lambda commands: slurm.snapshot())
     config = tmp_path / "muri.yaml"
     config.write_text(f"state_dir: {tmp_path}\n")
     arguments = ["--config", str(config), "--if-stale", "1800"]
@@ -127,9 +127,9 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
     slurm.jobs[3] = make_job(3)
     slurm.jobs[4] = make_job(4, state=JobState.RUNNING, held=False, nodes="n1", admin_comment="")  # the pilot must wait
     with contextlib.suppress(Killed), slurm.killing(side, nth):
-        drain(slurm)
+        drain(slurm, slurm.snapshot)
     slurm.tick()
-    drain(slurm)
+    drain(slurm, slurm.snapshot)
     assert not any(job.held for job in slurm.jobs.values())
     for _ in range(4):
         slurm.end(next(job.job_id for job in slurm.jobs.values() if job.state is JobState.RUNNING))
@@ -139,4 +139,5 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
 
 
 def test_a_drain_with_nothing_to_do_is_over_at_once():
-    assert drain(FakeSlurm([], [make_node("n1")])).is_over
+    slurm = FakeSlurm([], [make_node("n1")])
+    assert drain(slurm, slurm.snapshot).is_over

@@ -88,7 +88,7 @@ def test_a_drain_after_the_controller_died_gives_every_job_its_own_request(make_
     slurm = FakeSlurm(two_jobs(mem_per_cpu_mib=500, mem_per_node_mib=2000), [make_node("n1")])
     with pytest.raises(Killed), slurm.killing("after", nth), make_controller(slurm, **TUNE) as controller:
         controller.cycle()
-    assert drain(slurm).failed == ()
+    assert drain(slurm, slurm.snapshot).failed == ()
     for each in (1, 2):
         assert own_request(slurm, each) == (4, 4, 2000, "", None)
         assert slurm.jobs[each].mem_per_cpu_mib == 500
@@ -186,7 +186,7 @@ def test_a_job_that_slurm_refuses_its_own_request_is_not_held_for_ever(make_cont
 
         slurm._modify = refuse
         if drained:
-            assert "permission denied" in drain(slurm).failed[0]
+            assert "permission denied" in drain(slurm, slurm.snapshot).failed[0]
         else:
             controller.cycle()
             assert slurm.jobs[1].held

@@ -10,7 +10,6 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.slurm_requests import with_retries
 from muri.slurm_plugin.records import comment_tags as tags
@@ -67,7 +66,7 @@ def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
     slurm.tick()
     at_work = [job.job_id for job in slurm.jobs.values() if retries_memory(job.admin_comment)]
     assert at_work
-    drained = drain(slurm)
+    drained = drain(slurm, slurm.snapshot)
     assert set(drained.running) == set(at_work)
     assert not drained.failed
     assert not any(retries_memory(job.admin_comment) for job in slurm.jobs.values())
@@ -76,7 +75,7 @@ def test_after_a_drain_members_fail_as_they_would_alone(make_controller):
 
 def test_a_job_is_planned_with_what_it_asks_for():
     slurm = FakeSlurm([make_job(5), make_job(6)], [])
-    cycle = CycleInput(view_of(slurm.snapshot()), Knowledge({}, gpu_mem_gib=requested_gib({"5": 9.0})), Config())
+    cycle = CycleInput(view_of(slurm.snapshot()), Knowledge({}, gpu_mem_gib={5: 9.0}), Config())
     jobs = cycle.view.jobs
     assert plan_job(jobs[5], cycle.key_of(jobs[5]), cycle).gpu_mem_gib == 9.0
     assert plan_job(jobs[6], cycle.key_of(jobs[6]), cycle).gpu_mem_request_gib is None

@@ -34,7 +34,7 @@ def test_a_job_alone_is_left_held_by_cycles_and_by_a_drain(make_controller, reas
     slurm = FakeSlurm([make_job(1, reason=reason, restart_count=1, exit_code=7)], [make_node("n1")])
     with make_controller(slurm) as controller:
         controller.cycle()
-    drain(slurm)
+    drain(slurm, slurm.snapshot)
     assert (read_job(slurm.jobs[1]).role, slurm.jobs[1].held) == (Role.USER_HELD, True)
 
 
@@ -43,7 +43,7 @@ def test_a_member_gets_its_own_request_back_and_stays_held(make_controller, drai
     slurm = group_at_work(make_controller)
     set_aside(slurm, 1)
     if drained:
-        drain(slurm)
+        drain(slurm, slurm.snapshot)
     else:
         for _ in range(2):
             with make_controller(slurm) as controller:

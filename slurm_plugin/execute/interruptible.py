@@ -1,0 +1,100 @@
+"""A way to Slurm that ends between two calls: when the controller is told to stop, or a cycle takes too long."""
+
+from typing import Protocol
+
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.errors import MuriError
+from muri.slurm_plugin.gateway.base import Gateway
+from muri.slurm_plugin.records.cluster import JobChange, NewJob, Snapshot
+
+
+class CycleCutShortError(MuriError):
+    """The cycle ends here; what it had begun stands in the journal, and the next one resumes."""
+
+
+class StopFlag(Protocol):
+    """The part of threading.Event that says when to stop."""
+
+    def is_set(self) -> bool:
+        """Whether to stop now."""
+        ...
+
+
+class InterruptibleGateway:
+    """Passes calls on, and refuses those that change something once it is time to end.
+
+    Args:
+        gateway: The way to Slurm.
+        stop: Set when the controller is told to stop.
+        limit_s: How long calls are passed on.
+        clock: Tells the time.
+    """
+
+    def __init__(self, gateway: Gateway, stop: StopFlag, limit_s: float, clock: Clock = MACHINE_CLOCK) -> None:
+        self._gateway = gateway
+        self._stop = stop
+        self._limit_s = limit_s
+        self._clock = clock
+        self._end_s = clock() + limit_s
+
+    @property
+    def name(self) -> str:
+        """Return the gateway's own name."""
+        return self._gateway.name
+
+    def _next(self) -> Gateway:
+        if self._stop.is_set():
+            raise CycleCutShortError("the controller was told to stop; its next cycle resumes")
+        if self._clock() > self._end_s:
+            raise CycleCutShortError(
+                f"the cycle took longer than {self._limit_s:g} s (cycle_limit_s); the next resumes"
+            )
+        return self._gateway
+
+    def snapshot(self) -> Snapshot:
+        """Read all jobs and nodes."""
+        return self._gateway.snapshot()
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id."""
+        return self._next().submit(job)
+
+    def modify(self, job_id: int, change: JobChange) -> None:
+        """Change a job."""
+        self._next().modify(job_id, change)
+
+    def extend_lease(self, end_s: float) -> None:
+        """Withhold the licence until a time."""
+        self._next().extend_lease(end_s)
+
+    def end_lease(self) -> None:
+        """Withhold the licence no longer."""
+        self._next().end_lease()
+
+    def hold(self, job_id: int) -> None:
+        """Hold a pending job."""
+        self._next().hold(job_id)
+
+    def release(self, job_id: int) -> None:
+        """Release a held job."""
+        self._next().release(job_id)
+
+    def requeue(self, job_id: int) -> None:
+        """End a running job and put it back into the queue."""
+        self._next().requeue(job_id)
+
+    def requeue_hold(self, job_id: int) -> None:
+        """End a running job, put it back into the queue and hold it."""
+        self._next().requeue_hold(job_id)
+
+    def cancel(self, job_id: int) -> None:
+        """Cancel a job."""
+        self._next().cancel(job_id)
+
+    def batch_script(self, job_id: int) -> str:
+        """Return the text of a job's batch script."""
+        return self._next().batch_script(job_id)
+
+    def job_environment(self, job_id: int) -> dict[str, str] | None:
+        """Return the environment that a pending job was submitted with, None when it cannot be read."""
+        return self._next().job_environment(job_id)
