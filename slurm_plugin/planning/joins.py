@@ -14,7 +14,8 @@ from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
-from muri.slurm_plugin.planning.starts import PILOT_EXTRA_S, member_plan
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
+from muri.slurm_plugin.planning.starts import member_plan
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View

@@ -22,8 +22,8 @@ _KEPT = ("SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "MURI_RUN_DIR")
 
 OPTIONS_PER_GPU: Final = ("--cpus-per-gpu", "--mem-per-gpu")
 
-# What a member's own batch script needs while the runtime does its work.
-_MEMBER_MEM_MIB = 512
+MEMBER_MEM_MIB: Final = 512
+"""What a member's own batch script needs while the runtime does its work."""
 
 
 def plain_environment(user: str) -> dict[str, str]:
@@ -245,4 +245,4 @@ def _own_cpus_and_memory(original: tags.Original) -> JobChange:
 
 def member_mem_mib(original: tags.Original) -> int | None:
     """Return the memory that a member keeps for its batch script, None to leave it as it is."""
-    return min(original.mem_per_node_mib, _MEMBER_MEM_MIB) if original.mem_per_node_mib else None
+    return min(original.mem_per_node_mib, MEMBER_MEM_MIB) if original.mem_per_node_mib else None

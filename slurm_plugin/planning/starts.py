@@ -13,15 +13,12 @@ from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
 from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.units import MIB_PER_GIB
-
-PILOT_EXTRA_S: Final = 600
-"""A pilot outlives its members by this much, so that the last of them can end cleanly."""
-
 
 # Absorbs the rounding of figures such as 3 × 16 / 3 before they are cut to whole CPUs.
 _SLACK: Final = 1e-6

@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
 
 GPUS_CAN_BE_TAKEN_AWAY: Final = (23, 2)
 """The first Slurm whose waiting jobs can lose their GPUs: 22.05 shows "gres:gpu:0" after such a change
@@ -244,6 +245,7 @@ class Snapshot:
         nodes: All nodes, by name.
         reservations: All reservations, by name.
         unreadable: Jobs that are missing in `jobs` because their records could not be read.
+        limits: What the site allows; some minutes older than the rest.
     """
 
     taken_s: float
@@ -253,6 +255,7 @@ class Snapshot:
     nodes: tuple[Node, ...]
     reservations: tuple[Reservation, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
+    limits: SiteLimits = NO_SITE_LIMITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +360,7 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "nodes": [asdict(node) for node in sorted(snapshot.nodes, key=lambda node: node.name)],
         "reservations": [asdict(each) for each in sorted(snapshot.reservations, key=lambda each: each.name)],
         "unreadable": [asdict(each) for each in snapshot.unreadable],
+        "limits": asdict(snapshot.limits),
     }
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
@@ -423,7 +427,7 @@ def _value(kind: Any, value: object, place: str) -> Any:
             raise SnapshotFileError(f"{place}: a list is expected, not {_shown(value)}")
         item = get_args(kind)[0]
         return tuple(_value(item, element, f"{place}[{index}]") for index, element in enumerate(value))
-    if kind in (Job, Node, Reservation, Unreadable):
+    if is_dataclass(kind):
         return _record(kind, value, place)
     if kind is JobState:
         return _state(value, place)

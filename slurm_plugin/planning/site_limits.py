@@ -1,0 +1,358 @@
+"""Whether what a plan starts stays within the site's limits. Pure.
+
+On Slurm a group is its pilot job, which holds the GPUs, and one job more for each member.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ClusterShell.NodeSet import NodeSet
+
+from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
+from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
+from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.limits import will_start_by_itself
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+
+PILOT_EXTRA_S: Final = 600
+"""A pilot outlives its members by this much, so that the last of them can end cleanly."""
+
+_STARTED: Final = frozenset({JobState.RUNNING, JobState.SUSPENDED})
+_PROMISED: Final = frozenset({Role.PILOT, Role.MEMBER, Role.DRY_RUN, Role.RELEASED})
+
+_UNITS: Final = {"cpu": "CPUs", "mem": "MiB of memory", "node": "nodes", "gres/gpu": "GPUs"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A job as Slurm's limits see it.
+
+    Attributes:
+        payer: Whom it counts for.
+        tres: What it has of each resource; its nodes are counted in `nodes`.
+        nodes: Its nodes, as far as they are known.
+        is_new: Whether it is submitted now.
+    """
+
+    payer: Payer
+    tres: Mapping[str, int]
+    nodes: frozenset[str] = frozenset()
+    is_new: bool = False
+
+
+@dataclass(slots=True)
+class _Tally:
+    """What jobs have together."""
+
+    amounts: Counter[tuple[Key, str]] = field(default_factory=Counter)
+    nodes: dict[Key, set[str]] = field(default_factory=dict)
+
+    def add(self, keys: Iterable[Key], start: _Start) -> None:
+        """Count a job that starts."""
+        for key in keys:
+            self.amounts[key, RUNNING] += 1
+            self.amounts[key, SUBMITTED] += start.is_new
+            for name, amount in start.tres.items():
+                self.amounts[key, name] += amount
+            if start.nodes:
+                self.nodes.setdefault(key, set()).update(start.nodes)
+
+
+class SiteRoom:
+    """The room that the site's limits leave in one cycle.
+
+    Where limits that hold for a job are not known, it is not grouped: Muri changes time limits as an administrator,
+    whom Slurm does not stop. Alone such a job is left to Slurm.
+
+    What Slurm enforces by itself when a job starts and Muri does not foresee: limits on minutes of all jobs together
+    (GrpTRESMins, GrpTRESRunMins, GrpWall), and on billing, licences, energy and burst buffers.
+
+    Args:
+        view: The queue, and what the site allows.
+    """
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._book = RuleBook(view.snapshot.limits)
+        self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
+        self._counts_nodes = self._book.names("node")
+        self._used, self._promised = _Tally(), _Tally()
+        if view.snapshot.limits.enforced:
+            self._count_jobs()
+
+    def _count_jobs(self) -> None:
+        for job in self._view.jobs.values():
+            keys = self._book.keys(payer_of(job))
+            if job.state is JobState.PENDING or job.state in _STARTED:
+                for key in keys:
+                    self._used.amounts[key, SUBMITTED] += 1
+            if job.state in _STARTED:
+                self._used.add(keys, self._as_it_is(job, job.nodes))
+            elif _is_promised(job):
+                self._promised.add(keys, self._as_it_is(job, job.required_nodes))
+
+    def longest_s(self, job: Job) -> int | None:
+        """Return the longest time limit that partition, QOS and association allow, in seconds; None for any."""
+        rules = self._book.single(payer_of(job))
+        tres = _asked_by(job)
+        limits = [rule.amount for rule in rules.wall]
+        limits += [60 * rule.amount // tres[rule.resource] for rule in rules.most_minutes if tres.get(rule.resource)]
+        return min(limits, default=None)
+
+    def member_limit_s(self, job: Job, size: int, after_s: int = 0) -> int:
+        """Return a member's time limit, in seconds, 0 for none; never less than its own.
+
+        The user's limit was meant for the job alone; sharing must not make it run out of time, as far as that is
+        allowed.
+
+        Args:
+            job: As its user submitted it.
+            size: Members of the group.
+            after_s: How long after the pilot it starts.
+        """
+        longest_s, own_s = self.longest_s(job), job.time_limit_s
+        if longest_s is None:
+            return own_s * size
+        most_s = longest_s - PILOT_EXTRA_S - after_s
+        return max(own_s, min(own_s * size, most_s) if own_s else most_s)
+
+    def why_no_time(self, job: Job, size: int, after_s: int = 0) -> str:
+        """Return why a job cannot get the time that it needs in a group, "" when it can.
+
+        Args:
+            job: As its user submitted it.
+            size: Members of the group.
+            after_s: How long after the pilot it starts.
+        """
+        longest_s = self.longest_s(job)
+        needed_s = job.time_limit_s * size + PILOT_EXTRA_S + after_s
+        if longest_s is None or (job.time_limit_s and needed_s <= longest_s):
+            return ""
+        asked = _hours(needed_s) if job.time_limit_s else "any time"
+        return (
+            f"a group of {size} would need a time limit of {asked} for its pilot job, {_hours(longest_s)} are allowed"
+        )
+
+    def largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
+        """Return how large a group a job may be in, and why no larger.
+
+        Args:
+            job: A job that waits.
+            most: The largest group that there is.
+
+        Returns:
+            A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
+        """
+        why = self._why_no_group(job)
+        if why:
+            return 1, why
+        for size in range(2, most + 1):
+            why = self.why_no_time(job, size) or self._why_not_together(self._like(job, size))
+            if why:
+                return size - 1, why
+        return most, ""
+
+    def why_no_room(self, job: ManagedJob) -> str:
+        """Return why a job cannot start alone now because of what others use, "" when it can."""
+        partition = self._book.partition(payer_of(job))
+        if partition is not None and partition.state in ("DOWN", "INACTIVE"):
+            return f"partition {partition.name} is {partition.state}"
+        return self._why_over([self._alone(job)], self._used)
+
+    def take_alone(self, job: ManagedJob) -> str:
+        """Count a job that starts alone; return why it cannot, "" when it does."""
+        return self.why_no_room(job) or self._take([self._alone(job)])
+
+    def take_group(self, group: StartGroup) -> str:
+        """Count a group that starts; return why it cannot, "" when it does."""
+        size = len(group.members)
+        for member in group.members:
+            job = self._view.jobs[member.job_id]
+            why = self._why_no_group(job) or self.why_no_time(job, size)
+            if why:
+                return f"job {job.job_id}: {why}"
+        starts = [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
+        why = self._why_not_allowed(starts[0], group.node_count, group.time_limit_s) or self._why_not_together(starts)
+        return why or self._take(starts)
+
+    def take_join(self, join: Join) -> str:
+        """Count a job that joins a running group; return why it cannot, "" when it does."""
+        job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
+        longest_s = self.longest_s(job)
+        if longest_s is not None and join.pilot_limit_s > longest_s:
+            return (
+                f"the group's pilot job would need a time limit of {_hours(join.pilot_limit_s)}, "
+                f"{_hours(longest_s)} are allowed"
+            )
+        start = self._member(join.member, join.node, max(1, pilot.node_count))
+        return self._why_no_member(job) or self._why_not_together([start]) or self._take([start])
+
+    def _why_no_group(self, job: ManagedJob) -> str:
+        """Why a job cannot be in any group."""
+        partition = self._book.partition(payer_of(job))
+        if partition is not None and partition.state in ("DRAIN", "INACTIVE"):
+            return f"partition {partition.name} takes no new jobs, such as a pilot job (its state is {partition.state})"
+        return self._why_no_member(job)
+
+    def _why_no_member(self, job: ManagedJob) -> str:
+        """Why a job cannot be one without GPUs beside others."""
+        payer = payer_of(job)
+        partition = self._book.partition(payer)
+        if partition is not None and partition.exclusive:
+            return f"jobs of partition {partition.name} do not share nodes (OverSubscribe=EXCLUSIVE)"
+        tres = self._member_like(job).tres
+        for rule in self._book.single(payer).least:
+            if tres.get(rule.resource, 0) < rule.amount:
+                return (
+                    f"{rule.setter} demands {_amount(rule.amount, rule.resource)} of each job ({rule.setting}), a "
+                    f"group's member has {tres.get(rule.resource, 0)}"
+                )
+        return self._book.why_unknown(payer)
+
+    def _why_not_allowed(self, start: _Start, node_count: int, time_limit_s: int) -> str:
+        """Why one job may not be as it is."""
+        rules = self._book.single(start.payer)
+        minutes = time_limit_s / 60
+        checks: list[tuple[JobRule, float]] = [
+            *((rule, time_limit_s) for rule in rules.wall),
+            *((rule, start.tres.get(rule.resource, 0)) for rule in rules.most),
+            *((rule, start.tres.get(rule.resource, 0) / node_count) for rule in rules.most_per_node),
+            *((rule, start.tres.get(rule.resource, 0) * minutes) for rule in rules.most_minutes),
+        ]
+        for rule, wanted in checks:
+            if wanted > rule.amount:
+                return (
+                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), the "
+                    f"group's pilot job would have {wanted:g}"
+                )
+        return ""
+
+    def _why_not_together(self, starts: Sequence[_Start]) -> str:
+        """Why a group's jobs cannot start now: jobs that Slurm will start by itself come first."""
+        return self._why_over(starts, self._used, self._promised)
+
+    def _why_over(self, starts: Sequence[_Start], *present: _Tally) -> str:
+        """Why jobs cannot start beside those that are counted already."""
+        added = _Tally()
+        for start in starts:
+            added.add(self._book.keys(start.payer), start)
+        for payer in dict.fromkeys(start.payer for start in starts):
+            for rule in self._book.shared(payer):
+                more = _amount_of(rule, added)
+                total = _amount_of(rule, added, *present)
+                if more and total > rule.most:
+                    return _over(rule, total)
+        return ""
+
+    def _take(self, starts: Sequence[_Start]) -> str:
+        for start in starts:
+            self._used.add(self._book.keys(start.payer), start)
+        return ""
+
+    def _alone(self, job: Job) -> _Start:
+        return _Start(payer_of(job), _asked_by(job), self._names(job.required_nodes))
+
+    def _as_it_is(self, job: Job, nodes: str) -> _Start:
+        """A job that runs, or that is known to start on these nodes."""
+        names = self._names(nodes)
+        return _Start(payer_of(job), self._typed(_asked_by(job), names), names)
+
+    def _names(self, nodes: str) -> frozenset[str]:
+        """Names of nodes, where any limit asks for them."""
+        return frozenset(NodeSet(nodes)) if nodes and (self._counts_nodes or self._types) else frozenset()
+
+    def _typed(self, tres: dict[str, int], nodes: frozenset[str]) -> dict[str, int]:
+        """Count GPUs of no particular type as their node's type."""
+        types = {self._types[name] for name in nodes if name in self._types}
+        if len(types) == 1 and not any(name.startswith("gres/gpu:") for name in tres):
+            tres[f"gres/gpu:{types.pop()}"] = tres.get("gres/gpu", 0)
+        return tres
+
+    def _pilot(self, group: StartGroup) -> _Start:
+        gpus, nodes = group.gpus_per_node, group.node_count
+        tres = {
+            "cpu": group.cpu_count * gpus * nodes,
+            "mem": group.mem_per_node_mib * nodes,
+            **_gpus(gpus * nodes, group.gpu_request, nodes),
+        }
+        names = self._names(group.node)
+        payer = Payer(group.user, group.account, group.qos, group.partition)
+        return _Start(payer, self._typed(tres, names), names, is_new=True)
+
+    def _member(self, member: MemberPlan, node: str, node_count: int) -> _Start:
+        mem_mib = (member_mem_mib(member.original) or 0) * node_count
+        tres = {"cpu": member.cpu_count, "mem": mem_mib}
+        return _Start(payer_of(self._view.jobs[member.job_id]), tres, self._names(node))
+
+    def _member_like(self, job: Job) -> _Start:
+        """A job as a member, before there is a plan."""
+        cpus = job.task_count if job.gpu_count > 1 else 1
+        mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
+        return _Start(payer_of(job), {"cpu": cpus, "mem": mem_mib, "node": max(1, job.node_count)})
+
+    def _like(self, job: Job, size: int) -> list[_Start]:
+        """A group of jobs like this one, before there is a plan."""
+        return [_Start(payer_of(job), _asked_by(job), is_new=True), *([self._member_like(job)] * size)]
+
+
+def payer_of(job: Job) -> Payer:
+    """Return whom Slurm counts a job for."""
+    return Payer(job.user, job.account, job.qos, job.partition)
+
+
+def _is_promised(job: ManagedJob) -> bool:
+    """Whether a waiting job was started by Muri and will start by itself."""
+    waits_for_pilot = job.role is Role.MEMBER and job.reason == "Dependency"
+    return (
+        job.role in _PROMISED
+        and job.state is JobState.PENDING
+        and not job.held
+        and (will_start_by_itself(job.reason) or waits_for_pilot)
+    )
+
+
+def _asked_by(job: Job) -> dict[str, int]:
+    nodes = max(1, job.node_count)
+    return {
+        "cpu": job.cpu_count,
+        "mem": job.mem_per_node_mib * nodes,
+        **_gpus(job.gpu_count, job.gpu_request, nodes),
+    }
+
+
+def _gpus(count: int, request: str, node_count: int) -> dict[str, int]:
+    """GPUs, and those of each type that is asked for, such as "gres/gpu:a100:2"."""
+    found = {"gres/gpu": count}
+    for item in request.split(","):
+        name, _, number = item.rpartition(":")
+        if name.startswith("gres/gpu:") and number.isdigit():
+            found[name] = found.get(name, 0) + int(number) * node_count
+    return found
+
+
+def _gpu_types(view: View) -> dict[str, str]:
+    return {node.name: node.gpu_type for node in view.snapshot.nodes if node.gpu_count and node.gpu_type != "gpu"}
+
+
+def _amount_of(rule: Rule, *tallies: _Tally) -> int:
+    if rule.resource == "node":
+        return len(set().union(*(tally.nodes.get(rule.jobs, ()) for tally in tallies)))
+    return sum(tally.amounts[rule.jobs, rule.resource] for tally in tallies)
+
+
+def _over(rule: Rule, total: int) -> str:
+    return (
+        f"{rule.setter} allows {_amount(rule.most, rule.resource)}{rule.each} ({rule.setting}), {rule.whose} would "
+        f"have {total}"
+    )
+
+
+def _amount(amount: int, resource: str) -> str:
+    return f"{amount} {_UNITS.get(resource, resource)}" if resource else f"{amount} s"
+
+
+def _hours(seconds: int) -> str:
+    return f"{seconds / 3600:.4g} h"
