@@ -51,7 +51,7 @@ def two_dimensional_las(job: PlanJob) -> tuple[float, ...]:
 
 def srsf_or_las(request: PlanRequest) -> PriorityKey:
     """SRSF when every job that may be grouped tells its duration, else 2D-LAS: the two don't mix."""
-    known = all(job.remaining_s is not None for job in all_jobs(request) if job.groupable)
+    known = all(job.remaining_s is not None for job in all_jobs(request) if job.may_share)
     return srsf if known else two_dimensional_las
 
 

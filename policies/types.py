@@ -1,9 +1,10 @@
 """What planning takes and gives: plain frozen records, no I/O, no clock."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.traits import BatchModel, Sensitivity
 from muri.profiler.records import StageProfile
 
@@ -42,7 +43,8 @@ class PlanJob:
     Attributes:
         job_id: Slurm's job id.
         user: Owner; jobs of different owners never share a process.
-        partition: Slurm partition.
+        partition: Name of the set of nodes that it may run on: a Slurm partition, or a part of one such as
+            "gpu (--constraint=v100)". Nothing reads it but people; equal names mean the same nodes.
         gpu_count: GPUs of the whole job.
         submit_s: Submit time, seconds since the epoch.
         profile: Stage profile, None while the model is unknown.
@@ -60,6 +62,10 @@ class PlanJob:
         gpu_utilization: Share of its GPUs' time that it computes on them when alone, measured or predicted, 0 to 1;
             None while unknown.
         gpu_mem_request_gib: GPU memory that it asks for since an out-of-memory error; None before one.
+        domain: What members of a group must have in common beside all else, as people would say it
+            ("account hep, QOS normal"): jobs share GPUs only with jobs of the same domain.
+        largest_group: Most jobs, itself among them, that may share GPUs where it does; with 1 it runs alone.
+        priority: Slurm's own priority; higher goes first under the order of Slurm.
     """
 
     job_id: int
@@ -81,6 +87,14 @@ class PlanJob:
     batch: BatchModel | None = None
     gpu_utilization: float | None = None
     gpu_mem_request_gib: float | None = None
+    domain: str = ""
+    largest_group: int = MAX_GROUP_SIZE
+    priority: int = 0
+
+    @property
+    def may_share(self) -> bool:
+        """Whether it may be in any group at all."""
+        return self.groupable and self.largest_group > 1
 
     @property
     def gpu_mem_gib(self) -> float:
@@ -93,6 +107,11 @@ class PlanJob:
     def attained_s(self) -> float:
         """Seconds of service received so far, as if all of its GPUs had always run at full speed."""
         return self.attained_gpu_s / self.gpu_count
+
+
+def may_share_gpus(jobs: Sequence[PlanJob]) -> bool:
+    """Whether the jobs' own limits let all of them share the same GPUs: one domain, and a group as large for each."""
+    return all(job.domain == jobs[0].domain and job.largest_group >= len(jobs) for job in jobs)
 
 
 @dataclass(frozen=True, slots=True)

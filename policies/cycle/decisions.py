@@ -115,7 +115,7 @@ class DecisionWriter:
         job = contender.job
         if not self._sharing:
             return ()
-        if not job.groupable:
+        if not job.may_share:
             return (reasons.must_run_alone(job),)
         if contender.shape is None:
             return (reasons.NOTHING_KNOWN if job.profile is not None else reasons.NEEDS_PROFILE_TO_SHARE,)
@@ -187,6 +187,6 @@ class SlurmQueue:
         Slurm gets it, and GPUs are set aside for it.
         """
         gpus = self._free.take(job.partition, job.gpu_count, node_count=job.node_count)
-        if gpus is not None or not self.is_there or job.groupable or self._largest_node(job.partition) is not None:
+        if gpus is not None or not self.is_there or job.may_share or self._largest_node(job.partition) is not None:
             return gpus
         return () if self._set_aside(job) else None

@@ -32,17 +32,18 @@ class _Kind(NamedTuple):
 class _Shelf:
     """Nodes of one kind by number of free GPUs: heaps of indices, in which outdated entries are skipped."""
 
-    __slots__ = ("by_free", "kind", "total")
+    __slots__ = ("by_free", "kind", "nodes", "total")
 
     def __init__(self, kind: _Kind) -> None:
         self.kind = kind
         self.by_free: dict[int, list[int]] = {}
+        self.nodes = 0
         self.total = 0
 
     def copy(self) -> "_Shelf":
         twin = _Shelf(self.kind)
         twin.by_free = {free: list(heap) for free, heap in self.by_free.items()}
-        twin.total = self.total
+        twin.nodes, twin.total = self.nodes, self.total
         return twin
 
     def first(self, free: int, now_free: Sequence[int]) -> int | None:
@@ -92,6 +93,7 @@ class FreeGpus:
                 self._shelves.append(_Shelf(kind))
             shelf = self._shelves[number]
             shelf.by_free.setdefault(node.free_gpus, []).append(index)
+            shelf.nodes += 1
             shelf.total += node.free_gpus
             self._shelf_of.append(number)
 
@@ -162,7 +164,8 @@ class FreeGpus:
         gpu_count = job.gpu_count
         if self.total(job.partition) < gpu_count:
             return False
-        indices = [index for index, node in enumerate(self._nodes) if job.partition in node.partitions]
+        numbers = set(self._of_partition[job.partition])
+        indices = [index for index, number in enumerate(self._shelf_of) if number in numbers]
         for index in sorted(indices, key=lambda index: (-self._free[index], index)):
             taken = min(gpu_count, self._free[index])
             if taken:
@@ -182,6 +185,16 @@ class FreeGpus:
     def has_nodes(self, partition: str) -> bool:
         """Whether any node of the partition can be used, free or not."""
         return partition in self._of_partition
+
+    def node_count(self, partition: str) -> int:
+        """Nodes of a partition, free or not."""
+        return sum(shelf.nodes for shelf in self._of(partition))
+
+    def gpu_count(self, partition: str) -> int | None:
+        """GPUs of a partition, free or not; None while one of its nodes is of unknown size."""
+        shelves = self._of(partition)
+        known = all(shelf.kind.gpu_count for shelf in shelves)
+        return sum(shelf.nodes * shelf.kind.gpu_count for shelf in shelves) if known else None
 
     def total(self, partition: str) -> int:
         """Free GPUs of a partition."""
@@ -241,12 +254,14 @@ class FreeGpus:
     def _take_spread(self, partition: str, gpu_count: int, gpu_mem_gib: float, node_count: int) -> Shares | None:
         """Equal shares of several nodes, of those that are left with the fewest."""
         share, rest = divmod(gpu_count, node_count)
+        if rest or node_count > self.node_count(partition):
+            return None
         fitting = [
             index
             for index, node in enumerate(self._nodes)
             if self._free[index] >= share and self.suits(node.name, partition, gpu_mem_gib)
         ]
-        if rest or len(fitting) < node_count:
+        if len(fitting) < node_count:
             return None
         fitting.sort(key=lambda index: (self._free[index], index))
         return tuple(self._take_from(index, share) for index in sorted(fitting[:node_count]))

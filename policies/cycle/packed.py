@@ -106,6 +106,11 @@ class PackedGpus:
         self.free = FreeGpus(request.nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._nodes = {node.name: node for node in request.nodes}
         self._gpus = {place: self._make(place) for place in sorted(_places(request))}
+        self._on_node = {node: tuple(gpus) for node, gpus in groupby(self._gpus.values(), key=lambda gpu: gpu.node)}
+        self._nodes_of: dict[str, set[str]] = {}
+        for node in request.nodes:
+            for partition in node.partitions:
+                self._nodes_of.setdefault(partition, set()).add(node.name)
         self._holdings: dict[int, Holding] = {}
         self._set_aside_for: set[int] = set()
         for unit in sorted(request.running, key=lambda unit: unit.members[0].job_id):
@@ -135,7 +140,8 @@ class PackedGpus:
 
     def of_partition(self, partition: str) -> Gpus:
         """GPUs of a partition's nodes."""
-        return tuple(gpu for gpu in self._gpus.values() if partition in self._nodes[gpu.node].partitions)
+        nodes = sorted(self._nodes_of.get(partition, ()))
+        return tuple(gpu for node in nodes for gpu in self._on_node.get(node, ()))
 
     def put_on_free(
         self, job: PlanJob, *, gpu_count: int = 0, gpu_mem_gib: float = 0.0, accumulate_steps: int = 1
@@ -187,19 +193,21 @@ class PackedGpus:
 
         No other job can share them with it.
         """
+        if self.free.total(job.partition) < job.gpu_count:
+            return
         free = [gpu for gpu in self.of_partition(job.partition) if not gpu.tenants]
         on_node = Counter(gpu.node for gpu in free)
-        if len(free) >= job.gpu_count:
-            free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
-            # Not groupable, because Slurm may place the job on other GPUs than these.
-            self.put(replace(job, groupable=False), free[: job.gpu_count])
-            self._set_aside_for.add(job.job_id)
+        free.sort(key=lambda gpu: (-on_node[gpu.node], *gpu.place))
+        # Not groupable, because Slurm may place the job on other GPUs than these.
+        self.put(replace(job, groupable=False), free[: job.gpu_count])
+        self._set_aside_for.add(job.job_id)
 
     def whole_sets(self, partition: str) -> Mapping[Gpus, tuple[Holding, ...]]:
         """Sets of GPUs that only jobs share which hold exactly the same set, and these jobs."""
         sets: dict[Gpus, list[Holding]] = {}
+        nodes = self._nodes_of.get(partition, set())
         for holding in self._holdings.values():
-            if all(partition in self._nodes[gpu.node].partitions for gpu in holding.gpus):
+            if all(gpu.node in nodes for gpu in holding.gpus):
                 sets.setdefault(holding.gpus, []).append(holding)
         return {
             gpus: tuple(holders)

@@ -17,7 +17,7 @@ from muri.policies.options import PolicyOptions
 from muri.policies.priority import PriorityKey
 from muri.policies.speed.model import SpeedModel
 from muri.policies.speed.registry import speed_model
-from muri.policies.types import Certificate, Plan, PlanRequest, Reason, Solo, Waiting
+from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, Reason, Solo, Waiting, may_share_gpus
 
 
 def plan_queue(
@@ -52,7 +52,10 @@ def _planned(
     queue = line_up(request, key, options)
     model = model or speed_model(options.speed_model, ordering=options.ordering, table=request.interference)
     grouper = Grouper(options, model, queue.shapes, request.interval_s)
-    planners = [_PoolPlanner(pool, request, options, grouper.forecasts, queue) for pool in pools(request)]
+    nodes = _by_pool(request)
+    planners = [
+        _PoolPlanner(pool, of_pool, request, options, grouper.forecasts, queue) for pool, of_pool in nodes.items()
+    ]
     _deal(queue, planners)
     # All buckets of all pools at once: the speed model evaluates many groups in one call.
     tasks = [planner.tasks() for planner in planners]
@@ -61,6 +64,17 @@ def _planned(
     decisions = [planner.decide(answer) for planner, answer in zip(planners, groupings, strict=True)]
     certificate = Certificate.total(grouping.certificate for of_pool in groupings for grouping in of_pool)
     return _plan(policy, queue, decisions, certificate)
+
+
+def _by_pool(request: PlanRequest) -> dict[frozenset[str], list[FreeNode]]:
+    """The nodes of each set of partitions that is planned by itself, in the order of `pools`."""
+    nodes: dict[frozenset[str], list[FreeNode]] = {pool: [] for pool in pools(request)}
+    pool_of = {partition: pool for pool in nodes for partition in pool}
+    for node in request.nodes:
+        # All partitions of a node are in one pool.
+        for partition in node.partitions[:1]:
+            nodes[pool_of[partition]].append(node)
+    return nodes
 
 
 def _deal(queue: Queue, planners: Iterable["_PoolPlanner"]) -> None:
@@ -92,6 +106,7 @@ class _PoolPlanner:
 
     Args:
         pool: The partitions.
+        nodes: Their nodes.
         request: The request.
         options: Options in force.
         forecasts: Speeds of groups.
@@ -99,14 +114,19 @@ class _PoolPlanner:
     """
 
     def __init__(
-        self, pool: frozenset[str], request: PlanRequest, options: PolicyOptions, forecasts: Forecasts, queue: Queue
+        self,
+        pool: frozenset[str],
+        nodes: Sequence[FreeNode],
+        request: PlanRequest,
+        options: PolicyOptions,
+        forecasts: Forecasts,
+        queue: Queue,
     ) -> None:
         self.pool = pool
         self.contenders: list[Contender] = []
         self.fixed: list[Members] = []
         self._options = options
         self._sharing = options.max_group_size > 1
-        nodes = [node for node in request.nodes if not pool.isdisjoint(node.partitions)]
         self._free = FreeGpus(nodes, whole_nodes=request.larger_than_a_node != "slurm")
         self._partners: Counter[Bucket] = Counter()
         self._writer = DecisionWriter(forecasts, queue.shapes, self._partners, sharing=self._sharing)
@@ -159,7 +179,7 @@ class _PoolPlanner:
             job = contender.job
             if contender.unit is None and self._slurm.takes_larger(job):
                 continue
-            if self._sharing and job.groupable and job.profile is None and contender.unit is None:
+            if self._sharing and job.may_share and job.profile is None and contender.unit is None:
                 self._held.add(contender.rank)
             remaining.append(contender)
         return remaining
@@ -193,7 +213,8 @@ class _PoolPlanner:
         """Leave a running unit where it is, if its GPUs and its members have not been given away."""
         unit = unit_of(members)
         groupable = len(members) == 1 or all(member.shape is not None for member in members)
-        allowed = groupable and len(members) <= self._options.max_group_size
+        fits = len(members) <= self._options.max_group_size and may_share_gpus([member.job for member in members])
+        allowed = groupable and fits
         taken = any(member.rank in started for member in members)
         if taken or not allowed or not unit.stays_on or not self._free.are_free(unit.stays_on):
             return False

@@ -1,6 +1,7 @@
 """The queue of one cycle: every job that GPUs can be given to, the most urgent first, and how far down it to look."""
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -27,6 +28,17 @@ class Bucket(NamedTuple):
     partition: str
     gpu_count: int
     node_count: int = 1
+    domain: str = ""
+
+    @staticmethod
+    def of(job: PlanJob, *, same_user: bool) -> "Bucket":
+        """The bucket of a job.
+
+        Args:
+            job: The job.
+            same_user: Whether members must have one owner.
+        """
+        return Bucket(job.user if same_user else "", job.partition, job.gpu_count, job.node_count, job.domain)
 
 
 class Contender(NamedTuple):
@@ -140,7 +152,7 @@ class ShapeTable:
 
     def index(self, job: PlanJob) -> int | None:
         """Index of the job's shape; None for a job that cannot share, or of which nothing is known."""
-        if not job.groupable or job.profile is None:
+        if not job.may_share or job.profile is None:
             return None
         return self._of_profile[id(job.profile)]
 
@@ -150,14 +162,11 @@ class _Buckets:
 
     def __init__(self, *, same_user: bool) -> None:
         self._same_user = same_user
-        self._known: dict[tuple[str, str, int, int], Bucket] = {}
+        self._known: dict[Bucket, Bucket] = {}
 
     def of(self, job: PlanJob) -> Bucket:
-        name = (job.user if self._same_user else "", job.partition, job.gpu_count, job.node_count)
-        bucket = self._known.get(name)
-        if bucket is None:
-            bucket = self._known[name] = Bucket(*name)
-        return bucket
+        bucket = Bucket.of(job, same_user=self._same_user)
+        return self._known.setdefault(bucket, bucket)
 
 
 def _order(request: PlanRequest, key: PriorityKey, max_wait_s: float) -> Callable[[PlanJob], tuple[float, ...]]:
@@ -182,6 +191,24 @@ def _shape(profile: StageProfile) -> Shape | None:
     return shape_of(profile) if sum(profile.stage_s) > 0 else None
 
 
+def groups_needed(sizes: Mapping[int, int]) -> int:
+    """The fewest groups that take in all jobs.
+
+    Those that may only be in small groups form groups of their own; what their last group has left over is filled with
+    the next.
+
+    Args:
+        sizes: How many jobs there are, by the largest group that they may be in.
+    """
+    groups = spare = 0
+    for size, count in sorted(sizes.items()):
+        left = max(0, count - spare)
+        more = -(-left // size)
+        spare = max(0, spare - count) + more * size - left
+        groups += more
+    return groups
+
+
 @dataclass(slots=True)
 class Choice:
     """The jobs of one bucket that a cycle considers.
@@ -189,10 +216,32 @@ class Choice:
     Attributes:
         members: The jobs by rank.
         slots: How many of them have GPUs reserved, so how many groups there is room for.
+        limited: How many of them may only be in smaller groups than the cycle forms, by the largest size.
     """
 
     members: list[Contender] = field(default_factory=list)
     slots: int = 0
+    limited: Counter[int] = field(default_factory=Counter)
+
+    def has_seat(self, job: PlanJob, group_size: int) -> bool:
+        """Whether the groups that there is room for can take in one more job.
+
+        Args:
+            job: The job.
+            group_size: Most jobs of any group.
+        """
+        count = len(self.members)
+        if not self.limited and job.largest_group >= group_size:
+            return count < self.slots * group_size
+        sizes = self.limited + Counter({group_size: count - self.limited.total()})
+        sizes[min(job.largest_group, group_size)] += 1
+        return groups_needed(sizes) <= self.slots
+
+    def add(self, contender: Contender, group_size: int) -> None:
+        """Consider a job, which is less urgent than the others."""
+        self.members.append(contender)
+        if contender.job.largest_group < group_size:
+            self.limited[contender.job.largest_group] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,14 +311,14 @@ def select(contenders: Iterable[Contender], free: FreeGpus, group_size: int) -> 
         choice = buckets.get(bucket)
         if choice is None:
             choice = buckets[bucket] = Choice()
-        if len(choice.members) < choice.slots * group_size:
+        if choice.has_seat(contender.job, group_size):
             seated.append((bucket, choice))
         elif trial.reserve(bucket):
             choice.slots += 1
         else:
             complete = False
             continue
-        choice.members.append(contender)
+        choice.add(contender, group_size)
     # Only now, so that a seat never takes GPUs from a job further down that has no seat.
     for bucket, choice in seated:
         if trial.reserve(bucket):
@@ -288,9 +337,18 @@ def pools(request: PlanRequest) -> tuple[frozenset[str], ...]:
     for unit in request.running:
         own = frozenset(job.partition for job in unit.members)
         named.add(own.union(*(of_node[share.node] for share in unit.gpus)))
-    merged: list[frozenset[str]] = []
+    return tuple(sorted(_merged(named), key=sorted))
+
+
+def _merged(named: Iterable[frozenset[str]]) -> Iterable[frozenset[str]]:
+    """The sets, those that touch made one; there may be as many as jobs, so each is looked at once."""
+    pool_of: dict[str, set[str]] = {}
     for partitions in named:
-        apart = [pool for pool in merged if pool.isdisjoint(partitions)]
-        touching = [pool for pool in merged if not pool.isdisjoint(partitions)]
-        merged = [*apart, partitions.union(*touching)]
-    return tuple(sorted(merged, key=sorted))
+        touching = {id(pool): pool for partition in partitions if (pool := pool_of.get(partition)) is not None}
+        # The smaller ones move into the largest, so that no partition moves often.
+        smaller = sorted(touching.values(), key=len)
+        pool = smaller.pop() if smaller else set()
+        moving = partitions.union(*smaller).difference(pool)
+        pool |= moving
+        pool_of.update(dict.fromkeys(moving, pool))
+    return [frozenset(pool) for pool in {id(pool): pool for pool in pool_of.values()}.values()]

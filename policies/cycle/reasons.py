@@ -22,6 +22,7 @@ REGROUPED = Reason("regrouped although it runs: its partners stop, or more urgen
 SPLIT_UP = Reason("the group that it ran in is split up: it goes on alone")
 UNKNOWN_SPEED = Reason("their profiles are not all known; each is taken to get an equal share of the time")
 _MUST_RUN_ALONE = Reason("it must run alone")
+_NO_ROOM_FOR_A_GROUP = Reason("the site's limits leave no room for a group")
 _PROVEN_OPTIMAL = Reason("no grouping of these jobs is better: proven")
 
 
@@ -74,9 +75,10 @@ def given(job: PlanJob, gpus: Shares) -> Reason:
 
 def no_partner(job: PlanJob) -> Reason:
     """Why a job that may share runs alone: there is nobody else."""
+    domain = (job.domain,) if job.domain else ()
     return Reason(
-        "no other job that may share with it waits (user {}, partition {}, {})",
-        (job.user, job.partition, plural(job.gpu_count, "GPU")),
+        f"no other job that may share with it waits (user {{}}, {'{}, ' * len(domain)}partition {{}}, {{}})",
+        (job.user, *domain, job.partition, plural(job.gpu_count, "GPU")),
     )
 
 
@@ -141,8 +143,10 @@ def larger_than_a_node(job: PlanJob, largest: int) -> Reason:
 
 
 def must_run_alone(job: PlanJob) -> Reason:
-    """Why a job that is not groupable shares with nobody."""
-    return Reason("{}", (job.alone_reason,)) if job.alone_reason else _MUST_RUN_ALONE
+    """Why a job that may not share shares with nobody."""
+    if job.alone_reason:
+        return Reason("{}", (job.alone_reason,))
+    return _NO_ROOM_FOR_A_GROUP if job.groupable else _MUST_RUN_ALONE
 
 
 def aged(waited: float, max_wait_s: float) -> Reason:
@@ -197,6 +201,9 @@ class WaitingReasons:
     def _end(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]]:
         if not self._free.has_nodes(partition):
             return " and no node of partition {} can be used now", (partition,)
+        larger = self._larger(partition, gpu_count, node_count)
+        if larger is not None:
+            return larger
         most = self._free.most_on_one_node(partition)
         if most == 0:
             return " and no GPU is free in partition {}", (partition,)
@@ -210,6 +217,16 @@ class WaitingReasons:
             return "; it needs {} on idle nodes, and the idle nodes of partition {} have {}", (needed, partition, idle)
         template = "; it needs {} on one node, and the most that is free on one node of partition {} is {}"
         return template, (needed, partition, most)
+
+    def _larger(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]] | None:
+        """Why no job of this size can start, whoever leaves; None for one that can."""
+        template = "; it is larger than the partition: it needs {}, and {} of partition {} can be used now"
+        nodes, gpus = self._free.node_count(partition), self._free.gpu_count(partition)
+        if node_count > nodes:
+            return template, (plural(node_count, "node"), nodes, partition)
+        if gpus is not None and gpu_count > gpus:
+            return template, (plural(gpu_count, "GPU"), gpus, partition)
+        return None
 
 
 def _place(gpu_count: int, gpus: Shares) -> tuple[str, tuple[object, ...]]:

@@ -14,7 +14,7 @@ from muri.policies.grouping.engine import group_buckets
 from muri.policies.grouping.problem import BucketGroups, BucketProblem
 from muri.policies.options import PolicyOptions
 from muri.policies.speed.model import Shape, SpeedModel
-from muri.policies.types import Certificate, Reason
+from muri.policies.types import Certificate, Reason, Running, may_share_gpus
 
 Composition = tuple[int, ...]
 """The members' shapes as indices, ascending."""
@@ -194,7 +194,7 @@ class Grouper:
 
     def _solve(self, tasks: Sequence[Task]) -> tuple[BucketGroups, ...]:
         """Ask the grouping engine for all buckets at once."""
-        weigh = self._options.objective == "jct"
+        weigh, most = self._options.objective == "jct", self._options.max_group_size
         problems = [
             BucketProblem(
                 shapes=tuple([self._shapes[member.shape] for member in task.members if member.shape is not None]),
@@ -202,6 +202,7 @@ class Grouper:
                 gpu_count=task.members[0].bucket.gpu_count,
                 slots=task.slots,
                 memory_limit_gib=task.memory_limit_gib,
+                largest=tuple([min(most, member.job.largest_group) for member in task.members]),
             )
             for task in tasks
         ]
@@ -214,9 +215,12 @@ class Grouper:
         units: dict[int, list[Contender]] = {}
         for member in task.members:
             unit = member.unit
-            if unit is not None and present[id(unit)] == len(unit.members) <= self._options.max_group_size:
+            if unit is not None and present[id(unit)] == len(unit.members) and self._may_stay(unit):
                 units.setdefault(id(unit), []).append(member)
         return tuple(sorted(tuple(unit) for unit in units.values()))
+
+    def _may_stay(self, unit: Running) -> bool:
+        return len(unit.members) <= self._options.max_group_size and may_share_gpus(unit.members)
 
     def _value(self, groups: Iterable[Members]) -> float:
         return sum(sum(self._rates(group)) for group in groups)

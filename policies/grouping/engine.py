@@ -99,7 +99,7 @@ def _optimal(
         model: How fast members are.
         starts: What mattered in the buckets before; this one's is added.
     """
-    table = _columns(kinds.shapes, kinds.worth, _relevant(options), model, problem.memory_limit_gib)
+    table = _columns(kinds.shapes, kinds.worth, kinds.largest, _relevant(options), model, problem.memory_limit_gib)
     columns = _possible(table, kinds)
     limits = Limits(
         np.array(kinds.counts, dtype=np.float64), np.array(kinds.urgent, dtype=np.float64), float(problem.slots)
@@ -117,7 +117,7 @@ def _optimal(
     value = choice.value + float(sum(columns.value[kind] for _, kind in unused))
     groups += [(job,) for job, _ in unused]
     if value < (1.0 - _GOOD_GAP) * choice.upper_bound and len(groups) <= _FEW_GROUPS:
-        appraiser = Appraiser(kinds.shapes, kinds.worth, options, model, problem.memory_limit_gib)
+        appraiser = Appraiser(kinds.shapes, kinds.worth, kinds.largest, options, model, problem.memory_limit_gib)
         improver = Improver(problem, kinds, appraiser, options.max_group_size)
         groups, value = improver.improve(sorted(groups), _left_over(problem, groups))
     return _answer(problem, groups, Certificate(value, max(value, choice.upper_bound)))
@@ -165,7 +165,7 @@ def _bound(bucket: Rounds, options: PolicyOptions, model: SpeedModel, slots: int
         counts,
         bucket.appraiser.coefficient,
         slots=slots,
-        max_size=options.max_group_size,
+        largest=np.minimum(bucket.kinds.largest, options.max_group_size),
         physical=model.name in PHYSICAL_MODELS,
     )
 
@@ -180,26 +180,28 @@ def _left_over(problem: BucketProblem, groups: Sequence[Members]) -> Members:
 
 
 def pooled_bound(
-    shapes: Sequence[Shape], counts: Floats, coefficient: Floats, *, slots: int, max_size: int, physical: bool
+    shapes: Sequence[Shape], counts: Floats, coefficient: Floats, *, slots: int, largest: Indices, physical: bool
 ) -> float:
     """No grouping of these jobs is worth more than this.
 
     A group's members hold a resource for at most the time that passes, Σ_i s_i·u_i^j ≤ 1, where u_i^j is the
-    share of its iteration during which job i uses resource j, and no member is faster than alone. Added up
-    over all groups these limits still hold, without saying who shares with whom: a linear program over kinds.
+    share of its iteration during which job i uses resource j, and no member is faster than alone. A job that
+    may be in groups of up to k takes at least 1/k of one. Added up over all groups these limits still hold, without
+    saying who shares with whom: a linear program over kinds.
 
     Args:
         shapes: The kinds of jobs.
         counts: Jobs of each kind.
         coefficient: What a second at full speed of each kind adds to the objective.
         slots: Most groups.
-        max_size: Most members of a group.
+        largest: Array (kinds,): the largest group that jobs of each kind may be in.
         physical: Whether the speed model keeps to the resources' limits.
     """
     if not len(shapes) or slots < 1:
         return 0.0
-    rows = [np.ones(len(shapes))]
-    right = [float(max_size * slots)]
+    most = int(largest.max())
+    rows = [most / largest]
+    right = [float(most * slots)]
     if physical:
         usage = np.array([shape.stage_s for shape in shapes]) / np.array([[shape.iteration_s] for shape in shapes])
         rows += list(usage.T)

@@ -114,17 +114,18 @@ def multisets(kinds: int, size: int) -> Indices:
 def all_columns(
     shapes: Sequence[Shape],
     worth: Sequence[float],
+    largest: Sequence[int],
     options: PolicyOptions,
     model: SpeedModel,
     memory_limit_gib: float,
 ) -> Columns:
-    """Every single job, and every group of up to `max_group_size` that fits the memory and is worth sharing for."""
-    appraiser = Appraiser(shapes, worth, options, model, memory_limit_gib)
+    """Every single job, and every group that all its members may be in, fits the memory and is worth sharing for."""
+    appraiser = Appraiser(shapes, worth, largest, options, model, memory_limit_gib)
     kinds, width = len(shapes), options.max_group_size
     members, value = [], []
     for size in range(1, width + 1):
         groups = multisets(kinds, size)
-        if size > 1 and appraiser.limits_memory:
+        if size > 1 and appraiser.limits:
             groups = groups[appraiser.fits(groups)]
         worthwhile, total_speed = appraiser.appraise(groups)
         if size > 1:

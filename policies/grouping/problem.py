@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muri.policies.options import PolicyOptions
+from muri.policies.options import MAX_GROUP_SIZE, PolicyOptions
 from muri.policies.speed.model import Floats, Indices, Shape, SpeedModel
 from muri.policies.types import Certificate
 
@@ -27,6 +27,7 @@ class BucketProblem:
         gpu_count: GPUs of each job, the same for all.
         slots: How many groups (of any size, single jobs too) can run at once.
         memory_limit_gib: GPU memory that a group may use; infinite when unknown.
+        largest: Largest group that each job may be in; empty: no job sets a limit.
     """
 
     shapes: tuple[Shape, ...]
@@ -34,6 +35,7 @@ class BucketProblem:
     gpu_count: int
     slots: int
     memory_limit_gib: float = float("inf")
+    largest: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +56,19 @@ class BucketGroups:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The jobs of a problem by kind: equal shape and equal worth.
+    """The jobs of a problem by kind: equal shape, equal worth and an equal limit.
 
     Attributes:
         shapes: Shape of each kind; kinds are sorted, so the order of jobs decides nothing.
         worth: Worth of each kind.
+        largest: Largest group that jobs of each kind may be in.
         jobs: Indices of the jobs of each kind, the most urgent first.
         urgent: How many of them are among the problem's first `slots` jobs, which must not be left out.
     """
 
     shapes: tuple[Shape, ...]
     worth: tuple[float, ...]
+    largest: tuple[int, ...]
     jobs: tuple[tuple[int, ...], ...]
     urgent: tuple[int, ...]
 
@@ -76,14 +80,16 @@ class Kinds:
 
 def kinds_of(problem: BucketProblem) -> Kinds:
     """Sort the jobs of a problem into kinds."""
-    members: dict[tuple[Shape, float], list[int]] = {}
-    for index, key in enumerate(zip(problem.shapes, problem.worth, strict=True)):
+    members: dict[tuple[Shape, float, int], list[int]] = {}
+    limits = problem.largest or (MAX_GROUP_SIZE,) * len(problem.shapes)
+    for index, key in enumerate(zip(problem.shapes, problem.worth, limits, strict=True)):
         members.setdefault(key, []).append(index)
     ordered = sorted(members)
     jobs = tuple(tuple(members[key]) for key in ordered)
     return Kinds(
-        shapes=tuple(shape for shape, _ in ordered),
-        worth=tuple(worth for _, worth in ordered),
+        shapes=tuple(shape for shape, _, _ in ordered),
+        worth=tuple(worth for _, worth, _ in ordered),
+        largest=tuple(size for _, _, size in ordered),
         jobs=jobs,
         urgent=tuple(sum(index < problem.slots for index in indices) for indices in jobs),
     )
@@ -118,6 +124,7 @@ class Appraiser:
     Args:
         shapes: What sharing depends on, for each kind.
         worth: What a second of each kind's full-speed progress is worth.
+        largest: Largest group that jobs of each kind may be in.
         options: Objective and margin.
         model: How fast members are.
         memory_limit_gib: GPU memory that a group may use.
@@ -127,6 +134,7 @@ class Appraiser:
         self,
         shapes: Sequence[Shape],
         worth: Sequence[float],
+        largest: Sequence[int],
         options: PolicyOptions,
         model: SpeedModel,
         memory_limit_gib: float,
@@ -137,15 +145,20 @@ class Appraiser:
         self._model = model
         self._memory_gib = np.array([shape.gpu_mem_gib for shape in shapes])
         self._memory_limit_gib = memory_limit_gib
+        self._largest = np.array(largest, dtype=np.intp)
+        self._limits_size = bool((self._largest < options.max_group_size).any())
 
     @property
-    def limits_memory(self) -> bool:
-        """Whether there is anything that could be too large."""
-        return bool(np.isfinite(self._memory_limit_gib))
+    def limits(self) -> bool:
+        """Whether there is any group that could be too large."""
+        return self._limits_size or bool(np.isfinite(self._memory_limit_gib))
 
     def fits(self, groups: Indices) -> NDArray[np.bool_]:
-        """Which groups fit the GPU's memory."""
-        return np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
+        """Which groups fit the GPU's memory and are no larger than any member may be in."""
+        fits = np.asarray(self._memory_gib[groups].sum(axis=1) <= self._memory_limit_gib)
+        if self._limits_size:
+            fits &= self._largest[groups].min(axis=1) >= groups.shape[1]
+        return fits
 
     def appraise(self, groups: Indices) -> tuple[Floats, Floats]:
         """Value under the objective, and total speed, of each of n groups; γ is the speed model's own."""

@@ -83,7 +83,7 @@ class Rounds:
         self._problem = problem
         self._options = options
         self.kinds = kinds
-        self.appraiser = Appraiser(kinds.shapes, kinds.worth, options, model, problem.memory_limit_gib)
+        self.appraiser = Appraiser(kinds.shapes, kinds.worth, kinds.largest, options, model, problem.memory_limit_gib)
         self.units: list[Unit] = self._single_jobs()
 
     @property

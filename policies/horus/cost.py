@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from muri.errors import UsageError
 from muri.policies.cycle.packed import Gpus, Holding, PackedGpu, PackedGpus, mem_gib_of
-from muri.policies.types import PlanJob, PlanRequest
+from muri.policies.types import PlanJob, PlanRequest, may_share_gpus
 
 RAISED_BY: Final = 1.5
 """How many times as much memory a job asks for after an out-of-memory error, on Slurm as in the simulator.
@@ -23,8 +23,9 @@ without any raise a job could fail next to the same jobs again and again.
 MAX_RAISES: Final = 3
 """After so many out-of-memory errors the next one is the job's own failure; the last raise asks for a whole GPU."""
 
-Kind = tuple[str, str, int, int, float, float, str, bool]
-"""Partition, owner where that matters, GPUs, nodes, memory, utilisation, type of GPU, and whether it may share."""
+Kind = tuple[str, str, str, int, int, int, float, float, str, bool]
+"""Partition, owner where that matters, domain, most jobs on its GPUs, GPUs, nodes, memory, utilisation, type of GPU,
+and whether it may share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +274,9 @@ class Places:
     def kind(self, job: PlanJob, *, idle_only: bool) -> Kind:
         """What jobs have in common that find the same places."""
         owner = job.user if self.same_user else ""
+        company = (owner, job.domain, min(self._most, job.largest_group))
         needs = (job.gpu_count, job.node_count, mem_gib_of(job), utilization_of(job), gpu_type_of(job))
-        return job.partition, owner, *needs, job.groupable and not idle_only and knows_utilization(job)
+        return job.partition, *company, *needs, job.may_share and not idle_only and knows_utilization(job)
 
     def load(self, gpu: PackedGpu) -> Load:
         """What is on a GPU now."""
@@ -285,7 +287,11 @@ class Places:
 
     def may_join(self, job: PlanJob, gpu: PackedGpu) -> bool:
         """Whether a job may share with those on a GPU, memory and price aside."""
-        return len(gpu.tenants) < self._most and all(self._may_share(job, other) for other in gpu.tenants.values())
+        others = gpu.tenants.values()
+        if not others:
+            return True
+        fits = len(others) < self._most and may_share_gpus([job, *others])
+        return fits and all(self._may_share(job, other) for other in others)
 
     def by_node(self, partition: str) -> tuple[Gpus, ...]:
         """GPUs of a partition, node by node."""
@@ -303,8 +309,8 @@ class Places:
 
     def _may_share(self, job: PlanJob, other: PlanJob) -> bool:
         return (
-            job.groupable
-            and other.groupable
+            job.may_share
+            and other.may_share
             and job.partition == other.partition
             and (job.user == other.user or not self.same_user)
             and knows_utilization(job)
@@ -336,23 +342,29 @@ class _Offers:
         gpu_count, node_count = self._job.gpu_count, self._job.node_count
         largest = self._places.packed.free.largest_node(self._job.partition)
         if node_count > 1:
-            yield from self._spanning([gpu_count // node_count] * node_count)
+            yield from self._spanning({gpu_count // node_count: node_count})
         elif largest and gpu_count > largest:
             whole, rest = divmod(gpu_count, largest)
-            yield from self._spanning([largest] * whole + [rest] * (rest > 0))
+            yield from self._spanning({largest: whole} | ({rest: 1} if rest else {}))
         else:
             yield from self._on_nodes(gpu_count)
         if self._places.whole_sets_only and not self._idle_only:
             yield from self._whole_sets()
 
-    def _spanning(self, shares: Sequence[int]) -> Iterator[Place]:
-        """The cheapest nodes that have so many GPUs each for the job, if there are enough."""
+    def _spanning(self, nodes: Mapping[int, int]) -> Iterator[Place]:
+        """The cheapest nodes that have the job's GPUs, if there are enough.
+
+        Args:
+            nodes: How many nodes it must have, by the GPUs that it takes there.
+        """
+        if sum(nodes.values()) > len(self._places.by_node(self._job.partition)):
+            return
         parts: dict[str, Place] = {}
-        for gpu_count, repeats in Counter(shares).items():
+        for gpu_count, repeats in nodes.items():
             places = (place for place in self._on_nodes(gpu_count) if place.gpus[0].node not in parts)
             cheapest = sorted(places, key=lambda place: (place.price, place.idle_left))[:repeats]
             parts |= {place.gpus[0].node: place for place in cheapest}
-        if len(parts) == len(shares):
+        if len(parts) == sum(nodes.values()):
             prices = [part.price for part in parts.values() for _ in part.gpus]
             yield self._places.place((gpu for part in parts.values() for gpu in part.gpus), prices)
 
@@ -399,5 +411,7 @@ class _Offers:
 
     def _has_shape(self, gpus: Gpus) -> bool:
         on_node = [len(list(group)) for _, group in groupby(gpus, lambda gpu: gpu.node)]
-        share, node_count = self._job.gpu_count // self._job.node_count, self._job.node_count
-        return on_node == [share] * node_count or (node_count == 1 and sum(on_node) == self._job.gpu_count)
+        if self._job.node_count == 1:
+            return sum(on_node) == self._job.gpu_count
+        share = self._job.gpu_count // self._job.node_count
+        return len(on_node) == self._job.node_count and set(on_node) == {share}

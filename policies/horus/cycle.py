@@ -131,7 +131,7 @@ class PackingCycle:
                 continue
             if not self._slurm.is_there and self._slurm.is_overdue(job):
                 aged.append(job)
-            elif self._most > 1 and job.groupable and not knows_utilization(job):
+            elif self._most > 1 and job.may_share and not knows_utilization(job):
                 self.wait(job, reasons.NEEDS_PROFILE)
             else:
                 ready.append(job)
@@ -217,7 +217,7 @@ class PackingCycle:
     def _no_sharing(self, job: PlanJob, *, idle_only: bool) -> tuple[Reason, ...]:
         if self._most < 2:
             return ()
-        if not job.groupable:
+        if not job.may_share:
             return (reasons.must_run_alone(job),)
         if not knows_utilization(job):
             return (reasons.NEEDS_PROFILE_TO_SHARE,)

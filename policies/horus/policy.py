@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.vq import kmeans2
+from scipy.cluster.vq import ClusterError, kmeans2
 
 from muri.policies.cycle.packed import mem_gib_of
 from muri.policies.cycle.queue import waited_s
@@ -64,8 +64,10 @@ class Horus(FixedOrder):
         cycle = PackingCycle(request, rules, ByCost(cost, rules.min_speedup), rules.horus_candidates)
         aged, ready = cycle.sort_out(request.jobs)
         cycle.seat_aged(aged)
-        for partition in sorted({job.partition for job in ready}):
-            jobs = [job for job in ready if job.partition == partition]
+        of_partition: dict[str, list[PlanJob]] = {}
+        for job in ready:
+            of_partition.setdefault(job.partition, []).append(job)
+        for _, jobs in sorted(of_partition.items()):
             self._round(cycle, queues_of(jobs, self.queue_count, request.now_s, request.interval_s))
         return cycle.result(self.name)
 
@@ -156,7 +158,13 @@ def cluster(points: Sequence[tuple[float, ...]], count: int) -> list[int]:
     spread = np.ptp(distinct, axis=0)
     scaled = (distinct - distinct.min(axis=0)) / np.where(spread > 0, spread, 1.0)
     centres = _far_apart(scaled, min(count, len(scaled)))
-    found, labels = kmeans2(np.repeat(scaled, repeats, axis=0), centres, iter=_STEPS, minit="matrix", missing="raise")
+    try:
+        found, labels = kmeans2(
+            np.repeat(scaled, repeats, axis=0), centres, iter=_STEPS, minit="matrix", missing="raise"
+        )
+    except ClusterError:
+        # A centre lost all of its points, or two are too close to tell apart.
+        return cluster(points, len(centres) - 1)
     first = np.concatenate(([0], np.cumsum(repeats)[:-1]))
     order = {int(label): rank for rank, label in enumerate(np.lexsort(found.T[::-1]))}
     return [order[int(label)] for label in labels[first][where]]

@@ -52,7 +52,7 @@ class AntMan(QueuePolicy):
 
 def shape_to_share(job: PlanJob) -> Shape | None:
     """What sharing depends on; None for a job that must be alone or whose stage times are unknown."""
-    if not job.groupable or job.profile is None or sum(job.profile.stage_s) <= 0:
+    if not job.may_share or job.profile is None or sum(job.profile.stage_s) <= 0:
         return None
     return shape_of(job.profile)
 
@@ -116,7 +116,7 @@ class OpenSeats:
         job = seat.jobs[0]
         shape = shape_to_share(job)
         if len(seat.jobs) == 1 and shape is not None:
-            seats = self._open.setdefault((self._bucket(job), job.opportunistic), {})
+            seats = self._open.setdefault((Bucket.of(job, same_user=self.same_user), job.opportunistic), {})
             seats.setdefault(shape, []).append(seat)
 
     def take(self, job: PlanJob) -> Seat | None:
@@ -124,7 +124,7 @@ class OpenSeats:
         shape = shape_to_share(job)
         if shape is None:
             return None
-        seats = self._open.get((self._bucket(job), not job.opportunistic), {})
+        seats = self._open.get((Bucket.of(job, same_user=self.same_user), not job.opportunistic), {})
         best: tuple[float, list[Seat], Seat] | None = None
         for other, offered in seats.items():
             speed = self._speed(other, shape) if job.opportunistic else self._speed(shape, other)
@@ -143,9 +143,6 @@ class OpenSeats:
         if pair not in self._leftover:
             self._leftover[pair] = leftover_speed(*pair)
         return self._leftover[pair]
-
-    def _bucket(self, job: PlanJob) -> Bucket:
-        return Bucket(job.user if self.same_user else "", job.partition, job.gpu_count, job.node_count)
 
     def _has_memory(self, seat: Seat, needed_gib: float) -> bool:
         known = [self.gpu_mem_gib[share.node] for share in seat.gpus if self.gpu_mem_gib[share.node]]
@@ -191,7 +188,7 @@ def _waiting(job: PlanJob, no_gpus: Reason, *, sharing: bool) -> Waiting:
     """A job that finds neither free GPUs nor anybody to join."""
     if not sharing:
         return Waiting(job.job_id, (no_gpus,))
-    if not job.groupable:
+    if not job.may_share:
         return Waiting(job.job_id, (no_gpus, reasons.must_run_alone(job)))
     if job.profile is None:
         return Waiting(job.job_id, (no_gpus, _NO_PROFILE))

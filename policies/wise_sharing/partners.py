@@ -299,19 +299,23 @@ def choice_that_pays(
     return None
 
 
-def sizes_of(job: PlanJob, largest_node: int | None) -> tuple[int, ...]:
-    """GPUs that a job takes on each of its nodes.
+def sizes_of(job: PlanJob, largest_node: int | None, node_count: int) -> tuple[int, ...] | None:
+    """GPUs that a job takes on each of its nodes; None where it needs more nodes than there are.
 
     Args:
         job: The job.
         largest_node: GPUs of its partition's largest node: a larger job fills nodes; None while unknown.
+        node_count: Nodes of its partition.
     """
     if job.node_count > 1:
-        return (job.gpu_count // job.node_count,) * job.node_count
-    if not largest_node or job.gpu_count <= largest_node:
-        return (job.gpu_count,)
-    full, rest = divmod(job.gpu_count, largest_node)
-    return (largest_node,) * full + ((rest,) if rest else ())
+        size, full, rest = job.gpu_count // job.node_count, job.node_count, 0
+    elif not largest_node or job.gpu_count <= largest_node:
+        size, full, rest = job.gpu_count, 1, 0
+    else:
+        size, (full, rest) = largest_node, divmod(job.gpu_count, largest_node)
+    if full + bool(rest) > node_count:
+        return None
+    return (size,) * full + ((rest,) if rest else ())
 
 
 class _Job(NamedTuple):

@@ -88,7 +88,7 @@ class SharingCycle:
         self._packed, self._released = PackedGpus(request), list[Solo]()
         self._slurm = SlurmQueue(request, self._packed.free, rules.max_wait_s, self._released, self._packed.set_aside)
         self._pairs = PairSpeeds(request.interference, all_jobs(request))
-        self._open: dict[tuple[str, str], Partners] = {}
+        self._open: dict[tuple[str, str, str], Partners] = {}
         self._why: dict[int, tuple[Reason, ...]] = {}
         self._waiting: list[tuple[PlanJob, Offers]] = []
         self._new_since_refusal = False
@@ -149,30 +149,31 @@ class SharingCycle:
     def _offer(self, holding: Holding) -> None:
         """Let others join a job where it is alone; not one that runs on a node that has left their partition."""
         on_nodes = self._by_node(holding.job.partition)
-        if self._sharing and holding.job.groupable and all(gpu.node in on_nodes for gpu in holding.gpus):
+        if self._sharing and holding.job.may_share and all(gpu.node in on_nodes for gpu in holding.gpus):
             self._new_since_refusal |= bool(self._waiting) and not holding.kept and bool(holding.own_gpus)
             self._partners(holding.job).offer(holding)
 
     def _partners(self, job: PlanJob) -> Partners:
-        bucket = (job.user if self._request.same_user else "", job.partition)
+        bucket = (job.user if self._request.same_user else "", job.partition, job.domain)
         if bucket not in self._open:
             self._open[bucket] = Partners(self._pairs)
         return self._open[bucket]
 
     def _offers(self, job: PlanJob) -> Offers:
-        if not self._sharing or not job.groupable:
+        if not self._sharing or not job.may_share:
             return Offers()
         partners = self._partners(job)
         return partners.that_pay(job) if self._tests_pairs else partners.that_fit(job)
 
     def _choose(self, job: PlanJob, offers: Offers) -> Choice | None:
-        if not offers.partners:
+        by_node = self._by_node(job.partition)
+        sizes = sizes_of(job, self._packed.free.largest_node(job.partition), len(by_node))
+        if not offers.partners or sizes is None:
             return None
-        sizes = sizes_of(job, self._packed.free.largest_node(job.partition))
         if self._request.whole_sets_only:
             return choose_whole_set(job, sizes, offers.partners)
         choose = choice_that_pays if self._tests_pairs else choose_gpus
-        return choose(job, sizes, offers.partners, self._by_node(job.partition))
+        return choose(job, sizes, offers.partners, by_node)
 
     def _find_nodes(self, partition: str) -> dict[str, Gpus]:
         gpus = self._packed.of_partition(partition)
@@ -227,7 +228,7 @@ def _joined(holding: Holding, choice: Choice, *, tests_pairs: bool) -> tuple[Rea
 
 def _not_shared(job: PlanJob, offers: Offers, *, tests_pairs: bool) -> Reason:
     """Why a job that finds no free GPUs joins nobody."""
-    if not job.groupable:
+    if not job.may_share:
         return reasons.must_run_alone(job)
     if job.profile is None:
         return reasons.NEEDS_PROFILE_TO_SHARE

@@ -59,6 +59,9 @@ _users = st.sampled_from(("alice", "bob"))
 _partitions = st.sampled_from(("main", "debug", "far"))
 _gpu_counts = st.sampled_from((1, 1, 1, 2, 2, 4, 16))
 _submits_s = st.floats(0, 1000)
+_domains = st.sampled_from(("", "", "", "account hep"))
+_largest_groups = st.sampled_from((4, 4, 4, 9, 3, 2, 1))
+_priorities = st.sampled_from((0, 0, 7, 4_294_967_295))
 _amounts = st.floats(0, 1e6)
 _perhaps_amounts = st.none() | _amounts
 
@@ -77,6 +80,9 @@ def pending_jobs(draw, job_id):
         attained_gpu_s=draw(_amounts),
         groupable=groupable,
         alone_reason="" if groupable else "asked to run alone",
+        domain=draw(_domains),
+        largest_group=draw(_largest_groups),
+        priority=draw(_priorities),
     )
 
 

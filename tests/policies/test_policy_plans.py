@@ -62,6 +62,8 @@ def a_group_is_of_one_bucket_and_worth_it(request, plan):
         assert len({(job.partition, job.gpu_count) for job in members}) == 1
         assert len({job.user for job in members}) == 1 or not request.same_user
         assert all(job.groupable and job.profile is not None for job in members)
+        assert len({job.domain for job in members}) == 1
+        assert all(len(members) <= job.largest_group for job in members)
         assert members[0].gpu_count == group.gpu_count
         assert sum(group.speed.values()) > 1
         assert set(group.speed) == set(group.members)
@@ -114,7 +116,7 @@ def test_nobody_shares_when_all_fit_apart(request_):
     roomy = [make_node(f"roomy{index}", 16, partitions=("main", "debug", "far"), gpu_count=16) for index in range(15)]
     plan = MuriL().plan(dataclasses.replace(request_, nodes=tuple(roomy)))
     assert plan.groups == ()
-    waiting = {job.job_id for job in request_.jobs if job.groupable and job.profile is None}
+    waiting = {job.job_id for job in request_.jobs if job.may_share and job.profile is None}
     assert {item.job_id for item in plan.waiting} == (waiting if request_.max_group_size > 1 else set())
 
 

@@ -333,7 +333,8 @@ def check(plan, request):
         if len(members) < 2:
             continue
         assert len(members) <= request.max_group_size
-        assert all(job.groupable for job in members)
+        assert all(job.groupable and job.largest_group >= len(members) for job in members)
+        assert len({job.domain for job in members}) == 1
         assert len({job.partition for job in members}) == 1
         assert not request.same_user or len({job.user for job in members}) == 1
         capacity_gib = nodes[node].gpu_mem_gib

@@ -265,6 +265,8 @@ def packing_requests(draw):
                 gpu_count=draw(st.sampled_from((1, 1, 2, 4, 6))),
                 user=draw(st.sampled_from(("alice", "alice", "bob"))),
                 groupable=draw(st.sampled_from((True, True, False))),
+                domain=draw(st.sampled_from(("", "", "account hep"))),
+                largest_group=draw(st.sampled_from((4, 2, 1))),
                 batch=batch,
             )
         )
@@ -361,6 +363,7 @@ def check_gpu(before, tenants, capacity_gib):
         return
     (first, _), (second, _) = tenants
     assert first.groupable and second.groupable and first.partition == second.partition
+    assert first.domain == second.domain and min(first.largest_group, second.largest_group) >= 2
     assert first.user == second.user or not before.same_user
     if capacity_gib:
         assert sum(mem_gib_of(member, steps) for member, steps in tenants) <= capacity_gib
