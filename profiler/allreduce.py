@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 import click
 
 from muri.errors import MuriError
+from muri.profiler import figures
 from muri.profiler.records import ProfileError
 from muri.profiler.store import Document, ProfileStore
 from muri.units import MIB, MIB_PER_GIB
@@ -261,14 +262,16 @@ class Bandwidth:
         """Refuse figures that no measurement can give.
 
         Raises:
-            ProfileError: A figure is not finite, or too small.
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        if self.nodes < 1 or self.ranks_per_node < 1:
-            raise ProfileError(f"bandwidth {self.name}: there must be at least one rank")
-        if not (math.isfinite(self.mib_per_s) and self.mib_per_s > 0):
-            raise ProfileError(f"bandwidth {self.name}: {self.mib_per_s} MiB/s; it must be > 0")
-        if not (math.isfinite(self.latency_s) and self.latency_s >= 0):
-            raise ProfileError(f"bandwidth {self.name}: a latency of {self.latency_s} s; it must be ≥ 0")
+        for name, bounds, value in (
+            ("number of nodes", figures.GPU_COUNT, self.nodes),
+            ("number of ranks per node", figures.GPU_COUNT, self.ranks_per_node),
+            ("MiB/s", figures.BANDWIDTH_MIB_PER_S, self.mib_per_s),
+            ("latency", figures.TIME_S, self.latency_s),
+        ):
+            if fault := bounds.fault(value):
+                raise ProfileError(f"bandwidth {self.name}: {name} {fault}")
 
     @property
     def name(self) -> str:

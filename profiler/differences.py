@@ -30,6 +30,7 @@ LEAST_OBSERVATIONS: Final = 3
 LEAST_ITERATIONS: Final = 50
 LEAST_SHARE: Final = 0.1
 _RIGHT_AGAIN: Final = 0.5
+_TINY_SHARE: Final = 1e-3
 _PER_WINDOW: Final = 10
 """Observations of a job that are kept in `after_s` seconds, at most."""
 
@@ -137,7 +138,8 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
         return None
     expected = profile.detail.busy_s or profile.stage_s
     observed = [median(item.stage_s[index] for item in recent) for index in range(len(STAGES))]
-    least_s = LEAST_SHARE * (sum(expected) or profile.iteration_s)
+    # A profile may say that all stages together take next to nothing; the iteration always takes some time.
+    least_s = LEAST_SHARE * max(sum(expected), _TINY_SHARE * profile.iteration_s)
     differences = [abs(live - known) / max(known, least_s) for live, known in zip(observed, expected, strict=True)]
     worst = max(range(len(STAGES)), key=differences.__getitem__)
     return Drift(

@@ -5,6 +5,7 @@ preprocess and propagate are taken over. Only the all-reduce of the gradients de
 follows the ring model of `muri.profiler.allreduce`.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -21,9 +22,11 @@ from muri.profiler.allreduce import (
     ring_share,
 )
 from muri.profiler.prediction.features import all_features
-from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.units import MIB_PER_GIB
+
+log = logging.getLogger("muri.profiler")
 
 NETWORK: Final = STAGES.index("synchronize")
 GRADIENT_SHARE: Final = 0.25
@@ -159,7 +162,7 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
         known: Measured bandwidths.
 
     Returns:
-        The estimate, or None when the model was measured on no other number of GPUs.
+        The estimate, or None when the model was measured on no other number of GPUs, or the estimate cannot be true.
     """
     measured = [item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate]
     if not measured:
@@ -167,7 +170,11 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
     base = min(measured, key=lambda item: (abs(math.log(item.key.gpu_count / key.gpu_count)), item.key.gpu_count))
     traffic = traffic_of(measured, key, known)
     basis = (f"load, preprocess and propagate as measured on {base.key.gpu_count} × {key.gpu_type}", traffic.basis)
-    profile = _scaled(base, key, traffic)
+    try:
+        profile = _scaled(base, key, traffic)
+    except ProfileError as error:
+        log.warning("no estimate of %s: %s", key, error)
+        return None
     return ProfileEstimate(profile, basis, _interval_s(profile, traffic))
 
 

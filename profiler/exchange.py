@@ -13,18 +13,25 @@ from muri.profiler.records import PER_STAGE, STAGES, WHOLE, ProfileDetail, Profi
 SCHEMA: Final = "muri-profiles"
 VERSION: Final = 1
 
-_KEY_FIELDS: Final = ("model", "batch_size", "gpu_count", "gpu_type")
+_KEY_FIELDS: Final = ("model", "batch_size", "gpu_count", "gpu_type", "user")
 _TIMES: Final = ("load_s", "preprocess_s", "propagate_s", "synchronize_s", "iteration_s")
-_OPTIONAL: Final[dict[str, Any]] = {"gpu_mem_gib": 0.0, "iterations": 0, "measured_at": "", "source": "import"}
+_MEASURED: Final = ("gpu_mem_gib", "iterations", "measured_at", "source")
+_OPTIONAL: Final[dict[str, Any]] = {
+    "user": "",
+    "gpu_mem_gib": 0.0,
+    "iterations": 0,
+    "measured_at": "",
+    "source": "import",
+}
 _DETAIL: Final = "detail"
 _LEAST: Final = {"batch_size": 0, "gpu_count": 1, "iterations": 0}
-_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_OPTIONAL, _DETAIL)
+_FIELDS: Final = (*_KEY_FIELDS, *_TIMES, *_MEASURED, _DETAIL)
 
 
 def to_dict(profile: StageProfile) -> dict[str, Any]:
     """A profile as plain JSON values."""
     record = {name: getattr(profile.key, name) for name in _KEY_FIELDS}
-    record |= {name: getattr(profile, name) for name in (*_TIMES, *_OPTIONAL)}
+    record |= {name: getattr(profile, name) for name in (*_TIMES, *_MEASURED)}
     detail = profile.detail.to_dict()
     return record | {_DETAIL: detail} if detail else record
 

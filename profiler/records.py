@@ -1,11 +1,12 @@
 """The stage profile of a model: how long one iteration holds each resource."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Self
 
 from muri.errors import UsageError
+from muri.profiler import figures
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 """The stages of one training iteration, in the order in which they happen (Muri, section 2)."""
@@ -34,16 +35,42 @@ class ProfileKey:
         batch_size: Samples per iteration and GPU; 0 when the user did not say.
         gpu_count: GPUs of the whole job.
         gpu_type: GRES type as Slurm names it, "gpu" when the cluster has no types.
+        user: Whose jobs it is valid for; "" when it is published, that is valid for all users.
     """
 
     model: str
     batch_size: int
     gpu_count: int
     gpu_type: str
+    user: str = ""
 
     def __str__(self) -> str:
-        """Compact form for tables and logs."""
-        return f"{self.model} (batch {self.batch_size or '?'}, {self.gpu_count} × {self.gpu_type})"
+        """Compact form for tables, logs and names of what is kept of it."""
+        return f"{self.name} (batch {self.batch_size or '?'}, {self.gpu_count} × {self.gpu_type})"
+
+    @property
+    def name(self) -> str:
+        """The model, told apart from other users' models of the same name."""
+        return owned_name(self.model, self.user)
+
+    @property
+    def published(self) -> "ProfileKey":
+        """The key under which all users find it if an administrator has published it."""
+        return replace(self, user="") if self.user else self
+
+    @property
+    def lookup_order(self) -> "tuple[ProfileKey, ...]":
+        """The keys that may speak for this one, the better first: its user's own, then the published one."""
+        return (self, self.published) if self.user else (self,)
+
+    def serves(self, user: str) -> bool:
+        """Whether jobs of a user may be planned with what is known of it."""
+        return self.user in ("", user)
+
+
+def owned_name(model: str, user: str) -> str:
+    """The name of a user's model; that of a published one (user "") is its own."""
+    return f"{model} of {user}" if user else model
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +108,14 @@ class ProfileDetail:
         """Refuse figures that no measurement can give.
 
         Raises:
-            ProfileError: A figure is negative, not finite or, where it is a share, above 1.
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        for name, figures in self.figures():
-            if len(figures) != (len(STAGES) if name in PER_STAGE else 1):
-                raise ProfileError(f"{name}: there must be one figure per stage, found {len(figures)}")
-            if not all(math.isfinite(figure) and figure >= 0 for figure in figures):
-                raise ProfileError(f"{name} is {figures}; it must be ≥ 0")
-            if name in SHARES and figures[0] > 1:
-                raise ProfileError(f"{name} is {figures[0]}; it must be between 0 and 1")
+        for name, values in self.figures():
+            if len(values) != (len(STAGES) if name in PER_STAGE else 1):
+                raise ProfileError(f"{name}: there must be one figure per stage, found {len(values)}")
+            for value in values:
+                if fault := _DETAIL_BOUNDS[name].fault(value):
+                    raise ProfileError(f"{name} {fault}")
 
     def figures(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
         """Names and values of what was measured."""
@@ -122,11 +148,22 @@ class ProfileDetail:
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
 
-SHARES: Final = frozenset({"gpu_utilisation", "confidence"})
-"""Details between 0 and 1."""
-
 WHOLE: Final = frozenset({"warmup_iterations"})
 """Details that count something."""
+
+_DETAIL_BOUNDS: Final[Mapping[str, figures.Bounds]] = {
+    "stage_p95_s": figures.TIME_S,
+    "stage_cv": figures.VARIATION,
+    "busy_s": figures.TIME_S,
+    "iteration_p95_s": figures.TIME_S,
+    "iteration_cv": figures.VARIATION,
+    "host_mem_gib": figures.HOST_MEM_GIB,
+    "cpu_cores": figures.CORES,
+    "gpu_utilisation": figures.SHARE,
+    "gradient_mib": figures.GRADIENT_MIB,
+    "confidence": figures.SHARE,
+    "warmup_iterations": figures.ITERATIONS,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +201,11 @@ class StageProfile:
         """Refuse figures that no measurement can give.
 
         Raises:
-            ProfileError: A time is negative or not finite, or the iteration takes no time.
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        for stage, value in zip(STAGES, self.stage_s, strict=True):
-            if not math.isfinite(value) or value < 0:
-                raise ProfileError(f"profile of {self.key}: {stage} time is {value}; it must be ≥ 0 s")
-        if not math.isfinite(self.iteration_s) or self.iteration_s <= 0:
-            raise ProfileError(f"profile of {self.key}: iteration time {self.iteration_s} s must be > 0")
-        if not math.isfinite(self.gpu_mem_gib) or self.gpu_mem_gib < 0:
-            raise ProfileError(f"profile of {self.key}: GPU memory is {self.gpu_mem_gib} GiB; it must be ≥ 0")
+        measured = (self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations)
+        if fault := fault_in(*measured) or _key_fault(self.key):
+            raise ProfileError(f"profile of {self.key}: {fault}")
 
     @property
     def is_estimate(self) -> bool:
@@ -188,3 +221,31 @@ class StageProfile:
     def bottleneck(self) -> str:
         """The resource that the iteration holds longest; the earlier one on a tie."""
         return RESOURCES[max(range(len(STAGES)), key=lambda index: self.stage_s[index])]
+
+
+def fault_in(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float, iterations: int) -> str:
+    """Return why the figures of a measurement cannot be true, "" when they can."""
+    return next(_faults(stage_s, iteration_s, gpu_mem_gib, iterations), "")
+
+
+def _faults(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float, iterations: int) -> Iterator[str]:
+    for stage, value in zip(STAGES, stage_s, strict=True):
+        if fault := figures.TIME_S.fault(value):
+            yield f"{stage} time {fault}"
+    if isinstance(iteration_s, int | float) and math.isfinite(iteration_s) and iteration_s <= 0:
+        yield f"iteration time {iteration_s} s must be > 0"
+    for name, bounds, value in (
+        ("iteration time", figures.ITERATION_S, iteration_s),
+        ("GPU memory", figures.GPU_MEM_GIB, gpu_mem_gib),
+        ("number of iterations", figures.ITERATIONS, iterations),
+    ):
+        if fault := bounds.fault(value):
+            yield f"{name} {fault}"
+
+
+def _key_fault(key: ProfileKey) -> str:
+    """Return why a key's numbers cannot be true, "" when they can."""
+    if fault := figures.BATCH_SIZE.fault(key.batch_size):
+        return f"batch size {fault}"
+    fault = figures.GPU_COUNT.fault(key.gpu_count)
+    return f"number of GPUs {fault}" if fault else ""

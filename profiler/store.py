@@ -1,20 +1,24 @@
 """The store of stage profiles: one SQLite file, safe with many readers and writers; and what it holds, counted."""
 
 import json
+import logging
 import os
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+from muri.clock import MACHINE_CLOCK, Clock
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
-from muri.profiler.store_file import SIDE_FILES, StoreFile, existing_journal, set_aside_stores, side_file
+from muri.profiler.store_file import SIDE_FILES, JournalMode, StoreFile, existing_journal, set_aside_stores, side_file
 from muri.profiler.upkeep import AuditEntry, Author, Observation, StaleMark
 from muri.units import MIB
+
+log = logging.getLogger("muri.profiler")
 
 DEFAULT_STATE_DIR: Final = Path("/var/lib/muri")
 STORE_NAME: Final = "profiles.db"
@@ -30,31 +34,39 @@ REUSE_COUNT: Final = "count"
 """Where the controller counts the jobs that started with a profile of another one's dry run: the document
 `REUSE_NAME` of kind `REUSE_KIND`, under this key."""
 
+ACCUMULATES: Final = "accumulates"
+"""Kind of the documents that name models whose batches can be split, by the profile key's text."""
+
 _INSERT: Final = """
     INSERT INTO measurement (
-        model, batch_size, gpu_count, gpu_type,
+        model, batch_size, gpu_count, gpu_type, user,
         load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
         gpu_mem_gib, iterations, measured_at, source, detail
-    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _NEWEST_OF_ALL: Final = """
-    SELECT * FROM measurement
-    WHERE id IN (SELECT max(id) FROM measurement GROUP BY model, batch_size, gpu_count, gpu_type)
-    ORDER BY model, batch_size, gpu_count, gpu_type
+    SELECT id, model, batch_size, gpu_count, gpu_type, user,
+        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
+        gpu_mem_gib, iterations, measured_at, source, detail
+    FROM measurement WHERE id IN (SELECT max(id) FROM measurement GROUP BY model, batch_size, gpu_count, gpu_type, user)
+    ORDER BY model, batch_size, gpu_count, gpu_type, user
 """
 _OF_KEY: Final = """
-    SELECT * FROM measurement
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    SELECT id, model, batch_size, gpu_count, gpu_type, user,
+        load_s, preprocess_s, propagate_s, synchronize_s, iteration_s,
+        gpu_mem_gib, iterations, measured_at, source, detail
+    FROM measurement
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
     ORDER BY id DESC LIMIT ?
 """
 _DELETE_KEY: Final = """
     DELETE FROM measurement
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
 """
 _DELETE_OLD_OF_KEY: Final = """
     DELETE FROM measurement WHERE id IN (
         SELECT id FROM measurement
-        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
         ORDER BY id DESC LIMIT -1 OFFSET ?
     )
 """
@@ -65,44 +77,49 @@ _PUT_DOCUMENT: Final = """
 _DOCUMENTS_OF_KIND: Final = "SELECT name, measured_at, body FROM document WHERE kind = ? ORDER BY name"
 _DELETE_DOCUMENT: Final = "DELETE FROM document WHERE kind = ? AND name = ?"
 _OBSERVE: Final = """
-    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, observed_at, job_id, iterations, stage_s)
-    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8 WHERE NOT EXISTS (
+    INSERT INTO observation (model, batch_size, gpu_count, gpu_type, user, observed_at, job_id, iterations, stage_s)
+    SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9 WHERE NOT EXISTS (
         SELECT 1 FROM observation
-        WHERE model = ?1 AND batch_size = ?2 AND gpu_count = ?3 AND gpu_type = ?4 AND job_id = ?6 AND iterations = ?7
+        WHERE model = ?1 AND batch_size = ?2 AND gpu_count = ?3 AND gpu_type = ?4 AND user = ?5
+            AND job_id = ?7 AND iterations = ?8
     )
 """
 """A report that is read twice is one observation: its job has done no iteration since."""
 
 _OBSERVATIONS_OF_KEY: Final = """
-    SELECT observed_at, job_id, iterations, stage_s FROM observation
-    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    SELECT id, observed_at, job_id, iterations, stage_s FROM observation
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
     ORDER BY id
 """
 _DELETE_OBSERVATIONS: Final = """
-    DELETE FROM observation WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+    DELETE FROM observation
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
 """
 _DELETE_OLD_OBSERVATIONS: Final = """
     DELETE FROM observation WHERE id IN (
         SELECT id FROM observation
-        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?
+        WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
         ORDER BY id DESC LIMIT -1 OFFSET ?
     )
 """
 _MARK_STALE: Final = """
-    INSERT INTO stale (model, batch_size, gpu_count, gpu_type, since, reason, who) VALUES (?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT DO NOTHING
+    INSERT INTO stale (model, batch_size, gpu_count, gpu_type, user, since, reason, who)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING
 """
 _STALE_MARKS: Final = """
-    SELECT model, batch_size, gpu_count, gpu_type, since, reason, who FROM stale
-    ORDER BY model, batch_size, gpu_count, gpu_type
+    SELECT model, batch_size, gpu_count, gpu_type, user, since, reason, who FROM stale
+    ORDER BY model, batch_size, gpu_count, gpu_type, user
 """
-_CLEAR_STALE: Final = "DELETE FROM stale WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ?"
+_CLEAR_STALE: Final = """
+    DELETE FROM stale
+    WHERE model = ? AND batch_size = ? AND gpu_count = ? AND gpu_type = ? AND user = ?
+"""
 _WRITE_AUDIT: Final = """
-    INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, before, after)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+    INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _AUDIT: Final = """
-    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, before, after FROM audit ORDER BY id
+    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
 """
 _COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"
 
@@ -140,11 +157,24 @@ class Document(NamedTuple):
     body: dict[str, Any]
 
 
+Item = TypeVar("Item")
+
+
 class ProfileStore(StoreFile):
-    """Profiles under (model, batch size, GPU count, GPU type), with their earlier measurements.
+    """Profiles under (model, batch size, GPU count, GPU type, user), with their earlier measurements.
+
+    A row that cannot be true, as an older version or another program may have left it, is skipped and named in the
+    log: it costs one profile, never the whole list.
 
     A change by a person is written into the audit table in the same transaction: pass an `author`.
     """
+
+    def __init__(
+        self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK
+    ) -> None:
+        """Open the store; see `StoreFile`."""
+        self._left_out: set[tuple[str, int]] = set()
+        super().__init__(path, read_only=read_only, journal=journal, clock=clock)
 
     def put(self, profile: StageProfile) -> Stored:
         """Store a profile; the one it replaces becomes history."""
@@ -208,14 +238,7 @@ class ProfileStore(StoreFile):
 
     def observations(self, key: ProfileKey) -> tuple[Observation, ...]:
         """The reports of running jobs since the key was measured, the oldest first."""
-        rows = self._rows(_OBSERVATIONS_OF_KEY, _values(key))
-        try:
-            return tuple(
-                Observation(at, job_id, iterations, tuple(map(float, json.loads(stage_s))))
-                for at, job_id, iterations, stage_s in rows
-            )
-        except (ValueError, TypeError) as error:
-            raise CorruptStoreError(self.path, f"an observation of {key} is unreadable") from error
+        return self._sane("observation", self._rows(_OBSERVATIONS_OF_KEY, _values(key)), _observation)
 
     def mark_stale(self, key: ProfileKey, reason: str, author: Author) -> bool:
         """Mark a key to be measured again; returns whether it was not marked before."""
@@ -237,7 +260,7 @@ class ProfileStore(StoreFile):
 
     def stale_marks(self) -> tuple[StaleMark, ...]:
         """All marks, by key."""
-        return tuple(StaleMark(ProfileKey(*row[:4]), *row[4:]) for row in self._rows(_STALE_MARKS))
+        return tuple(StaleMark(ProfileKey(*row[:5]), *row[5:]) for row in self._rows(_STALE_MARKS))
 
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
@@ -265,15 +288,24 @@ class ProfileStore(StoreFile):
             return connection.execute(_DELETE_DOCUMENT, (kind, name)).rowcount > 0
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
-        rows = self._rows(query, values)
-        try:
-            return tuple(_profile(self.path, row) for row in rows)
-        except (ProfileError, TypeError) as error:  # SQLite columns don't enforce types
-            raise CorruptStoreError(self.path, str(error)) from error
+        return self._sane("measurement", self._rows(query, values), _profile)
+
+    def _sane(self, table: str, rows: Iterable[Any], read: Callable[[Any], Item]) -> tuple[Item, ...]:
+        """Read rows; those that cannot be true are left out and named in the log, once for each open store."""
+        found: list[Item] = []
+        for row in rows:
+            try:
+                found.append(read(row))
+            except (ProfileError, TypeError, ValueError, OverflowError) as error:  # SQLite columns don't enforce types
+                place = (table, row[0])
+                if place not in self._left_out:
+                    self._left_out.add(place)
+                    log.warning("%s: row %s of table %s is left out: %s", self.path, row[0], table, error)
+        return tuple(found)
 
 
 def _values(key: ProfileKey) -> tuple[object, ...]:
-    return (key.model, key.batch_size, key.gpu_count, key.gpu_type)
+    return (key.model, key.batch_size, key.gpu_count, key.gpu_type, key.user)
 
 
 def _insert(connection: sqlite3.Connection, profile: StageProfile) -> None:
@@ -298,11 +330,18 @@ def _audit(
     connection.execute(_WRITE_AUDIT, (author.at, author.who, author.action, *_values(key), *sides))
 
 
-def _profile(path: Path, row: Any) -> StageProfile:
+def _profile(row: Any) -> StageProfile:
     """The row as a record, whose constructor checks the figures once more."""
-    _, model, batch_size, gpu_count, gpu_type, *figures, detail = row
-    key = ProfileKey(model, batch_size, gpu_count, gpu_type)
-    return replace(StageProfile(key, *figures), detail=ProfileDetail.from_dict(_json(path, detail)))
+    _, model, batch_size, gpu_count, gpu_type, user, *values, detail = row
+    if not all(isinstance(text, str) for text in (model, gpu_type, user, *values[-2:])):
+        raise ProfileError("a name, time or source is no text")
+    key = ProfileKey(model, batch_size, gpu_count, gpu_type, user)
+    return replace(StageProfile(key, *values), detail=ProfileDetail.from_dict(dict(json.loads(detail))))
+
+
+def _observation(row: Any) -> Observation:
+    _, at, job_id, iterations, stage_s = row
+    return Observation(str(at), int(job_id), int(iterations), tuple(map(float, json.loads(stage_s))))
 
 
 def _json(path: Path, text: str) -> dict[str, Any]:

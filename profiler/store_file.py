@@ -99,6 +99,31 @@ MIGRATIONS: Final = (
             PRIMARY KEY (kind, name)
         )""",
     ),
+    (
+        # Until now all users shared every profile: what is there stays valid for all, as if published.
+        "ALTER TABLE measurement ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "DROP INDEX measurement_key",
+        "CREATE INDEX measurement_key ON measurement (model, batch_size, gpu_count, gpu_type, user, id)",
+        "ALTER TABLE observation ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "DROP INDEX observation_key",
+        "CREATE INDEX observation_key ON observation (model, batch_size, gpu_count, gpu_type, user, id)",
+        "ALTER TABLE audit ADD COLUMN user TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE stale RENAME TO stale_of_all",
+        """CREATE TABLE stale (
+            model TEXT NOT NULL,
+            batch_size INTEGER NOT NULL,
+            gpu_count INTEGER NOT NULL,
+            gpu_type TEXT NOT NULL,
+            user TEXT NOT NULL,
+            since TEXT NOT NULL,
+            reason TEXT NOT NULL,
+            who TEXT NOT NULL,
+            PRIMARY KEY (model, batch_size, gpu_count, gpu_type, user)
+        )""",
+        """INSERT INTO stale
+            SELECT model, batch_size, gpu_count, gpu_type, '', since, reason, who FROM stale_of_all""",
+        "DROP TABLE stale_of_all",
+    ),
 )
 """Statements that lead from each `user_version` to the next; never edited, only added to."""
 

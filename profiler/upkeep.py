@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from muri.errors import UsageError
-from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler import figures
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey, StageProfile
 
 DRIFT: Final = "drift"
 """The `who` of marks that the controller sets because live figures moved away; no user name, see `user_name`."""
@@ -22,7 +23,7 @@ class Author(NamedTuple):
     Attributes:
         who: User name, or `DRIFT`.
         at: UTC time, ISO-8601.
-        action: The verb of the command: "edit", "rm", "import", "stale", "clear".
+        action: The verb of the command: "edit", "rm", "import", "stale", "clear", "publish", "unpublish".
     """
 
     who: str
@@ -46,6 +47,17 @@ class Observation:
     job_id: int
     iterations: int
     stage_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no job reports.
+
+        Raises:
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
+        """
+        checks = [(figures.ITERATIONS, self.iterations), *((figures.TIME_S, value) for value in self.stage_s)]
+        for bounds, value in checks:
+            if fault := bounds.fault(value):
+                raise ProfileError(f"a report of job {self.job_id} {fault}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class AuditEntry:
 def changed_figures(before: dict[str, Any] | None, after: dict[str, Any] | None) -> list[str]:
     """What differs between two exports of a profile, a line for each figure that people look at."""
     old, new = before or {}, after or {}
-    skip = {"measured_at", "detail", "model", "batch_size", "gpu_count", "gpu_type"}
+    skip = {"measured_at", "detail", "model", "batch_size", "gpu_count", "gpu_type", "user"}
     names = [name for name in {**old, **new} if name not in skip and old.get(name) != new.get(name)]
     return [f"{name}: {_figure(old.get(name))} → {_figure(new.get(name))}" for name in names]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import UsageError
-from muri.profiler.records import STAGES, ProfileDetail, ProfileKey, StageProfile
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey, StageProfile, fault_in
 
 DRY_RUN_VARIABLE: Final = "MURI_DRY_RUN"
 DRY_RUN_RESULT_VARIABLE: Final = "MURI_DRY_RUN_RESULT"
@@ -150,6 +150,15 @@ class DryRunResult:
     iterations: int = 0
     detail: ProfileDetail = field(default_factory=ProfileDetail)
     stopped: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse figures that no measurement can give.
+
+        Raises:
+            ProfileError: A figure is outside of what `muri.profiler.figures` allows.
+        """
+        if fault := fault_in(self.stage_s, self.iteration_s, self.gpu_mem_gib, self.iterations):
+            raise ProfileError(f"a dry run's result: {fault}")
 
     def profile(self, key: ProfileKey, measured_at: str) -> StageProfile:
         """The profile of a key.

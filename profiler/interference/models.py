@@ -23,6 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from muri.profiler import figures
 from muri.profiler.errors import FitError
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 
@@ -99,15 +100,18 @@ class LinearFit:
         """Read what `to_dict` made.
 
         Raises:
-            FitError: A figure is missing or no number.
+            FitError: A figure is missing, no number, or cannot be true.
         """
         try:
             points = tuple(Point(float(item["size"]), float(item["seconds"])) for item in values["points"])
             names = ("fixed_s", "per_unit_s", "r_squared", "residual_s")
             fixed_s, per_unit_s, r_squared, residual_s = (float(values[name]) for name in names)
-            return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FitError(f"a stored fit is incomplete: {error!r}") from error
+        for name, value in (("fixed_s", fixed_s), ("per_unit_s", per_unit_s)):
+            if fault := figures.TIME_S.fault(value):
+                raise FitError(f"a stored fit: {name} {fault}")
+        return cls(fixed_s, per_unit_s, r_squared, residual_s, points)
 
 
 def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:

@@ -1,12 +1,12 @@
 """How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, stored, expected."""
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import Any, Final
 
+from muri.profiler import figures
 from muri.profiler.errors import InterferenceError
 from muri.profiler.estimates import best_known
 from muri.profiler.interference.models import estimated_ratio
@@ -51,14 +51,18 @@ class Side:
         """Refuse figures that no measurement can give.
 
         Raises:
-            InterferenceError: A time is not above 0, the ratio below 1, or the confidence no probability.
+            InterferenceError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        if not all(math.isfinite(value) and value > 0 for value in (self.solo_s, self.shared_s)):
-            raise InterferenceError(f"{self.key}: {self.solo_s} s alone, {self.shared_s} s shared; both must be > 0")
-        if not (math.isfinite(self.ratio) and self.ratio >= 1):
-            raise InterferenceError(f"{self.key}: interference ratio {self.ratio} must be ≥ 1")
-        if not 0 <= self.confidence <= 1:
-            raise InterferenceError(f"{self.key}: confidence {self.confidence} must be between 0 and 1")
+        for name, bounds, value in (
+            ("time alone", figures.ITERATION_S, self.solo_s),
+            ("time side by side", figures.ITERATION_S, self.shared_s),
+            ("interference ratio", figures.RATIO, self.ratio),
+            ("spread", figures.VARIATION, self.spread or 0.0),
+            ("confidence", figures.SHARE, self.confidence),
+            ("number of iterations", figures.ITERATIONS, self.iterations),
+        ):
+            if fault := bounds.fault(value):
+                raise InterferenceError(f"{self.key}: {name} {fault}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,7 @@ class Interference:
         try:
             a, b = (_side(values[name]) for name in ("a", "b"))
             return cls(a, b, int(values["rounds"]), float(values["measured_s"]), str(values["measured_at"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InterferenceError(f"a stored pair is incomplete: {error!r}") from error
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from muri.profiler import figures
 from muri.profiler.errors import SensitivityError
 
 MOST_POINTS: Final = 8
@@ -49,12 +50,10 @@ class Measured:
         """Refuse what no measurement can give.
 
         Raises:
-            SensitivityError: The throughput is not above 0, or the spread is negative.
+            SensitivityError: A figure is outside of what `muri.profiler.figures` allows.
         """
-        if not (math.isfinite(self.throughput) and self.throughput > 0):
-            raise SensitivityError(f"a throughput of {self.throughput} iterations/s was measured; it must be > 0")
-        if not (math.isfinite(self.spread) and self.spread >= 0):
-            raise SensitivityError(f"a throughput's spread is {self.spread}; it must be ≥ 0")
+        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", figures.VARIATION, self.spread)
 
     @property
     def weight(self) -> float:
@@ -77,6 +76,21 @@ class Point:
     throughput: float
     spread: float = 0.0
     measurements: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what no measurement can give, such as an old file's nonsense.
+
+        Raises:
+            SensitivityError: A figure is outside of what `muri.profiler.figures` allows.
+        """
+        _refuse("a number of CPUs", figures.CPU_COUNT, self.cpus)
+        _refuse("a throughput (iterations/s)", figures.PER_SECOND, self.throughput)
+        _refuse("a throughput's spread", figures.VARIATION, self.spread)
+
+
+def _refuse(name: str, bounds: figures.Bounds, value: float) -> None:
+    if fault := bounds.fault(value):
+        raise SensitivityError(f"{name} {fault}")
 
 
 def combined(cpus: int, measured: Sequence[Measured]) -> Point:

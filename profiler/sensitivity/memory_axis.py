@@ -8,7 +8,6 @@ bandwidth is measured once, without the page cache's help.
 """
 
 import errno
-import math
 import mmap
 import os
 import random
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from muri.profiler import figures
 from muri.profiler.errors import SensitivityError, StorageError
 from muri.profiler.sensitivity.bisection import GAIN
 from muri.units import GIB, MIB, MIB_PER_GIB
@@ -52,16 +52,18 @@ class Dataset:
         Raises:
             SensitivityError: A figure is out of its range.
         """
-        for name in ("dataset_gib", "batch_mib", "storage_mib_per_s"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise SensitivityError(f"{name} is {value}; it must be > 0")
+        for name, bounds in (
+            ("dataset_gib", figures.DATASET_GIB),
+            ("batch_mib", figures.BATCH_MIB),
+            ("storage_mib_per_s", figures.BANDWIDTH_MIB_PER_S),
+            ("overlap", figures.SHARE),
+        ):
+            if fault := bounds.fault(getattr(self, name)):
+                raise SensitivityError(f"{name} {fault}")
         if self.batch_mib > self.dataset_gib * MIB_PER_GIB:
             raise SensitivityError(
                 f"an iteration reads {self.batch_mib:g} MiB of a dataset of only {self.dataset_gib:g} GiB"
             )
-        if not 0 <= self.overlap <= 1:
-            raise SensitivityError(f"overlap is {self.overlap}; it must be between 0 and 1")
 
 
 def hit_rate(dataset: Dataset, cache_gib: float) -> float:

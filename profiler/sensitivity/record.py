@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from muri.profiler import figures
 from muri.profiler.errors import NoSuchSensitivityError, SensitivityError
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, matrix, saturating_cache_gib
@@ -53,6 +54,19 @@ class SensitivityProfile:
     dataset: Dataset | None = None
     process_gib: float | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse figures that no measurement can give.
+
+        Raises:
+            SensitivityError: A figure is outside of what `muri.profiler.figures` allows.
+        """
+        for name, bounds, value in (
+            ("saturating_cpus", figures.CPU_COUNT, self.cpu.saturating_cpus),
+            ("process_gib", figures.HOST_MEM_GIB, self.process_gib or 0),
+        ):
+            if fault := bounds.fault(value):
+                raise SensitivityError(f"sensitivity of {self.name!r}: {name} {fault}")
+
     @property
     def demand(self) -> Demand:
         """The least CPU count and memory that saturate."""
@@ -92,7 +106,7 @@ class SensitivityProfile:
             )
             dataset = Dataset(**body["dataset"]) if body["dataset"] else None
             return cls(document.name, document.measured_at, cpu, bool(body["pinned"]), dataset, body["process_gib"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SensitivityError(
                 f"the stored sensitivity of {document.name!r} cannot be read ({error}); measure it again"
             ) from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from muri.policies.horus.cost import MAX_RAISES
+from muri.profiler import figures
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.slurm_plugin.records import comment_tags as tags
@@ -149,20 +150,29 @@ def _figures(member: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def member_report(report: Mapping[str, Any] | None, job_id: int) -> MemberReport | None:
-    """Return what a pilot's report says of a member; None when nothing there is valid."""
-    if report is None:
-        return None
-    figures = report.get(str(job_id))
-    discipline = report.get(_DISCIPLINE)
+    """Return what a pilot's report says of a member; None when something there cannot be true.
+
+    The pilot's user may have written anything into its comment.
+    """
+    told = None if report is None else report.get(str(job_id))
     try:
-        if isinstance(figures, int | float):
-            return MemberReport(float(figures)) if figures > 0 else None
-        if not isinstance(figures, dict) or not figures["t"] > 0:
-            return None
-        stage_s, wait_s = (tuple(map(float, figures[key])) for key in ("s", "w"))
-        return MemberReport(float(figures["t"]), int(figures["n"]), stage_s, wait_s, discipline)
-    except (KeyError, TypeError, ValueError, OverflowError):
+        if isinstance(told, Mapping):
+            discipline = None if report is None else report.get(_DISCIPLINE)
+            found = MemberReport(told["t"], told["n"], tuple(told["s"]), tuple(told["w"]), discipline)
+        else:
+            found = MemberReport(told or 0.0)
+    except (KeyError, TypeError):
         return None
+    return found if _can_be_true(found) else None
+
+
+def _can_be_true(report: MemberReport) -> bool:
+    """Whether every figure is within what `muri.profiler.figures` allows."""
+    checks = [(figures.ITERATION_S, report.iteration_s), (figures.ITERATIONS, report.iterations or 0)]
+    checks += [(figures.TIME_S, value) for value in (*report.stage_s, *report.wait_s)]
+    whole = {len(report.stage_s), len(report.wait_s)} <= {0, len(STAGES)}
+    named = report.discipline is None or isinstance(report.discipline, str)
+    return whole and named and not any(bounds.fault(value) for bounds, value in checks)
 
 
 def is_off_plan(measured: float | None, predicted: float | None) -> bool:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 
 
-def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu", load_s=0.12, **changes):
+def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu", user="", load_s=0.12, **changes):
     fields = {
         "preprocess_s": 0.05,
         "propagate_s": 0.3,
@@ -16,10 +16,10 @@ def make_profile(model="resnet18", *, batch_size=64, gpu_count=1, gpu_type="gpu"
         "measured_at": "2026-03-01T12:00:00Z",
         "source": "dry-run",
     }
-    return StageProfile(ProfileKey(model, batch_size, gpu_count, gpu_type), load_s, **(fields | changes))
+    return StageProfile(ProfileKey(model, batch_size, gpu_count, gpu_type, user), load_s, **(fields | changes))
 
 
-_seconds = st.floats(0, 1e6)
+_seconds = st.floats(0, 86400)
 _names = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 
 _per_stage = st.none() | st.tuples(*[_seconds] * 4)
@@ -42,13 +42,14 @@ profiles = st.builds(
     batch_size=st.integers(0, 2**40),
     gpu_count=st.integers(1, 4096),
     gpu_type=_names,
+    user=st.sampled_from(("", "alice", "bob")),
     load_s=_seconds,
     preprocess_s=_seconds,
     propagate_s=_seconds,
     synchronize_s=_seconds,
-    iteration_s=st.floats(1e-9, 1e6),
+    iteration_s=st.floats(1e-9, 86400),
     gpu_mem_gib=_seconds,
-    iterations=st.integers(0, 2**40),
+    iterations=st.integers(0, 10**12),
     measured_at=st.sampled_from(("", "2026-03-01T12:00:00Z", "2026-03-01T12:00:00+02:00")),
     source=st.sampled_from(("dry-run", "import", "run")),
     detail=details,

