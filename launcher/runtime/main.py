@@ -103,6 +103,7 @@ class Runtime:
 
     def _handle_signals(self) -> None:
         def tell(signum: int, _frame: FrameType | None) -> None:
+            self._server.ended_by_signal = True
             self._tell_end()
 
         def ignore(signum: int, _frame: FrameType | None) -> None:

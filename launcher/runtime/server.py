@@ -110,6 +110,7 @@ class Server:
 
     Attributes:
         end_cause: Why the runtime ends, if it was not told to.
+        ended_by_signal: Whether a signal has told the runtime to end: Slurm ends its job.
     """
 
     def __init__(
@@ -136,6 +137,8 @@ class Server:
         self._factory = factory
         self._closing = False
         self.end_cause: str | None = None
+        self.ended_by_signal = False
+        self._pilot_job = os.environ.get("SLURM_JOB_ID")  # in a member's thread this is the member's own
         self._unreported: set[MemberSession] = set()
         self._reported = threading.Condition()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -273,7 +276,10 @@ class Server:
                 connection.finish({"type": "lost", "reason": "another rank of the group was lost"})
                 return
             shared = bool(self._table.running())
-            connection.finish(_last_frame(session, shared=shared, end_cause=self.end_cause))
+            connection.finish(_last_frame(session, shared=shared, end_cause=self.end_cause or signal_cause(session)))
+
+        def signal_cause(session: MemberSession) -> str | None:
+            return _signal_cause(self._pilot_job, session.member) if self.ended_by_signal else None
 
         return report
 
@@ -305,13 +311,23 @@ def _cancel(session: MemberSession, signum: int) -> None:
     session.ended.wait()
 
 
+def _signal_cause(pilot_job: str | None, member: str) -> str | None:
+    """Why a signal ended the runtime, for a member's user; None where the runtime is no job's."""
+    if pilot_job is None:
+        return None
+    return (
+        f"pilot job {pilot_job}, which held the GPUs of its group, was cancelled or has reached its time limit "
+        f"(to end this job alone: scancel {member})"
+    )
+
+
 def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str | None = None) -> protocol.Frame:
     """The frame that ends a member's connection.
 
     Args:
         session: The script's session.
         shared: Whether other members are at work in the runtime.
-        end_cause: Why the runtime ends, if it was not told to.
+        end_cause: Why the runtime ends, if that is known.
     """
     if session.lost:
         return {"type": "lost", "reason": end_cause or "the runtime was told to end"}

@@ -301,17 +301,13 @@ class Executor:
     def _start_dry_run(self, action: StartDryRun) -> None:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.snapshot.nodes)
-        try:
-            script = self._gateway.batch_script(job.job_id)
-        except NoSuchJobError:
-            return
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
         token = secrets.token_hex(6)
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
         self._journal.begin(token, DRY_RUN, payload, self._now_s)
         try:
-            run = self._gateway.submit(dry_run_job(job, key, token, script, environment, self._config))
+            run = self._gateway.submit(dry_run_job(job, token, environment, self._config))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:

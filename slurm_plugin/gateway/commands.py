@@ -67,8 +67,8 @@ class SlurmCommands:
             options = [part for fd in descriptors for part in ("--export=ALL", f"--export-file={fd}")]
             try:
                 done = subprocess.run(
-                    [arguments[0], *options, *arguments[1:]],
-                    input=stdin.encode("utf-8", "surrogateescape"),
+                    [arguments[0], *options, *map(encoded, arguments[1:])],
+                    input=encoded(stdin),
                     capture_output=True,
                     check=False,
                     timeout=self.timeout_s,
@@ -85,7 +85,17 @@ class SlurmCommands:
                 ) from err
         if done.returncode != 0:
             raise slurm_error(action, done.stderr.decode("utf-8", "replace"))
-        return done.stdout.decode("utf-8", "surrogateescape")
+        return decoded(done.stdout)
+
+
+def encoded(text: str) -> bytes:
+    """Return the bytes that `decoded` read a text from, whatever the locale is."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def decoded(output: bytes) -> str:
+    """Return a text that holds every byte of what Slurm printed: users write theirs in any encoding."""
+    return output.decode("utf-8", "surrogateescape")
 
 
 def command_environment() -> dict[str, str]:
@@ -188,7 +198,7 @@ class CommandGateway:
     def _sbatch(self, job: NewJob) -> int:
         action = f"submit job {job.name!r}"
         items = (f"{name}={value}\0" for name, value in explicit_environment(job).items())
-        environment = "".join(items).encode("utf-8", "surrogateescape")
+        environment = encoded("".join(items))
         output = self._commands.run(action, sbatch_arguments(job), without_directives(job.script), environment)
         job_id = output.strip().split(";")[0]
         if not job_id.isdigit():

@@ -1,8 +1,8 @@
 """The dry-run job's own process: run a script until its model is measured, then end it.
 
-The user's batch script arrives on standard input. `muri run` inside it measures and leaves its result in a
-file; the script is ended right then, so that nothing after the training command runs. The result goes into
-the comment of the waiting job, where it stays until the controller has read it.
+It reads the waiting job's batch script from Slurm, as the user: no other process handles that text. `muri run` inside
+the script measures and leaves its result in a file; the script is ended right then, so that nothing after the training
+command runs. The result goes into the comment of the waiting job, where it stays until the controller has read it.
 """
 
 import json
@@ -21,7 +21,7 @@ import click
 from muri.profiler.dryrun.messages import DryRunRequest, Limits
 from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
-from muri.slurm_plugin.node.slurm_calls import job_field, set_comment
+from muri.slurm_plugin.node.slurm_calls import batch_script, job_field, set_comment
 from muri.slurm_plugin.records.comment_reports import comment_with
 
 _TICK_S = 0.05
@@ -102,15 +102,18 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
 
 
 @click.command()
-@click.option("--target", type=int, required=True, help="The waiting job whose comment takes the result.")
+@click.option("--target", type=int, required=True, help="The waiting job, with the script and for the result.")
 @click.option("--token", required=True, help="Name of this dry run.")
 @click.option("--limits", "text", required=True, help="How much is measured, as in MURI_DRY_RUN.")
 @click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(target: int, token: str, text: str, time_limit_s: float, arguments: tuple[str, ...]) -> None:
-    """Measure a model with the batch script on standard input, called with ARGUMENTS."""
+    """Measure a model with the batch script of a waiting job, called with ARGUMENTS."""
     limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
-    result = measure(sys.stdin.buffer.read(), arguments, limits)
+    try:
+        result = measure(batch_script(target), arguments, limits)
+    except GatewayError as error:
+        result = {"error": str(error)}
     print(json.dumps(result))
     try:
         publish(target, token, result)

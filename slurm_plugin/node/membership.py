@@ -37,7 +37,7 @@ class SlurmMembership:
                 return True
 
     def requeue(self, job_id: str, reason: str) -> None:
-        """Put the job back into the queue, held, so that the controller gives it its own GPUs.
+        """Put the job back into the queue, where it waits until the controller gives it its own GPUs.
 
         A job that Slurm is already ending, because its user cancelled it, is left alone.
 
@@ -45,7 +45,7 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         try:
-            requeue_hold(int(job_id))
+            _requeue_to_gate(int(job_id))
         except NoSuchJobError:
             outcome = "Slurm is ending the job already, and it does not go back to the queue"
         else:
@@ -79,7 +79,7 @@ class SlurmMembership:
         return active_jobs([int(job_id)]).get(int(job_id)) == "RUNNING"
 
     def requeue_for_memory(self, job_id: str) -> bool:
-        """Put a job that ran out of GPU memory beside others back into the queue, held, as often as it may try again.
+        """Put a job that ran out of GPU memory beside others back into the queue, as often as it may try again.
 
         Raises:
             GatewayError: Slurm refused.
@@ -93,11 +93,11 @@ class SlurmMembership:
         print("muri: out of GPU memory beside others; the job goes back to the queue and asks for more next time",
               file=sys.stderr, flush=True)  # fmt: skip
         _set_token(int(job_id), tags.OUT_OF_MEMORY_PREFIX, out_of_memory_text(run, out_of_memory_runs(comment)[1] + 1))
-        requeue_hold(int(job_id))
+        _requeue_to_gate(int(job_id))
         return True
 
     def requeue_stopped(self, job_id: str, run: int) -> None:
-        """Put a saved job back: a member held, for the controller to plan it anew; another to Slurm's own queue.
+        """Put a saved job back: a member for the controller to plan it anew; another to Slurm's own queue.
 
         Raises:
             GatewayError: Slurm refused.
@@ -106,7 +106,7 @@ class SlurmMembership:
         if self.pilot_of(job_id) is None:
             requeue(int(job_id))
         else:
-            requeue_hold(int(job_id))
+            _requeue_to_gate(int(job_id))
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
         """Say in the job's own comment that this run of it has a checkpoint.
@@ -115,6 +115,21 @@ class SlurmMembership:
             GatewayError: Slurm refused.
         """
         _set_token(int(job_id), tags.CHECKPOINT_PREFIX, run)
+
+
+def _requeue_to_gate(job_id: int) -> None:
+    """Put a member back into the queue, where it must wait for the controller.
+
+    A hold would take the place of one that an administrator or the user has put on the running job; so a job that a
+    licence keeps waiting gets none. Should it start before the controller has put its request back, `expects_group`
+    sends it back again.
+
+    Raises:
+        NoSuchJobError: It has ended, or Slurm is ending it.
+        GatewayError: Slurm refused it.
+    """
+    gate = tags.token(job_field(job_id, "admin_comment"), tags.GATE_PREFIX)
+    (requeue if gate == tags.LICENCE_GATE else requeue_hold)(job_id)
 
 
 def mark_stopped(job_id: int, run: int) -> None:

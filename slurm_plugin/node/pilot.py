@@ -85,10 +85,18 @@ class PilotWatch:
         self._begun_s = self._polled_s = self._reported_s = clock()
         self._report: str | None = None
         self._eager_polls_left = _EAGER_POLLS
+        self._ended_by_slurm = False
+
+    def end_early(self) -> None:
+        """End the runtime, which saves what it can: Slurm ends the pilot job. Safe in a signal handler."""
+        self._ended_by_slurm = True
+        self._runtime.send_signal(signal.SIGTERM)
 
     def watch(self) -> int:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
+            if self._ended_by_slurm:
+                return self._await_early_end()
             code = self._runtime.poll()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
@@ -100,6 +108,21 @@ class PilotWatch:
             if self._clock() - self._reported_s >= self._group.telemetry_s:
                 self._report_speeds()
             self._clock.sleep(_TICK_S)
+
+    def _await_early_end(self) -> int:
+        """Tell why the members go back to the queue, and how a member is cancelled; return when the runtime has ended.
+
+        It saves members with a checkpoint; Slurm kills it and this process when KillWait is over.
+        """
+        members = self._group.ids
+        log.warning(
+            "pilot job %s, which holds the GPUs of its group, was cancelled or has reached its time limit: members %s "
+            "go back to the queue. To end one job of a group, cancel that job (scancel %s), not the pilot job",
+            os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
+        )  # fmt: skip
+        while (code := self._runtime.poll()) is None:
+            self._clock.sleep(_TICK_S)
+        return code or 1
 
     def _runtime_status(self) -> dict[str, Any]:
         """What the runtime last wrote about itself; empty until it first writes."""
@@ -192,10 +215,10 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
-    runtime = start(command)
+    watch = PilotWatch(group, status, start(command))
     # scancel and the time limit end the pilot: the runtime must not outlive it.
-    signal.signal(signal.SIGTERM, lambda *_: runtime.send_signal(signal.SIGTERM))
-    code = PilotWatch(group, status, runtime).watch()
+    signal.signal(signal.SIGTERM, lambda *_: watch.end_early())
+    code = watch.watch()
     log.info("pilot job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
     sys.exit(code)

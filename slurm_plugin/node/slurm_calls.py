@@ -3,9 +3,14 @@
 from collections.abc import Sequence
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
-from muri.slurm_plugin.gateway.commands import SlurmCommands
+from muri.slurm_plugin.gateway.commands import SlurmCommands, decoded, encoded
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
+
+_ID_WIDTH = 16
+
+_FIELD_WIDTH = 8192
+"""Bytes; squeue cuts a longer text off."""
 
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
 
@@ -35,13 +40,36 @@ def job_field(job_id: int, field: str) -> str:
         NoSuchJobError: Slurm does not know the job.
         SlurmUnreachableError: slurmctld does not answer.
     """
-    # The width is stated because squeue cuts a field at 20 characters otherwise.
     text = _COMMANDS.run(
         f"read the {field} of job {job_id}",
-        ["squeue", "--noheader", f"--Format={field}:8192", f"--jobs={job_id}", "--states=all"],
-    )
-    value = text.rstrip("\n").rstrip()
+        ["squeue", "--noheader", f"--Format=JobID:{_ID_WIDTH},{field}:{_FIELD_WIDTH}", f"--jobs={job_id}",
+         "--states=all"],
+    )  # fmt: skip
+    value = _field_of(job_id, text)
     return "" if value == "(null)" else value
+
+
+def _field_of(job_id: int, text: str) -> str:
+    """Return one job's field from records of a fixed number of bytes: users' texts may hold line ends."""
+    output, length = encoded(text), _ID_WIDTH + _FIELD_WIDTH + 1
+    for start in range(0, len(output), length):
+        record = output[start : start + length]
+        if record[:_ID_WIDTH].strip() == str(job_id).encode():
+            return decoded(record[_ID_WIDTH:].rstrip())
+    raise NoSuchJobError(f"cannot read job {job_id}: squeue does not show it")
+
+
+def batch_script(job_id: int) -> bytes:
+    """Return the batch script of one of the user's own jobs, byte for byte.
+
+    Raises:
+        NoSuchJobError: The job is gone or has none.
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    script = _COMMANDS.run(f"read the script of job {job_id}", ["scontrol", "write", "batch_script", str(job_id), "-"])
+    if not script:  # scontrol's exit code is 0 even then
+        raise NoSuchJobError(f"cannot read the script of job {job_id}: it has ended, or has none")
+    return encoded(script)
 
 
 def set_comment(job_id: int, comment: str) -> None:

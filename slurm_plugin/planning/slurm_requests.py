@@ -1,13 +1,11 @@
 """What Muri submits and what it changes in jobs, materialised in full before anything is sent. Pure."""
 
-import hashlib
 import shlex
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Final
 
 from muri.group_spec import GroupSpec, MemberSpec
-from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
@@ -106,20 +104,17 @@ def script_arguments(job: Job) -> list[str]:
     return []
 
 
-def dry_run_job(
-    job: Job, key: ProfileKey, token: str, script: str, environment: dict[str, str], config: Config
-) -> NewJob:
+def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Config) -> NewJob:
     """Return the job that measures a model by the first iterations of a waiting job's script.
+
+    It reads that script itself, as the user. The user's arguments stand quoted behind the command.
 
     Args:
         job: The waiting job.
-        key: What is measured.
         token: The dry run's unique name.
-        script: The waiting job's batch script.
         environment: The environment to run it in.
         config: Iterations and limits.
     """
-    end = "MURI_END_" + hashlib.sha256(script.encode()).hexdigest()[:16]
     command = [
         config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
         "--target", str(job.job_id),
@@ -128,12 +123,11 @@ def dry_run_job(
         "--time-limit-s", str(config.profiling.time_limit_s),
         "--", *script_arguments(job),
     ]  # fmt: skip
-    text = script if script.endswith("\n") else script + "\n"
     return NewJob(
         name="muri-dryrun",
         uid=job.uid,
         gid=job.gid,
-        script=f"#!/bin/sh\n# {key}\nexec {shlex.join(command)} <<'{end}'\n{text}{end}\n".replace("\r", ""),
+        script=f"#!/bin/sh\nexec {shlex.join(command)}\n",
         environment=environment,
         partition=config.profiling.partition or job.partition,
         account=job.account,

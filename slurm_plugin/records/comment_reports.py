@@ -62,7 +62,7 @@ def comment_with(comment: str, token: str, result: Mapping[str, Any]) -> str:
     for name in ("", *_DISPENSABLE):
         values["detail"] = {key: value for key, value in values.get("detail", {}).items() if key != name}
         text = _written(comment, values)
-        if len(text.encode()) <= MOST_BYTES:
+        if len(text.encode(errors="surrogateescape")) <= MOST_BYTES:
             break
     return text
 

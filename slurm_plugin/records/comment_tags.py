@@ -23,6 +23,11 @@ SCRIPT_PREFIX: Final = "muri-script:"
 
 GIVEN_PREFIX: Final = "muri-given:"
 
+GATE_PREFIX: Final = "muri-gate:"
+
+LICENCE_GATE: Final = "licence"
+"""The value of a job that a licence keeps waiting; all others are held."""
+
 USER_HOLD: Final = "muri-hold:user"
 
 GATE_PREFIX: Final = "muri-gate:"

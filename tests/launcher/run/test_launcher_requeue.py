@@ -35,6 +35,20 @@ def test_runtime_that_dies_requeues_its_members(launcher: Launcher, number: int)
     assert launcher.out("101") == "started\n"
 
 
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_member_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launcher: Launcher, isolation: str) -> None:
+    launcher.environment["SLURM_JOB_ID"] = "9"
+    runtime = launcher.runtime("101")
+    process = member(launcher, "101", launcher.script(SLEEPER), MURI_ISOLATION=isolation)
+    until(lambda: "started" in launcher.out("101"), "the script")
+    runtime.terminate()
+    assert ends(process) == 75
+    ((job, reason),) = requeued(launcher)
+    assert job == "101"
+    assert "pilot job 9, which held the GPUs of its group, was cancelled or has reached its time limit" in reason
+    assert "to end this job alone: scancel 101" in reason
+
+
 def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Launcher) -> None:
     runtime = launcher.runtime("101")
     script = """

@@ -9,12 +9,14 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUn
 from muri.slurm_plugin.node import membership
 from muri.slurm_plugin.node import slurm_calls as node_commands
 from muri.slurm_plugin.node.membership import SlurmMembership
+from muri.slurm_plugin.records import comment_tags as tags
 
 
 @pytest.fixture
 def answers(monkeypatch) -> list[str]:
-    """What scontrol says, in turn; "" where it does as told. Its arguments are appended."""
+    """What scontrol says, in turn; "" where it does as told. Its arguments are appended. A hold is the job's gate."""
     said: list[str] = []
+    monkeypatch.setattr(membership, "job_field", lambda _job_id, _field: "muri:model=m muri-gate:hold")
 
     def run(action: str, arguments: list[str]) -> str:
         words = said.pop(0)
@@ -46,6 +48,52 @@ def test_other_refusals_are_the_callers_to_try_again(answers):
     answers.append("Access/permission denied")
     with pytest.raises(GatewayError, match="permission denied"):
         SlurmMembership().requeue("7", "the runtime is gone")
+
+
+MEMBER = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 1, 1, 0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("gate", "command"),
+    [(" muri-gate:licence", "requeue"), (" muri-gate:hold", "requeuehold"), ("", "requeuehold")],
+)
+@pytest.mark.parametrize("way", ["broken", "memory", "stopped"])
+def test_a_member_is_held_only_if_no_licence_keeps_it_waiting(answers, monkeypatch, way, gate, command):
+    fields = {"admin_comment": f"{MEMBER} muri-retry-memory:1{gate}", "comment": ""}
+    monkeypatch.setattr(membership, "job_field", lambda _job_id, field: fields[field])
+    monkeypatch.setattr(membership, "set_comment", lambda _job_id, _comment: None)
+    answers.append("")
+    member = SlurmMembership()
+    {
+        "broken": lambda: member.requeue("7", "the runtime is gone"),
+        "memory": lambda: member.requeue_for_memory("7"),
+        "stopped": lambda: member.requeue_stopped("7", 0),
+    }[way]()
+    assert answers == [f"scontrol {command} incomplete 7"]
+
+
+def test_a_job_that_is_gone_does_not_go_back(answers, monkeypatch, capsys):
+    def gone(_job_id, _field):
+        raise NoSuchJobError("no such job")
+
+    monkeypatch.setattr(membership, "job_field", gone)
+    SlurmMembership().requeue("7", "the runtime is gone")
+    assert "Slurm is ending the job already" in capsys.readouterr().err
+    assert answers == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"(null)", b"two\nlines", b"8" + b" " * 15 + b"of another job", b"caf\xe9 \xff", b"x" * 9000],
+)
+def test_a_field_is_read_whole_whatever_a_user_has_written(monkeypatch, text):
+    records = b"".join(b"%-16d%-8192.8192s\n" % pair for pair in ((8, b"of another task"), (7, text)))
+    calls = SimpleNamespace(run=lambda _action, _arguments: node_commands.decoded(records))
+    monkeypatch.setattr(node_commands, "_COMMANDS", calls)
+    expected = b"" if text == b"(null)" else text[:8192]
+    assert node_commands.encoded(node_commands.job_field(7, "comment")) == expected
+    with pytest.raises(NoSuchJobError, match="cannot read job 6: squeue does not show it"):
+        node_commands.job_field(6, "comment")
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ class Group:
         self.reports: list[tuple[float, str]] = []
         self.signals: list[tuple[float, int]] = []
         self._status = folder / "status.json"
+        self._pilot: pilot.PilotWatch | None = None
         monkeypatch.setenv("SLURM_JOB_ID", str(PILOT))
         monkeypatch.setattr(pilot, "active_jobs", self._active_jobs)
         monkeypatch.setattr(pilot, "job_field", self._job_field)
@@ -68,7 +69,13 @@ class Group:
 
         spec = GroupSpec(members=(MemberSpec(job_id="1"), MemberSpec(job_id="2")), **options)
         self.clock.start(happen)
-        return pilot.PilotWatch(spec, self._status, cast("subprocess.Popen[bytes]", self), self.clock).watch()
+        self._pilot = pilot.PilotWatch(spec, self._status, cast("subprocess.Popen[bytes]", self), self.clock)
+        return self._pilot.watch()
+
+    def cancel(self) -> None:
+        """Signal the pilot job, as Slurm does."""
+        assert self._pilot is not None
+        self._pilot.end_early()
 
     def poll(self) -> int | None:
         """As the runtime's process."""
@@ -80,6 +87,10 @@ class Group:
             self.clock.sleep(timeout)
             raise subprocess.TimeoutExpired("runtime", timeout)
         return 0
+
+    def send_signal(self, number: int) -> None:
+        """As the runtime's process."""
+        self._kill(RUNTIME_PID, number)
 
     def kill(self) -> None:
         """As the runtime's process."""
@@ -210,6 +221,19 @@ def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group,
     assert report.startswith("muri-fault:")
     assert "illegal" in report
     assert group.signals == []
+
+
+def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    def end() -> None:
+        group.code = 0
+
+    assert group.watch((7.1, group.cancel), (8.1, end)) == 1
+    ((at_s, number),) = group.signals
+    assert (at_s, number) == (7.1, signal.SIGTERM)
+    (record,) = caplog.records
+    assert "pilot job 9, which holds the GPUs of its group, was cancelled or has reached its time" in record.message
+    assert "members 1, 2 go back to the queue" in record.message
+    assert "cancel that job (scancel 1), not the pilot job" in record.message
 
 
 def test_speeds_are_reported_when_they_change_and_again_after_a_refusal(group: Group) -> None:

@@ -114,7 +114,7 @@ def test_a_limit_of_one_gpu_leaves_them_alone():
 
 
 def test_a_dry_run_has_the_shape_of_its_job():
-    run = dry_run_job(ddp(1), FOUR_KINDS[0].key, "t", "#!/bin/sh\n", {}, Config())
+    run = dry_run_job(ddp(1), "t", {}, Config())
     assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
 
 

@@ -1,18 +1,16 @@
 """The jobs that Muri submits, and what a dry run does with the user's script."""
 
-import subprocess
+import shlex
 
 import pytest
 from fake_slurm import make_job
 
 from muri.profiler.dryrun.messages import Limits
-from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.node import dry_run
 from muri.slurm_plugin.planning.slurm_requests import dry_run_environment, dry_run_job, script_arguments
 
 LIMITS = Limits(time_limit_s=20.0)
-KEY = ProfileKey("m", 8, 1, "gpu")
 
 
 @pytest.mark.parametrize(
@@ -33,13 +31,15 @@ def test_the_environment_of_the_old_job_does_not_reach_the_dry_run():
     assert dry_run_environment(submitted, "alice") == {"PATH": "/bin", "SLURM_SUBMIT_DIR": "/d"}
 
 
-def test_the_users_script_arrives_byte_for_byte(tmp_path):
-    script = "#!/bin/sh\n#SBATCH --muri\necho \"$1\" '`x`' $HOME \\ \n"
-    job = dry_run_job(make_job(1, submit_line="sbatch train.sh 7"), KEY, "t", script, {}, Config(node_python="cat"))
-    assert (job.gpu_request, job.cpu_count, job.uid, job.requeue) == ("gres/gpu:1", 4, 1001, False)
-    # Run with `cat -` in Python's place, the here-document gives the script back.
-    text = "\n".join("exec cat <<" + line.split("<<")[1] if "<<" in line else line for line in job.script.split("\n"))
-    assert subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=True).stdout == script
+def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted():
+    arguments = "7 'x` $(touch /tmp/x) ;\r#SBATCH \udce9"
+    job = make_job(1, submit_line=f"sbatch train.sh {arguments}", name="n\n#SBATCH --uid=0", work_dir="/home/alice")
+    run = dry_run_job(job, "t", {}, Config(node_python="printf", profiling={"attempts": 1}))
+    assert (run.gpu_request, run.cpu_count, run.uid, run.requeue) == ("gres/gpu:1", 4, 1001, False)
+    first, command, rest = run.script.split("\n")
+    assert (first, rest) == ("#!/bin/sh", "")
+    assert command.startswith("exec printf -m muri.slurm_plugin.node.dry_run --target 1 --token t ")
+    assert shlex.split(command)[-len(arguments.split()) - 1 :] == ["--", *arguments.split()]
 
 
 def test_a_script_is_ended_as_soon_as_its_model_is_measured(tmp_path):
