@@ -19,6 +19,7 @@ from pydantic import (
 
 from muri.errors import UsageError
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.slurm_plugin.private_files import why_unsafe
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 
@@ -228,7 +229,12 @@ class Config(Section):
         300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."
     )
     state_dir: Path = Field(
-        Path("/var/lib/muri"), description="Directory of the journal, the profile store and the status file."
+        Path("/var/lib/muri"),
+        description="Directory of the journal, the profile store and the status file, for the controller's user alone.",
+    )
+    status_dir: Path = Field(
+        Path("/run/muri/status"),
+        description="Directory, made by the controller, where each user finds what was decided about their own jobs.",
     )
     partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
     node_python: str = Field(sys.executable, description="Python on the compute nodes, with muri and torch installed.")
@@ -280,6 +286,25 @@ def load_config(path: Path | None) -> Config:
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
         raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error
+
+
+def require_trusted(path: Path | None) -> None:
+    """Refuse a configuration that somebody else than root and this process's user could have written.
+
+    Raises:
+        ConfigError: Its owner or mode, or those of a directory above it, let others change it.
+    """
+    if path is None:
+        return
+    try:
+        reason = why_unsafe(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    if reason is not None:
+        raise ConfigError(
+            f"the configuration {path} is not safe to obey: {reason}. It and its directories must belong to root or "
+            "to the controller's user, and only they may write there"
+        )
 
 
 def _section_at(location: tuple[Any, ...]) -> type[Section]:

@@ -145,9 +145,9 @@ def echo_json(document: object) -> None:
 
 def console() -> "Console":
     """Where tables and bars go."""
-    from rich.console import Console  # rich takes a while to load
+    from muri.terminal import PlainConsole  # rich takes a while to load
 
-    return Console(highlight=False)
+    return PlainConsole()
 
 
 def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:

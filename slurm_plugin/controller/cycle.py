@@ -12,7 +12,8 @@ from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
+from muri.slurm_plugin.controller.status import Status, notes_of, status_of
+from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
@@ -141,7 +142,7 @@ class Controller:
             errors.append(str(error))
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
-        write_status(self._config.state_dir / "status.json", status)
+        report(self._config, status, decision.view)
         self._tidy(decision.view)
         return status
 

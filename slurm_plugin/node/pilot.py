@@ -19,7 +19,9 @@ from typing import Any
 import click
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.commands import run_command
 from muri.group_spec import GroupSpec, read_group
+from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
@@ -41,19 +43,6 @@ _EAGER_POLLS = 20
 _RUNTIME_GRACE_S = 20.0
 
 KEY_VARIABLE = "MURI_GROUP_KEY"
-
-
-def private_dir(path: Path) -> Path:
-    """Make a directory that only the user can enter.
-
-    Raises:
-        GatewayError: It exists and is not the user's own, or others can enter it.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or path.is_symlink():
-        raise GatewayError(f"{path} must be a directory of yours with mode 0700; remove it or set MURI_RUN_DIR")
-    return path
 
 
 def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
@@ -204,8 +193,8 @@ class PilotWatch:
 def main(text: str) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
     group = read_group(text)
-    uid = os.getuid()
-    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108 (verified)
+    run_dir = default_run_dir(os.environ)
+    make_run_dir(run_dir)
     job_id = os.environ["SLURM_JOB_ID"]
     log_path = run_dir / f"host-{job_id}.log"
     status = run_dir / f"host-{job_id}.json"
@@ -286,4 +275,4 @@ def start(command: list[str]) -> "subprocess.Popen[bytes]":
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

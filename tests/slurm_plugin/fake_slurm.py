@@ -126,6 +126,10 @@ class FakeSlurm:
         reservations = (lease,) if self.lease_end_s > self.now_s else ()
         return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations)
 
+    def read_now(self) -> Snapshot:
+        """Return a snapshot by whatever method a test has put in place."""
+        return self.snapshot()
+
     def extend_lease(self, end_s: float) -> None:
         if not self.gate_license:
             raise NoGateLicenseError(f"there is no licence {GATE_LICENSE}")
