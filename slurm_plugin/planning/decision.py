@@ -76,6 +76,9 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
         starts = actions_of(plan, cycle) + find_joins(plan, cycle)
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
+    releases += tuple(
+        ReleaseSolo(job_id, (f"Slurm decides when it starts: {why}",)) for job_id, why in preparation.to_slurm.items()
+    )
     runs = without_started(preparation, starts)
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)

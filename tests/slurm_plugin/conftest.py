@@ -21,7 +21,9 @@ def make_controller(tmp_path: Path) -> Callable[..., Any]:
 
     @contextmanager
     def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
-        config = Config(**{"state_dir": tmp_path, "status_dir": tmp_path / "status", "policy": "muri-s", **changes})
+        gate = "licence" if slurm.gate_license else "hold"
+        files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
+        config = Config(**{**files, "policy": "muri-s", "gate": gate, **changes})
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
                 store.put_all(known)

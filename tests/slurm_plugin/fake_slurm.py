@@ -73,6 +73,7 @@ class FakeSlurm:
     def __init__(self, jobs: list[Job], nodes: list[Node], *, gate_license: bool = False) -> None:
         self.gate_license = gate_license
         self.lease_end_s = 0.0
+        self.reservations: tuple[Reservation, ...] = ()
         self.jobs = {job.job_id: job for job in jobs}
         self.nodes = {node.name: node for node in nodes}
         self.now_s = NOW_S
@@ -123,7 +124,7 @@ class FakeSlurm:
         nodes = tuple(replace(node, gpus_allocated=used[name]) for name, node in sorted(self.nodes.items()))
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
-        reservations = (lease,) if self.lease_end_s > self.now_s else ()
+        reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
         return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations)
 
     def read_now(self) -> Snapshot:

@@ -51,8 +51,7 @@ def test_a_users_licences_are_kept_beside_muris(licenses, own):
 
 
 def test_a_group_starts_without_any_hold_or_release(make_controller):
-    slurm = waiting()
-    slurm.jobs[1] = replace(slurm.jobs[1], licenses="matlab:1,muri_gate:1")
+    slurm = waiting(licenses="matlab:1")
     with make_controller(slurm) as controller:
         controller.cycle()
     assert slurm.calls == ["submit", *["modify"] * 4]

@@ -84,7 +84,7 @@ def test_jobs_of_different_shapes_are_not_grouped():
 def test_two_nodes_are_never_one():
     """A node with four GPUs does not do for a job that asks for two nodes."""
     config = Config(policy="muri-s")
-    nodes = (make_node("n1", gpu_count=4),)
+    nodes = (make_node("n1", gpu_count=4), make_node("n2", gpu_count=4, usable=False))
     view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes))
     plan = policy_of(config).plan(prepare(CycleInput(view, Knowledge(PROFILES), config)).request)
     assert not plan.groups
