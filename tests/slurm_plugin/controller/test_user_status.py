@@ -3,6 +3,7 @@
 import json
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -110,9 +111,10 @@ def seen_by_alice(slurm: FakeSlurm, config: Config) -> tuple[Status, dict[int, J
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    for folder in tmp_path.parents[:2]:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
         folder.chmod(0o711)
-    tmp_path.chmod(0o711)
     monkeypatch.setattr(user_status, "user_name", {ALICE: "alice"}.get)
     return Config(state_dir=tmp_path / "state", status_dir=tmp_path / "status")
 
