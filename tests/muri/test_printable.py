@@ -52,10 +52,7 @@ def test_a_message_is_one_line_of_the_log() -> None:
 
 
 def test_no_line_of_a_traceback_looks_like_a_record() -> None:
-    try:
-        raise ValueError(HOSTILE)
-    except ValueError as error:
-        first, *others = logged("1", error=error).splitlines()
+    first, *others = logged("1", error=ValueError(HOSTILE)).splitlines()
     assert first.endswith("job 1")
     assert any("ValueError" in line for line in others)
     assert all(line.startswith("    ") and line.isprintable() for line in others)

@@ -15,6 +15,13 @@ from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
 
 
+@pytest.fixture(autouse=True)
+def status_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where cycles tell users about their jobs; not this machine's."""
+    monkeypatch.setenv("MURI_STATUS_DIR", str(tmp_path / "status"))
+    return tmp_path / "status"
+
+
 @pytest.fixture
 def make_controller(tmp_path: Path) -> Callable[..., Any]:
     """Open a controller on a FakeSlurm, as a fresh process would."""

@@ -173,5 +173,5 @@ def test_one_of_another_user_is_refused(config: Path) -> None:
 
 
 def test_a_missing_one_is_an_error_without_a_traceback(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot read the configuration .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*: No such file"):
         require_trusted(tmp_path / "absent.yaml")
