@@ -240,6 +240,7 @@ class Server:
             self._unreported.add(session)
         connection.send({"type": "accepted"})
         logger.info("member %s runs %s", request.job_id, request.target)
+        session.client_pid = protocol.peer_pid(connection.raw)
         session.start(self._reporter(connection))
         self._listen(connection.raw, session)
 
@@ -291,6 +292,7 @@ class Server:
                     session.deliver(int(frame["signum"]))
         except (OSError, ProtocolError) as error:
             logger.warning("connection of member %s: %s", session.member, error)
+        session.client_pid = 0
         if not session.ended.is_set():
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()

@@ -343,6 +343,8 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
 def _state(member: Mapping[str, Any]) -> str:
     if member.get("fault"):
         return "faulty"
+    if member.get("paused"):
+        return "paused"
     if member.get("state") == "running" and member.get("isolation") == "process":
         return "process"
     if member.get("state") == "ended":

@@ -134,10 +134,20 @@ def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Fram
         raise
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """Number of the process that has connected, as the kernel knows it; 0 where it is not to be seen from here."""
+    return _peer(connection)[0]
+
+
 def peer_uid(connection: socket.socket) -> int:
     """User id of the process at the other end, as the kernel knows it."""
+    return _peer(connection)[1]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 def require_same_user(connection: socket.socket) -> None:
