@@ -23,15 +23,15 @@ PARTITIONS = (
 #: Name, Flags, LimitFactor, MaxWall, GrpJobs, GrpSubmit, MaxJobsPU, MaxSubmitPU, MaxJobsPA, MaxSubmitPA, MaxTRES,
 #: MaxTRESPerNode, MaxTRESMins, GrpTRES, MaxTRESPU, MaxTRESPA, MinTRES
 QOS = (
-    "normal" + "|" * 16 + "\n"
-    + "small|DenyOnLimit,OverPartQOS|2.000000|1-00:00:00|10|20|2|3|4|5|cpu=8|cpu=4|gres/gpu=600|gres/gpu=4|gres/gpu=2|gres/gpu=3|cpu=1\n"
+    "normal"
+    + "|" * 16
+    + "\n"
+    + "small|DenyOnLimit,OverPartQOS|2.000000|1-00:00:00|10|20|2|3|4|5|cpu=8|cpu=4|gres/gpu=600|"
+    "gres/gpu=4|gres/gpu=2|gres/gpu=3|cpu=1\n"
 )
 #: Account, User, Partition, ParentName, MaxWall, GrpJobs, GrpSubmit, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode,
 #: MaxTRESMins, GrpTRES
-ASSOCIATIONS = (
-    "root" + "|" * 12 + "\nhep|||root" + "|" * 9 + "\n"
-    + "hep|alice|||12:00:00||8|2|3||||gres/gpu=2\n"
-)
+ASSOCIATIONS = "root" + "|" * 12 + "\nhep|||root" + "|" * 9 + "\n" + "hep|alice|||12:00:00||8|2|3||||gres/gpu=2\n"
 
 
 class Commands:

@@ -58,8 +58,8 @@ def test_resources():
 
 @pytest.mark.parametrize(
     ("read", "text"),
-    [(parse_duration_s, "soon"), (parse_duration_s, "1:2:3:4"), (parse_tres, "cpu"), (parse_tres, "=4"), (parse_count, "-1"),
-     (parse_count, "²")],
+    [(parse_duration_s, "soon"), (parse_duration_s, "1:2:3:4"), (parse_tres, "cpu"), (parse_tres, "=4"),
+     (parse_count, "-1"), (parse_count, "²")],
 )  # fmt: skip
 def test_what_is_no_limit_is_named(read, text):
     with pytest.raises(LimitTextError, match=text):
@@ -90,9 +90,9 @@ def test_reasons_that_end_by_themselves(reason):
 
 @pytest.mark.parametrize(
     "reason",
-    ["BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance", "Reservation",
-     "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Licenses", "InvalidQOS",
-     "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "launch failed requeued held", "Cleaning",
+    ["BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance",
+     "Reservation", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Licenses",
+     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "launch failed requeued held", "Cleaning",
      "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"],
 )  # fmt: skip
 def test_reasons_that_free_gpus_do_not_end(reason):
