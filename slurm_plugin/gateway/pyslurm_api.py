@@ -23,7 +23,9 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.commands import SlurmCommands
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record, submit_fields
+from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
 
@@ -93,6 +95,7 @@ class PyslurmGateway:
             self._state_save_location = str(config.state_save_location)
         check_controller(self._slurm_version, self._libslurm.release())
         self._helper = helper
+        self._limits = LimitsReader(SlurmCommands())
         self._gpus_looked_up: dict[int, int] = {}
         self._partitions = self._load_partitions()
 
@@ -117,7 +120,7 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs and nodes in two bulk RPCs."""
+        """Read all jobs and nodes in two bulk RPCs; some minutes apart, Slurm's commands tell the site's limits."""
         taken_s = time.time()
         with self._slurm("read the jobs"):
             loaded = self._pyslurm.Jobs.load()
@@ -128,6 +131,7 @@ class PyslurmGateway:
             slurm_version=self._slurm_version,
             jobs=tuple(self._with_hidden_gpus(jobs)),
             nodes=self._nodes(),
+            limits=self._limits.read(),
         )
 
     def _nodes(self) -> tuple[Node, ...]:
