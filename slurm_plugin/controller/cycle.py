@@ -14,11 +14,12 @@ from muri.slurm_plugin.controller.status import Status, notes_of, status_of, wri
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.gateway.base import Gateway
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.repairs import requested_gib
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.dry_run_failures import current
 from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
@@ -44,7 +45,7 @@ def cycle_input(
     """
     view = view_of(snapshot, config.partitions)
     known = {} if store is None else {profile.key: profile for profile in store.list()}
-    knowledge = Knowledge(known) if journal is None else _remembered(journal, known)
+    knowledge = Knowledge(known) if journal is None else _remembered(journal, known, view, config)
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
@@ -52,14 +53,15 @@ def cycle_input(
     return with_estimates(replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store))), store)
 
 
-def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -> Knowledge:
+def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
+    failures = current(journal.facts(DRY_RUN_FAILED), view.snapshot.taken_s, config.profiling.retry_after_s)
     return Knowledge(
         profiles=profiles,
-        profiling=frozenset(ProfileKey(**intent.payload["key"]) for intent in running),
+        profiling=frozenset(dry_run_key(intent, view) for intent in running),
         dry_run_jobs=frozenset(int(intent.payload["job_id"]) for intent in running),
-        failures={key: (int(count), str(why)) for key, (count, why) in journal.facts(DRY_RUN_FAILED).items()},
+        failures={key: (each.count, each.why) for key, each in failures.items()},
         exclusions={int(job_id): str(why) for job_id, why in journal.facts(EXCLUSION).items()},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib=requested_gib(journal.facts(GPU_MEM)),
@@ -155,3 +157,10 @@ class Controller:
             for job_id in self._journal.facts(name):
                 if int(job_id) not in view.jobs:
                     self._journal.forget_fact(name, job_id)
+        facts = self._journal.facts(DRY_RUN_FAILED)
+        failures = current(facts, view.snapshot.taken_s, self._config.profiling.retry_after_s)
+        for key, fact in facts.items():
+            if key not in failures:
+                self._journal.forget_fact(DRY_RUN_FAILED, key)
+            elif fact != failures[key].fact:  # of a version that did not note the time
+                self._journal.set_fact(DRY_RUN_FAILED, key, failures[key].fact)
