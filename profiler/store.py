@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.profiler.errors import CorruptStoreError
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store_file import SIDE_FILES, JournalMode, StoreFile, existing_journal, set_aside_stores, side_file
@@ -119,7 +118,7 @@ _WRITE_AUDIT: Final = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _AUDIT: Final = """
-    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
+    SELECT id, at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
 """
 _COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"
 
@@ -173,7 +172,7 @@ class ProfileStore(StoreFile):
         self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK
     ) -> None:
         """Open the store; see `StoreFile`."""
-        self._left_out: set[tuple[str, int]] = set()
+        self._left_out: set[tuple[str, object]] = set()
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
 
     def put(self, profile: StageProfile) -> Stored:
@@ -264,12 +263,7 @@ class ProfileStore(StoreFile):
 
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
-        return tuple(
-            AuditEntry(
-                at, who, action, ProfileKey(*key), _json(self.path, before) or None, _json(self.path, after) or None
-            )
-            for at, who, action, *key, before, after in self._rows(_AUDIT)
-        )
+        return self._sane("audit", self._rows(_AUDIT), _audit_entry)
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document; one of the same kind and name is replaced."""
@@ -280,7 +274,7 @@ class ProfileStore(StoreFile):
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
         rows = self._rows(_DOCUMENTS_OF_KIND, (kind,))
-        return tuple(Document(name, measured_at, _json(self.path, body)) for name, measured_at, body in rows)
+        return self._sane("document", rows, lambda row: Document(*row[:2], dict(json.loads(row[2]))))
 
     def remove_document(self, kind: str, name: str) -> bool:
         """Forget a document; returns whether there was one."""
@@ -344,11 +338,9 @@ def _observation(row: Any) -> Observation:
     return Observation(str(at), int(job_id), int(iterations), tuple(map(float, json.loads(stage_s))))
 
 
-def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise CorruptStoreError(path, f"a record is no JSON object: {text[:40]!r}") from error
+def _audit_entry(row: Any) -> AuditEntry:
+    _, at, who, action, *key, before, after = row
+    return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json.loads(side)) or None for side in (before, after)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,6 +142,14 @@ class Profiling(Section):
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
     partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
     attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
+    retry_after_s: float = Field(
+        86400.0, ge=0, description="A model whose dry runs failed is tried again after this time."
+    )
+    start_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="A dry run that has not started by then is cancelled; its user's next one goes behind others'.",
+    )
     use_estimates: bool = Field(
         True,
         description="Plan with estimates from other GPU counts, or the model's graph, until a dry run has measured.",

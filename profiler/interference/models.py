@@ -172,7 +172,7 @@ def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
 
 def computation_name(key: ProfileKey) -> str:
     """Name of the document of a model's fit over batch sizes."""
-    return f"{key.model} ({key.gpu_count} × {key.gpu_type})"
+    return f"{key.name} ({key.gpu_count} × {key.gpu_type})"
 
 
 def communication_name(key: ProfileKey) -> str:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Final
 
 from muri.profiler import figures
@@ -119,6 +119,10 @@ class Interference:
             raise InterferenceError(f"a stored pair is incomplete: {error!r}") from error
 
 
+Pairs = Mapping[tuple[ProfileKey, ProfileKey], Interference]
+"""Measured pairs by their keys, the lesser first."""
+
+
 def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKey]:
     """The lesser key first."""
     return (key_a, key_b) if key_a <= key_b else (key_b, key_a)
@@ -138,10 +142,20 @@ def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     return tuple(Interference.from_dict(document.body) for document in store.documents(KIND))
 
 
-def find(known: Iterable[Interference], key_a: ProfileKey, key_b: ProfileKey) -> Interference | None:
-    """The pair of two keys with the first as `a`; None when it was not measured."""
-    wanted = ordered(key_a, key_b)
-    return next((item.seen_from(key_a) for item in known if item.pair == wanted), None)
+def by_pair(known: Iterable[Interference]) -> Pairs:
+    """Pairs by their keys, for `find`."""
+    return {item.pair: item for item in known}
+
+
+def find(known: Pairs, key_a: ProfileKey, key_b: ProfileKey) -> Interference | None:
+    """The pair of two keys with the first as `a`; None when it was not measured.
+
+    A published key stands for a user's own where there is nothing nearer.
+    """
+    for a, b in product(key_a.lookup_order, key_b.lookup_order):
+        if (found := known.get(ordered(a, b))) is not None:
+            return found.seen_from(a)
+    return None
 
 
 def _name(*keys: ProfileKey) -> str:
@@ -194,7 +208,7 @@ def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | N
     Raises:
         StoreError: The store cannot be read.
     """
-    pair = find(known_pairs(store), a, b)
+    pair = find(by_pair(known_pairs(store)), a, b)
     if pair is not None:
         return Expected(a, b, pair.a.ratio, pair.b.ratio, MEASURED, pair.confidence)
     profiles = best_known(store, a), best_known(store, b)

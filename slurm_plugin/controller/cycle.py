@@ -18,10 +18,11 @@ from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.dry_run_failures import current
 from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
@@ -50,7 +51,7 @@ def cycle_input(
     """
     view = view_of(snapshot, config.partitions)
     known = {} if store is None else {profile.key: profile for profile in store.list()}
-    knowledge = Knowledge(known) if journal is None else _remembered(journal, known)
+    knowledge = Knowledge(known) if journal is None else _remembered(journal, known, view, config)
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
@@ -58,16 +59,16 @@ def cycle_input(
     return with_estimates(replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store))), store)
 
 
-def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -> Knowledge:
+def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
-    measuring = tuple(_readable(running, lambda run: (ProfileKey(**run.payload["key"]), int(run.payload["job_id"]))))
-    failures = journal.facts(DRY_RUN_FAILED).items()
+    failures = current(journal.facts(DRY_RUN_FAILED), view.snapshot.taken_s, config.profiling.retry_after_s)
+    measuring = tuple(_readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
     return Knowledge(
         profiles=profiles,
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
-        failures=dict(_readable(failures, lambda fact: (fact[0], (int(fact[1][0]), str(fact[1][1]))))),
+        failures={key: (each.count, each.why) for key, each in failures.items()},
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
@@ -212,3 +213,10 @@ class Controller:
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)
+        facts = self._journal.facts(DRY_RUN_FAILED)
+        failures = current(facts, view.snapshot.taken_s, self._config.profiling.retry_after_s)
+        for key, fact in facts.items():
+            if key not in failures:
+                self._journal.forget_fact(DRY_RUN_FAILED, key)
+            elif fact != failures[key].fact:  # of a version that did not note the time
+                self._journal.set_fact(DRY_RUN_FAILED, key, failures[key].fact)

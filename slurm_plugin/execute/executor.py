@@ -49,6 +49,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records.cluster import JobChange
+from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
@@ -325,8 +326,9 @@ class Executor:
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
-        count, _ = self._journal.facts(DRY_RUN_FAILED).get(action.key, (0, ""))
-        self._journal.set_fact(DRY_RUN_FAILED, action.key, [count + 1, action.why])
+        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
+        failure = after_another(earlier.get(action.key), action.why, self._now_s)
+        self._journal.set_fact(DRY_RUN_FAILED, action.key, failure.fact)
         self._journal.finish(action.token, "done")
 
 

@@ -96,7 +96,7 @@ def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedM
 
 
 def _profile(member: ManagedJob, pilot: Job, cycle: CycleInput) -> StageProfile | None:
-    return cycle.knowledge.profiles.get(cycle.key_of(as_submitted(member, pilot)))
+    return cycle.knowledge.profile_of(cycle.key_of(as_submitted(member, pilot)))
 
 
 def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
@@ -146,7 +146,7 @@ def join_to(job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInpu
         cycle: What the cycle decides on.
     """
     pilot, size = group.pilot, len(group.members) + 1
-    profile = cycle.knowledge.profiles[cycle.key_of(job)]
+    profile = cycle.knowledge.known_profile(cycle.key_of(job))
     member = member_plan(job, profile, speed, size, cycle.knowledge)
     others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
     why = (*reasons, *filter(None, (why_estimated(profile),)))

@@ -1,6 +1,7 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -9,11 +10,12 @@ from muri.policies.types import MAX_GROUP_SIZE, FreeNode, PlanJob, PlanRequest, 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
+from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 from muri.units import MIB_PER_GIB
@@ -123,7 +125,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         else:
             ready.append((job, cycle.key_of(job)))
     dry_runs = _dry_runs(ready, cycle, profile_use)
-    measured = {str(key) for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
+    measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
     alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
     measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
     known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
@@ -132,7 +134,7 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         replace(with_derived(plan_job(job, key, cycle, room), job, cycle.nodes), partition=places.of(job).name)
         for job, key in ready
     ]
-    unknown = {job.job_id for job, key in ready if key not in cycle.knowledge.profiles}
+    unknown = {job.job_id for job, key in ready if cycle.knowledge.profile_of(key) is None}
     waiting_for_partners = _waiting_for_partners(pending, unknown, cycle)
     waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
     in_dry_run = {job.job_id for job in pending if job.job_id in known.dry_run_jobs and not _overdue(job, cycle)}
@@ -225,19 +227,39 @@ def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
 def _dry_runs(
     ready: list[tuple[ManagedJob, ProfileKey]], cycle: CycleInput, profile_use: ProfileUse
 ) -> tuple[StartDryRun, ...]:
-    room = cycle.config.profiling.at_once - len(cycle.view.having(Role.DRY_RUN))
+    """Return the dry runs to start now.
+
+    A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
+    any profile, then the user whose last dry run began longest ago, such as before one that never started.
+    """
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
         measurable = useful and not (job.array or job.het or job.special or cycle.knowledge.failed(key, cycle.config))
-        known = key in cycle.knowledge.profiles and key not in cycle.knowledge.stale
-        if measurable and not known and key not in cycle.knowledge.profiling:
+        known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
+        under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs
+        if measurable and not known and not under_way:
             wanted.setdefault(key, job.job_id)
-    measured = {key for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
-    new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
-    return tuple(
-        StartDryRun(job_id, str(key), key in cycle.knowledge.profiles) for key, job_id in new_first[: max(room, 0)]
-    )
+    at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
+    last_s = _last_dry_runs_s(cycle)
+    chosen: list[ProfileKey] = []
+    for _ in range(min(cycle.config.profiling.at_once - at_work.total(), len(wanted))):
+        left = (key for key in wanted if key not in chosen)
+        first = min(left, key=lambda key: (at_work[key.user], _is_measured(key, cycle), last_s.get(key.user, 0.0)))
+        chosen.append(first)
+        at_work[first.user] += 1
+    return tuple(StartDryRun(wanted[key], str(key), cycle.knowledge.profile_of(key) is not None) for key in chosen)
+
+
+def _is_measured(key: ProfileKey, cycle: CycleInput) -> bool:
+    profile = cycle.knowledge.profile_of(key)
+    return profile is not None and not profile.is_estimate
+
+
+def _last_dry_runs_s(cycle: CycleInput) -> dict[str, float]:
+    """When the last dry run of each user began, seconds since the epoch."""
+    runs = (intent for intent in cycle.intents if intent.kind == DRY_RUN)
+    return {dry_run_key(run, cycle.view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
 
 
 def _may_share(job: ManagedJob, cycle: CycleInput) -> bool:

@@ -45,7 +45,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput) -> StartGroup:
     jobs = [cycle.view.jobs[job_id] for job_id in group.members]
     names = {share.node for share in group.gpus}
     nodes = [node for node in cycle.nodes if node.name in names]
-    profiles = [cycle.knowledge.profiles[cycle.key_of(job)] for job in jobs]
+    profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
     members = tuple(
         member_plan(job, profile, group.speed[job.job_id], len(group.members), cycle.knowledge)
         for job, profile in zip(jobs, profiles, strict=True)

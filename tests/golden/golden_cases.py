@@ -282,7 +282,8 @@ def dry_runs_that_have_ended() -> Case:
             (8, "storage", 108, True),
         )
     ]
-    facts: list[tuple[str, str, object]] = [("dry-run-failed", "failed (batch 8, 1 × gpu)", [1, "Slurm refused it"])]
+    refused = [1, "Slurm refused it", NOW_S - 600]
+    facts: list[tuple[str, str, object]] = [("dry-run-failed", "failed of alice (batch 8, 1 × gpu)", refused)]
     nodes = [node("n1"), node("n2", 4, 4)]
     return Case(snapshot(jobs, nodes), {"policy": "muri-s"}, intents=begun, facts=facts)
 

@@ -95,7 +95,7 @@ def test_documents_with_figures_of_another_kind_cost_no_cycle(tmp_path, caplog):
 
 
 def test_figures_that_cannot_be_true_are_not_used(caplog):
-    absurd = measured(cpu=CpuSensitivity((Point(2, -1.0), Point(4, 1.0)), 4, 0, 2))
+    absurd = measured(cpu=CpuSensitivity((), 4, 0, 2))
     assert KnownTraits({"hungry": absurd}).sensitivity(key("hungry")) is None
     assert "is not used" in caplog.text
 
