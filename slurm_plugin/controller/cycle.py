@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -23,13 +24,15 @@ from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
-from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
+from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, LARGEST_GROUP, SOLO, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
 log = logging.getLogger("muri.controller")
 
 # Closed intents are kept this long for `muri explain`.
 _KEEP_INTENTS_S = 7 * 86400.0
+
+_KEEP_REFUSALS_S = 3600.0
 
 _Entry = TypeVar("_Entry")
 _Read = TypeVar("_Read")
@@ -69,6 +72,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
         failures={key: (each.count, each.why) for key, each in failures.items()},
+        largest_group=dict(_readable(journal.facts(LARGEST_GROUP).items(), _lately_refused(view.snapshot.taken_s))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
@@ -82,6 +86,17 @@ def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Ite
             yield read(entry)
         except (KeyError, TypeError, ValueError, IndexError):
             log.exception("an entry of the journal cannot be read and is left out: %r", entry)
+
+
+def _lately_refused(now_s: float) -> Callable[[tuple[str, Any]], tuple[int, tuple[int, str]]]:
+    """Read how large a group may be; after a while a larger one is tried again."""
+
+    def read(fact: tuple[str, Any]) -> tuple[int, tuple[int, str]]:
+        size, why, at_s = fact[1]
+        recent = now_s - float(at_s) < _KEEP_REFUSALS_S
+        return int(fact[0]), (max(1, int(size)) if recent else MAX_GROUP_SIZE, str(why))
+
+    return read
 
 
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
@@ -209,7 +224,7 @@ class Controller:
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
         present = {str(job_id) for job_id in view.jobs}
-        for name in (SOLO, EXCLUSION, GPU_MEM):
+        for name in (SOLO, EXCLUSION, GPU_MEM, LARGEST_GROUP):
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)

@@ -57,11 +57,13 @@ from muri.slurm_plugin.records.journal import (
     GPU_MEM,
     GROUP,
     JOIN,
+    LARGEST_GROUP,
     PREEMPT,
     SOLO,
     Journal,
     JournalError,
 )
+from muri.slurm_plugin.records.limits import is_limit_refusal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
 log = logging.getLogger("muri.controller")
@@ -161,13 +163,20 @@ class Executor:
             raise
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
-            for job_id in ids:
-                self._journal.set_fact(EXCLUSION, str(job_id), f"Slurm refused its group's pilot job: {error}")
+            self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
         for member in action.members:
             self._make_member(member, pilot, action.node)
         self._journal.finish(token, "done")
+
+    def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
+        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none."""
+        for job_id in map(str, ids):
+            if is_limit_refusal(str(error)):
+                self._journal.set_fact(LARGEST_GROUP, job_id, [len(ids) - 1, str(error), self._now_s])
+            else:
+                self._journal.set_fact(EXCLUSION, job_id, f"Slurm refused its group's pilot job: {error}")
 
     def _resume_group(self, action: ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)

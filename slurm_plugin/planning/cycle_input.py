@@ -22,6 +22,7 @@ class Knowledge:
         stale: Keys whose profile is in use but is to be measured again.
         failures: Failed dry runs that have not expired, by key text: how many, and the last cause.
         exclusions: Why a job must not be grouped again, by job id.
+        largest_group: How large a group a limit lately left room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
@@ -33,6 +34,7 @@ class Knowledge:
     stale: frozenset[ProfileKey] = frozenset()
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     exclusions: Mapping[int, str] = field(default_factory=dict)
+    largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Where a job may run: partition, constraint, exclusions, required nodes and reservations, as far as Muri can tell. Pure.
+"""Where a job may run: partition, constraint, exclusions, required nodes and reservations. Pure.
 
 Policies know partitions only. What restricts a job further becomes a partition of its own for planning, such as
 "gpu (--constraint=v100)", to which just those nodes belong that the job may get.

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from muri.policies.types import MAX_GROUP_SIZE, FreeNode, PlanJob, PlanRequest, ProfileUse
+from muri.policies.options import MAX_GROUP_SIZE
+from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
@@ -167,8 +168,10 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
             alone = f"its dry run failed: {failed}"
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
-    largest, why = (MAX_GROUP_SIZE, "") if alone or room is None else room.largest_group(job, MAX_GROUP_SIZE)
-    if largest == 1:
+    largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+    if not alone and room is not None and largest > 1:
+        largest, why = room.largest_group(job, largest)
+    if largest == 1 and not alone:
         alone = why
     served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
     duration_s, served_s = job.request.duration_s, served_gpu_s / max(1, job.gpu_count)

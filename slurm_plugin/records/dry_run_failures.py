@@ -29,16 +29,19 @@ class Failure:
         return [self.count, self.why, self.last_s]
 
 
-def read_failure(fact: Any, now_s: float) -> Failure:
-    """Read a fact; one of a version that did not note the time counts as new."""
-    count, why, *last_s = fact
-    return Failure(int(count), str(why), float(last_s[0]) if last_s else now_s)
+def read_failure(fact: Any, now_s: float) -> Failure | None:
+    """Read a fact; one of a version that did not note the time counts as new. None when it is damaged."""
+    try:
+        count, why, *last_s = fact
+        return Failure(int(count), str(why), float(last_s[0]) if last_s else now_s)
+    except (TypeError, ValueError):
+        return None
 
 
 def current(facts: Mapping[str, Any], now_s: float, retry_after_s: float) -> dict[str, Failure]:
-    """Return what has not expired, by the profile key's text."""
+    """Return what can be read and has not expired, by the profile key's text."""
     found = {key: read_failure(fact, now_s) for key, fact in facts.items()}
-    return {key: each for key, each in found.items() if not each.expired(now_s, retry_after_s)}
+    return {key: each for key, each in found.items() if each is not None and not each.expired(now_s, retry_after_s)}
 
 
 def after_another(earlier: Failure | None, why: str, now_s: float) -> Failure:
