@@ -1,7 +1,9 @@
 """Where Muri keeps its files on a real Slurm, and what another user can do to them."""
 
+import configparser
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from muri_cluster import STAGES, MuriCluster
@@ -97,3 +99,24 @@ def test_commands_that_users_may_not_give_say_so(muri: MuriCluster, command: str
     assert done.returncode == 1
     assert done.stderr.startswith("muri: ")
     assert "Traceback" not in done.stderr
+
+
+def rights_of(unit: str) -> tuple[str, ...]:
+    """The command line that takes every right away which a systemd unit does not leave."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.read(Path(__file__).parents[2] / "etc" / "systemd" / f"{unit}.service")
+    kept = parser["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").split()
+    return ("setpriv", "--no-new-privs", "--bounding-set", ",".join(["-all", *kept]))
+
+
+def test_the_units_leave_the_rights_that_a_cycle_and_the_watchdog_need(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
+    muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")
+    assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["alice 400"]
+    muri.wait_grouped(*jobs)
+    held, new = muri.submit("preprocess"), muri.submit("unknown")
+    muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")  # submits a dry run, too
+    released = muri.driver.run(*rights_of("muri-watchdog"), "muri", "drain", "--json", user="root").stdout
+    assert set(json.loads(released)["released"]) <= {held, new}
+    assert [muri.driver.wait_state(job)["JobState"] for job in (*jobs, held, new)] == ["COMPLETED"] * 4
