@@ -5,7 +5,7 @@ On Slurm a group is its pilot job, which holds the GPUs, and one job more for ea
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
@@ -166,6 +166,18 @@ class SiteRoom:
         """Count a job that starts alone; return why it cannot, "" when it does."""
         return self.why_no_room(job) or self._take([self._alone(job)])
 
+    def take_dry_run(self, job: ManagedJob, partition: str, time_limit_s: int) -> str:
+        """Count a job that measures a waiting job's script; return why it cannot start, "" when it does.
+
+        Args:
+            job: The waiting job.
+            partition: Where it is measured.
+            time_limit_s: Time limit of the measurement.
+        """
+        start = replace(self._alone(job), payer=replace(payer_of(job), partition=partition), is_new=True)
+        why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
+        return why or self._take([start])
+
     def take_group(self, group: StartGroup) -> str:
         """Count a group that starts; return why it cannot, "" when it does."""
         size = len(group.members)
@@ -225,8 +237,8 @@ class SiteRoom:
         for rule, wanted in checks:
             if wanted > rule.amount:
                 return (
-                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), the "
-                    f"group's pilot job would have {wanted:g}"
+                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), Muri's "
+                    f"would have {wanted:g}"
                 )
         return ""
 

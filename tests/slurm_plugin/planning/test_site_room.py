@@ -150,9 +150,7 @@ def test_a_group_whose_pilot_would_run_too_long_is_refused():
     assert "job 1: a group of 2 would need a time limit of 2.167 h" in room.take_group(group_of(*jobs))
     room, _ = room_of(site(max_time_s=3 * HOUR_S), *jobs)
     long = group_of(*jobs, time_limit_s=4 * HOUR_S)
-    assert room.take_group(long) == (
-        "partition main allows 10800 s for each job (MaxTime), the group's pilot job would have 14400"
-    )
+    assert room.take_group(long) == ("partition main allows 10800 s for each job (MaxTime), Muri's would have 14400")
 
 
 # Counts of jobs
@@ -233,7 +231,7 @@ def test_a_pilot_has_the_memory_of_all_members():
     jobs = [hep_job(job, mem_per_node_mib=1000) for job in (1, 2, 3)]
     room, _ = room_of(limits, *jobs)
     assert room.take_group(group_of(*jobs)) == (
-        "QOS normal allows 2500 MiB of memory for each job (MaxTRES), the group's pilot job would have 3000"
+        "QOS normal allows 2500 MiB of memory for each job (MaxTRES), Muri's would have 3000"
     )
     assert room.take_group(group_of(*jobs[:2])) == ""
 
@@ -331,6 +329,17 @@ def test_a_join_keeps_to_the_pilots_time_limit():
     room, _ = room_of(site(max_time_s=2 * HOUR_S), *jobs)
     join = Join(9, "n1", member(jobs[0]), (), 3 * HOUR_S, ())
     assert room.take_join(join) == "the group's pilot job would need a time limit of 3 h, 2 h are allowed"
+
+
+# Dry runs
+
+
+def test_a_dry_run_is_a_job_of_its_own():
+    jobs = [hep_job(1), hep_job(2)]
+    room, view = room_of(site(Limits(max_submit_per_user=3), max_time_s=900), *jobs)
+    assert room.take_dry_run(view.jobs[1], "main", 600) == ""
+    assert "MaxSubmitJobsPerUser" in room.take_dry_run(view.jobs[2], "main", 600)
+    assert "MaxTime" in room.take_dry_run(view.jobs[2], "main", 1000)
 
 
 # Whatever the limits are
