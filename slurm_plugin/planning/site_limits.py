@@ -80,6 +80,8 @@ class SiteRoom:
         self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
         self._counts_nodes = self._book.names("node")
         self._used, self._promised = _Tally(), _Tally()
+        # Answers for jobs that are alike, until something is taken.
+        self._largest: dict[tuple[object, ...], tuple[int, str]] = {}
         if view.snapshot.limits.enforced:
             self._count_jobs()
 
@@ -146,6 +148,13 @@ class SiteRoom:
         Returns:
             A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
         """
+        sizes = (*_asked_by(job).items(), *self._member_like(job).tres.items())
+        alike = (payer_of(job), job.time_limit_s, job.gpu_request, most, sizes)
+        if alike not in self._largest:
+            self._largest[alike] = self._largest_group(job, most)
+        return self._largest[alike]
+
+    def _largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
         why = self._why_no_group(job)
         if why:
             return 1, why
@@ -260,6 +269,7 @@ class SiteRoom:
         return ""
 
     def _take(self, starts: Sequence[_Start]) -> str:
+        self._largest.clear()
         for start in starts:
             self._used.add(self._book.keys(start.payer), start)
         return ""
