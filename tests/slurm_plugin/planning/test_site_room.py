@@ -2,11 +2,12 @@
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
 from fake_slurm import NOW_S, make_job, make_node
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
@@ -150,9 +151,7 @@ def test_a_group_whose_pilot_would_run_too_long_is_refused():
     assert "job 1: a group of 2 would need a time limit of 2.167 h" in room.take_group(group_of(*jobs))
     room, _ = room_of(site(max_time_s=3 * HOUR_S), *jobs)
     long = group_of(*jobs, time_limit_s=4 * HOUR_S)
-    assert room.take_group(long) == (
-        "partition main allows 10800 s for each job (MaxTime), the group's pilot job would have 14400"
-    )
+    assert room.take_group(long) == ("partition main allows 10800 s for each job (MaxTime), Muri's would have 14400")
 
 
 # Counts of jobs
@@ -166,6 +165,27 @@ def test_the_pilot_counts_as_a_running_job():
     assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1))[0] == 3
     assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1), running(9))[0] == 2
     assert largest(site(Limits(max_jobs_per_user=4)), hep_job(1), running(9, user="bob"))[0] == 3
+
+
+def test_members_count_as_running_jobs():
+    jobs = [hep_job(1), hep_job(2), hep_job(3)]
+    room, _ = room_of(site(Limits(max_jobs_per_user=3)), *jobs)
+    assert "alice would have 4" in room.take_group(group_of(*jobs))
+    assert room.take_group(group_of(*jobs[:2])) == ""
+
+
+def test_members_have_a_cpu_each():
+    jobs = [hep_job(1), hep_job(2)]
+    room, _ = room_of(site(Limits(max_tres_per_user=(Tres("cpu", 5),))), *jobs)
+    assert "allows 5 CPUs for each user (MaxTRESPerUser), alice would have 6" in room.take_group(group_of(*jobs))
+    assert room.take_group(group_of(*jobs, cpu_count=3)) == ""
+
+
+@pytest.mark.parametrize("limits", [Limits(max_jobs_per_user=9), Limits(max_jobs_per_account=9)])
+def test_a_qos_that_limits_jobs_replaces_the_limit_of_an_association(limits):
+    own = Limits(max_jobs_per_user=1)
+    assert "MaxJobs" in no_room(site(own=own), hep_job(1), running(9))
+    assert no_room(site(limits, own=own), hep_job(1), running(9)) == ""
 
 
 def test_jobs_alone_start_up_to_the_limit():
@@ -233,7 +253,7 @@ def test_a_pilot_has_the_memory_of_all_members():
     jobs = [hep_job(job, mem_per_node_mib=1000) for job in (1, 2, 3)]
     room, _ = room_of(limits, *jobs)
     assert room.take_group(group_of(*jobs)) == (
-        "QOS normal allows 2500 MiB of memory for each job (MaxTRES), the group's pilot job would have 3000"
+        "QOS normal allows 2500 MiB of memory for each job (MaxTRES), Muri's would have 3000"
     )
     assert room.take_group(group_of(*jobs[:2])) == ""
 
@@ -333,35 +353,49 @@ def test_a_join_keeps_to_the_pilots_time_limit():
     assert room.take_join(join) == "the group's pilot job would need a time limit of 3 h, 2 h are allowed"
 
 
+# Dry runs
+
+
+def test_a_dry_run_is_a_job_of_its_own():
+    jobs = [hep_job(1), hep_job(2)]
+    room, view = room_of(site(Limits(max_submit_per_user=3), max_time_s=900), *jobs)
+    assert room.take_dry_run(view.jobs[1], "main", 600) == ""
+    assert "MaxSubmitJobsPerUser" in room.take_dry_run(view.jobs[2], "main", 600)
+    assert "MaxTime" in room.take_dry_run(view.jobs[2], "main", 1000)
+
+
 # Whatever the limits are
 
-COUNT = st.none() | st.integers(0, 6)
-TRES = st.dictionaries(st.sampled_from(["cpu", "gres/gpu", "mem"]), st.integers(0, 12), max_size=2).map(
-    lambda found: tuple(Tres(name, amount * (500 if name == "mem" else 1)) for name, amount in sorted(found.items()))
-)
-LIMITS = st.builds(
-    Limits,
-    max_jobs_per_user=COUNT,
-    max_submit_per_user=st.none() | st.integers(4, 12),
-    max_tres_per_user=TRES,
-    max_jobs_per_account=COUNT,
-    max_tres_per_account=TRES,
-    grp_jobs=COUNT,
-    grp_submit=st.none() | st.integers(4, 12),
-    grp_tres=TRES,
-)
-JOBS = st.lists(
-    st.builds(
-        dict,
-        user=st.sampled_from(["alice", "bob"]),
-        state=st.sampled_from([JobState.PENDING, JobState.PENDING, JobState.RUNNING, JobState.COMPLETED]),
-        cpu_count=st.integers(1, 4),
-        gpu_count=st.integers(1, 2),
-        mem_per_node_mib=st.sampled_from([0, 500, 1000]),
-    ),
-    min_size=1,
-    max_size=8,
-)
+COUNTS = ("max_jobs_per_user", "max_submit_per_user", "max_jobs_per_account", "grp_jobs", "grp_submit")
+AMOUNTS = ("max_tres_per_user", "max_tres_per_account", "grp_tres")
+MOST = {"cpu": 30, "gres/gpu": 8, "mem": 8000}
+
+#: A seed stands for a whole case: Hypothesis alone would mostly try queues of one job.
+SEEDS = st.integers(0, 2**32)
+
+
+def some_limits(random: Random) -> Limits:
+    """Few limits at once, or nothing would ever start."""
+    counts = {name: random.randint(3, 14) for name in random.sample(COUNTS, random.randint(0, 2))}
+    names = {name: random.choice(list(MOST)) for name in random.sample(AMOUNTS, random.randint(0, 2))}
+    amounts = {name: (Tres(tres, random.randint(0, MOST[tres])),) for name, tres in names.items()}
+    return Limits(**counts, **amounts)
+
+
+def some_jobs(random: Random) -> list[Job]:
+    """A queue of two users, some of whose jobs run or have ended."""
+    states = [JobState.PENDING] * 5 + [JobState.RUNNING, JobState.COMPLETED]
+    return [
+        hep_job(
+            job_id,
+            user=random.choice(["alice", "bob"]),
+            state=random.choice(states),
+            cpu_count=random.randint(1, 4),
+            gpu_count=random.choice([1, 1, 2]),
+            mem_per_node_mib=random.choice([0, 500, 1000]),
+        )
+        for job_id in range(1, random.randint(2, 12))
+    ]
 
 
 class Ledger:
@@ -428,12 +462,11 @@ def _sum(entries: list[Counter[str]], tres: Tres) -> int:
     return sum(entry[tres.name] for entry in entries)
 
 
-@given(LIMITS, LIMITS, LIMITS, JOBS, st.randoms(use_true_random=False))
-def test_what_is_taken_never_exceeds_a_limit_and_no_job_alone_is_refused_that_slurm_would_start(
-    qos, own, above, fields, random
-):
-    jobs = [hep_job(index + 1, **each) for index, each in enumerate(fields)]
-    limits = site(qos, own, above)
+@settings(max_examples=300)
+@given(SEEDS)
+def test_what_is_taken_never_exceeds_a_limit_and_no_job_alone_is_refused_that_slurm_would_start(seed):
+    random = Random(seed)
+    jobs, limits = some_jobs(random), site(some_limits(random), some_limits(random), some_limits(random))
     room, view = room_of(limits, *jobs)
     ledger = Ledger(limits, jobs)
     before = set(ledger.exceeded())
@@ -469,10 +502,11 @@ def _take(room: SiteRoom, view: View, ledger: Ledger, jobs: list[Job], before: s
     return before
 
 
-@given(LIMITS, LIMITS, JOBS)
-def test_a_group_as_large_as_a_job_may_be_in_is_never_refused(qos, above, fields):
-    jobs = [hep_job(index + 1, **each) for index, each in enumerate(fields)]
-    room, view = room_of(site(qos, above=above), *jobs)
+@given(SEEDS)
+def test_a_group_as_large_as_a_job_may_be_in_is_never_refused(seed):
+    random = Random(seed)
+    jobs, limits = some_jobs(random), site(some_limits(random), above=some_limits(random))
+    room, view = room_of(limits, *jobs)
     for job in jobs:
         if job.state is not JobState.PENDING:
             continue
@@ -480,7 +514,7 @@ def test_a_group_as_large_as_a_job_may_be_in_is_never_refused(qos, above, fields
         assert (size < 4) == bool(why)
         alike = [replace(job, mem_per_node_mib=0) for _ in range(size)]
         if size > 1:
-            fresh, _ = room_of(site(qos, above=above), *jobs)
+            fresh, _ = room_of(limits, *jobs)
             group = group_of(
                 *alike,
                 cpu_count=-(-job.cpu_count // job.gpu_count),
