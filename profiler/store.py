@@ -169,9 +169,24 @@ class ProfileStore(StoreFile):
     """
 
     def __init__(
-        self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        journal: JournalMode | None = None,
+        clock: Clock = MACHINE_CLOCK,
+        viewer: str | None = None,
     ) -> None:
-        """Open the store; see `StoreFile`."""
+        """Open the store; see `StoreFile`.
+
+        Args:
+            path: The SQLite file.
+            read_only: Open an existing store without changing anything.
+            journal: How to write.
+            clock: What waits for other writers go by.
+            viewer: Show profiles, marks and changes of this user and published ones only; None: all.
+        """
+        self._viewer = viewer
         self._left_out: set[tuple[str, object]] = set()
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
 
@@ -259,11 +274,13 @@ class ProfileStore(StoreFile):
 
     def stale_marks(self) -> tuple[StaleMark, ...]:
         """All marks, by key."""
-        return tuple(StaleMark(ProfileKey(*row[:5]), *row[5:]) for row in self._rows(_STALE_MARKS))
+        marks = (StaleMark(ProfileKey(*row[:5]), *row[5:]) for row in self._rows(_STALE_MARKS))
+        return tuple(mark for mark in marks if self._shows(mark.key))
 
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
-        return self._sane("audit", self._rows(_AUDIT), _audit_entry)
+        entries = self._sane("audit", self._rows(_AUDIT), _audit_entry)
+        return tuple(entry for entry in entries if self._shows(entry.key))
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document; one of the same kind and name is replaced."""
@@ -274,7 +291,7 @@ class ProfileStore(StoreFile):
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
         rows = self._rows(_DOCUMENTS_OF_KIND, (kind,))
-        return self._sane("document", rows, lambda row: Document(*row[:2], dict(json.loads(row[2]))))
+        return self._sane("document", rows, lambda row: Document(row[0], row[1], dict(json.loads(row[2]))))
 
     def remove_document(self, kind: str, name: str) -> bool:
         """Forget a document; returns whether there was one."""
@@ -282,7 +299,11 @@ class ProfileStore(StoreFile):
             return connection.execute(_DELETE_DOCUMENT, (kind, name)).rowcount > 0
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
-        return self._sane("measurement", self._rows(query, values), _profile)
+        profiles = self._sane("measurement", self._rows(query, values), _profile)
+        return tuple(profile for profile in profiles if self._shows(profile.key))
+
+    def _shows(self, key: ProfileKey) -> bool:
+        return self._viewer is None or key.serves(self._viewer)
 
     def _sane(self, table: str, rows: Iterable[Any], read: Callable[[Any], Item]) -> tuple[Item, ...]:
         """Read rows; those that cannot be true are left out and named in the log, once for each open store."""

@@ -1,5 +1,6 @@
 """How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, stored, expected."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -12,6 +13,8 @@ from muri.profiler.estimates import best_known
 from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
+
+log = logging.getLogger("muri.profiler")
 
 KIND: Final = "interference"
 """Kind of the store's documents that hold pairs."""
@@ -130,16 +133,23 @@ def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKe
 
 def put(store: ProfileStore, found: Interference) -> None:
     """Store a pair; an older measurement of it is replaced."""
-    store.put_document(KIND, Document(_name(*found.pair), found.measured_at, found.to_dict()))
+    store.put_document(KIND, to_document(found))
+
+
+def to_document(found: Interference) -> Document:
+    """A pair as the store keeps it."""
+    return Document(_name(*found.pair), found.measured_at, found.to_dict())
 
 
 def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
-    """All measured pairs, by name.
-
-    Raises:
-        InterferenceError: A stored pair cannot be understood.
-    """
-    return tuple(Interference.from_dict(document.body) for document in store.documents(KIND))
+    """All measured pairs, by name; one that cannot be understood is left out, and the log names it."""
+    found: list[Interference] = []
+    for document in store.documents(KIND):
+        try:
+            found.append(Interference.from_dict(document.body))
+        except InterferenceError as error:
+            log.warning("pair %s is not used: %s", document.name, error)
+    return tuple(found)
 
 
 def by_pair(known: Iterable[Interference]) -> Pairs:

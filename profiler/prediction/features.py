@@ -3,6 +3,7 @@
 Features lie beside the profiles in the store, as documents of the kind "features".
 """
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -29,6 +30,8 @@ OPERATOR_CLASSES: Final = (
 )
 _PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
 KIND: Final = "features"
+
+log = logging.getLogger("muri.profiler")
 
 OPTIMIZER_STATES: Final = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values that an optimizer keeps for each trained parameter; "adam" stands for AdamW too."""
@@ -202,21 +205,20 @@ def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) 
 
 
 def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
-    """All features in the store, by key.
-
-    Raises:
-        FeaturesError: A document is not what `put_features` writes.
-    """
-    return tuple(sorted(_decode(document) for document in store.documents(KIND)))
+    """All features in the store, by key; what `put_features` did not write is left out, and the log names it."""
+    found: list[KnownFeatures] = []
+    for document in store.documents(KIND):
+        try:
+            found.append(_decode(document))
+        except FeaturesError as error:
+            log.warning("%s", error)
+    return tuple(sorted(found))
 
 
 def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
     """What can be learnt for a GPU type and count: published, measured profiles with features, by key.
 
     Users' own profiles teach nothing: what is learnt serves everybody.
-
-    Raises:
-        FeaturesError: A document is not what `put_features` writes.
     """
     features = {known.key: known.features for known in all_features(store)}
     return tuple(

@@ -145,8 +145,9 @@ class FakeSlurm:
     def _submit(self, job: NewJob) -> int:
         job_id, self._next_id = self._next_id, self._next_id + 1
         gpus = re.search(r"(\d+)$", job.gpu_request)
+        user = next((each.user for each in self.jobs.values() if each.uid == job.uid), "alice")
         self.jobs[job_id] = make_job(
-            job_id, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
+            job_id, user=user, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
             admin_comment=job.admin_comment,
             gpu_request=job.gpu_request, gpu_count=int(gpus[1]) if gpus else 0, required_nodes=job.required_nodes,
             partition=job.partition,
