@@ -217,7 +217,8 @@ class Config(Section):
     policy: str = Field(
         "auto",
         description="Decides which jobs start first, which share GPUs, and which CPUs and memory they get; "
-        "`muri policies` lists all policies.",
+        "`muri policies` lists all policies. auto follows Slurm's priorities (muri-slurm) where PriorityType is "
+        "priority/multifactor.",
     )
     gateway: Literal["auto", "pyslurm", "command"] = Field(
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."

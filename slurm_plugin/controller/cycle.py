@@ -111,16 +111,25 @@ class Controller:
         gateway: Gateway,
         journal: Journal,
         store: ProfileStore,
-        policy: Policy,
+        policy_for: Callable[[str], Policy],
         config: Config,
         stop: StopFlag | None = None,
     ) -> None:
-        """Bind the controller to its cluster, memory and policy; `stop` ends a cycle between two calls."""
+        """Bind the controller to its cluster and memory.
+
+        Args:
+            gateway: The way to Slurm.
+            journal: What it meant to do.
+            store: Profiles.
+            policy_for: Gives the policy for a PriorityType of Slurm.
+            config: The configuration.
+            stop: Ends a cycle between two calls.
+        """
         self._gateway = gateway
         self._stop = stop or threading.Event()
         self._journal = journal
         self._store = store
-        self._policy = policy
+        self._policy_for = policy_for
         self._config = config
 
     def cycle(self) -> Status:
@@ -195,12 +204,14 @@ class Controller:
     def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
-        return decide(cycle_input(snapshot, self._store, self._config, self._journal), self._policy)
+        policy = self._policy_for(snapshot.limits.priority_type)
+        return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
     def _apply(self, gateway: Gateway, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
         """Carry out actions; what Slurm refuses is added to `errors`."""
         if actions:
-            executor = Executor(gateway, self._journal, self._store, self._config, self._policy, decision.view, errors)
+            policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+            executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
             executor.carry_out(actions)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
