@@ -24,9 +24,10 @@ _UNREACHABLE = (
     "could not establish a configuration source",
     "slurm backup controller in standby mode",
     "zero bytes were transmitted",
+    "unexpected message received",
 )
 
-_SPEAKER = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?: )*")
+_SPEAKER = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?:\s*)*")
 """What stands ahead of Slurm's words: who says so, such as "squeue: error: " or "slurm_update error: "."""
 
 _NO_SUCH_JOB = ("invalid job id",)

@@ -215,6 +215,8 @@ def _request(record: Mapping[str, Any], node_count: int, cpu_count: int, task_co
     # Slurm 22.05 confuses the two, and 26.05 shows 0x7FFE where no threads are set aside.
     threads = number(record.get("thread_spec"))
     values["core_spec"] = number(record.get("core_spec")) or (threads if threads != _NO_THREADS else 0)
+    if "per_task" in _text(record, "tres_bind") and _text(record, "tres_per_task"):
+        values["tres_bind"] = ""  # newer releases set it for --gpus-per-task
     if _text(record, "mcs_label") == _text(record, "user_name"):
         values["mcs_label"] = ""  # mcs/user gives every job its user's
     return Request(
