@@ -141,7 +141,8 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
     from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
     from muri.slurm_plugin.execute.drain import drain_until_over
-    from muri.slurm_plugin.gateway.commands import CommandGateway, SlurmCommands
+    from muri.slurm_plugin.gateway.commands import CommandGateway
+    from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
     from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
     config = _config_to_drain_with(config_file)

@@ -19,8 +19,6 @@ _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
 
 _KEPT = ("SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "MURI_RUN_DIR")
 
-OPTIONS_PER_GPU: Final = ("--cpus-per-gpu", "--mem-per-gpu")
-
 MEMBER_MEM_MIB: Final = 512
 """What a member's own batch script needs while the runtime does its work."""
 

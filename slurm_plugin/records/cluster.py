@@ -170,7 +170,8 @@ class Node:
 
     Attributes:
         name: Node name.
-        usable: Whether new jobs can start there (not down, drained, reserved for maintenance or unknown).
+        usable: Whether any new job can start there (it is not down, drained or unknown). A reservation alone does not
+            close a node: its own jobs start there, and `Snapshot.reservations` tells for whom it is set aside.
         state: Slurm's text of the state, for people.
         partitions: Partitions that it belongs to.
         cpu_count: CPUs that jobs may have.

@@ -207,11 +207,6 @@ class FakeSlurm:
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
 
-    def batch_script(self, job_id: int) -> str:
-        if job_id not in self.jobs:
-            raise NoSuchJobError(f"job {job_id}")
-        return "#!/bin/sh\nmuri run train.py\n"
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}
 
