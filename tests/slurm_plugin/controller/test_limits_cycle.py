@@ -40,10 +40,8 @@ def members(slurm: FakeSlurm) -> list[int]:
 
 def test_no_group_outlives_the_partitions_limit(make_controller):
     """Two days are allowed: 36 h twice are too long, 20 min twice are not (SITE row J)."""
-    jobs = waiting(3)
-    jobs[0] = replace(jobs[0], time_limit_s=36 * HOUR_S)
-    slurm = FakeSlurm([replace(job, time_limit_s=max(1200, job.time_limit_s if job.job_id == 1 else 1200)) for job in jobs],
-                      one_gpu(), gate_license=True)  # fmt: skip
+    first, *others = waiting(3, time_limit_s=1200)
+    slurm = FakeSlurm([replace(first, time_limit_s=36 * HOUR_S), *others], one_gpu(), gate_license=True)
     slurm.limits = site(max_time_s=48 * HOUR_S)
     with make_controller(slurm) as controller:
         controller.cycle()

@@ -47,8 +47,8 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
     assert submit(SlurmCommands(), new_job()) == 17
     (_, setpriv), (_, sbatch), (_, look), (_, update), (_, release) = commands.calls()
     assert setpriv["argv"][:8] == [
-        "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all",
-        "--no-new-privs", "--",
+        "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all",
+        "--bounding-set=-all", "--no-new-privs", "--",
     ]  # type: ignore[index]  # fmt: skip
     assert sbatch["files"] == ["A=b c\n\0"]
     assert sbatch["stdin"] == SCRIPT
