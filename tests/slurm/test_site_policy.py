@@ -2,14 +2,23 @@
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
-from accounting_records import Payer, Record, complete_records, gpu_seconds, most_gpus_at_once, most_runs_at_once
+from accounting_records import (
+    Payer,
+    Record,
+    complete_records,
+    gpu_seconds,
+    most_gpus_at_once,
+    most_runs_at_once,
+    records,
+)
 from muri_cluster import STAGES
 from site_cluster import SiteCluster
 
-from sandbox.driver import CommandError, Driver
+from sandbox.driver import Driver
 
 both_gateways = pytest.mark.parametrize("gateway", ["pyslurm", "command"])
 
@@ -277,32 +286,52 @@ def test_jobs_of_a_killed_controller_start_when_the_lease_ends(site: SiteCluster
 
 
 @pytest.mark.parametrize("gateway", ["pyslurm"])
-def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_used_it(site: SiteCluster) -> None:
-    """Groups of two accounts and two QOS, jobs alone, a requeued one, and members whose pilot job was cancelled."""
+def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_asked_for_it(site: SiteCluster) -> None:
+    """Groups of two accounts and two QOS, jobs alone, one requeued, and members whose pilot job was cancelled."""
     driver = site.driver
     with site.qos("urgent", Priority="1000"):
-        blocker = site.block("on3", gpus=1)
-        broken = [site.until_go(kind, "-p", "on3", "--account=astro") for kind in ("load", "propagate")]
+        blockers = [site.block("on1", gpus=1), site.block("on1", gpus=1), site.block("on3", gpus=1)]
+        astro, normal = "--account=astro", [*site.pair("-p", "on1"), *site.pair("-p", "on1")]
+        urgent = site.pair("-p", "on1", "--qos=urgent")
+        broken = [site.until_go(kind, "-p", "on3", astro) for kind in ("load", "propagate")]
         requeued = site.until_go("load", "-p", "on4")
+        astros = [job for qos in ("normal", "urgent") for job in site.pair("-p", "on2", astro, f"--qos={qos}")]
+        ordinary = driver.submit("-p", "on4", "--gres=gpu:1", astro, "--wrap=sleep 1", user="bob")
+        jobs = [*normal, *urgent, *broken, requeued, *astros, ordinary]
         with site.controller():
-            site.wait_grouped(*broken)
-            site.wait_grouped(requeued)
-            driver.run("scancel", str(site.pilot(broken[0])), user="alice")
+            site.wait_grouped(*broken, requeued)
+            pilot = site.pilot(broken[0])
+            driver.run("scancel", str(pilot), user="alice")
             site.root("scontrol", "requeue", str(requeued))
-            driver.run("scancel", str(blocker), user="bob")
+            for blocker in blockers[1:]:  # one GPU of n1 remains theirs: who goes first there?
+                driver.run("scancel", str(blocker), user="bob")
             for job in (*broken, requeued):
-                driver.wait_until(lambda: driver.job(job)["Restarts"] == "1", "the second run")  # noqa: B023
+                driver.wait_until(lambda job=job: driver.job(job)["Restarts"] == "1", "the second run")
             site.go()
-            both = [site.block("on1", gpus=2), site.block("on2", gpus=2)]
-            normal = [*site.pair("-p", "on1"), *site.pair("-p", "on2", "--account=astro")]
-            urgent = [*site.pair("-p", "on1", "--qos=urgent"), *site.pair("-p", "on2", "--account=astro", "--qos=urgent")]
-            alone = [site.submit("load", "-p", "train", "--account=astro", user="bob"), driver.submit("--gres=gpu:2", "--wrap=true")]
-            for job in both:
-                driver.run("scancel", str(job), user="bob")
-            jobs = [*broken, requeued, *normal, *urgent, *alone]
             for job in jobs:
                 driver.wait_state(job)
-        pilots = [int(word) for word in site.root("sacct", "-aXnP", "--name=muri-host", "-o", "JobIDRaw").split()]
-        pilots = [pilot for pilot in pilots if pilot > min(jobs)]
-        found = complete_records(driver, *jobs, *pilots)
-    print(found)
+        driver.run("scancel", str(blockers[0]), user="bob")
+        pilots = {job: group for job in jobs if (group := site.pilot(job)) is not None} | dict.fromkeys(broken, pilot)
+        found = complete_records(driver, *jobs, *blockers, *set(pilots.values()))
+        everything = {run.job_id for run in records(driver) if run.job_id >= min(blockers)}
+    assert everything == {run.job_id for run in found}
+    payers = {job: Payer("hep", "normal") for job in (*normal, requeued, *blockers)}
+    payers |= dict.fromkeys(urgent, Payer("hep", "urgent")) | dict.fromkeys(astros[2:], Payer("astro", "urgent"))
+    payers |= dict.fromkeys((*broken, *astros[:2], ordinary), Payer("astro", "normal"))
+    payers |= {group: payers[job] for job, group in pilots.items()}
+    assert {run.job_id: run.payer for run in found} == payers
+    groups, alone = (
+        [run for run in found if (run.job_id in pilots.values()) == of_pilots and run.gpus] for of_pilots in (True, False)
+    )
+    assert gpu_seconds(found) == gpu_seconds(groups) + gpu_seconds(alone)
+    assert all(gpu_seconds(groups)[payer] for payer in set(payers.values()))
+    assert Counter(run.job_id for run in alone)[requeued] == 2
+    for run in found:
+        if not run.gpus and run.job_id not in broken:  # a member: its GPU is billed, all the time
+            group = next(each for each in groups if each.job_id == pilots[run.job_id])
+            assert group.start_s <= run.start_s
+            assert run.end_s <= group.end_s
+    for node in ("n1", "n2", "n3", "n4"):
+        assert most_gpus_at_once(run for run in found if run.nodes == node) <= 2, "no GPU is billed twice"
+    first, second = (min(run.start_s for run in groups if run.job_id == pilots[job[0]]) for job in (urgent, normal))
+    assert first < second, "the higher QOS goes first, though it was submitted later"
