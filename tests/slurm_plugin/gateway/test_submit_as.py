@@ -47,8 +47,8 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
     assert submit(SlurmCommands(), new_job()) == 17
     (_, setpriv), (_, sbatch), (_, look), (_, update), (_, release) = commands.calls()
     assert setpriv["argv"][:8] == [
-        "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all", "--bounding-set=-all",
-        "--no-new-privs", "--",
+        "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all",
+        "--bounding-set=-all", "--no-new-privs", "--",
     ]  # type: ignore[index]  # fmt: skip
     assert sbatch["files"] == ["A=b c\n\0"]
     assert sbatch["stdin"] == SCRIPT
@@ -121,8 +121,9 @@ def test_sbatch_command_line() -> None:
         licenses="m:1", reservation="r", features="[a*1&b*1]", excluded_nodes="n9",
     )  # fmt: skip
     assert sbatch_arguments(job, "mark") == [
-        "sbatch", "--parsable", "--hold", "--requeue", "--job-name=n", "--partition=p", "--account=acc", "--qos=q",
-        "--chdir=/w", "--gres=gpu:a100:2", "--nodes=2", "--ntasks=2", "--cpus-per-task=3", "--mem=100M", "--time=2",
+        "sbatch", "--parsable", "--ignore-pbs", "--hold", "--requeue", "--job-name=n", "--partition=p",
+        "--account=acc", "--qos=q", "--chdir=/w", "--gres=gpu:a100:2", "--nodes=2", "--ntasks=2", "--cpus-per-task=3",
+        "--mem=100M", "--time=2",
         "--nodelist=n[1-2]", "--exclude=n9", "--constraint=[a*1&b*1]", "--licenses=m:1", "--reservation=r",
         "--output=/o", "--input=/dev/null", "--comment=mark",
     ]  # fmt: skip
