@@ -19,7 +19,9 @@ COMMANDS = {
     "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Print the plan for a snapshot without acting on it."),
     "snapshot": LazyCommand("muri.slurm_plugin.cli.look:snapshot", "Print queue and nodes as JSON, for replay."),
     "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),
-    "drain": LazyCommand("muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job, with its original request."),
+    "drain": LazyCommand(
+        "muri.slurm_plugin.cli.admin:drain", "Let Slurm start every waiting job as its user submitted it."
+    ),
     "profile": LazyCommand("muri.profiler.commands:profile", "List, show, move and remove stage profiles."),
     "trace": LazyCommand(
         "muri.simulator.cli.trace_command:trace", "Import, generate, show and check traces to simulate."

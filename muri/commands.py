@@ -1,5 +1,7 @@
 """What all commands share: groups that import a command only when it is called, and errors as one message."""
 
+import io
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -8,6 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
+from muri.printable import printable_lines
 
 
 class LazyCommand(NamedTuple):
@@ -69,10 +72,11 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
     Returns:
         The exit code: 0, that of the error, or the one that the command chose.
     """
+    _print_whatever_comes()
     try:
         result = command.main(args=arguments, standalone_mode=False)
     except MuriError as error:
-        click.echo(f"muri: {error}", err=True)
+        click.echo(f"muri: {printable_lines(str(error))}", err=True)
         return error.exit_code
     except click.ClickException as error:
         error.show()
@@ -81,3 +85,10 @@ def run_command(command: click.Command, arguments: Sequence[str] | None = None) 
         click.echo("muri: interrupted", err=True)
         return 130
     return result if isinstance(result, int) else 0
+
+
+def _print_whatever_comes() -> None:
+    """Let a character that the terminal's encoding lacks cost only itself, not the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

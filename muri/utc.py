@@ -2,8 +2,12 @@
 
 import logging
 import sys
+import textwrap
 import time
 from datetime import UTC, datetime
+from typing import Any
+
+from muri.printable import printable, printable_lines
 
 
 def now_text() -> str:
@@ -37,6 +41,18 @@ def age(text: str, now: datetime) -> str:
     return f"{seconds:.0f} s"
 
 
+class _OneLine(logging.Formatter):
+    """Writes a record so that nothing in it looks like another one: messages quote job names and Slurm's own words."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (overrides logging's method)
+        """The record's line; line breaks and control characters in it are shown as escapes."""
+        return printable(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 (overrides logging's method)
+        """The traceback, each line indented: no line of an error's text begins like a record."""
+        return textwrap.indent(printable_lines(super().formatException(ei)), "    ", lambda _line: True)
+
+
 def log_handler(*, with_name: bool = True) -> logging.Handler:
     """A handler that writes lines with a UTC time to standard error.
 
@@ -44,7 +60,7 @@ def log_handler(*, with_name: bool = True) -> logging.Handler:
         with_name: Whether lines name their logger.
     """
     name = " %(name)s:" if with_name else ""
-    formatter = logging.Formatter(f"%(asctime)sZ %(levelname)s{name} %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter = _OneLine(f"%(asctime)sZ %(levelname)s{name} %(message)s", "%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter)

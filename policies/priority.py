@@ -12,6 +12,11 @@ def fifo(job: PlanJob) -> tuple[float, ...]:
     return (job.submit_s,)
 
 
+def slurm(job: PlanJob) -> tuple[float, ...]:
+    """Slurm's own priority, the highest first; where it is unknown all are equal, so in order of submission."""
+    return (-job.priority,)
+
+
 def sjf(job: PlanJob) -> tuple[float, ...]:
     """Shortest job first: by the whole expected duration; jobs of unknown duration follow in order of submission."""
     if job.remaining_s is None:

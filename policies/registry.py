@@ -21,6 +21,7 @@ _BUILT_IN: Final = {
     "muri-s": "schedulers.muri:MuriS",
     "muri-l": "schedulers.muri:MuriL",
     "muri-jct": "schedulers.muri:MuriJct",
+    "muri-slurm": "schedulers.muri:MuriSlurm",
     "muri-hybrid": "hybrid.policy:MuriHybrid",
     "fifo": "schedulers.exclusive:Fifo",
     "sjf": "schedulers.exclusive:Sjf",

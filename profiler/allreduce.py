@@ -5,6 +5,7 @@ the processes on this node; rank 0 prints its timings.
 """
 
 import json
+import logging
 import math
 import os
 import statistics
@@ -37,6 +38,8 @@ LEAST_REPEATS: Final = 5
 MEASURE_S: Final = 0.15
 LIMIT_S: Final = 120.0
 _FLOAT_BYTES: Final = 4
+log = logging.getLogger("muri.profiler")
+
 BANDWIDTH_KIND: Final = "bandwidth"
 """Kind of the store's documents that hold bandwidths."""
 
@@ -303,8 +306,14 @@ class Bandwidth:
 
 
 def bandwidths(store: ProfileStore) -> tuple[Bandwidth, ...]:
-    """All bandwidths in the store."""
-    return tuple(Bandwidth.from_document(document) for document in store.documents(BANDWIDTH_KIND))
+    """All bandwidths in the store; one that cannot be true is left out, and the log names it."""
+    found: list[Bandwidth] = []
+    for document in store.documents(BANDWIDTH_KIND):
+        try:
+            found.append(Bandwidth.from_document(document))
+        except ProfileError as error:
+            log.warning("%s", error)
+    return tuple(found)
 
 
 def ring_share(ranks: int) -> float:

@@ -90,6 +90,10 @@ class NoSuchProfileError(UsageError):
     """No profile, or more than one, matches the request."""
 
 
+class NotPublishableError(UsageError):
+    """Profiles cannot be published together."""
+
+
 class InterferenceError(UsageError):
     """A record of two models side by side holds a figure that no measurement can give."""
 

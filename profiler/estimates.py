@@ -64,7 +64,7 @@ class ProfileEstimate:
 
 
 def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
-    """The measured profile of a key, else an estimate, else None.
+    """The measured profile of a key, its user's own or a published one, else an estimate, else None.
 
     An estimate's source is "scaled" (from another GPU count) or "predicted" (from the model's graph); it
     serves for planning until the dry run has measured.
@@ -72,7 +72,7 @@ def best_known(store: ProfileStore, key: ProfileKey) -> StageProfile | None:
     Raises:
         StoreError: The store cannot be read.
     """
-    stored = store.get(key)
+    stored = next(filter(None, map(store.get, key.lookup_order)), None)
     if stored is not None and not stored.is_estimate:
         return stored
     estimate = estimated(store, key)
@@ -87,6 +87,8 @@ def estimated(store: ProfileStore, key: ProfileKey) -> ProfileEstimate | None:
 def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[ProfileKey, StageProfile]:
     """Estimates of those keys that were not measured and can be estimated; reads the store once for all.
 
+    An estimate for a user rests on his own profiles and published ones alone.
+
     Raises:
         StoreError: The store cannot be read.
     """
@@ -96,12 +98,15 @@ def estimates_of(store: ProfileStore, keys: Iterable[ProfileKey]) -> dict[Profil
     known, modelled = bandwidths(store), {key.model for key in keys_with_features(store)}
     found = {}
     for key in keys:
-        family = families.get(replace(key, gpu_count=1), [])
-        if any(item.key == key and not item.is_estimate for item in family):
+        family = [item for each in key.lookup_order for item in families.get(replace(each, gpu_count=1), [])]
+        if any(item.key in key.lookup_order and not item.is_estimate for item in family):
             continue
-        estimate = scale(family, key, known) or (_predicted(store, key) if key.model in modelled else None)
-        if estimate is not None:
-            found[key] = estimate.profile
+        try:
+            estimate = scale(family, key, known) or (_predicted(store, key) if key.model in modelled else None)
+            if estimate is not None:
+                found[key] = estimate.profile
+        except (ProfileError, ArithmeticError) as error:  # odd figures cost one estimate, not all
+            log.warning("no estimate of %s: %s", key, error)
     return found
 
 
@@ -157,14 +162,16 @@ def scale(profiles: Sequence[StageProfile], key: ProfileKey, known: Sequence[Ban
     """Estimate a profile from those of the same model on other numbers of GPUs.
 
     Args:
-        profiles: All profiles; those of other models, batch sizes, GPU types, and estimates are left out.
+        profiles: All profiles; those of other models, batch sizes, GPU types and users, and estimates are left out.
         key: What to estimate.
         known: Measured bandwidths.
 
     Returns:
         The estimate, or None when the model was measured on no other number of GPUs, or the estimate cannot be true.
     """
-    measured = [item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate]
+    if key.gpu_count < 1:
+        return None
+    measured = _usable([item for item in profiles if _same_but_for_count(item.key, key) and not item.is_estimate])
     if not measured:
         return None
     base = min(measured, key=lambda item: (abs(math.log(item.key.gpu_count / key.gpu_count)), item.key.gpu_count))
@@ -195,7 +202,12 @@ def _bounds(value: float, share: float) -> tuple[float, float]:
 
 
 def _same_but_for_count(one: ProfileKey, other: ProfileKey) -> bool:
-    return replace(one, gpu_count=other.gpu_count) == other and one.gpu_count != other.gpu_count
+    return one.gpu_count != other.gpu_count and replace(one, gpu_count=other.gpu_count) in other.lookup_order
+
+
+def _usable(measured: Sequence[StageProfile]) -> list[StageProfile]:
+    """One profile of each number of GPUs: the user's own rather than a published one."""
+    return list({item.key.gpu_count: item for item in sorted(measured, key=lambda item: item.key.user)}.values())
 
 
 def _scaled(base: StageProfile, key: ProfileKey, traffic: Traffic) -> StageProfile:

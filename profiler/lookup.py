@@ -12,11 +12,14 @@ from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.utc import moment
 
-SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE]]]"
+SELECTOR: Final = "MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"
 """How a person names a profile in one word."""
 
-_SELECTOR_PARTS: Final = 3
-"""What may follow the model: batch size, GPU count, GPU type."""
+PUBLISHED: Final = "all"
+"""Stands for the user of a published profile."""
+
+_SELECTOR_PARTS: Final = 4
+"""What may follow the model: batch size, GPU count, GPU type, user."""
 
 DIGITS: Final = 8
 
@@ -30,12 +33,14 @@ class Wanted:
         batch_size: Batch size; 0 means a profile whose batch size is not known.
         gpu_count: GPUs of the whole job.
         gpu_type: GRES type.
+        user: Whose; "" means a published one.
     """
 
     model: str
     batch_size: int | None = None
     gpu_count: int | None = None
     gpu_type: str | None = None
+    user: str | None = None
 
     def matches(self, key: ProfileKey) -> bool:
         """Whether a key has everything that was asked for."""
@@ -44,6 +49,7 @@ class Wanted:
             and self.batch_size in (None, key.batch_size)
             and self.gpu_count in (None, key.gpu_count)
             and self.gpu_type in (None, key.gpu_type)
+            and self.user in (None, key.user)
         )
 
 
@@ -69,7 +75,7 @@ def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
     found = find_all(keys, wanted)
     if len(found) > 1:
         raise NoSuchProfileError(
-            f"{len(found)} profiles are of {wanted.model!r}. Say which with --batch-size, --gpus or --gpu-type:"
+            f"{len(found)} profiles are of {wanted.model!r}. Say which with --batch-size, --gpus, --gpu-type or --user:"
             f"\n{_choices(found)}"
         )
     return found[0]
@@ -78,13 +84,17 @@ def find_one(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
 def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
     """The key that a request means, measured or not.
 
-    Open parts are taken from the model's known profiles or, without any, are one GPU, an unknown batch size and
-    the type "gpu".
+    Open parts are taken from the model's known profiles or, without any, are one GPU, an unknown batch size, the type
+    "gpu" and all users. A published profile is meant rather than users' own ones.
 
     Raises:
         NoSuchProfileError: The known profiles differ in it; the text lists the choices.
     """
-    near = sorted(key for key in keys if key.model == wanted.model)
+    near = sorted(key for key in keys if key.model == wanted.model and wanted.user in (None, key.user))
+    user = min((key.user for key in near), default=wanted.user or "")
+    if user and any(key.user != user for key in near):
+        raise NoSuchProfileError(f"{wanted.model!r} is of several users. Say whose:\n{_choices(near)}")
+    near = [key for key in near if key.user == user]
     matching = [key for key in near if replace(wanted, gpu_count=None).matches(key)] or near
     batch_sizes = {key.batch_size for key in matching} if wanted.batch_size is None else {wanted.batch_size}
     gpu_types = {key.gpu_type for key in matching} if wanted.gpu_type is None else {wanted.gpu_type}
@@ -94,7 +104,7 @@ def key_for(keys: Iterable[ProfileKey], wanted: Wanted) -> ProfileKey:
             f"--gpu-type:\n{_choices(matching)}"
         )
     batch_size, gpu_type = min(batch_sizes, default=0), min(gpu_types, default="gpu")
-    return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type)
+    return ProfileKey(wanted.model, batch_size, wanted.gpu_count or 1, gpu_type, user)
 
 
 def selected(keys: Iterable[ProfileKey], text: str) -> ProfileKey:
@@ -119,8 +129,8 @@ def selector(keys: Iterable[ProfileKey], text: str) -> Wanted:
     said = [part or None for part in text[len(model) + 1 :].split(":")]
     if not model or len(said) > _SELECTOR_PARTS or not all(part is None or part.isdecimal() for part in said[:2]):
         raise NoSuchProfileError(f"{text!r} is not {SELECTOR}, such as resnet18:64:2:a100")
-    batch_size, gpu_count, gpu_type = (said + [None] * _SELECTOR_PARTS)[:_SELECTOR_PARTS]
-    return Wanted(model, _number(batch_size), _number(gpu_count), gpu_type)
+    batch_size, gpu_count, gpu_type, user = (said + [None] * _SELECTOR_PARTS)[:_SELECTOR_PARTS]
+    return Wanted(model, _number(batch_size), _number(gpu_count), gpu_type, "" if user == PUBLISHED else user)
 
 
 def _number(text: str | None) -> int | None:
@@ -141,8 +151,12 @@ def _nothing(known: Sequence[ProfileKey], wanted: Wanted) -> str:
 
 
 def _choices(keys: Iterable[ProfileKey]) -> str:
+    shown = tuple(keys)
+    whose = any(key.user for key in shown)  # where all are published, it goes without saying
     return "\n".join(
-        f"  {key.model} --batch-size {key.batch_size} --gpus {key.gpu_count} --gpu-type {key.gpu_type}" for key in keys
+        f"  {key.model} --batch-size {key.batch_size} --gpus {key.gpu_count} --gpu-type {key.gpu_type}"
+        + (f" --user {key.user or PUBLISHED}" if whose else "")
+        for key in shown
     )
 
 
@@ -180,6 +194,7 @@ class Filter:
         source: One of `SOURCES`.
         bottleneck: One of `RESOURCES`.
         stale: Only profiles that are to be measured again.
+        user: Whose; "" means published ones.
     """
 
     model: str | None = None
@@ -189,6 +204,7 @@ class Filter:
     source: str | None = None
     bottleneck: str | None = None
     stale: bool = False
+    user: str | None = None
 
     def matches(self, profile: StageProfile, stale: Collection[ProfileKey]) -> bool:
         """Whether a profile has everything that was asked for."""
@@ -201,6 +217,7 @@ class Filter:
             and self.source in (None, profile.source)
             and self.bottleneck in (None, profile.bottleneck)
             and (not self.stale or key in stale)
+            and self.user in (None, key.user)
         )
 
 

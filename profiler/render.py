@@ -13,6 +13,7 @@ from muri.profiler.differences import Row
 from muri.profiler.estimates import ProfileEstimate
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import Candidate, Interference, Side
+from muri.profiler.lookup import PUBLISHED
 from muri.profiler.records import RESOURCES, STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity.memory_axis import Dataset, cache_sizes, throughput
 from muri.profiler.sensitivity.record import SensitivityProfile
@@ -52,6 +53,10 @@ def print_table(
     marks = [mark_of(profile, stale) for profile in profiles]
     table = Table(box=None, pad_edge=False, header_style="bold", caption_justify="left")
     table.add_column("MODEL", overflow="fold", min_width=10)
+    # Where all profiles are published the column is not worth its place.
+    whose = any(profile.key.user for profile in profiles)
+    if whose:
+        table.add_column("USER", overflow="fold")
     _add_figures(table, "BATCH")
     table.add_column("GPUS", overflow="fold", min_width=5)
     _add_figures(table, "LOAD", "PREP", "PROP", "SYNC", "ITER")
@@ -60,6 +65,7 @@ def print_table(
         times = [milliseconds(value) for value in (*profile.stage_s, profile.iteration_s)]
         table.add_row(
             Text(profile.key.model + mark),
+            *((Text(profile.key.user or PUBLISHED),) if whose else ()),
             str(profile.key.batch_size or "?"),
             Text(f"{profile.key.gpu_count}×{profile.key.gpu_type}"),
             *times,
@@ -271,7 +277,7 @@ def _add_figures(table: Table, *headings: str) -> None:
 
 
 def _short(key: ProfileKey) -> str:
-    return f"{key.model} b{key.batch_size or '?'} {key.gpu_count}×{key.gpu_type}"
+    return f"{key.name} b{key.batch_size or '?'} {key.gpu_count}×{key.gpu_type}"
 
 
 def _cells(side: Side) -> tuple[str, str, str, str, str]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 from muri.clock import MACHINE_CLOCK, Clock
-from muri.profiler.errors import CorruptStoreError
 from muri.profiler.exchange import to_dict
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey, StageProfile
 from muri.profiler.store_file import SIDE_FILES, JournalMode, StoreFile, existing_journal, set_aside_stores, side_file
@@ -119,7 +118,7 @@ _WRITE_AUDIT: Final = """
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _AUDIT: Final = """
-    SELECT at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
+    SELECT id, at, who, action, model, batch_size, gpu_count, gpu_type, user, before, after FROM audit ORDER BY id
 """
 _COUNT_BY_SOURCE: Final = "SELECT source, count(*) FROM measurement GROUP BY source ORDER BY source"
 
@@ -170,10 +169,25 @@ class ProfileStore(StoreFile):
     """
 
     def __init__(
-        self, path: Path, *, read_only: bool = False, journal: JournalMode | None = None, clock: Clock = MACHINE_CLOCK
+        self,
+        path: Path,
+        *,
+        read_only: bool = False,
+        journal: JournalMode | None = None,
+        clock: Clock = MACHINE_CLOCK,
+        viewer: str | None = None,
     ) -> None:
-        """Open the store; see `StoreFile`."""
-        self._left_out: set[tuple[str, int]] = set()
+        """Open the store; see `StoreFile`.
+
+        Args:
+            path: The SQLite file.
+            read_only: Open an existing store without changing anything.
+            journal: How to write.
+            clock: What waits for other writers go by.
+            viewer: Show profiles, marks and changes of this user and published ones only; None: all.
+        """
+        self._viewer = viewer
+        self._left_out: set[tuple[str, object]] = set()
         super().__init__(path, read_only=read_only, journal=journal, clock=clock)
 
     def put(self, profile: StageProfile) -> Stored:
@@ -260,16 +274,13 @@ class ProfileStore(StoreFile):
 
     def stale_marks(self) -> tuple[StaleMark, ...]:
         """All marks, by key."""
-        return tuple(StaleMark(ProfileKey(*row[:5]), *row[5:]) for row in self._rows(_STALE_MARKS))
+        marks = (StaleMark(ProfileKey(*row[:5]), *row[5:]) for row in self._rows(_STALE_MARKS))
+        return tuple(mark for mark in marks if self._shows(mark.key))
 
     def audit(self) -> tuple[AuditEntry, ...]:
         """Every change made by hand and every mark, the oldest first."""
-        return tuple(
-            AuditEntry(
-                at, who, action, ProfileKey(*key), _json(self.path, before) or None, _json(self.path, after) or None
-            )
-            for at, who, action, *key, before, after in self._rows(_AUDIT)
-        )
+        entries = self._sane("audit", self._rows(_AUDIT), _audit_entry)
+        return tuple(entry for entry in entries if self._shows(entry.key))
 
     def put_document(self, kind: str, document: Document) -> None:
         """Store a document; one of the same kind and name is replaced."""
@@ -280,7 +291,7 @@ class ProfileStore(StoreFile):
     def documents(self, kind: str) -> tuple[Document, ...]:
         """All documents of a kind, by name."""
         rows = self._rows(_DOCUMENTS_OF_KIND, (kind,))
-        return tuple(Document(name, measured_at, _json(self.path, body)) for name, measured_at, body in rows)
+        return self._sane("document", rows, lambda row: Document(row[0], row[1], dict(json.loads(row[2]))))
 
     def remove_document(self, kind: str, name: str) -> bool:
         """Forget a document; returns whether there was one."""
@@ -288,7 +299,11 @@ class ProfileStore(StoreFile):
             return connection.execute(_DELETE_DOCUMENT, (kind, name)).rowcount > 0
 
     def _select(self, query: str, values: tuple[object, ...] = ()) -> tuple[StageProfile, ...]:
-        return self._sane("measurement", self._rows(query, values), _profile)
+        profiles = self._sane("measurement", self._rows(query, values), _profile)
+        return tuple(profile for profile in profiles if self._shows(profile.key))
+
+    def _shows(self, key: ProfileKey) -> bool:
+        return self._viewer is None or key.serves(self._viewer)
 
     def _sane(self, table: str, rows: Iterable[Any], read: Callable[[Any], Item]) -> tuple[Item, ...]:
         """Read rows; those that cannot be true are left out and named in the log, once for each open store."""
@@ -344,11 +359,9 @@ def _observation(row: Any) -> Observation:
     return Observation(str(at), int(job_id), int(iterations), tuple(map(float, json.loads(stage_s))))
 
 
-def _json(path: Path, text: str) -> dict[str, Any]:
-    try:
-        return dict(json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise CorruptStoreError(path, f"a record is no JSON object: {text[:40]!r}") from error
+def _audit_entry(row: Any) -> AuditEntry:
+    _, at, who, action, *key, before, after = row
+    return AuditEntry(at, who, action, ProfileKey(*key), *(dict(json.loads(side)) or None for side in (before, after)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -467,8 +467,9 @@ def _operational(path: Path, action: str, error: sqlite3.OperationalError) -> St
     text = str(error)
     if _is_busy(error):
         return StoreBusyError(path, BUSY_TIMEOUT_S)
-    if path.is_dir():
-        return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
+    with suppress(PermissionError):  # in a directory that may not be entered
+        if path.is_dir():
+            return StoreError(f"cannot {action} the profile store {path}: it is a directory; name a file in it")
     if "unable to open" in text or "readonly" in text or "access permission" in text:
         return StorePermissionError(path, action)
     if "no such table" in text or "no such column" in text or "malformed" in text:

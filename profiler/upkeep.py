@@ -110,13 +110,18 @@ def _figure(value: object) -> str:
     return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def user_name() -> str:
-    """Who runs this process; under sudo, also who called it."""
+def login_name() -> str:
+    """Who runs this process."""
     uid = os.geteuid()
     try:
-        name = pwd.getpwuid(uid).pw_name
+        return pwd.getpwuid(uid).pw_name
     except KeyError:
-        name = str(uid)
+        return str(uid)
+
+
+def user_name() -> str:
+    """Who runs this process; under sudo, also who called it."""
+    name = login_name()
     caller = os.environ.get("SUDO_USER", "")
     return f"{caller} as {name}" if caller and caller != name else name
 

@@ -19,6 +19,7 @@ from pydantic import (
 
 from muri.errors import UsageError
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.slurm_plugin.private_files import why_unsafe
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
 
@@ -141,6 +142,14 @@ class Profiling(Section):
     time_limit_s: int = Field(300, ge=60, description="A dry run longer than this has failed.")
     partition: str = Field("", description="Partition for dry runs; empty: the job's own.")
     attempts: int = Field(2, ge=1, description="Dry runs of a model that may fail before its jobs run alone.")
+    retry_after_s: float = Field(
+        86400.0, ge=0, description="A model whose dry runs failed is tried again after this time."
+    )
+    start_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="A dry run that has not started by then is cancelled; its user's next one goes behind others'.",
+    )
     use_estimates: bool = Field(
         True,
         description="Plan with estimates from other GPU counts, or the model's graph, until a dry run has measured.",
@@ -208,7 +217,8 @@ class Config(Section):
     policy: str = Field(
         "auto",
         description="Decides which jobs start first, which share GPUs, and which CPUs and memory they get; "
-        "`muri policies` lists all policies.",
+        "`muri policies` lists all policies. auto follows Slurm's priorities (muri-slurm) where PriorityType is "
+        "priority/multifactor.",
     )
     gateway: Literal["auto", "pyslurm", "command"] = Field(
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
@@ -228,7 +238,12 @@ class Config(Section):
         300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."
     )
     state_dir: Path = Field(
-        Path("/var/lib/muri"), description="Directory of the journal, the profile store and the status file."
+        Path("/var/lib/muri"),
+        description="Directory of the journal, the profile store and the status file, for the controller's user alone.",
+    )
+    status_dir: Path = Field(
+        Path("/run/muri/status"),
+        description="Directory, made by the controller, where each user finds what was decided about their own jobs.",
     )
     partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
     node_python: str = Field(sys.executable, description="Python on the compute nodes, with muri and torch installed.")
@@ -280,6 +295,25 @@ def load_config(path: Path | None) -> Config:
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
         raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error
+
+
+def require_trusted(path: Path | None) -> None:
+    """Refuse a configuration that somebody else than root and this process's user could have written.
+
+    Raises:
+        ConfigError: Its owner or mode, or those of a directory above it, let others change it.
+    """
+    if path is None:
+        return
+    try:
+        reason = why_unsafe(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    if reason is not None:
+        raise ConfigError(
+            f"the configuration {path} is not safe to obey: {reason}. It and its directories must belong to root or "
+            "to the controller's user, and only they may write there"
+        )
 
 
 def _section_at(location: tuple[Any, ...]) -> type[Section]:

@@ -22,7 +22,7 @@ from muri.profiler.interference.ratios import KIND as PAIRS
 from muri.profiler.interference.ratios import Interference
 from muri.profiler.records import STAGES, ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
-from muri.profiler.store import REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
+from muri.profiler.store import ACCUMULATES, REUSE_COUNT, REUSE_KIND, REUSE_NAME, Document, ProfileStore, reuse_count
 from muri.profiler.store_file import JournalMode, set_aside
 from muri.profiler.upkeep import DRIFT, Author, Observation, StaleMark
 from muri.slurm_plugin.config import Config
@@ -39,9 +39,6 @@ log = logging.getLogger("muri.controller")
 
 _CLOCK: Final = "milliseconds"
 """Cycles may follow each other within a second."""
-
-ACCUMULATES: Final = "accumulates"
-"""Kind of the documents that name models whose batches can be split."""
 
 
 class Observed(NamedTuple):
@@ -80,7 +77,7 @@ def watch(store: ProfileStore, view: View, config: Config) -> None:
             store.observe(key, item)
     marks = {mark.key: mark for mark in store.stale_marks()}
     for key in sorted({each.key for each in found}):
-        profile = store.get(key)
+        profile = next(filter(None, map(store.get, key.lookup_order)), None)
         drift = None if profile is None or profile.is_estimate else find_drift(profile, store.observations(key), rule)
         if drift is not None:
             _judge(store, key, drift, marks.get(key), config, view.snapshot.taken_s)
@@ -267,7 +264,7 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     if not cycle.config.profiling.use_estimates:
         return cycle
     known = cycle.knowledge
-    missing = {key for key in _keys(cycle) if key not in known.profiles and not known.failed(key, cycle.config)}
+    missing = {key for key in _keys(cycle) if known.profile_of(key) is None and not known.failed(key, cycle.config)}
     try:
         found = estimates_of(store, sorted(missing)) if missing else {}
     except CorruptStoreError:
@@ -285,7 +282,8 @@ def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
 def _keys(cycle: CycleInput) -> Iterator[ProfileKey]:
     """What the jobs that wait, and those that run in groups or alone, are profiled under."""
     for job in (*cycle.view.having(Role.CANDIDATE), *cycle.view.having(Role.RELEASED)):
-        yield cycle.key_of(job)
+        if job.gpu_count > 0:  # a member that was just requeued has none
+            yield cycle.key_of(job)
     for group in running_groups(cycle.view):
         for member in group.members:
             yield cycle.key_of(as_submitted(member, group.pilot))

@@ -54,7 +54,7 @@ def save_timeline(cluster: Cluster, names: dict[str, str], path: Path) -> None:
     Raises:
         DemoError: No group left a trace, so nothing was interleaved.
     """
-    traces = cluster.run("sh", "-c", "ls /tmp/muri-1001/host-*.trace.json").split()
+    traces = cluster.run("sh", "-c", "ls /run/muri/1001/host-*.trace.json").split()
     trace = path.with_name("trace.json")
     trace.write_text(cluster.run("cat", traces[0]))
     slices = timeline.read_slices(trace)

@@ -2,8 +2,8 @@
 
 Two findings make a member hang, each only if it holds for the whole timeout:
 
-- *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the job,
-  this watch is stopped as well.
+- *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the pilot
+  job, this watch is stopped as well; where it suspends the member's job, the member is paused and not watched.
 - *Idle*: the member holds a resource for which others wait, and none of it works: no thread or
   subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`.
 
@@ -118,9 +118,10 @@ class HangWatch:
 
     def check(self) -> float:
         """Check all members and end those that hang; returns the seconds until the next check."""
-        sessions = [session for session in self._running() if not session.hung]
+        watched = [session for session in self._running() if not session.hung]
+        roots = {session: session.roots() for session in watched}
+        sessions = [session for session in watched if not session.paused]
         self._timers = {session: self._timers.get(session) or self._begin(session) for session in sessions}
-        roots = {session: session.roots() for session in sessions}
         findings = [self._find(session, roots) for session in sessions]
         for finding in findings:
             if finding.stopped:

@@ -228,6 +228,8 @@ class MemberSession(Protocol):
         condemned: Whether its exit code means nothing because the CUDA context has ended.
         out_of_memory: Whether the script ended for lack of GPU memory.
         hung: Whether it is being ended, or was, because it hangs.
+        paused: Whether it is to do nothing, because its job is suspended.
+        client_pid: The process in which `muri run` waits for the end; 0 once it is gone, or if it cannot be seen.
     """
 
     member: str
@@ -239,6 +241,8 @@ class MemberSession(Protocol):
     condemned: bool
     out_of_memory: bool
     hung: bool
+    paused: bool
+    client_pid: int
 
     @property
     def isolation(self) -> str:
@@ -263,6 +267,12 @@ class MemberSession(Protocol):
 
     def end_as_hung(self, cause: str) -> None:
         """End a script that hangs: the cause goes to its standard error, and its exit code is `HUNG_EXIT_CODE`."""
+
+    def stop(self) -> None:
+        """Stop the script's process, if it has one of its own, as SIGSTOP would."""
+
+    def go_on(self) -> None:
+        """Continue what `stop` has stopped."""
 
     def roots(self) -> Roots:
         """Where the threads and processes begin that work for the script."""

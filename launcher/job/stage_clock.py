@@ -252,6 +252,7 @@ class StageClock:
         self._iteration_stage_s = [0.0] * STAGE_COUNT
         self._iteration_wait_s = [0.0] * STAGE_COUNT
         self._sums = threading.Lock()
+        self._paused_within = False
 
     def enter(self, stage: int) -> None:
         """Begin a stage; a stage inside another suspends the outer one.
@@ -397,13 +398,24 @@ class StageClock:
             self._add_gpu_times(self.gpu.iteration_ended())
         record = IterationRecord(self.now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
-        self.iterations += 1
-        self.recent.append(record)
-        self._gate.iteration_done(record)
-        if self._on_iteration is not None:
-            self._on_iteration(record)
+        if self.count(record):
+            self._gate.iteration_done(record)
+            if self._on_iteration is not None:
+                self._on_iteration(record)
         if self.at_boundary:
             self._call_at_boundary()
+
+    def note_pause(self) -> None:
+        """Keep no times of the iteration under way: a pause of the member fell into it."""
+        self._paused_within = True
+
+    def count(self, record: IterationRecord) -> bool:
+        """Count a finished iteration; False if its times tell nothing of the script."""
+        told, self._paused_within = not self._paused_within, False
+        self.iterations += 1
+        if told:
+            self.recent.append(record)
+        return told
 
     def drop_iteration(self) -> None:
         """Forget the open iteration, because no batch was left for it."""

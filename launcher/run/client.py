@@ -16,6 +16,7 @@ from muri.launcher.checkpoints import stopping
 from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.wire import protocol
+from muri.run_dir import RendezvousError, default_run_dir, verify_run_dir
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 STANDARD_FILES: Final = (0, 1, 2)
@@ -69,7 +70,7 @@ def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket |
         RendezvousError: The run directory cannot be trusted.
         ProtocolError: The runtime belongs to another user.
     """
-    run_dir, (rank, _) = protocol.default_run_dir(environment), task_of(environment)
+    run_dir, (rank, _) = default_run_dir(environment), task_of(environment)
     alone, ranked = protocol.member_socket(run_dir, job_id), protocol.member_socket(run_dir, job_id, rank)
     return open_runtime(alone) or open_runtime(ranked)
 
@@ -84,7 +85,7 @@ def open_runtime(path: Path) -> socket.socket | None:
     run_dir = path.parent
     if not run_dir.is_symlink() and not run_dir.exists():
         return None
-    protocol.verify_run_dir(run_dir)
+    verify_run_dir(run_dir)
     connection = protocol.connect(path)
     if connection is not None:
         protocol.require_same_user(connection)
@@ -181,25 +182,38 @@ def wait_for_runtime(
     """
     timeout_s = attach_timeout_s(environment)
     deadline_s = clock() + timeout_s
-    run_dir = protocol.default_run_dir(environment)
     expected: bool | None = None
     pilot: str | None = None
     while True:
-        connection = find_runtime(environment, job_id)
+        distrust, connection = _look_for_runtime(environment, job_id, pilot)
         if connection is not None:
             return connection
         if expected is None:
             expected = _expects_group(membership, job_id)
         if expected is False:
             return None
-        if expected:
-            pilot = pilot or _pilot_of(membership, job_id)
-            connection = open_runtime(protocol.pilot_socket(run_dir, pilot)) if pilot else None
-            if connection is not None:
-                return connection
+        if expected and distrust is not None:
+            raise RuntimeLostError(f"the runtime of the group of job {job_id} cannot be trusted: {distrust}")
+        if expected and pilot is None:
+            pilot = _pilot_of(membership, job_id)
+            if pilot is not None:
+                continue
         if clock() >= deadline_s:
             raise RuntimeLostError(f"the runtime of the group of job {job_id} did not come within {timeout_s:g} s")
         clock.sleep(_POLL_S)
+
+
+def _look_for_runtime(
+    environment: Mapping[str, str], job_id: str, pilot: str | None
+) -> tuple[MuriError | None, socket.socket | None]:
+    """Why the run directory or the runtime must not be trusted, or None; and a connection if there is one."""
+    try:
+        connection = find_runtime(environment, job_id)
+        if connection is None and pilot is not None:
+            connection = open_runtime(protocol.pilot_socket(default_run_dir(environment), pilot))
+    except (RendezvousError, protocol.ProtocolError) as error:
+        return error, None
+    return None, connection
 
 
 def _pilot_of(membership: Membership, job_id: str) -> str | None:

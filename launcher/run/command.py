@@ -33,8 +33,9 @@ from muri.launcher.run.client import (
     wait_for_runtime,
 )
 from muri.launcher.telemetry import script_clock
-from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError, RendezvousError
+from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
+from muri.run_dir import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
 
@@ -165,13 +166,12 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
 
 
 def _trusted_runtime(job_id: str) -> socket.socket | None:
-    """A connection to the job's runtime; None if it cannot be trusted, so that the job runs alone."""
+    """A connection to the job's runtime; None if it cannot be trusted: no job may fail for what others have made."""
     try:
         return find_runtime(os.environ, job_id)
     except (RendezvousError, ProtocolError) as error:
-        if may_be_member(os.environ):
-            raise
-        click.echo(f"muri: {error}. The script runs alone.", err=True)
+        then = "" if may_be_member(os.environ) else ". The script runs alone."
+        click.echo(f"muri: {error}{then}", err=True)
         return None
 
 

@@ -14,17 +14,20 @@ import click
 from muri.commands import run_command
 from muri.launcher import automatic, isolation
 from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.hangs.watchdog import Watchdog
 from muri.launcher.job.session import current_session
 from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.ranks.network_order import NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.options import RuntimeOptions, read_options, runtime_options
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.runtime.server import Server, SessionFactory
+from muri.launcher.runtime.suspension import SuspensionWatch
 from muri.launcher.sessions import gpu_errors, gpu_streams
 from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
 from muri.launcher.telemetry.script_clock import set_clock_provider
@@ -57,15 +60,18 @@ class Runtime:
             arbiter = make_arbiter(group.discipline, group.ids, group.rotation, speeds)
         else:
             arbiter = self._ranks.arbiter
+        pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
+        # One rank pauses for all: the others wait for its turn at the network.
+        self._suspension = SuspensionWatch(self._table.running, pausing)
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, solo_s, speeds)
-        factory = SessionFactory(arbiter, solo_s, self._trace, _base_path(), group.isolation)
+        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), group.isolation)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
         memory = MemoryAdmission(need_gib, self._table.running, options.device_mem_gib)
         self._server = Server(options.run_dir, group.ids, self._table, factory, self._ranks, admission, memory)
-        self._hangs = HangWatch(self._table.running, arbiter, group.hang_timeout_s, self._ranks)
+        self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
         gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
@@ -90,6 +96,8 @@ class Runtime:
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
         self._hangs.start()
+        if self._options.place is None or self._options.place.rank == 0:
+            self._suspension.start()
         os.read(self._told_to_end, 1)
         self._end()
         self._stopped.set()
@@ -150,6 +158,7 @@ class Runtime:
         self._server.close()
         if self._ranks is not None:
             self._ranks.end()
+        self._suspension.close()
         sessions = self._table.running()
         logger.info("ending; %d sessions under way", len(sessions))
         for session in sessions:

@@ -112,12 +112,16 @@ class Member:
         running = session.clock.iterations if session is not None and self.state == "running" else 0
         mean = [sum(record.stage_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
         wait = [sum(record.wait_s[i] for record in records) / count if count else 0.0 for i in range(len(STAGES))]
-        at_work = self.state == "running"
-        if at_work:
+        paused = session is not None and session.paused
+        at_work = self.state == "running" and not paused
+        if paused:
+            self.meter = SpeedMeter()  # a pause is no slowness
+        elif at_work:
             self.meter.look(time.monotonic(), running)
         rate_per_s = self.meter.per_s(records) if at_work else None
         return {
             "state": self.state,
+            "paused": self.state == "running" and paused,
             "script": self.script,
             "started": self.started,
             "sessions": self.sessions,

@@ -11,7 +11,7 @@ import click
 from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.launcher.ranks.link import Place
-from muri.launcher.wire.protocol import default_run_dir
+from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
 

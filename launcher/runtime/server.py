@@ -25,8 +25,9 @@ from muri.launcher.sessions.process_session import ProcessSession, chosen_isolat
 from muri.launcher.sessions.thread_session import ThreadSession
 from muri.launcher.telemetry.trace import Trace
 from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError, RendezvousError
+from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError
 from muri.profiler.records import STAGES
+from muri.run_dir import RendezvousError, make_run_dir
 
 logger = logging.getLogger("muri.launcher")
 
@@ -152,7 +153,7 @@ class Server:
         """
         for path in (*self._names, self._socket_path):
             protocol.require_short(path)
-        protocol.make_run_dir(self._run_dir)
+        make_run_dir(self._run_dir)
         with protocol.publishing(self._run_dir):
             self._publish()
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -239,6 +240,7 @@ class Server:
             self._unreported.add(session)
         connection.send({"type": "accepted"})
         logger.info("member %s runs %s", request.job_id, request.target)
+        session.client_pid = protocol.peer_pid(connection.raw)
         session.start(self._reporter(connection))
         self._listen(connection.raw, session)
 
@@ -290,6 +292,7 @@ class Server:
                     session.deliver(int(frame["signum"]))
         except (OSError, ProtocolError) as error:
             logger.warning("connection of member %s: %s", session.member, error)
+        session.client_pid = 0
         if not session.ended.is_set():
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()

@@ -24,8 +24,9 @@ from typing import Final
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.job.session import MemberSession, Roots
-from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, IterationListener, IterationRecord, StageClock
+from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, IterationRecord, StageClock
 from muri.launcher.sessions import process_supervisor
+from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
 from muri.launcher.sessions.gpu_errors import MARK_VARIABLE
 from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, wait_without_spinning
@@ -106,10 +107,11 @@ class ProcessSession(AttachedSession):
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """Pass the signal on, and kill the script after the grace time."""
         self.deliver(signum)
+        self.go_on()  # a stopped process acts on the signal once it is continued
         call_later(grace_s, self._kill)
 
     def end_as_hung(self, cause: str) -> None:
-        """Say why on the script's standard error; a stopped process acts on the signals once it is continued."""
+        """Say why on the script's standard error."""
         with self._lock:
             if self.exit_code is not None:
                 return
@@ -117,7 +119,20 @@ class ProcessSession(AttachedSession):
             tell_hang(self._files[2], cause)
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
-        self.deliver(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """Stop the script and everything that it has started, but not the supervisor, which serves the runtime."""
+        stop_descendants(self._supervisor())
+
+    def go_on(self) -> None:
+        """Continue the script and everything that it has started."""
+        continue_descendants(self._supervisor())
+
+    def _supervisor(self) -> int:
+        """The process between the script's and the runtime, 0 before its start and after its end."""
+        with self._lock:
+            process = self._process
+        return process.pid if process is not None and process.returncode is None else 0
 
     def roots(self) -> Roots:
         """The script's process, and the one that stands between it and the runtime."""
@@ -139,15 +154,15 @@ class ProcessSession(AttachedSession):
             logger.warning("the process of member %s did not end in time and is killed", self.member)
             self.deliver(process_supervisor.KILL_COMMAND)
 
-    def _count(self, record: IterationRecord) -> None:
+    def _count(self, record: IterationRecord) -> bool:
         clock = self.clock
-        clock.iterations += 1
-        clock.recent.append(record)
+        told = clock.count(record)
         for stage, (stage_s, wait_s) in enumerate(zip(record.stage_s, record.wait_s, strict=True)):
             clock.stage_s[stage] += stage_s
             clock.wait_s[stage] += wait_s
         for function in clock.at_boundary:
             function()
+        return told
 
     def _main(self) -> None:
         code = 1
@@ -271,12 +286,16 @@ class Channels:
     Args:
         member: The member's job id.
         arbiter: Whom its requests go to.
-        on_iteration: Called with each finished iteration, before the arbiter.
+        on_iteration: Called with each finished iteration; whether the arbiter is to be told of it.
         on_interval: Called with each stage held; None for no calls.
     """
 
     def __init__(
-        self, member: str, arbiter: Arbiter, on_iteration: IterationListener, on_interval: IntervalListener | None
+        self,
+        member: str,
+        arbiter: Arbiter,
+        on_iteration: Callable[[IterationRecord], bool],
+        on_interval: IntervalListener | None,
     ) -> None:
         self.member: Final = member
         self.arbiter: Final = arbiter
@@ -365,8 +384,8 @@ class _Channel:
 
     def _iteration(self, message: bytes) -> None:
         record = process_gate.unpack_iteration(message)
-        self._owner.on_iteration(record)
-        self._owner.arbiter.iteration_done(self._owner.member, record)
+        if self._owner.on_iteration(record):
+            self._owner.arbiter.iteration_done(self._owner.member, record)
 
     def _interval(self, message: bytes) -> None:
         _, stage, start_s, end_s, wait_s = process_gate.INTERVAL_MESSAGE.unpack(message)

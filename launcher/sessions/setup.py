@@ -48,6 +48,8 @@ class AttachedSession:
         self.condemned = False
         self.out_of_memory = False
         self.hung = False
+        self.paused = False
+        self.client_pid = 0
         self._request = request
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s

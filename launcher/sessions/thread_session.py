@@ -141,6 +141,12 @@ class ThreadSession(AttachedSession):
         logger.warning("member %s: %s", self.member, cause)
         self.end(signal.SIGTERM, HUNG_GRACE_S)
 
+    def stop(self) -> None:
+        """Do nothing: other members' threads run in this process; the arbiter grants this one no resource."""
+
+    def go_on(self) -> None:
+        """Do nothing: nothing is stopped."""
+
     def roots(self) -> Roots:
         """The session's threads."""
         threads = [self._thread, *self._state.threads]

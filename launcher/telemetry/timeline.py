@@ -192,8 +192,9 @@ def _legend(axes: "Axes", colours: Mapping[str, str]) -> None:
 
 
 def _print_shares(shares: dict[str, dict[str, float]]) -> None:
-    from rich.console import Console  # (only when printing)
-    from rich.table import Table
+    from rich.table import Table  # (only when printing)
+
+    from muri.terminal import PlainConsole
 
     table = Table(box=None, pad_edge=False, title="Shares of each job's time", title_justify="left")
     table.add_column("job")
@@ -202,7 +203,7 @@ def _print_shares(shares: dict[str, dict[str, float]]) -> None:
     for member, parts in shares.items():
         other = max(0.0, 1 - sum(parts.values()))
         table.add_row(member, *(f"{share:.0%}" for share in (*parts.values(), other)))
-    Console(highlight=False).print(table)
+    PlainConsole().print(table)
 
 
 def read_slices(path: Path) -> list[Slice]:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.errors import MuriError, UsageError
-from muri.launcher.wire.protocol import RUN_DIR_VARIABLE, default_run_dir
+from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir
+from muri.terminal import PlainConsole, cell
 
 NARROWEST: Final = 80
 
@@ -45,7 +47,7 @@ STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
 _STATUS_NAME: Final = re.compile(r"host-\d+\.json")
-_RUN_DIR_NAME: Final = re.compile(r"muri-(\d+)")
+_RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 BAR_WIDTH: Final = 16
 DIFFERS_BY: Final = 0.2
 """Measured and predicted speed that differ by more are marked, as the controller does."""
@@ -118,9 +120,9 @@ def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sor
     if as_json:
         click.echo(json.dumps([group.to_json() for group in look()], indent=1))
         return
-    console = Console(highlight=False)
+    console = PlainConsole()
     if not console.is_terminal:
-        console = Console(highlight=False, width=max(NARROWEST, console.width))
+        console = PlainConsole(width=max(NARROWEST, console.width))
     if once or not console.is_terminal:
         console.print(render(look(), sort))
         return
@@ -190,10 +192,10 @@ def _written_s(status: Mapping[str, Any], path: Path) -> float:
 
 def run_dirs(environment: Mapping[str, str]) -> list[Path]:
     """The run directories to look into: the user's own; for root those of all users, unless tampered with."""
-    own = default_run_dir(environment)
     if os.geteuid() != 0 or environment.get(RUN_DIR_VARIABLE):
-        return [own]
-    return sorted(path for path in own.parent.glob("muri-*") if _belongs_to_its_user(path))
+        return [default_run_dir(environment)]
+    places = (*SITE_RUN_DIR.glob("*"), *Path("/tmp").glob("muri-*"))  # noqa: S108 (verified)
+    return sorted(path for path in places if _belongs_to_its_user(path))
 
 
 def _belongs_to_its_user(path: Path) -> bool:
@@ -202,7 +204,8 @@ def _belongs_to_its_user(path: Path) -> bool:
         facts = path.lstat()
     except OSError:
         return False
-    return name is not None and not path.is_symlink() and facts.st_uid == int(name[1]) and not facts.st_mode & 0o077
+    mine = stat.S_ISDIR(facts.st_mode) and not facts.st_mode & 0o077
+    return name is not None and mine and facts.st_uid == int(name[1])
 
 
 def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
@@ -214,7 +217,7 @@ def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
     looked, groups = run_dirs(environment), []
     for run_dir in looked:
         try:
-            names = sorted(path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name))
+            names = sorted(path for path in run_dir.iterdir() if _is_status_file(path))
         except OSError:
             continue
         for path in names:
@@ -226,8 +229,13 @@ def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
     return groups
 
 
+def _is_status_file(path: Path) -> bool:
+    """Whether a plain file has the name of a status file: root must not follow a user's link."""
+    return _STATUS_NAME.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
+
+
 def _nothing_found(looked: list[Path]) -> str:
-    where = ", ".join(map(str, looked)) or "/tmp/muri-<uid>"  # noqa: S108 (only named)
+    where = ", ".join(map(str, looked)) or f"{SITE_RUN_DIR}/<uid>"
     return (
         f"no group of yours runs on this node (looked in {where}). A group's status is on the node that it runs on: "
         "find its pilot job in the column GROUP of `muri queue`, then `srun --overlap --pty --jobid=GROUP muri top`. "
@@ -322,7 +330,7 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
     estimated = "~" if speed is not None and member.get("solo_iteration_s") is None else ""
     shown = "-" if speed is None else f"{estimated}{speed:.2f}"
     return (
-        PurePath(str(member.get("script") or "-")).name,
+        cell(PurePath(str(member.get("script") or "-")).name),
         _state(member),
         str(member.get("iterations", 0)),
         "-" if rate is None else f"{rate:.3g}",
@@ -335,6 +343,8 @@ def _cells(member: Mapping[str, Any]) -> tuple[RenderableType, ...]:
 def _state(member: Mapping[str, Any]) -> str:
     if member.get("fault"):
         return "faulty"
+    if member.get("paused"):
+        return "paused"
     if member.get("state") == "running" and member.get("isolation") == "process":
         return "process"
     if member.get("state") == "ended":

@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.errors import MuriError
+from muri.run_dir import RUN_DIR_VARIABLE, RendezvousError
 from muri.units import MIB
 
 VERSION: Final = 1
@@ -29,7 +29,6 @@ LARGEST_FRAME_BYTES: Final = 64 * MIB
 _HEADER: Final = struct.Struct("!BI")
 _CREDENTIALS: Final = struct.Struct("3i")
 
-RUN_DIR_VARIABLE: Final = "MURI_RUN_DIR"
 LONGEST_SOCKET_PATH: Final = 107
 """The kernel's limit for the path of a Unix socket, in bytes."""
 
@@ -135,10 +134,20 @@ def receive_with_files(connection: socket.socket, file_count: int) -> tuple[Fram
         raise
 
 
+def peer_pid(connection: socket.socket) -> int:
+    """Number of the process that has connected, as the kernel knows it; 0 where it is not to be seen from here."""
+    return _peer(connection)[0]
+
+
 def peer_uid(connection: socket.socket) -> int:
     """User id of the process at the other end, as the kernel knows it."""
+    return _peer(connection)[1]
+
+
+def _peer(connection: socket.socket) -> tuple[int, int]:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    return pid, uid
 
 
 def require_same_user(connection: socket.socket) -> None:
@@ -199,49 +208,6 @@ def _receive_exactly(connection: socket.socket, count: int) -> bytes | None:
             return None
         parts += part
     return bytes(parts)
-
-
-class RendezvousError(MuriError):
-    """The run directory cannot be trusted or used."""
-
-
-def default_run_dir(environment: Mapping[str, str]) -> Path:
-    """$MURI_RUN_DIR, else /tmp/muri-<uid>."""
-    return Path(environment.get(RUN_DIR_VARIABLE) or f"/tmp/muri-{os.geteuid()}")  # noqa: S108 (verified)
-
-
-def verify_run_dir(run_dir: Path) -> None:
-    """Make sure that only this user can enter the directory.
-
-    Raises:
-        RendezvousError: It is a link, no directory, belongs to another user, or is open to others.
-    """
-    status = run_dir.lstat()
-    if stat.S_ISLNK(status.st_mode) or not stat.S_ISDIR(status.st_mode):
-        raise RendezvousError(f"the run directory {run_dir} is a link or a file; remove it or set {RUN_DIR_VARIABLE}")
-    if status.st_uid != os.geteuid():
-        raise RendezvousError(
-            f"the run directory {run_dir} belongs to user id {status.st_uid}, not to {os.geteuid()}; "
-            f"set {RUN_DIR_VARIABLE} to a directory of your own"
-        )
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise RendezvousError(
-            f"the run directory {run_dir} has mode {stat.S_IMODE(status.st_mode):04o}, so others can enter; "
-            f"it must be 0700: chmod 700 {run_dir}"
-        )
-
-
-def make_run_dir(run_dir: Path) -> None:
-    """Create the directory if it is missing and verify it.
-
-    Raises:
-        RendezvousError: It cannot be made, or cannot be trusted.
-    """
-    try:
-        run_dir.mkdir(mode=0o700, exist_ok=True)
-        verify_run_dir(run_dir)
-    except OSError as error:
-        raise RendezvousError(f"cannot use the run directory {run_dir}: {error.strerror}") from error
 
 
 def member_socket(run_dir: Path, job_id: str, rank: int | None = None) -> Path:

@@ -1,7 +1,7 @@
 """Policies that give out CPUs and memory beside GPUs, Synergy's and dominant resource fairness, and their cycle."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from types import MappingProxyType
 from typing import ClassVar, Final, NamedTuple
@@ -62,6 +62,7 @@ class AllocationPolicy(QueuePolicy):
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
+        check_request(request)
         way = type(self)
         return plan_allocation(request, self.name, self.key(request), self.rules, way.mechanism, way.wish)
 
@@ -149,7 +150,7 @@ def fill_order(request: PlanRequest) -> Mapping[int, float]:
 
     Source: DRF (Ghodsi et al., NSDI 2011), algorithm 1.
     """
-    totals, nodes = _totals(request), sorted(request.nodes, key=lambda node: node.name)
+    totals, nodes = _totals(request), _first_nodes(request.nodes)
     running = {job.job_id for unit in request.running for job in unit.members}
     held: dict[str, list[float]] = {}
     share: dict[int, float] = {}
@@ -158,7 +159,7 @@ def fill_order(request: PlanRequest) -> Mapping[int, float]:
         share[job.job_id] = max(
             (amount / total for amount, total in zip(amounts, totals, strict=True) if total), default=0.0
         )
-        for index, amount in enumerate(_demand(job, nodes)):
+        for index, amount in enumerate(_demand(job, nodes.get(job.partition))):
             amounts[index] += amount
     return share
 
@@ -172,13 +173,18 @@ def _totals(request: PlanRequest) -> _Totals:
     )
 
 
-def _demand(job: PlanJob, nodes: Sequence[FreeNode]) -> _Totals:
-    """What a job asks for on the first node by name that could be its own."""
-    for node in nodes:
-        if node.gpu_count and job.partition in node.partitions:
-            each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))
-            return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
-    return (job.gpu_count, 0.0, 0.0)
+def _first_nodes(nodes: Iterable[FreeNode]) -> Mapping[str, FreeNode]:
+    """The first node of known size by name, for each partition."""
+    last_first = sorted((node for node in nodes if node.gpu_count), key=lambda node: node.name, reverse=True)
+    return {partition: node for node in last_first for partition in node.partitions}
+
+
+def _demand(job: PlanJob, node: FreeNode | None) -> _Totals:
+    """What a job asks for on a node that could be its own."""
+    if node is None:
+        return (job.gpu_count, 0.0, 0.0)
+    each = saturating_wish(job, node, min(job.gpu_count, node.gpu_count))
+    return (job.gpu_count, each.cpus * job.gpu_count, each.mem_gib * job.gpu_count)
 
 
 def plan_allocation(
@@ -187,17 +193,13 @@ def plan_allocation(
     """Decide on every job of a request; nobody shares GPUs.
 
     Args:
-        request: Jobs, nodes, what runs, and time.
+        request: A request that `check_request` let pass.
         policy: Name to put on the plan.
         key: Order of priority.
         options: Whether running jobs compete, and the aging bound.
         mechanism: Who gets what.
         wish: What jobs ask for under the mechanism, to explain.
-
-    Raises:
-        RequestError: The request contradicts itself.
     """
-    check_request(request)
     with garbage_collector_paused():
         queue = line_up(request, key, options)
         cycle = _Cycle(request, options, queue, wish)

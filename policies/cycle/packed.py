@@ -138,10 +138,13 @@ class PackedGpus:
         """The node of a GPU."""
         return self._nodes[gpu.node]
 
+    def nodes_of(self, partition: str) -> tuple[FreeNode, ...]:
+        """Nodes of a partition by name, also those without a GPU to give out."""
+        return tuple(self._nodes[name] for name in sorted(self._nodes_of.get(partition, ())))
+
     def of_partition(self, partition: str) -> Gpus:
         """GPUs of a partition's nodes."""
-        nodes = sorted(self._nodes_of.get(partition, ()))
-        return tuple(gpu for node in nodes for gpu in self._on_node.get(node, ()))
+        return tuple(gpu for node in self.nodes_of(partition) for gpu in self._on_node.get(node.name, ()))
 
     def put_on_free(
         self, job: PlanJob, *, gpu_count: int = 0, gpu_mem_gib: float = 0.0, accumulate_steps: int = 1

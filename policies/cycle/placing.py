@@ -113,18 +113,23 @@ def _admit(units: Sequence[Unit], free: FreeGpus) -> tuple[list[Unit], list[Unit
     hopeless: set[tuple[str, int, float, int]] = set()
     for unit in sorted(units, key=_rank):
         needs = (unit.partition, unit.gpu_count, unit.gpu_mem_gib, unit.node_count)
-        if needs not in hopeless and trial.take(*needs) is not None:
+        if needs in hopeless:
+            refused.append(unit)
+        elif trial.take(*needs) is not None:
             order.append(unit)
-            continue
-        packed = free.copy()
-        attempt = _by_size([*order, unit])
-        if needs not in hopeless and len(hopeless) < _ATTEMPTS and len(_take_all(attempt, packed)) == len(attempt):
-            order, trial = attempt, packed
+        elif len(hopeless) < _ATTEMPTS and (packed := _packed([*order, unit], free)) is not None:
+            order, trial = _by_size([*order, unit]), packed
         else:
             hopeless.add(needs)
             refused.append(unit)
     by_size = _by_size(order)
     return (by_size if len(_take_all(by_size, free.copy())) == len(order) else order), refused
+
+
+def _packed(units: Sequence[Unit], free: FreeGpus) -> FreeGpus | None:
+    """What is left free if the large ones choose first; None where they don't all find a place."""
+    left = free.copy()
+    return left if len(_take_all(_by_size(units), left)) == len(units) else None
 
 
 def _by_size(units: Iterable[Unit]) -> list[Unit]:

@@ -21,7 +21,13 @@ from muri.policies.types import Certificate, FreeNode, Plan, PlanRequest, Reason
 
 
 def plan_queue(
-    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, model: SpeedModel | None = None
+    request: PlanRequest,
+    policy: str,
+    key: PriorityKey,
+    options: PolicyOptions,
+    model: SpeedModel | None = None,
+    *,
+    in_order: bool = False,
 ) -> Plan:
     """Decide on every job of a request, waiting or running.
 
@@ -35,17 +41,25 @@ def plan_queue(
         options: Grouping options; a group is as large as both they and the request allow, and
             with a size of 1 no job shares and no profile is needed.
         model: How members slow each other down; None: as the options say.
+        in_order: Whether a job that no group takes in, or whose group finds no place, gets GPUs of its own ahead of all
+            less urgent jobs. Otherwise it gets what they leave over.
 
     Raises:
         RequestError: The request contradicts itself.
     """
     check_request(request)
     with garbage_collector_paused():
-        return _planned(request, policy, key, options, model)
+        return _planned(request, policy, key, options, model, in_order=in_order)
 
 
 def _planned(
-    request: PlanRequest, policy: str, key: PriorityKey, options: PolicyOptions, model: SpeedModel | None
+    request: PlanRequest,
+    policy: str,
+    key: PriorityKey,
+    options: PolicyOptions,
+    model: SpeedModel | None,
+    *,
+    in_order: bool,
 ) -> Plan:
     if request.max_group_size < options.max_group_size:
         options = replace(options, max_group_size=request.max_group_size)
@@ -61,7 +75,7 @@ def _planned(
     tasks = [planner.tasks() for planner in planners]
     answers = iter(grouper.group([task for of_pool in tasks for task in of_pool]))
     groupings = [[next(answers) for _ in of_pool] for of_pool in tasks]
-    decisions = [planner.decide(answer) for planner, answer in zip(planners, groupings, strict=True)]
+    decisions = [planner.decide(answer, in_order=in_order) for planner, answer in zip(planners, groupings, strict=True)]
     certificate = Certificate.total(grouping.certificate for of_pool in groupings for grouping in of_pool)
     return _plan(policy, queue, decisions, certificate)
 
@@ -154,7 +168,7 @@ class _PoolPlanner:
             for bucket, choice in sorted(self._selection.buckets.items())
         ]
 
-    def decide(self, groupings: Iterable[Grouping]) -> Decisions:
+    def decide(self, groupings: Iterable[Grouping], *, in_order: bool) -> Decisions:
         """Place the groups and the other selected jobs; say why the rest waits."""
         units = [_single(contender) for contender in self._selection.alone]
         left_out: dict[int, int] = {}
@@ -162,6 +176,8 @@ class _PoolPlanner:
             units += grouping.units
             considered = sum(len(unit.members) for unit in grouping.units) + len(grouping.left)
             left_out |= {contender.rank: considered - 1 for contender in grouping.left}
+        if in_order:
+            units = _without_hopeless_groups([*units, *self._others(units)], self._free)
         shared = any(len(unit.members) > 1 for unit in units)
         self._writer.room_for_all = self._selection.room_for_all and not shared
         started: set[int] = set()
@@ -171,6 +187,11 @@ class _PoolPlanner:
         self._backfill(started)
         self._keep_waiting(started, left_out)
         return self._writer.decisions
+
+    def _others(self, units: Iterable[Unit]) -> list[Unit]:
+        """The waiting jobs of no unit, each by itself."""
+        ranks = {member.rank for unit in units for member in unit.members} | self._held
+        return [_single(item) for item in self.contenders if item.unit is None and item.rank not in ranks]
 
     def _set_aside(self) -> list[Contender]:
         """Release to Slurm what is larger than a node; hold jobs without a profile."""
@@ -247,6 +268,19 @@ class _PoolPlanner:
                     why = (reasons.preempted(job), *why)
             waiting.append(Waiting(job.job_id, why, contender.unit is not None))
             why_waiting.count(job)
+
+
+def _without_hopeless_groups(units: list[Unit], free: FreeGpus) -> list[Unit]:
+    """The units with every group dissolved that would find no place, so that its members keep their turns."""
+    for _ in range(len(units)):
+        placed = {placement.unit.rank for placement in place(units, free.copy())}
+        hopeless = [unit for unit in units if len(unit.members) > 1 and unit.rank not in placed]
+        if not hopeless:
+            break
+        dissolved = {unit.rank for unit in hopeless}
+        units = [unit for unit in units if unit.rank not in dissolved]
+        units += [_single(member) for unit in hopeless for member in unit.members]
+    return units
 
 
 def _single(contender: Contender) -> Unit:

@@ -2,9 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 from muri.errors import UsageError
 from muri.policies.options import MAX_GROUP_SIZE
@@ -16,8 +16,28 @@ _NAMED: Final = 5
 _LARGER: Final = ("slurm", "whole-nodes", "refuse")
 
 
+_Name = TypeVar("_Name", int, str)
+
+_MOST_GPUS: Final = 2**32
+"""No cluster has as many; Slurm's own counts end there."""
+
+_MOST_S: Final = 1e15
+"""Seconds that no clock of a cluster shows, small enough to compute with."""
+
+_MOST_GIB: Final = 1e9
+
+
 class RequestError(UsageError):
-    """A planning request contradicts itself or holds a figure that cannot be true."""
+    """A planning request contradicts itself or holds a figure that cannot be true.
+
+    Args:
+        message: What is wrong.
+        job_id: The job without which the request would be all right in this respect; None: no single job is to blame.
+    """
+
+    def __init__(self, message: str, job_id: int | None = None) -> None:
+        super().__init__(message)
+        self.job_id = job_id
 
 
 def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool = False) -> None:
@@ -34,10 +54,11 @@ def check_request(request: PlanRequest, *, packed: bool = False, elastic: bool =
     """
     _check_frame(request)
     running = [job for unit in request.running for job in unit.members]
-    _check_unique("job", (job.job_id for job in chain(request.jobs, running)))
-    _check_unique("node", (node.name for node in request.nodes))
+    _check_jobs_unique(chain(request.jobs, running))
+    _check_nodes_unique(request.nodes)
     for job in chain(request.jobs, running):
-        _check_job(job)
+        if (error := job_error(job)) is not None:
+            raise error
     for node in request.nodes:
         _check_node(node)
     if packed:
@@ -59,42 +80,72 @@ def _check_frame(request: PlanRequest) -> None:
         raise RequestError(f"larger_than_a_node is {request.larger_than_a_node!r}; valid are: {', '.join(_LARGER)}")
 
 
-def _check_unique(what: str, names: Iterable[int | str]) -> None:
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+def _check_jobs_unique(jobs: Iterable[PlanJob]) -> None:
+    repeated = _repeated(job.job_id for job in jobs)
     if repeated:
-        listed = ", ".join(str(name) for name in repeated[:_NAMED])
-        raise RequestError(
-            f"{what} {listed} appears more than once; every {what} must appear exactly once"
-            + (", waiting or running" if what == "job" else "")
-        )
+        listed = _listed(repeated)
+        text = f"job {listed} appears more than once; every job must appear exactly once, waiting or running"
+        raise RequestError(text, repeated[0])
 
 
-def _check_job(job: PlanJob) -> None:
-    if job.gpu_count < 1:
-        raise RequestError(f"job {job.job_id}: gpu_count is {job.gpu_count}; it must be ≥ 1")
+def _check_nodes_unique(nodes: Iterable[FreeNode]) -> None:
+    repeated = _repeated(node.name for node in nodes)
+    if repeated:
+        raise RequestError(f"node {_listed(repeated)} appears more than once; every node must appear exactly once")
+
+
+def _repeated(names: Iterable[_Name]) -> list[_Name]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+def _listed(names: Sequence[int | str]) -> str:
+    return ", ".join(str(name) for name in names[:_NAMED])
+
+
+def job_error(job: PlanJob) -> RequestError | None:
+    """Why no plan can be made with a job, whatever the rest of the request; None when one can."""
+    if not 1 <= job.gpu_count <= _MOST_GPUS:
+        return _odd(job, f"gpu_count is {job.gpu_count}; it must be ≥ 1 and at most {_MOST_GPUS}")
     if job.node_count < 1 or job.gpu_count % job.node_count:
-        raise RequestError(
-            f"job {job.job_id}: node_count is {job.node_count}; it must be ≥ 1 and divide its {job.gpu_count} GPUs"
-        )
-    remaining_s = 0.0 if job.remaining_s is None else job.remaining_s
-    waiting_since_s = 0.0 if job.waiting_since_s is None else job.waiting_since_s
+        return _odd(job, f"node_count is {job.node_count}; it must be ≥ 1 and divide its {job.gpu_count} GPUs")
+    if job.largest_group < 1:
+        return _odd(job, f"largest_group is {job.largest_group}; it must be ≥ 1 (1: it runs alone)")
+    if not abs(job.priority) <= _MOST_GPUS:
+        return _odd(job, f"priority is {job.priority}; it must be at most {_MOST_GPUS}, as Slurm's is")
     # Written out, because a long queue passes through here; NaN fails every comparison.
-    if not (
-        0.0 <= job.submit_s < math.inf
-        and 0.0 <= job.attained_gpu_s < math.inf
-        and 0.0 <= job.restart_s < math.inf
-        and 0.0 <= remaining_s < math.inf
-        and 0.0 <= waiting_since_s < math.inf
-    ):
-        raise _wrong_figure(job)
+    fine = (
+        0.0 <= job.submit_s <= _MOST_S
+        and 0.0 <= job.attained_gpu_s <= _MOST_S
+        and 0.0 <= job.restart_s <= _MOST_S
+        and (job.remaining_s is None or 0.0 <= job.remaining_s <= _MOST_S)
+        and (job.waiting_since_s is None or 0.0 <= job.waiting_since_s <= _MOST_S)
+        and (job.gpu_utilization is None or 0.0 <= job.gpu_utilization <= 1.0)
+        and (job.gpu_mem_request_gib is None or 0.0 <= job.gpu_mem_request_gib <= _MOST_GIB)
+    )
+    return None if fine else _wrong_figure(job)
+
+
+_MOST: Final = {
+    "submit_s": _MOST_S,
+    "attained_gpu_s": _MOST_S,
+    "restart_s": _MOST_S,
+    "remaining_s": _MOST_S,
+    "waiting_since_s": _MOST_S,
+    "gpu_utilization": 1.0,
+    "gpu_mem_request_gib": _MOST_GIB,
+}
 
 
 def _wrong_figure(job: PlanJob) -> RequestError:
-    for name in ("submit_s", "attained_gpu_s", "restart_s", "remaining_s", "waiting_since_s"):
+    for name, most in _MOST.items():
         value = getattr(job, name)
-        if value is not None and not 0.0 <= value < math.inf:
-            return RequestError(f"job {job.job_id}: {name} is {value}; it must be a finite number ≥ 0")
+        if value is not None and not 0.0 <= value <= most:
+            return _odd(job, f"{name} is {value}; it must be a finite number ≥ 0 and ≤ {most:g}")
     raise AssertionError(f"job {job.job_id} has no wrong figure")
+
+
+def _odd(job: PlanJob, problem: str) -> RequestError:
+    return RequestError(f"job {job.job_id}: {problem}", job.job_id)
 
 
 def _check_node(node: FreeNode) -> None:
@@ -172,10 +223,11 @@ def _check_named(unit: Running, share: NodeShare) -> None:
     if len(share.gpu_ids) != share.gpu_count or len(set(share.gpu_ids)) != share.gpu_count:
         raise RequestError(
             f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
-            "name each one once"
+            "name each one once",
+            job_id,
         )
     if sum(other.node == share.node for other in unit.gpus) > 1:
-        raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one")
+        raise RequestError(f"job {job_id} holds two shares of {share.node}; put its GPUs there into one", job_id)
 
 
 def _check_beside_free(node: FreeNode, held: int, gpu_ids: set[int]) -> None:
@@ -191,23 +243,27 @@ def _check_beside_free(node: FreeNode, held: int, gpu_ids: set[int]) -> None:
 
 def _check_known(unit: Running, share: NodeShare, nodes: Mapping[str, FreeNode]) -> None:
     if share.node not in nodes:
+        job_id = unit.members[0].job_id
         raise RequestError(
-            f"job {unit.members[0].job_id} runs on node {share.node}, which is not among the request's nodes; "
-            "list every node that anything runs on, with 0 free GPUs where it is busy"
+            f"job {job_id} runs on node {share.node}, which is not among the request's nodes; "
+            "list every node that anything runs on, with 0 free GPUs where it is busy",
+            job_id,
         )
 
 
 def _check_unit(unit: Running, *, elastic: bool = False) -> None:
     if not unit.members:
         raise RequestError("a running unit has no members; leave it out")
-    first = unit.members[0]
-    if any(job.gpu_count != first.gpu_count for job in unit.members):
-        raise RequestError(f"job {first.job_id} runs in a group whose members differ in gpu_count; they must be equal")
+    job_id, gpu_count = unit.members[0].job_id, unit.members[0].gpu_count
+    if any(job.gpu_count != gpu_count for job in unit.members):
+        raise RequestError(
+            f"job {job_id} runs in a group whose members differ in gpu_count; they must be equal", job_id
+        )
     if any(share.gpu_count < 1 for share in unit.gpus):
-        raise RequestError(f"job {first.job_id} holds a share of {unit.gpus}; gpu_count of a share must be ≥ 1")
+        raise RequestError(f"job {job_id} holds a share of {unit.gpus}; gpu_count of a share must be ≥ 1", job_id)
     total = sum(share.gpu_count for share in unit.gpus)
-    if total != first.gpu_count and not elastic:
-        raise RequestError(f"job {first.job_id} runs on {total} GPUs but its gpu_count is {first.gpu_count}")
+    if total != gpu_count and not elastic:
+        raise RequestError(f"job {job_id} runs on {total} GPUs but its gpu_count is {gpu_count}", job_id)
 
 
 def _check_gpu_ids(unit: Running, share: NodeShare, taken: dict[str, set[int]]) -> None:
@@ -217,12 +273,15 @@ def _check_gpu_ids(unit: Running, share: NodeShare, taken: dict[str, set[int]]) 
     if len(set(share.gpu_ids)) != share.gpu_count:
         raise RequestError(
             f"job {job_id} holds {share.gpu_count} GPUs of {share.node} but gpu_ids is {share.gpu_ids}; "
-            "name each one once, or none"
+            "name each one once, or none",
+            job_id,
         )
     others = taken.setdefault(share.node, set())
     both = sorted(others.intersection(share.gpu_ids))
     if both:
-        raise RequestError(f"node {share.node}: GPU {both[0]} is held by job {job_id} and by another running job")
+        raise RequestError(
+            f"node {share.node}: GPU {both[0]} is held by job {job_id} and by another running job", job_id
+        )
     others.update(share.gpu_ids)
 
 
@@ -243,4 +302,5 @@ def _check_sizes(request: PlanRequest) -> None:
                 if refuse
                 else f"partition {job.partition} has {limit} in all"
             )
-            raise RequestError(f"job {job.job_id} needs {job.gpu_count} GPUs, but {where}; it must be 1 to {limit}")
+            text = f"job {job.job_id} needs {job.gpu_count} GPUs, but {where}; it must be 1 to {limit}"
+            raise RequestError(text, job.job_id)

@@ -39,6 +39,7 @@ class QueuePolicy(ABC):
         order: Who goes first, in a few words.
         defaults: Options in which the policy differs from `PolicyOptions` unless the user says otherwise.
         fixed: Options that make the policy what it is, whatever the user says.
+        in_order: Whether groups never cost a job its turn; see `plan_queue`.
         supports_packing, elastic, plain_groups, allocates_cpus, retries_out_of_memory, simulated_only,
             is_baseline: See `Policy`.
     """
@@ -48,6 +49,7 @@ class QueuePolicy(ABC):
     order: ClassVar[str]
     defaults: ClassVar[OptionValues] = NONE
     fixed: ClassVar[OptionValues] = NONE
+    in_order: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = False
     elastic: ClassVar[bool] = False
     plain_groups: ClassVar[bool] = False
@@ -76,7 +78,7 @@ class QueuePolicy(ABC):
 
     def plan(self, request: PlanRequest) -> Plan:
         """Decide on every job; see `muri.policies.types.Policy`."""
-        return plan_queue(request, self.name, self.key(request), self.rules)
+        return plan_queue(request, self.name, self.key(request), self.rules, in_order=self.in_order)
 
 
 class FixedOrder(QueuePolicy):

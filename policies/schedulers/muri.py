@@ -1,4 +1,4 @@
-"""Muri-S and Muri-L as the paper has them, the choice between their orders, and Muri for the average job."""
+"""Muri-S and Muri-L as the paper has them, and Muri with other aims: either order, the average job, Slurm's order."""
 
 from types import MappingProxyType
 from typing import Final
@@ -74,3 +74,17 @@ class MuriJct(QueuePolicy):
     def key(self, request: PlanRequest) -> priority.PriorityKey:
         """By remaining GPU-seconds when all durations are known, else by attained ones."""
         return priority.srsf_or_las(request)
+
+
+class MuriSlurm(FixedOrder):
+    """Slurm's priority says who goes first, Muri says with whom.
+
+    For sites whose priorities (age, fair share, QOS) must hold. Groups cost no job its turn: a less urgent one goes
+    ahead only by sharing with a job that has its turn, or where a larger one cannot start yet (backfill, until
+    `max_wait_s`). Jobs are grouped as under `auto`, and every option is honoured.
+    """
+
+    name = "muri-slurm"
+    order = "Slurm's priority"
+    ranking = priority.slurm
+    in_order = True

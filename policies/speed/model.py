@@ -38,7 +38,7 @@ class Shape:
 
 def shape_of(profile: StageProfile) -> Shape:
     """The shape of a profile."""
-    return Shape(profile.stage_s, profile.iteration_s, profile.gpu_mem_gib, profile.key.model)
+    return Shape(profile.stage_s, profile.iteration_s, profile.gpu_mem_gib, profile.key.name)
 
 
 @dataclass(frozen=True, slots=True)

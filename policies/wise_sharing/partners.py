@@ -76,7 +76,7 @@ def alone_s(job: PlanJob, accumulate_steps: int) -> float:
 
 def model_of(job: PlanJob) -> str:
     """Name of a job's model; empty while it has no profile."""
-    return "" if job.profile is None else job.profile.key.model
+    return "" if job.profile is None else job.profile.key.name
 
 
 class PairSpeeds:

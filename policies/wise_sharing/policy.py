@@ -181,8 +181,7 @@ class SharingCycle:
 
     def _find_most_gib(self, partition: str) -> float:
         """Memory of the partition's largest GPU."""
-        nodes = (node for node in self._request.nodes if partition in node.partitions)
-        return max((node.gpu_mem_gib or inf for node in nodes), default=inf)
+        return max((node.gpu_mem_gib or inf for node in self._packed.nodes_of(partition)), default=inf)
 
     def _explain_waiting(self) -> Iterator[Waiting]:
         no_gpus = reasons.WaitingReasons(self._packed.free, whole_nodes=not self._slurm.is_there)

@@ -27,6 +27,8 @@ VERBS: Final = {
     "stale": LazyCommand(f"{_HERE}.change:stale_command", "List, set or take back marks to measure again."),
     "stats": LazyCommand(f"{_HERE}.look:stats_command", "Count profiles, measurements and marks."),
     "rm": LazyCommand(f"{_HERE}.change:rm_command", "Remove a profile; its model is measured again."),
+    "publish": LazyCommand(f"{_HERE}.publish:publish_command", "Make users' profiles valid for all users."),
+    "unpublish": LazyCommand(f"{_HERE}.publish:unpublish_command", "Take published profiles back."),
     "export": LazyCommand(f"{_HERE}.change:export_command", "Write all profiles as JSON."),
     "import": LazyCommand(f"{_HERE}.change:import_command", "Read profiles from a JSON export."),
 }
@@ -38,7 +40,8 @@ def profile() -> None:
 
     A profile says how long one training iteration of a model holds storage, CPU, GPU and
     network. It is measured once, in a dry run of a few seconds, and reused for every later job
-    with the same model, batch size, GPU count and GPU type.
+    with the same model, batch size, GPU count and GPU type of its user or, once an administrator has
+    published it, of all users.
 
     \b
     Examples:

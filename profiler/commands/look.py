@@ -18,12 +18,13 @@ from muri.profiler.commands.options import (
     open_store,
     read_if_any,
     store_option,
+    user_option,
     wanted_options,
 )
 from muri.profiler.differences import compare
 from muri.profiler.errors import NoSuchProfileError
 from muri.profiler.exchange import to_dict, to_json
-from muri.profiler.lookup import SORTS, Filter, Wanted, find_one, listed, selected
+from muri.profiler.lookup import PUBLISHED, SORTS, Filter, Wanted, find_one, listed, selected
 from muri.profiler.records import RESOURCES, SOURCES, StageProfile
 from muri.profiler.store import ProfileStore, StoreStats, stats_of
 from muri.profiler.upkeep import changed_figures
@@ -40,13 +41,14 @@ from muri.utc import age
 @click.option("--source", type=click.Choice(SOURCES), help="Only from this source.")
 @click.option("--bottleneck", type=click.Choice(RESOURCES), help="Only where this resource is held longest.")
 @click.option("--stale", is_flag=True, help="Only what is to be measured again.")
+@user_option(f"Only of this user; {PUBLISHED}: published for all.")
 @store_option
 @json_option
 def list_command(sort: str, reverse: bool, store_path: Path | None, as_json: bool, **wanted: Any) -> None:
     """List profiles.
 
     The newest, longest, largest and least sure come first. ~ marks an estimate, ! a profile that is
-    to be measured again.
+    to be measured again. Who may not change the store sees his own profiles and published ones.
 
     \b
     Examples:
@@ -108,9 +110,10 @@ def show_command(wanted: Wanted, store_path: Path | None, as_json: bool) -> None
 def compare_command(first: str, second: str, store_path: Path | None, as_json: bool) -> None:
     """Show the profiles A and B side by side, with ratios.
 
-    Each is MODEL[:BATCH[:GPUS[:TYPE]]]; a part that is left out or empty matches anything, as long as
-    only one profile matches in all. Two means differ beyond noise when they are more than three
-    standard errors apart, by the coefficients of variation that the dry runs measured.
+    Each is MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]; a part that is left out or empty matches anything, as long
+    as only one profile matches in all; the user "all" means a published one. Two means differ beyond
+    noise when they are more than three standard errors apart, by the coefficients of variation that the
+    dry runs measured.
 
     \b
     Examples:

@@ -32,6 +32,7 @@ from muri.profiler.commands.options import (
     read_if_any,
     refuse_unwritable,
     store_option,
+    user_option,
 )
 from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, DryRunResult, Limits
 from muri.profiler.dryrun.runner import Progress, check_command, measure_script
@@ -39,7 +40,7 @@ from muri.profiler.dryrun.steadiness import HALF_WINDOW
 from muri.profiler.errors import SensitivityError
 from muri.profiler.exchange import to_dict
 from muri.profiler.lookup import of_command
-from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.records import ProfileKey, StageProfile, owned_name
 from muri.profiler.sensitivity.bisection import Measured, bisect
 from muri.profiler.sensitivity.memory_axis import Dataset, MemoryAxis
 from muri.profiler.sensitivity.record import KIND as SENSITIVITY_KIND
@@ -60,8 +61,9 @@ UNSEEN_OVERLAP: Final = (
 
 
 class RunOptions(TypedDict):
-    """The options that say what is measured and how long."""
+    """The options that say what is measured, for whom, and how long."""
 
+    user: str | None
     model: str | None
     batch_size: int
     gpu_count: int
@@ -79,6 +81,7 @@ class RunOptions(TypedDict):
 @click.option("--batch-size", type=click.IntRange(0), default=0, help="Samples per iteration and GPU (0: not known).")
 @click.option("--gpus", "gpu_count", type=click.IntRange(1), default=1, show_default=True, help="GPUs it runs on.")
 @click.option("--gpu-type", default="gpu", show_default=True, help="GRES type of the GPUs, as Slurm names it.")
+@user_option("Whose jobs it serves.  [default: all users']")
 @click.option(
     "--iterations",
     type=click.IntRange(2 * HALF_WINDOW),
@@ -114,7 +117,7 @@ def run_command(
     """
     check_command(command)
     model = asked["model"] or of_command(command)
-    key = ProfileKey(model, asked["batch_size"], asked["gpu_count"], asked["gpu_type"])
+    key = ProfileKey(model, asked["batch_size"], asked["gpu_count"], asked["gpu_type"], asked["user"] or "")
     if not no_store:
         refuse_unwritable(store_path)
     result = _measure_profile(command, Limits(asked["iterations"], asked["seconds"]))
@@ -174,6 +177,7 @@ def _show_profile(
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[--] SCRIPT [ARGS]...")
 @click.option("--model", help="Name under which it is stored.  [default: the script's]")
+@user_option("Whose jobs it serves.  [default: all users']")
 @click.option("--max-cpus", type=click.IntRange(1), help="Greatest CPU count.  [default: all of this machine]")
 @click.option("--no-pin", is_flag=True, help="Only tell the script the count, where the work runs on other machines.")
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=STEADY_S, show_default=True, help="Per measurement.")
@@ -221,6 +225,7 @@ class SensitivityRequest:
 
     command: tuple[str, ...]
     model: str | None
+    user: str | None
     max_cpus: int | None
     no_pin: bool
     seconds: float
@@ -247,7 +252,8 @@ class SensitivityRequest:
         words = self.command[1:] if self.command[:1] == ("-m",) else self.command
         if not words:
             raise SensitivityError("there is nothing to measure; give a script and its arguments after --")
-        return self.model or (words[0] if words is not self.command else Path(words[0]).stem)
+        model = self.model or (words[0] if words is not self.command else Path(words[0]).stem)
+        return owned_name(model, self.user or "")
 
 
 def _measure_sensitivity(request: SensitivityRequest, store_path: Path | None) -> SensitivityProfile:

@@ -1,6 +1,7 @@
 """What the commands share: options with their completion, the store they mean, and printing."""
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from functools import wraps
@@ -12,11 +13,11 @@ from click.shell_completion import CompletionItem
 
 from muri.errors import MuriError
 from muri.profiler.errors import StoreMissingError
-from muri.profiler.lookup import Wanted
+from muri.profiler.lookup import PUBLISHED, Wanted
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import ProfileStore, default_store_path
 from muri.profiler.store_file import exists
-from muri.profiler.upkeep import Author, user_name
+from muri.profiler.upkeep import Author, login_name, user_name
 from muri.utc import now_text
 
 if TYPE_CHECKING:
@@ -59,14 +60,17 @@ def _with_model(command: Callable[..., None], *, required: bool) -> Callable[...
         batch_size: int | None,
         gpu_count: int | None,
         gpu_type: str | None,
+        user: str | None,
         **others: object,
     ) -> None:
-        if model is None and (batch_size, gpu_count, gpu_type) != (None, None, None):
-            raise click.UsageError("--batch-size, --gpus and --gpu-type narrow down a MODEL; name one")
-        command(wanted=None if model is None else Wanted(model, batch_size, gpu_count, gpu_type), **others)
+        said = (batch_size, gpu_count, gpu_type, user)
+        if model is None and any(value is not None for value in said):
+            raise click.UsageError("--batch-size, --gpus, --gpu-type and --user narrow down a MODEL; name one")
+        command(wanted=None if model is None else Wanted(model, *said), **others)
 
     decorated: Callable[..., None] = with_wanted
     for decorate in (
+        user_option(f"Only of this user; {PUBLISHED}: published for all."),
         click.option("--gpu-type", shell_complete=complete_gpu_type, help="Only of this GPU type."),
         click.option("--gpus", "gpu_count", type=click.IntRange(1), help="Only of jobs with so many GPUs."),
         click.option("--batch-size", type=click.IntRange(0), help="Only of this batch size (0: not known)."),
@@ -74,6 +78,15 @@ def _with_model(command: Callable[..., None], *, required: bool) -> Callable[...
     ):
         decorated = decorate(decorated)
     return decorated
+
+
+def user_option(text: str) -> Callable[[Command], Command]:
+    """Add --user, handed over as `user`: a name, "" for published profiles, None where it is left out."""
+
+    def read(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+        return "" if value == PUBLISHED else value
+
+    return click.option("--user", metavar="NAME", callback=read, help=text)
 
 
 def author(action: str) -> Author:
@@ -95,7 +108,12 @@ def open_store(store_path: Path | None, *, read_only: bool = False, existing: bo
     path = store_path or _default_path(click.get_current_context())
     if existing and not exists(path):
         raise StoreMissingError(path)
-    return ProfileStore(path, read_only=read_only)
+    return ProfileStore(path, read_only=read_only, viewer=_viewer(path) if read_only else None)
+
+
+def _viewer(path: Path) -> str | None:
+    """Whose profiles are shown beside the published ones; None for all, to those who may change them."""
+    return None if os.access(path, os.W_OK) else login_name()
 
 
 def read_if_any(
@@ -145,9 +163,9 @@ def echo_json(document: object) -> None:
 
 def console() -> "Console":
     """Where tables and bars go."""
-    from rich.console import Console  # rich takes a while to load
+    from muri.terminal import PlainConsole  # rich takes a while to load
 
-    return Console(highlight=False)
+    return PlainConsole()
 
 
 def complete_model(context: click.Context, _: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -168,7 +186,7 @@ def _keys(context: click.Context) -> list[ProfileKey]:
     """Every key in the store; none on any error, since a shell that completes a word has no place for messages."""
     path = Path(context.params.get("store_path") or _default_path(context))
     try:
-        with ProfileStore(path, read_only=True) as store:
+        with ProfileStore(path, read_only=True, viewer=_viewer(path)) as store:
             return [profile.key for profile in store.list()]
     except MuriError:
         return []

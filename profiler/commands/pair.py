@@ -273,14 +273,14 @@ def _fit_all(chosen: list[StageProfile], every: Sequence[StageProfile]) -> Fits:
     """
     fits: Fits = {}
     reasons: list[str] = []
-    for key, group in groupby(sorted(chosen, key=_place), key=_place):
+    for key, group in groupby(sorted(chosen, key=_owned_place), key=_owned_place):
         members = list(group)
         first = members[0].key
         try:
             fits[computation_name(first)] = (PER_SAMPLE, fit_computation(members))
         except FitError as error:
             reasons.append(f"{computation_name(first)}: {error}")
-        beside = [item for item in every if _place(item) == key]
+        beside = [item for item in every if _place(item) == key[1:] and item.key.serves(first.user)]
         try:
             fits[communication_name(first)] = (PER_MIB, fit_communication(beside))
         except FitError as error:
@@ -291,6 +291,10 @@ def _fit_all(chosen: list[StageProfile], every: Sequence[StageProfile]) -> Fits:
     for reason in reasons:
         click.echo(f"muri: left out: {reason}", err=True)
     return fits
+
+
+def _owned_place(item: StageProfile) -> tuple[str, int, str]:
+    return (item.key.user, *_place(item))
 
 
 def _place(item: StageProfile) -> tuple[int, str]:

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from muri.profiler import figures
 from muri.profiler.errors import FitError
-from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
+from muri.profiler.records import RESOURCES, ProfileKey, StageProfile, owned_name
 
 _CPU: Final = RESOURCES.index("cpu")
 KIND: Final = "batch-fit"
@@ -172,12 +172,12 @@ def fit_communication(profiles: Iterable[StageProfile]) -> LinearFit:
 
 def computation_name(key: ProfileKey) -> str:
     """Name of the document of a model's fit over batch sizes."""
-    return f"{key.model} ({key.gpu_count} × {key.gpu_type})"
+    return f"{key.name} ({key.gpu_count} × {key.gpu_type})"
 
 
 def communication_name(key: ProfileKey) -> str:
-    """Name of the document of the fit over gradient sizes, of all models on so many GPUs of that type."""
-    return f"communication ({key.gpu_count} × {key.gpu_type})"
+    """Name of the document of the fit over gradient sizes, of all its user's models on so many GPUs of that type."""
+    return f"{owned_name('communication', key.user)} ({key.gpu_count} × {key.gpu_type})"
 
 
 def _checked(points: Iterable[Point], what: str) -> tuple[Point, ...]:

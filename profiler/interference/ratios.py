@@ -1,9 +1,10 @@
 """How much slower two models run side by side: the interference ratios ξ of SJF-BSBF, measured, stored, expected."""
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Final
 
 from muri.profiler import figures
@@ -12,6 +13,8 @@ from muri.profiler.estimates import best_known
 from muri.profiler.interference.models import estimated_ratio
 from muri.profiler.records import ProfileKey
 from muri.profiler.store import Document, ProfileStore
+
+log = logging.getLogger("muri.profiler")
 
 KIND: Final = "interference"
 """Kind of the store's documents that hold pairs."""
@@ -119,6 +122,10 @@ class Interference:
             raise InterferenceError(f"a stored pair is incomplete: {error!r}") from error
 
 
+Pairs = Mapping[tuple[ProfileKey, ProfileKey], Interference]
+"""Measured pairs by their keys, the lesser first."""
+
+
 def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKey]:
     """The lesser key first."""
     return (key_a, key_b) if key_a <= key_b else (key_b, key_a)
@@ -126,22 +133,39 @@ def ordered(key_a: ProfileKey, key_b: ProfileKey) -> tuple[ProfileKey, ProfileKe
 
 def put(store: ProfileStore, found: Interference) -> None:
     """Store a pair; an older measurement of it is replaced."""
-    store.put_document(KIND, Document(_name(*found.pair), found.measured_at, found.to_dict()))
+    store.put_document(KIND, to_document(found))
+
+
+def to_document(found: Interference) -> Document:
+    """A pair as the store keeps it."""
+    return Document(_name(*found.pair), found.measured_at, found.to_dict())
 
 
 def known_pairs(store: ProfileStore) -> tuple[Interference, ...]:
-    """All measured pairs, by name.
+    """All measured pairs, by name; one that cannot be understood is left out, and the log names it."""
+    found: list[Interference] = []
+    for document in store.documents(KIND):
+        try:
+            found.append(Interference.from_dict(document.body))
+        except InterferenceError as error:
+            log.warning("pair %s is not used: %s", document.name, error)
+    return tuple(found)
 
-    Raises:
-        InterferenceError: A stored pair cannot be understood.
+
+def by_pair(known: Iterable[Interference]) -> Pairs:
+    """Pairs by their keys, for `find`."""
+    return {item.pair: item for item in known}
+
+
+def find(known: Pairs, key_a: ProfileKey, key_b: ProfileKey) -> Interference | None:
+    """The pair of two keys with the first as `a`; None when it was not measured.
+
+    A published key stands for a user's own where there is nothing nearer.
     """
-    return tuple(Interference.from_dict(document.body) for document in store.documents(KIND))
-
-
-def find(known: Iterable[Interference], key_a: ProfileKey, key_b: ProfileKey) -> Interference | None:
-    """The pair of two keys with the first as `a`; None when it was not measured."""
-    wanted = ordered(key_a, key_b)
-    return next((item.seen_from(key_a) for item in known if item.pair == wanted), None)
+    for a, b in product(key_a.lookup_order, key_b.lookup_order):
+        if (found := known.get(ordered(a, b))) is not None:
+            return found.seen_from(a)
+    return None
 
 
 def _name(*keys: ProfileKey) -> str:
@@ -194,7 +218,7 @@ def expected(store: ProfileStore, a: ProfileKey, b: ProfileKey, cores: float | N
     Raises:
         StoreError: The store cannot be read.
     """
-    pair = find(known_pairs(store), a, b)
+    pair = find(by_pair(known_pairs(store)), a, b)
     if pair is not None:
         return Expected(a, b, pair.a.ratio, pair.b.ratio, MEASURED, pair.confidence)
     profiles = best_known(store, a), best_known(store, b)

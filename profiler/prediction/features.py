@@ -3,9 +3,10 @@
 Features lie beside the profiles in the store, as documents of the kind "features".
 """
 
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, NamedTuple, Self
 
 from muri.errors import UsageError
@@ -29,6 +30,8 @@ OPERATOR_CLASSES: Final = (
 )
 _PER_BATCH: Final = ("input_bytes", "activation_bytes", "forward_flops", "training_flops", "moved_bytes")
 KIND: Final = "features"
+
+log = logging.getLogger("muri.profiler")
 
 OPTIMIZER_STATES: Final = {"sgd": 0, "momentum": 1, "adam": 2}
 """Values that an optimizer keeps for each trained parameter; "adam" stands for AdamW too."""
@@ -198,30 +201,31 @@ class Example(NamedTuple):
 def put_features(store: ProfileStore, key: ProfileKey, features: GraphFeatures) -> None:
     """Store the features of a key; earlier ones are replaced."""
     now = now_text()
-    about = {"model": key.model, "batch_size": key.batch_size, "gpu_count": key.gpu_count, "gpu_type": key.gpu_type}
-    store.put_document(KIND, Document(str(key), now, {"key": about, "features": features.to_dict()}))
+    store.put_document(KIND, Document(str(key), now, {"key": asdict(key), "features": features.to_dict()}))
 
 
 def all_features(store: ProfileStore) -> tuple[KnownFeatures, ...]:
-    """All features in the store, by key.
-
-    Raises:
-        FeaturesError: A document is not what `put_features` writes.
-    """
-    return tuple(sorted(_decode(document) for document in store.documents(KIND)))
+    """All features in the store, by key; what `put_features` did not write is left out, and the log names it."""
+    found: list[KnownFeatures] = []
+    for document in store.documents(KIND):
+        try:
+            found.append(_decode(document))
+        except FeaturesError as error:
+            log.warning("%s", error)
+    return tuple(sorted(found))
 
 
 def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Example, ...]:
-    """What can be learnt for a GPU type and count: measured profiles with features, by key.
+    """What can be learnt for a GPU type and count: published, measured profiles with features, by key.
 
-    Raises:
-        FeaturesError: A document is not what `put_features` writes.
+    Users' own profiles teach nothing: what is learnt serves everybody.
     """
     features = {known.key: known.features for known in all_features(store)}
     return tuple(
         Example(features[item.key], item)
         for item in store.list()
-        if item.key in features
+        if not item.key.user
+        and item.key in features
         and not item.is_estimate
         and (item.key.gpu_type, item.key.gpu_count) == (gpu_type, gpu_count)
     )
@@ -229,8 +233,7 @@ def examples(store: ProfileStore, gpu_type: str, gpu_count: int = 1) -> tuple[Ex
 
 def _decode(document: Document) -> KnownFeatures:
     try:
-        about = document.body["key"]
-        key = ProfileKey(about["model"], about["batch_size"], about["gpu_count"], about["gpu_type"])
+        key = ProfileKey(**document.body["key"])
         return KnownFeatures(key, GraphFeatures.from_dict(document.body["features"]))
     except (KeyError, TypeError) as error:
         raise FeaturesError(f"the features stored for {document.name} are incomplete: {error!r} is missing") from error

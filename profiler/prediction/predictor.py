@@ -325,10 +325,10 @@ def prediction_of(store: ProfileStore, key: ProfileKey) -> Prediction | None:
 
 def _features_for(known: Sequence[KnownFeatures], key: ProfileKey) -> GraphFeatures | None:
     """Those of the key, else of its model with the nearest batch size; a graph is the same on every GPU."""
-    own = [item.features for item in known if item.key == key]
+    own = {item.key: item.features for item in known if item.key in key.lookup_order}
     if own or key.batch_size == 0:
-        return own[0] if own else None
-    same = [item.features for item in known if item.key.model == key.model]
+        return next((own[each] for each in key.lookup_order if each in own), None)
+    same = [item.features for item in known if item.key.model == key.model and item.key.serves(key.user)]
     if not same:
         return None
     nearest = min(same, key=lambda item: max(item.batch_size / key.batch_size, key.batch_size / item.batch_size))

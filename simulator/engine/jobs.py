@@ -23,8 +23,11 @@ PARTITION = "all"
 """A simulated cluster is one partition."""
 
 _TIMELESS: Final = frozenset(
-    {"auto", "muri-s", "muri-l", "muri-jct", "muri-hybrid", "fifo", "sjf", "srtf", "srsf", "las", "2d-las"}
-)
+    {
+        "auto", "muri-s", "muri-l", "muri-jct", "muri-hybrid", "muri-slurm",
+        "fifo", "sjf", "srtf", "srsf", "las", "2d-las",
+    }
+)  # fmt: skip
 """Policies whose order of waiting jobs does not change while they wait."""
 
 _COMMON_CYCLE: Final = (QueuePolicy.plan, Auto.plan, MuriHybrid.plan)

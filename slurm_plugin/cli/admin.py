@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muri.errors import UsageError
+from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, render_config
 from muri.utc import log_handler
 
@@ -42,7 +43,7 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
     """Read the queue, group waiting jobs, and start them.
 
     A cycle that fails is tried again at the next one; jobs stay as they are meanwhile. A second controller
-    on the same state_dir says so and exits with 0.
+    on the same state_dir says so and exits with 0, or with 1 if the first has finished no cycle for long.
 
     \b
     Examples:
@@ -50,12 +51,12 @@ def controller(config_file: Path | None, once: bool, interval_s: float | None, d
       muri-controller --once                one cycle
       muri-controller --interval 360        a cycle every six minutes
     """
-    from muri.slurm_plugin.controller.assemble import read_config
+    from muri.slurm_plugin.controller.assemble import read_trusted_config
 
     if sum((once, interval_s is not None, dry_run)) != 1:
         raise UsageError("say one of --once, --interval SECONDS or --dry-run")
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[log_handler()], force=True)
-    config = read_config(config_file)
+    config = read_trusted_config(config_file)
     if dry_run:
         _print_decision(config)
     else:
@@ -74,16 +75,41 @@ def _print_decision(config: Config) -> None:
 
 def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.loop import only_one, run_forever
+    from muri.slurm_plugin.controller.loop import run_forever
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with only_one(config.state_dir), open_controller(config, stop=stop) as instance:
+    with _only_one_at_work(config), open_controller(config, stop=stop) as instance:
         if interval_s is None:
             instance.cycle()
         else:
             run_forever(instance, interval_s, stop)
+
+
+@contextmanager
+def _only_one_at_work(config: Config) -> Iterator[None]:
+    """Hold the controller's lock.
+
+    Raises:
+        AnotherControllerError: Another controller holds it and is at work.
+        ControllerHangsError: Another holds it and has missed its cycles.
+    """
+    from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
+    from muri.slurm_plugin.controller.loop import AnotherControllerError, ControllerHangsError, hung_for_s, only_one
+
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(only_one(config.state_dir))
+        except AnotherControllerError as error:
+            hung_s = hung_for_s(config.state_dir, time.time())
+            if hung_s is None or hung_s < CYCLES_MISSED * config.interval_s:
+                raise
+            raise ControllerHangsError(
+                f"{error}. But it has finished no cycle for {hung_s:.0f} s: end it, then run this again; "
+                "`muri drain --if-stale` gives its jobs back meanwhile"
+            ) from error
+        yield
 
 
 def controller_main() -> None:
@@ -102,9 +128,9 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
     """Let Slurm start every waiting job, with its original request.
 
     The reservation muri_gate is deleted first: Slurm then starts what waits for its licence by itself, and new jobs
-    with --muri start as ordinary jobs. Reads job ids, states and Muri's tags only, through Slurm's commands, so it works
-    when the controller does not. Jobs in a running group keep running. One that loses its group needs its own GPUs
-    back: use --wait, or leave the watchdog on. Stop the controller first, or it makes the reservation again.
+    with --muri start as ordinary jobs. Reads job ids, states and Muri's tags only, through Slurm's commands, so it
+    works when the controller does not. Jobs in a running group keep running. One that loses its group needs its own
+    GPUs back: use --wait, or leave the watchdog on. Stop the controller first, or it makes the reservation again.
 
     \b
     Examples:
@@ -112,15 +138,15 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
       muri drain --wait                  the same, and look after running groups until they have ended
       muri drain --if-stale 1800         the same, only if the controller has been dead for half an hour
     """
-    from muri.slurm_plugin.controller.status import age_s
+    from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
     from muri.slurm_plugin.execute.drain import drain as drain_jobs
     from muri.slurm_plugin.execute.drain import drain_until_over
     from muri.slurm_plugin.gateway.commands import CommandGateway
     from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
     from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 
-    config = _config_or_defaults(config_file)
-    age = age_s(config.state_dir / "status.json", time.time())
+    config = _config_to_drain_with(config_file)
+    age = age_s(config.state_dir / STATUS_NAME, time.time())
     if stale_s is not None and age is not None and age < stale_s:
         click.echo(f"the last cycle finished {age:.0f} s ago; nothing to do")
         return
@@ -136,15 +162,15 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
         sys.exit(1)
 
 
-def _config_or_defaults(config_file: Path | None) -> Config:
+def _config_to_drain_with(config_file: Path | None) -> Config:
     """Read the configuration; where it is broken, jobs are given back all the same."""
     from muri.slurm_plugin.config import ConfigError
-    from muri.slurm_plugin.controller.assemble import read_config
+    from muri.slurm_plugin.controller.assemble import read_trusted_config
 
     try:
-        return read_config(config_file)
+        return read_trusted_config(config_file)
     except ConfigError as error:
-        click.echo(f"muri: {error}\nmuri: going on with the built-in defaults", err=True)
+        click.echo(f"muri: {printable_lines(str(error))}\nmuri: going on with the built-in settings", err=True)
         return Config()
 
 
@@ -248,7 +274,8 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         raise UsageError(f"job {job_id} cannot be stopped and resumed: {reason}. To end it: scancel {job_id}")
     _warn_if_controller_is_down(config)
     if not yes:
-        click.confirm(f"Stop job {job_id} ({job.name}) of {job.user} and put it back into the queue?", abort=True)
+        whose = printable(f"{job_id} ({job.name}) of {job.user}")
+        click.confirm(f"Stop job {whose} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
     gateway.requeue_hold(job_id)
     if as_json:
@@ -259,9 +286,9 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
 
 def _warn_if_controller_is_down(config: Config) -> None:
     from muri.slurm_plugin.cli.doctor_checks import CYCLES_MISSED
-    from muri.slurm_plugin.controller.status import age_s
+    from muri.slurm_plugin.controller.user_status import cycle_age_s
 
-    age = age_s(config.state_dir / "status.json", time.time())
+    age = cycle_age_s(config, time.time())
     if age is not None and age > CYCLES_MISSED * config.interval_s:
         click.echo(
             f"warning: the controller finished its last cycle {age:.0f} s ago; a stopped job waits, held, for its next "

@@ -3,9 +3,9 @@
 import json
 import logging
 import os
-import pwd
 import shutil
 import sqlite3
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -17,10 +17,12 @@ from urllib.parse import quote
 import click
 
 from muri.errors import MuriError
+from muri.printable import printable_lines
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
 from muri.profiler.resource_usage.nvml import check as why_no_gpu
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import existing_journal, exists, file_system_of, is_network, set_aside, set_aside_stores
+from muri.run_dir import SITE_RUN_DIR
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
 from muri.slurm_plugin.cli.doctor_checks import (
     Finding,
@@ -31,14 +33,17 @@ from muri.slurm_plugin.cli.doctor_checks import (
     judge_cycle,
     judge_damaged,
     judge_folder,
+    judge_run_dir,
     judge_space,
+    judge_status_dir,
     judge_way_of_writing,
 )
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profiles_path, read_config
 from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
-from muri.slurm_plugin.controller.status import age_s
+from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 
 _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
@@ -74,7 +79,7 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
         if not as_json:
             _print(finding)
     if as_json:
-        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2, ensure_ascii=False))
+        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
         click.echo(_summary(findings))
     click.get_current_context().exit(exit_code(findings))
@@ -83,7 +88,7 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
 def _print(finding: Finding) -> None:
     head = click.style(f"{finding.level.upper():<9}", fg=_COLOURS[finding.level]) + f"{finding.name:<17}"
     space = " " * _INDENT
-    text = click.wrap_text(finding.text, _WIDTH - _INDENT, preserve_paragraphs=True)
+    text = click.wrap_text(printable_lines(finding.text), _WIDTH - _INDENT, preserve_paragraphs=True)
     click.echo(head + text.replace("\n", f"\n{space}"))
     if finding.remedy:
         click.echo(click.wrap_text(finding.remedy, _WIDTH, f"{space}→ ", f"{space}  "))
@@ -129,11 +134,15 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
     """
     config, finding = examine_config(config_file)
     yield finding
+    yield from examine_trust(config_path(config_file), config)
     yield judge_folder(_folder(config.state_dir))
     yield _space(config.state_dir)
-    yield from examine_store(store or profiles_path(config))
-    yield examine_journal(config.state_dir / "journal.db")
-    yield judge_cycle(age_s(config.state_dir / "status.json", time.time()), config.interval_s)
+    if may_enter(config.state_dir):
+        yield from examine_store(store or profiles_path(config))
+        yield examine_journal(config.state_dir / "journal.db")
+    yield judge_cycle(cycle_age_s(config, time.time()), config.interval_s)
+    yield judge_status_dir(facts_of(config.status_dir), config.status_dir)
+    yield judge_run_dir(facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
     yield examine_slurm(config)
     if (allocates := examine_select(config)) is not None:
         yield allocates
@@ -148,6 +157,38 @@ def examine_config(config_file: Path | None) -> tuple[Config, Finding]:
     except MuriError as error:
         return Config(), Finding("configuration", Level.PROBLEM, str(error), "correct it, then run `muri config check`")
     return config, Finding("configuration", Level.OK, str(config_path(config_file) or "built-in defaults"))
+
+
+def examine_trust(path: Path | None, config: Config) -> Iterator[Finding]:
+    """Whether others could change what the controller obeys: the configuration, and the way to the state directory."""
+    remedies = {
+        path: "chown root and chmod go-w what is named here; the controller refuses to start until then",
+        config.state_dir.parent: "chown root and chmod go-w it: its owner could exchange the state directory",
+    }
+    for place, remedy in remedies.items():
+        if place is None:
+            continue
+        with suppress(OSError):  # that it cannot be looked at is told by other findings
+            reason = why_unsafe(place)
+            if reason is not None:
+                level = Level.PROBLEM if place == path else Level.WARNING
+                yield Finding("trust", level, f"{place}: {reason}", remedy)
+
+
+def may_enter(path: Path) -> bool:
+    """Whether this user may look into a directory, or there is none."""
+    try:
+        return not path.exists() or os.access(path, os.R_OK | os.X_OK)
+    except PermissionError:
+        return False
+
+
+def facts_of(path: Path) -> os.stat_result | None:
+    """What the system knows of a path itself, None where there is nothing."""
+    try:
+        return path.lstat()
+    except OSError:
+        return None
 
 
 def examine_store(path: Path) -> Iterator[Finding]:
@@ -263,7 +304,7 @@ def _damage(path: Path) -> str:
 
 
 def _folder(path: Path) -> Folder:
-    user = _user(os.geteuid())
+    user = user_name(os.geteuid())
     try:
         if not path.exists():
             return Folder(path, exists=False)
@@ -276,18 +317,13 @@ def _folder(path: Path) -> Folder:
         path,
         exists=True,
         is_directory=path.is_dir(),
-        owner=_user(uid),
+        owner=user_name(uid),
+        mode=stat.S_IMODE(path.lstat().st_mode),
+        is_link=path.is_symlink(),
         user=user,
         writable=os.access(path, os.W_OK | os.X_OK),
         foreign_files=tuple(foreign),
     )
-
-
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _space(path: Path) -> Finding:

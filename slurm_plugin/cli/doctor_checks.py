@@ -1,6 +1,8 @@
 """What `muri doctor` makes of what it found. Pure."""
 
+import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +22,10 @@ CYCLES_MISSED: Final = 3
 """A controller that has not finished a cycle for this many intervals is considered down."""
 
 _NAME = "CPUs and memory"
+_STATE = "state directory"
+
+_OTHERS_MAY: Final = 0o077
+_OTHERS_WRITE: Final = 0o022
 
 
 class Level(StrEnum):
@@ -59,6 +65,8 @@ class Folder:
         user: Who asks.
         writable: Whether they may write there.
         foreign_files: Files in it that another user than its owner owns.
+        mode: Its permissions.
+        is_link: Whether the path is a link to it.
     """
 
     path: Path
@@ -68,25 +76,80 @@ class Folder:
     user: str = ""
     writable: bool = False
     foreign_files: tuple[str, ...] = ()
+    mode: int = 0o700
+    is_link: bool = False
 
 
 def judge_folder(folder: Folder) -> Finding:
-    """The state directory: there, a directory, and all of it owned by one user."""
-    name = "state directory"
+    """The state directory: there, a directory, and all of it for one user alone."""
+    wrong = _wrong_place(folder) or _wrong_access(folder)
+    return wrong or Finding(_STATE, Level.OK, f"{folder.path}, of {folder.owner} alone, writable")
+
+
+def _wrong_place(folder: Folder) -> Finding | None:
     if not folder.exists:
-        return Finding(name, Level.WARNING, f"there is no {folder.path} yet", "the controller's first cycle makes it")
+        return Finding(_STATE, Level.WARNING, f"there is no {folder.path} yet", "the controller's first cycle makes it")
     if not folder.is_directory:
         remedy = "move it away, or set state_dir to a directory"
-        return Finding(name, Level.PROBLEM, f"{folder.path} is no directory", remedy)
+        return Finding(_STATE, Level.PROBLEM, f"{folder.path} is no directory", remedy)
+    if folder.is_link:
+        remedy = "set state_dir to the place that it leads to; the controller refuses links"
+        return Finding(_STATE, Level.PROBLEM, f"{folder.path} is a link", remedy)
+    return None
+
+
+def _wrong_access(folder: Folder) -> Finding | None:
     if folder.foreign_files:
         files = ", ".join(folder.foreign_files)
         remedy = f"chown {folder.owner} them: a controller that runs as {folder.owner} cannot write them"
-        return Finding(name, Level.WARNING, f"not owned by {folder.owner} like {folder.path}: {files}", remedy)
+        return Finding(_STATE, Level.WARNING, f"not owned by {folder.owner} like {folder.path}: {files}", remedy)
+    if folder.mode & _OTHERS_MAY:
+        remedy = f"chmod 700 {folder.path}; the controller does so at its next start"
+        return Finding(_STATE, Level.WARNING, f"others may enter {folder.path} (mode {folder.mode:04o})", remedy)
     if not folder.writable:
         remedy = f"run the controller, and this command for a full check, as {folder.owner}"
         text = f"{folder.path} belongs to {folder.owner}; {folder.user} may not write there"
+        return Finding(_STATE, Level.WARNING, text, remedy)
+    return None
+
+
+def judge_status_dir(facts: os.stat_result | None, path: Path) -> Finding:
+    """Where the controller tells each user about their own jobs.
+
+    Args:
+        facts: What the system knows of it, None where it is missing.
+        path: Where it is.
+    """
+    name = "status for users"
+    if facts is None:
+        remedy = "nothing on other machines than the controller's; there, the next cycle as root makes it"
+        return Finding(name, Level.WARNING, f"there is no {path}: users see only what Slurm tells of jobs", remedy)
+    if not _only_its_owner_writes(facts):
+        remedy = "remove it; the next cycle makes it, and writes none until then"
+        return Finding(name, Level.PROBLEM, f"{path} is no directory that only the controller may write", remedy)
+    return Finding(name, Level.OK, f"{path}: a file for each user, readable by them alone")
+
+
+def judge_run_dir(facts: os.stat_result | None, path: Path) -> Finding:
+    """Where root makes a run directory for each user.
+
+    Args:
+        facts: What the system knows of it, None where it is missing.
+        path: Where it is.
+    """
+    name = "run directories"
+    if facts is None:
+        remedy = "nothing, unless jobs run on this machine: there the SPANK plugin makes it at a job's start"
+        text = f"there is no {path}: members meet in /tmp, where others can take a name"
         return Finding(name, Level.WARNING, text, remedy)
-    return Finding(name, Level.OK, f"{folder.path}, of {folder.owner}, writable")
+    if facts.st_uid != 0 or not _only_its_owner_writes(facts):
+        remedy = "remove it: root makes it anew; jobs that run now go back to the queue"
+        return Finding(name, Level.PROBLEM, f"{path} is no directory that only root may write", remedy)
+    return Finding(name, Level.OK, f"{path}, of root; the SPANK plugin makes one in it for each user with jobs")
+
+
+def _only_its_owner_writes(facts: os.stat_result) -> bool:
+    return stat.S_ISDIR(facts.st_mode) and not facts.st_mode & _OTHERS_WRITE
 
 
 def judge_space(path: Path, free_bytes: int) -> Finding:

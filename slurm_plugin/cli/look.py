@@ -25,11 +25,12 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 def _current(config: "Config") -> "Status":
     from muri.slurm_plugin.controller.assemble import open_gateway
-    from muri.slurm_plugin.controller.status import read_status, refresh
+    from muri.slurm_plugin.controller.status import refresh
+    from muri.slurm_plugin.controller.user_status import latest_status
     from muri.slurm_plugin.records.roles import view_of
 
-    status = read_status(config.state_dir / "status.json")
-    return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions))
+    status, reader = latest_status(config)
+    return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions), reader)
 
 
 @click.command(context_settings=_CONTEXT)
@@ -68,8 +69,9 @@ def _cpus(job: "JobStatus") -> str:
 
 
 def _print_table(status: "Status") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from muri.terminal import PlainConsole, cell, say
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("JOB", "USER", "MODEL", "STATE", "GROUP", "PARTNERS", "PLANNED", "MEASURED"):
@@ -83,14 +85,20 @@ def _print_table(status: "Status") -> None:
         planned = ("~" if job.estimated else "") + _speed(job.predicted_speed)
         speeds = (planned, _speed(job.measured_speed) + ("!" if job.off_plan else ""))
         cpus = (_cpus(job),) if given else ()
-        table.add_row(str(job.job_id), job.user, job.model or job.name, job.state, group, partners, *speeds, *cpus)
-    Console(highlight=False).print(table)
+        model = cell(job.model or job.name)
+        table.add_row(str(job.job_id), cell(job.user), model, job.state, group, partners, *speeds, *cpus)
+    PlainConsole().print(table)
     if any(job.estimated for job in status.jobs):
         click.echo("~ planned with an estimated profile until it is measured (muri profile)")
-    age_s = max(0.0, time.time() - status.cycle_s)
-    click.echo(f"{len(status.jobs)} jobs; last cycle {age_s:.0f} s ago, policy {status.policy}")
+    click.echo(f"{len(status.jobs)} jobs; {_last_cycle(status)}")
     for error in status.errors:
-        click.echo(f"refused by Slurm in the last cycle: {error}", err=True)
+        say(f"refused by Slurm in the last cycle: {error}", to_stderr=True)
+
+
+def _last_cycle(status: "Status") -> str:
+    if not status.cycle_s:
+        return "no controller has left its plans on this machine: this is what Slurm tells"
+    return f"last cycle {max(0.0, time.time() - status.cycle_s):.0f} s ago, policy {status.policy}"
 
 
 @click.command(context_settings=_CONTEXT)
@@ -105,6 +113,7 @@ def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
       muri explain 4711
     """
     from muri.slurm_plugin.controller.assemble import read_config
+    from muri.terminal import say
 
     status = _current(read_config(config_file))
     job = next((job for job in status.jobs if job.job_id == job_id), None)
@@ -118,7 +127,7 @@ def explain(job_id: int, config_file: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(asdict(job), indent=1, sort_keys=True))
         return
     for line in explanation(job):
-        click.echo(line)
+        say(line)
 
 
 def explanation(job: "JobStatus") -> list[str]:
@@ -193,19 +202,21 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
       muri plan --snapshot s.json
     """
     from muri.profiler.store import ProfileStore
+    from muri.profiler.store_file import exists
     from muri.slurm_plugin.controller.assemble import policy_of, profiles_path, read_config
     from muri.slurm_plugin.controller.cycle import cycle_input
     from muri.slurm_plugin.planning.actions import ReleaseSolo, render_action
     from muri.slurm_plugin.planning.decision import decide
     from muri.slurm_plugin.records.cluster import load_snapshot
+    from muri.terminal import say
 
     config = read_config(config_file)
     path = profiles or profiles_path(config)
-    if profiles is not None and not path.exists():
+    if profiles is not None and not exists(path):
         raise UsageError(f"there is no profile store {profiles}")
-    with ProfileStore(path, read_only=True) if path.exists() else nullcontext() as store:
+    with ProfileStore(path, read_only=True) if exists(path) else nullcontext() as store:
         cycle = cycle_input(load_snapshot(file), store, config)
-    decision = decide(cycle, policy_of(config))
+    decision = decide(cycle, policy_of(config, cycle.view.snapshot.limits.priority_type))
     if as_json:
         for action in decision.repairs + decision.actions:
             click.echo(json.dumps(render_action(action), sort_keys=True, default=str))
@@ -216,13 +227,13 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
         click.echo(f"group on {group.node}: jobs {members}; {'without turns' if group.mode == 'plain' else turns}")
     releases = {action.job_id: action for action in decision.actions if isinstance(action, ReleaseSolo)}
     for solo in decision.plan.solo:
-        click.echo(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")
+        say(f"alone: job {solo.job_id}: {'; '.join(releases[solo.job_id].reasons)}")
     for run in decision.preparation.dry_runs:
-        click.echo(f"dry run: {run.key}, script of job {run.job_id}")
+        say(f"dry run: {run.key}, script of job {run.job_id}")
     for job_id, why in sorted(decision.preparation.waiting.items()):
-        click.echo(f"waiting: job {job_id}: {why}")
+        say(f"waiting: job {job_id}: {why}")
     for waiting in decision.plan.waiting:
-        click.echo(f"waiting: job {waiting.job_id}: {'; '.join(map(str, waiting.reasons))}")
+        say(f"waiting: job {waiting.job_id}: {'; '.join(map(str, waiting.reasons))}")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -255,8 +266,9 @@ def policies(as_json: bool) -> None:
 
 
 def _print_policies(infos: Iterable[PolicyInfo]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from muri.terminal import PlainConsole
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("POLICY", "GOES FIRST", "SHARES", "STOPS"):
@@ -267,7 +279,7 @@ def _print_policies(infos: Iterable[PolicyInfo]) -> None:
         origin = "" if info.source == "built-in" else f" ({info.source})"
         only = " (simulated only)" if info.simulated_only else " (baseline, for comparison)" if info.is_baseline else ""
         table.add_row(info.name, info.order or "?", _word(info.shares), _word(info.preempts), summary + origin + only)
-    Console(highlight=False, markup=False).print(table)
+    PlainConsole().print(table)
     others = ", ".join(f"-{order}" for order in ORDERS[1:])
     click.echo(f"\nOf synergy-* there are other orders: put {others} behind the name.")
 

@@ -4,20 +4,22 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
 from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
-from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config
+from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
+from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 from muri.slurm_plugin.profile_use import open_profiles
 from muri.slurm_plugin.records.journal import Journal
 
@@ -25,22 +27,41 @@ log = logging.getLogger(__name__)
 
 GatewayKind = Literal["auto", "pyslurm", "command"]
 
+_MULTIFACTOR: Final = "priority/multifactor"
+
 GATEWAY_KINDS: tuple[GatewayKind, ...] = ("auto", "pyslurm", "command")
 
 
 def read_config(path: Path | None) -> Config:
-    """Load the configuration that a command was given, or the site's; $MURI_STATE_DIR wins over its state_dir.
+    """Load the configuration that a command was given, or the site's.
+
+    $MURI_STATE_DIR wins over its state_dir, and $MURI_STATUS_DIR over its status_dir.
 
     Raises:
         ConfigError: The file is unreadable or wrong.
     """
     config = load_config(config_path(path))
-    state_dir = os.environ.get("MURI_STATE_DIR")
-    return config.model_copy(update={"state_dir": Path(state_dir)}) if state_dir else config
+    chosen = {name: os.environ.get(f"MURI_{name.upper()}") for name in ("state_dir", "status_dir")}
+    return config.model_copy(update={name: Path(value) for name, value in chosen.items() if value})
 
 
-def policy_of(config: Config) -> Policy:
+def read_trusted_config(path: Path | None) -> Config:
+    """Load the configuration for a command that acts on others' jobs.
+
+    Raises:
+        ConfigError: The file is unreadable or wrong, or others could have written it.
+    """
+    require_trusted(config_path(path))
+    return read_config(path)
+
+
+def policy_of(config: Config, priority_type: str = "") -> Policy:
     """Make the configured policy.
+
+    Args:
+        config: The configuration.
+        priority_type: The site's PriorityType, "" when not known. Where Slurm's priorities mean something, `auto`
+            follows them.
 
     Raises:
         UnknownPolicyError: No policy has that name.
@@ -61,7 +82,8 @@ def policy_of(config: Config) -> Policy:
         **{f"horus_{name}": value for name, value in config.horus},
         **{option: value for option, value in choices.items() if value != "default"},
     }
-    policy = get_policy(config.policy, options)
+    name = "muri-slurm" if config.policy == "auto" and priority_type == _MULTIFACTOR else config.policy
+    policy = get_policy(name, options)
     if policy.simulated_only:
         valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
         raise ConfigError(
@@ -90,19 +112,21 @@ def open_controller(
         stop: Ends a cycle between two calls.
 
     Raises:
-        ConfigError: The state directory cannot be made or written.
+        UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
         CorruptStoreError: With `look_only`, the profile store is damaged.
     """
-    policy = policy_of(config)
-    try:
-        config.state_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make state_dir {config.state_dir}: {error.strerror}") from error
+    policy_of(config)  # a wrong one is said before anything is made
+    make_private_directory(config.state_dir)
     rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None
-    path = profiles_path(config)
+    path, journal_path = profiles_path(config), config.state_dir / "journal.db"
+    for database in {path, journal_path}:
+        if database.parent == config.state_dir:
+            os.close(open_private_file(database))  # SQLite gives its side files the same mode
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
-    with profiles as store, Journal(config.state_dir / "journal.db") as journal:
-        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config, stop)
+    with profiles as store, Journal(journal_path) as journal:
+        yield Controller(
+            gateway or open_gateway(config.gateway), journal, store, cache(partial(policy_of, config)), config, stop
+        )
 
 
 def open_gateway(kind: GatewayKind = "auto") -> Gateway:

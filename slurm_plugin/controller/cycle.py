@@ -7,27 +7,32 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
-from muri.slurm_plugin.controller.status import Status, notes_of, status_of, write_status
+from muri.slurm_plugin.controller.status import Status, notes_of, status_of
+from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
-from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, served_gpu_s
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, SOLO, Journal
+from muri.slurm_plugin.records.dry_run_failures import current
+from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, LARGEST_GROUP, SOLO, Journal
 from muri.slurm_plugin.records.roles import View, view_of
 
 log = logging.getLogger("muri.controller")
 
 # Closed intents are kept this long for `muri explain`.
 _KEEP_INTENTS_S = 7 * 86400.0
+
+_KEEP_REFUSALS_S = 3600.0
 
 _Entry = TypeVar("_Entry")
 _Read = TypeVar("_Read")
@@ -49,7 +54,7 @@ def cycle_input(
     """
     view = view_of(snapshot, config.partitions)
     known = {} if store is None else {profile.key: profile for profile in store.list()}
-    knowledge = Knowledge(known) if journal is None else _remembered(journal, known)
+    knowledge = Knowledge(known) if journal is None else _remembered(journal, known, view, config)
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
@@ -57,16 +62,17 @@ def cycle_input(
     return with_estimates(replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store))), store)
 
 
-def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile]) -> Knowledge:
+def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
-    measuring = tuple(_readable(running, lambda run: (ProfileKey(**run.payload["key"]), int(run.payload["job_id"]))))
-    failures = journal.facts(DRY_RUN_FAILED).items()
+    failures = current(journal.facts(DRY_RUN_FAILED), view.snapshot.taken_s, config.profiling.retry_after_s)
+    measuring = tuple(_readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
     return Knowledge(
         profiles=profiles,
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
-        failures=dict(_readable(failures, lambda fact: (fact[0], (int(fact[1][0]), str(fact[1][1]))))),
+        failures={key: (each.count, each.why) for key, each in failures.items()},
+        largest_group=dict(_readable(journal.facts(LARGEST_GROUP).items(), _lately_refused(view.snapshot.taken_s))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
@@ -82,6 +88,17 @@ def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Ite
             log.exception("an entry of the journal cannot be read and is left out: %r", entry)
 
 
+def _lately_refused(now_s: float) -> Callable[[tuple[str, Any]], tuple[int, tuple[int, str]]]:
+    """Read how large a group may be; after a while a larger one is tried again."""
+
+    def read(fact: tuple[str, Any]) -> tuple[int, tuple[int, str]]:
+        size, why, at_s = fact[1]
+        recent = now_s - float(at_s) < _KEEP_REFUSALS_S
+        return int(fact[0]), (max(1, int(size)) if recent else MAX_GROUP_SIZE, str(why))
+
+    return read
+
+
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
     return int(fact[0]), fact[1]
 
@@ -94,16 +111,25 @@ class Controller:
         gateway: Gateway,
         journal: Journal,
         store: ProfileStore,
-        policy: Policy,
+        policy_for: Callable[[str], Policy],
         config: Config,
         stop: StopFlag | None = None,
     ) -> None:
-        """Bind the controller to its cluster, memory and policy; `stop` ends a cycle between two calls."""
+        """Bind the controller to its cluster and memory.
+
+        Args:
+            gateway: The way to Slurm.
+            journal: What it meant to do.
+            store: Profiles.
+            policy_for: Gives the policy for a PriorityType of Slurm.
+            config: The configuration.
+            stop: Ends a cycle between two calls.
+        """
         self._gateway = gateway
         self._stop = stop or threading.Event()
         self._journal = journal
         self._store = store
-        self._policy = policy
+        self._policy_for = policy_for
         self._config = config
 
     def cycle(self) -> Status:
@@ -141,7 +167,7 @@ class Controller:
             errors.append(str(error))
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
-        write_status(self._config.state_dir / "status.json", status)
+        report(self._config, status, decision.view)
         self._tidy(decision.view)
         return status
 
@@ -178,12 +204,14 @@ class Controller:
     def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
-        return decide(cycle_input(snapshot, self._store, self._config, self._journal), self._policy)
+        policy = self._policy_for(snapshot.limits.priority_type)
+        return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
     def _apply(self, gateway: Gateway, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
         """Carry out actions; what Slurm refuses is added to `errors`."""
         if actions:
-            executor = Executor(gateway, self._journal, self._store, self._config, self._policy, decision.view, errors)
+            policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+            executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
             executor.carry_out(actions)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
@@ -207,7 +235,14 @@ class Controller:
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
         present = {str(job_id) for job_id in view.jobs}
-        for name in (SOLO, EXCLUSION, GPU_MEM):
+        for name in (SOLO, EXCLUSION, GPU_MEM, LARGEST_GROUP):
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)
+        facts = self._journal.facts(DRY_RUN_FAILED)
+        failures = current(facts, view.snapshot.taken_s, self._config.profiling.retry_after_s)
+        for key, fact in facts.items():
+            if key not in failures:
+                self._journal.forget_fact(DRY_RUN_FAILED, key)
+            elif fact != failures[key].fact:  # of a version that did not note the time
+                self._journal.set_fact(DRY_RUN_FAILED, key, failures[key].fact)

@@ -11,7 +11,9 @@ from typing import Final, Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
 from muri.slurm_plugin.execute.interruptible import StopFlag
+from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 
 log = logging.getLogger("muri.controller")
 
@@ -26,15 +28,32 @@ class AnotherControllerError(MuriError):
     exit_code = 0
 
 
+class ControllerHangsError(MuriError):
+    """Another controller has held the lock for long and finishes no cycle; somebody has to look at it."""
+
+
+def hung_for_s(state_dir: Path, now_s: float) -> float | None:
+    """Return for how long the controller that holds the lock has finished no cycle; None when there is no lock.
+
+    Args:
+        state_dir: Where the lock and the status file are.
+        now_s: The time, in seconds since the epoch.
+    """
+    held_s = age_s(state_dir / LOCK_NAME, now_s)
+    finished_s = age_s(state_dir / STATUS_NAME, now_s)
+    return held_s if held_s is None or finished_s is None else min(held_s, finished_s)
+
+
 @contextmanager
 def only_one(state_dir: Path) -> Iterator[None]:
     """Hold the controller's lock.
 
     Raises:
         AnotherControllerError: Another controller holds it.
+        UnsafeFileError: The state directory, or the lock in it, is not this user's alone.
     """
-    state_dir.mkdir(parents=True, exist_ok=True)
-    handle = os.open(state_dir / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    make_private_directory(state_dir)
+    handle = open_private_file(state_dir / LOCK_NAME)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

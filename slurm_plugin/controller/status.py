@@ -1,4 +1,4 @@
-"""What the last cycle decided about each job, in a file that every user may read."""
+"""What the last cycle decided about each job, in a file for the controller's user; `user_status` writes to users."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -20,8 +20,16 @@ from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
 
 
+STATUS_NAME: Final = "status.json"
+"""In the state directory; its modification time tells when the last cycle finished."""
+
+
 class StatusError(MuriError):
     """The status file is missing or unreadable."""
+
+
+class NoStatusError(StatusError):
+    """There is no status file here, or none for this user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +215,20 @@ def _with_resources(described: JobStatus, job: ManagedJob) -> JobStatus:
     )
 
 
-def refresh(status: Status, view: View) -> Status:
-    """Bring a cycle's status up to what Slurm shows now: states, measured speeds, new and ended jobs."""
+def refresh(status: Status, view: View, reader: str | None = None) -> Status:
+    """Bring a cycle's status up to what Slurm shows now: states, measured speeds, new and ended jobs.
+
+    Args:
+        status: What the cycle decided.
+        view: What Slurm shows.
+        reader: The user for whom the status was written, if it tells of nobody else's jobs; None if it tells of all.
+    """
     known = {job.job_id: job for job in status.jobs}
     jobs = []
     for fresh in status_of(view, None, {}, (), {}):
         old = known.get(fresh.job_id)
         if old is None:
-            unseen = "no controller cycle has seen it yet" if fresh.state == "waiting" else "released before a cycle"
-            jobs.append(replace(fresh, reasons=(unseen,)))
+            jobs.append(replace(fresh, reasons=(_why_unknown(fresh, reader),)))
         elif old.group != fresh.group:
             jobs.append(replace(fresh, reasons=old.reasons))
         else:
@@ -224,23 +237,29 @@ def refresh(status: Status, view: View) -> Status:
     return replace(status, jobs=tuple(jobs))
 
 
+def _why_unknown(job: JobStatus, reader: str | None) -> str:
+    if reader not in {None, job.user}:
+        return f"only {job.user} and administrators may see why"
+    return "no controller cycle has seen it yet" if job.state == "waiting" else "released before a cycle"
+
+
 def write_status(path: Path, status: Status) -> None:
-    """Replace the status file in one step, readable by every user."""
-    atomic_json(path, asdict(status), 0o644, indent=1, sort_keys=True)
+    """Replace the status file in one step; its owner alone may read it."""
+    atomic_json(path, asdict(status), 0o600, indent=1, sort_keys=True)
 
 
 def read_status(path: Path) -> Status:
     """Read the status file.
 
     Raises:
-        StatusError: There is none yet, or it cannot be read.
+        StatusError: There is none, or it cannot be read.
     """
     try:
         return _STATUS.validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise StatusError(
-            f"there is no {path}: no controller cycle has run yet. Start one with: muri-controller --once"
-        ) from error
+        raise NoStatusError(f"there is no {path}: no controller cycle has run here") from error
+    except PermissionError as error:
+        raise NoStatusError(f"{path} may not be read") from error
     except (OSError, ValueError) as error:
         raise StatusError(f"cannot read {path}: {error}") from error
 

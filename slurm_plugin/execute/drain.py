@@ -91,9 +91,7 @@ def _leaving(view: View) -> tuple[int, ...]:
     return (*pilots, *ending)
 
 
-def drain_until_over(
-    gateway: Gateway, read: Callable[[], Snapshot], clock: Clock = MACHINE_CLOCK
-) -> Iterator[Drained]:
+def drain_until_over(gateway: Gateway, read: Callable[[], Snapshot], clock: Clock = MACHINE_CLOCK) -> Iterator[Drained]:
     """Drain again and again until no job is left that could come back held, and say what each pass did.
 
     A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
@@ -123,6 +121,8 @@ def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], fail
         except SlurmUnreachableError:
             raise
         except Exception as error:  # one job's fault must not keep the others
-            log.log(logging.WARNING if isinstance(error, GatewayError) else logging.ERROR, "job %d: %r", job.job_id, error)
+            log.log(
+                logging.WARNING if isinstance(error, GatewayError) else logging.ERROR, "job %d: %r", job.job_id, error
+            )
             failed.append(f"job {job.job_id}: {error}")
     return tuple(changed)

@@ -49,6 +49,7 @@ from muri.slurm_plugin.planning.slurm_requests import (
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
 from muri.slurm_plugin.records.cluster import JobChange
+from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.journal import (
     DRY_RUN,
     DRY_RUN_FAILED,
@@ -56,11 +57,13 @@ from muri.slurm_plugin.records.journal import (
     GPU_MEM,
     GROUP,
     JOIN,
+    LARGEST_GROUP,
     PREEMPT,
     SOLO,
     Journal,
     JournalError,
 )
+from muri.slurm_plugin.records.limits import is_limit_refusal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
 
 log = logging.getLogger("muri.controller")
@@ -160,13 +163,20 @@ class Executor:
             raise
         except GatewayError as error:
             self._journal.finish(token, "abandoned")
-            for job_id in ids:
-                self._journal.set_fact(EXCLUSION, str(job_id), f"Slurm refused its group's pilot job: {error}")
+            self._note_refusal(ids, error)
             raise
         self._journal.set_submitted_job(token, pilot)
         for member in action.members:
             self._make_member(member, pilot, action.node)
         self._journal.finish(token, "done")
+
+    def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
+        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none."""
+        for job_id in map(str, ids):
+            if is_limit_refusal(str(error)):
+                self._journal.set_fact(LARGEST_GROUP, job_id, [len(ids) - 1, str(error), self._now_s])
+            else:
+                self._journal.set_fact(EXCLUSION, job_id, f"Slurm refused its group's pilot job: {error}")
 
     def _resume_group(self, action: ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
@@ -325,8 +335,9 @@ class Executor:
 
     def _dry_run_failed(self, action: DryRunFailed) -> None:
         log.warning("dry run of %s failed: %s", action.key, action.why)
-        count, _ = self._journal.facts(DRY_RUN_FAILED).get(action.key, (0, ""))
-        self._journal.set_fact(DRY_RUN_FAILED, action.key, [count + 1, action.why])
+        earlier = current(self._journal.facts(DRY_RUN_FAILED), self._now_s, self._config.profiling.retry_after_s)
+        failure = after_another(earlier.get(action.key), action.why, self._now_s)
+        self._journal.set_fact(DRY_RUN_FAILED, action.key, failure.fact)
         self._journal.finish(action.token, "done")
 
 

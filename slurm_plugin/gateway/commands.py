@@ -18,6 +18,7 @@ from muri.slurm_plugin.gateway.base import (
 )
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, JobChange, NewJob, Reservation, Snapshot
 
@@ -34,7 +35,8 @@ class CommandGateway:
     """Speaks to slurmctld through squeue, sinfo, scontrol, sbatch and scancel.
 
     A snapshot is `squeue --json` (one RPC), `scontrol show nodes --json`, which itself asks for the nodes and the
-    partitions (two RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length.
+    partitions (two RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length. The
+    site's limits are read besides, some minutes apart.
 
     Args:
         commands: How commands are run.
@@ -48,7 +50,8 @@ class CommandGateway:
 
     def __init__(self, commands: SlurmCommands | None = None) -> None:
         self._commands = commands or SlurmCommands()
-        settings = _settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
+        settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
+        self._limits = LimitsReader(self._commands)
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
         self._slurm_version = settings.get("SLURM_VERSION", "")
@@ -86,6 +89,7 @@ class CommandGateway:
             slurm_version=self._slurm_version,
             jobs=tuple(sorted(jobs, key=lambda job: job.job_id)),
             nodes=tuple(sorted(json_records.nodes(nodes), key=lambda node: node.name)),
+            limits=self._limits.read(),
             reservations=self._reservations(),
             unreadable=tuple(unreadable),
         )
@@ -176,12 +180,6 @@ class CommandGateway:
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return job_environment(self._state_save_location, job_id)
-
-
-def _settings(text: str) -> dict[str, str]:
-    """Parse `scontrol show config`."""
-    pairs = (line.partition("=") for line in text.splitlines())
-    return {name.strip(): value.strip() for name, separator, value in pairs if separator}
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -22,6 +22,7 @@ from muri.slurm_plugin.gateway.base import (
 from muri.slurm_plugin.gateway.json_records import read_each
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
+from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
@@ -102,6 +103,7 @@ class PyslurmGateway:
         self._helper = helper
         self._commands = SlurmCommands()
         self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._limits = LimitsReader(self._commands)
         self._partitions = self._load_partitions()
 
     @property
@@ -125,7 +127,7 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations in three bulk RPCs."""
+        """Read all jobs, nodes and reservations in three bulk RPCs; some minutes apart, commands tell the site's limits."""
         taken_s = time.time()
         loaded = self._load_jobs()
         if loaded is None and self._helper is not None:
@@ -138,6 +140,7 @@ class PyslurmGateway:
             slurm_version=self._slurm_version,
             jobs=tuple(self._with_hidden_requests(sorted(jobs, key=lambda job: job.job_id))),
             nodes=self._nodes(),
+            limits=self._limits.read(),
             reservations=self._reservations(),
             unreadable=tuple(unreadable),
         )

@@ -19,7 +19,9 @@ from typing import Any
 import click
 
 from muri.clock import MACHINE_CLOCK, Clock
+from muri.commands import run_command
 from muri.group_spec import GroupSpec, read_group
+from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
 from muri.slurm_plugin.records import comment_tags as tags
@@ -41,19 +43,6 @@ _EAGER_POLLS = 20
 _RUNTIME_GRACE_S = 20.0
 
 KEY_VARIABLE = "MURI_GROUP_KEY"
-
-
-def private_dir(path: Path) -> Path:
-    """Make a directory that only the user can enter.
-
-    Raises:
-        GatewayError: It exists and is not the user's own, or others can enter it.
-    """
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = path.lstat()
-    if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or path.is_symlink():
-        raise GatewayError(f"{path} must be a directory of yours with mode 0700; remove it or set MURI_RUN_DIR")
-    return path
 
 
 def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
@@ -88,15 +77,16 @@ class PilotWatch:
         self._ended_by_slurm = False
 
     def end_early(self) -> None:
-        """End the runtime, which saves what it can: Slurm ends the pilot job. Safe in a signal handler."""
+        """End the runtime soon, because Slurm ends the pilot job. Safe in a signal handler."""
         self._ended_by_slurm = True
-        self._runtime.send_signal(signal.SIGTERM)
 
     def watch(self) -> int:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
             if self._ended_by_slurm:
-                return self._await_early_end()
+                self._tell_members()
+                self._end_runtime()
+                return 1
             code = self._runtime.poll()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
@@ -109,20 +99,14 @@ class PilotWatch:
                 self._report_speeds()
             self._clock.sleep(_TICK_S)
 
-    def _await_early_end(self) -> int:
-        """Tell why the members go back to the queue, and how a member is cancelled; return when the runtime has ended.
-
-        It saves members with a checkpoint; Slurm kills it and this process when KillWait is over.
-        """
+    def _tell_members(self) -> None:
+        """Say in the log why the members go back to the queue, and how a member is cancelled."""
         members = self._group.ids
         log.warning(
             "pilot job %s, which holds the GPUs of its group, was cancelled or has reached its time limit: members %s "
             "go back to the queue. To end one job of a group, cancel that job (scancel %s), not the pilot job",
             os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
         )  # fmt: skip
-        while (code := self._runtime.poll()) is None:
-            self._clock.sleep(_TICK_S)
-        return code or 1
 
     def _runtime_status(self) -> dict[str, Any]:
         """What the runtime last wrote about itself; empty until it first writes."""
@@ -189,7 +173,7 @@ class PilotWatch:
                 log.warning("cannot report the fault; every member runs alone: %s", error)
 
     def _end_runtime(self) -> int:
-        """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""
+        """Tell the runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once."""
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(self._runtime_status()["pid"], signal.SIGTERM)
         try:
@@ -204,8 +188,8 @@ class PilotWatch:
 def main(text: str) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
     group = read_group(text)
-    uid = os.getuid()
-    run_dir = private_dir(Path(os.environ.get("MURI_RUN_DIR") or f"/tmp/muri-{uid}"))  # noqa: S108 (verified)
+    run_dir = default_run_dir(os.environ)
+    make_run_dir(run_dir)
     job_id = os.environ["SLURM_JOB_ID"]
     log_path = run_dir / f"host-{job_id}.log"
     status = run_dir / f"host-{job_id}.json"
@@ -286,4 +270,4 @@ def start(command: list[str]) -> "subprocess.Popen[bytes]":
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run_command(main))

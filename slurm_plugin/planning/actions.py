@@ -48,8 +48,8 @@ class StartGroup:
         gid: The owner's group.
         user: The owner's name.
         partition: Partition of all members.
-        account: Account of the first member.
-        qos: QOS of the first member.
+        account: Account of all members.
+        qos: QOS of all members.
         gpu_request: GRES per node of the pilot.
         cpu_count: CPUs of each of the pilot's tasks.
         mem_per_node_mib: Memory of the pilot; 0 = default.
@@ -60,6 +60,7 @@ class StartGroup:
         node_count: Nodes of the pilot.
         gpus_per_node: GPUs on each; each gets a runtime of its own.
         mode: How members share, as in `Group.mode`.
+        reservation: Reservation of all members, "" for none.
     """
 
     members: tuple[MemberPlan, ...]
@@ -80,6 +81,7 @@ class StartGroup:
     node_count: int = 1
     gpus_per_node: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
+    reservation: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,13 @@ class Knowledge:
     """What a cycle knows beyond the snapshot.
 
     Attributes:
-        profiles: Stored profiles, and estimates of models without one.
+        profiles: Stored profiles of all users, and estimates of models without one. `profile_of` finds a job's.
         profiling: Keys that a dry run is measuring now.
         dry_run_jobs: Jobs whose script a dry run executes, or is about to; they wait for it.
         stale: Keys whose profile is in use but is to be measured again.
-        failures: Failed dry runs by key text: how many, and the last cause.
+        failures: Failed dry runs that have not expired, by key text: how many, and the last cause.
         exclusions: Why a job must not be grouped again, by job id.
+        largest_group: How large a group a limit lately left room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
@@ -33,6 +34,7 @@ class Knowledge:
     stale: frozenset[ProfileKey] = frozenset()
     failures: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     exclusions: Mapping[int, str] = field(default_factory=dict)
+    largest_group: Mapping[int, tuple[int, str]] = field(default_factory=dict)
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
@@ -43,7 +45,29 @@ class Knowledge:
         None for a job whose own script a dry run executes: run twice at once, the script could overwrite its own
         files. The job waits for the measurement, as the first job of a model does.
         """
-        return None if job.job_id in self.dry_run_jobs else self.profiles.get(key)
+        return None if job.job_id in self.dry_run_jobs else self.profile_of(key)
+
+    def profile_of(self, key: ProfileKey) -> StageProfile | None:
+        """Return what is known under a job's key: its user's own profile, else a published one."""
+        return next((self.profiles[each] for each in key.lookup_order if each in self.profiles), None)
+
+    def known_profile(self, key: ProfileKey) -> StageProfile:
+        """Return the same of a job that was planned with it.
+
+        Raises:
+            KeyError: Nothing is known.
+        """
+        found = self.profile_of(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def is_stale(self, key: ProfileKey) -> bool:
+        """Whether what is known under a job's key is to be measured again.
+
+        A mark on the published profile counts only for users who have none of their own.
+        """
+        return key in self.stale or (key not in self.profiles and key.published in self.stale)
 
     def needed_gib(self, job_id: int, profile: StageProfile) -> float:
         """Return the GPU memory that a job asks for: what it asked for anew, else what its profile says."""
@@ -51,8 +75,9 @@ class Knowledge:
 
     def failed(self, key: ProfileKey, config: Config) -> str:
         """Return why a model is not profiled any more, "" when it still may be."""
-        count, why = self.failures.get(str(key), (0, ""))
-        return why if count >= config.profiling.attempts else ""
+        # Earlier versions counted the failures of all users together, under the published key's text.
+        found = (self.failures.get(str(each), (0, "")) for each in key.lookup_order)
+        return next((why for count, why in found if count >= config.profiling.attempts), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +109,14 @@ class CycleInput:
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
         return profile_key(job, self.nodes)
+
+
+def dry_run_key(intent: Intent, view: View) -> ProfileKey:
+    """Return what a dry run measures; journals of earlier versions do not say for which user."""
+    key = intent.payload["key"]
+    jobs = (view.jobs.get(int(intent.payload["job_id"])), view.jobs.get(intent.submitted_job or 0))
+    owner = next((job.user for job in jobs if job is not None), "")
+    return ProfileKey(**{"user": owner, **key})
 
 
 def served_gpu_s(intents: tuple[Intent, ...]) -> dict[int, float]:

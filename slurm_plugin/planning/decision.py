@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
-from muri.slurm_plugin.planning.actions import Abandon, Action, ReleaseSolo, StartDryRun, started
+from muri.slurm_plugin.planning.actions import Abandon, Action, Join, ReleaseSolo, StartDryRun, StartGroup, started
 from muri.slurm_plugin.planning.cycle_input import CycleInput
 from muri.slurm_plugin.planning.joins import find_joins
 from muri.slurm_plugin.planning.model_traits import with_measured_pairs
@@ -15,6 +15,7 @@ from muri.slurm_plugin.planning.quarantine import Quarantine, decide_without_cul
 from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.request import Preparation, prepare
 from muri.slurm_plugin.planning.running import Settled, running_units, settle, stop_actions
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.roles import Role, View
 
@@ -73,9 +74,15 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     else:
         settled, preparation = ask(policy, preparation)
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
-        starts = actions_of(plan, cycle) + find_joins(plan, cycle)
+        room = preparation.room
+        starts = actions_of(plan, cycle, room) + find_joins(plan, cycle, room)
+    starts, refused = within_limits(starts, preparation.room, view)
+    preparation = replace(preparation, waiting={**preparation.waiting, **refused})
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
+    releases += tuple(
+        ReleaseSolo(job_id, (f"Slurm decides when it starts: {why}",)) for job_id, why in preparation.to_slurm.items()
+    )
     runs = without_started(preparation, starts)
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
@@ -98,6 +105,36 @@ def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]
         log.warning("running jobs are left alone in this cycle: %s", error)
     request = replace(request, running=())
     return settle(policy.plan(request), request), replace(preparation, request=request)
+
+
+def within_limits(starts: Sequence[Action], room: SiteRoom, view: View) -> tuple[tuple[Action, ...], dict[int, str]]:
+    """Take what the site's limits leave room for.
+
+    Args:
+        starts: What the plan starts, in its order.
+        room: What the site's limits allow; it is used up.
+        view: The queue.
+
+    Returns:
+        The starts for which there is room, and why the other jobs wait, by job id.
+    """
+    kept: list[Action] = []
+    refused: dict[int, str] = {}
+    for action in starts:
+        match action:
+            case StartGroup():
+                why = room.take_group(action)
+            case ReleaseSolo(job_id=job_id):
+                why = room.take_alone(view.jobs[job_id])
+            case Join():
+                why = room.take_join(action)
+            case _:
+                why = ""
+        if why:
+            refused |= dict.fromkeys(started((action,)), why)
+        else:
+            kept.append(action)
+    return tuple(kept), refused
 
 
 def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:

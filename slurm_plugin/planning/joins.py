@@ -12,9 +12,10 @@ from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan, join_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
-from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import member_plan
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
@@ -55,7 +56,7 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield join_in(intent.payload, intent.token)
 
 
-def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:
+def find_joins(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
     """Return the joins of a cycle: waiting jobs in the plan's order, each to the group that gains most.
 
     A group takes one new member in a cycle, so that the next decision rests on what is true then.
@@ -75,7 +76,7 @@ def find_joins(plan: Plan, cycle: CycleInput) -> tuple[Join, ...]:
         if best is None or gains[best][0] < _LEAST_GAIN:
             continue
         group, (gain, speed) = groups.pop(best), gains[best]
-        joins.append(join_to(job, group, speed, cycle, (_why(group, gain),)))
+        joins.append(join_to(job, group, speed, cycle, room, (_why(group, gain),)))
     return tuple(joins)
 
 
@@ -96,7 +97,7 @@ def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedM
 
 
 def _profile(member: ManagedJob, pilot: Job, cycle: CycleInput) -> StageProfile | None:
-    return cycle.knowledge.profiles.get(cycle.key_of(as_submitted(member, pilot)))
+    return cycle.knowledge.profile_of(cycle.key_of(as_submitted(member, pilot)))
 
 
 def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
@@ -112,6 +113,11 @@ def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
     checks = (
         (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
         ((job.uid, job.partition) != (pilot.uid, pilot.partition), "the group is of another user or partition"),
+        (
+            any(domain_of(as_submitted(member, pilot)) != domain_of(job) for member in group.members),
+            f"the group is not of {domain_of(job)}",
+        ),
+        (pilot.nodes not in Places(cycle.view.snapshot).of(job).nodes, "the group's node is none that it may get"),
         (job.gpu_count != pilot.gpu_count or pilot.gpu_count != 1, "only jobs on one GPU are joined"),
         (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
         (len(group.members) >= cycle.config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
@@ -135,20 +141,24 @@ def _memory_fits(job: Job, group: RunningGroup) -> bool:
     return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.pilot.mem_per_node_mib
 
 
-def join_to(job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInput, reasons: tuple[str, ...]) -> Join:
+def join_to(
+    job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInput, room: SiteRoom, reasons: tuple[str, ...]
+) -> Join:
     """Return the join of a job to a group.
 
     Args:
         job: The job; its model has a profile.
         group: The group.
         speed: The job's speed there, 1 = as fast as alone.
-        reasons: Why, for people.
         cycle: What the cycle decides on.
+        room: What the site's limits allow.
+        reasons: Why, for people.
     """
     pilot, size = group.pilot, len(group.members) + 1
-    profile = cycle.knowledge.profiles[cycle.key_of(job)]
-    member = member_plan(job, profile, speed, size, cycle.knowledge)
-    others = tuple((other.job_id, _limit_beside(other, size)) for other in group.members)
+    profile = cycle.knowledge.known_profile(cycle.key_of(job))
+    limit_s = room.member_limit_s(job, size, int(max(0.0, cycle.now_s - pilot.start_s)))
+    member = member_plan(job, profile, speed, cycle.knowledge, limit_s)
+    others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
     why = (*reasons, *filter(None, (why_estimated(profile),)))
     return Join(pilot.job_id, pilot.nodes, member, others, _pilot_limit_s(pilot, member, others, cycle.now_s), why)
 
@@ -158,10 +168,14 @@ def _why(group: RunningGroup, gain: float) -> str:
     return f"it joins jobs {partners}, which have resources to spare: together they do {gain:.2f} jobs' work more"
 
 
-def _limit_beside(member: ManagedJob, size: int) -> int:
+def _limit_beside(member: ManagedJob, pilot: Job, size: int, room: SiteRoom) -> int:
     """A member's time limit in a group of that size, never less than it has."""
     original_s = member.membership.original.time_limit_s if member.membership is not None else 0
-    return max(member.time_limit_s, original_s * size) if original_s else 0
+    if not original_s:
+        return 0
+    late_s = int(max(0.0, member.start_s - pilot.start_s))
+    as_asked = replace(as_submitted(member, pilot), time_limit_s=original_s)
+    return max(member.time_limit_s, room.member_limit_s(as_asked, size, late_s))
 
 
 def _pilot_limit_s(pilot: Job, member: MemberPlan, others: tuple[tuple[int, int], ...], now_s: float) -> int:

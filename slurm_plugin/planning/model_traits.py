@@ -24,7 +24,7 @@ from muri.profiler.interference.models import (
     fit_computation,
     fit_line,
 )
-from muri.profiler.interference.ratios import Interference, find
+from muri.profiler.interference.ratios import Interference, Pairs, by_pair, find
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity import record
 from muri.profiler.sensitivity.bisection import DOUBT, RUN_SPREAD
@@ -37,10 +37,10 @@ log = logging.getLogger("muri.controller")
 
 _SAME = DOUBT * RUN_SPREAD
 
-UNUSABLE: Final = (MuriError, ArithmeticError, TypeError, ValueError)
+UNUSABLE: Final = (MuriError, ArithmeticError, LookupError, TypeError, ValueError)
 """What reading a stored document raises when its figures have the wrong type or cannot be true."""
 
-_Pairs = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
+_Speeds = Mapping[tuple[ProfileKey, ProfileKey], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class KnownTraits:
 
     def is_measured(self, key: ProfileKey) -> bool:
         """Whether the model's sensitivity to CPUs was measured."""
-        return str(key) in self.sensitivities or key.model in self.sensitivities
+        return self._sensitivity_of(key) is not None
 
     def sensitivity(self, key: ProfileKey, least_mem_gib: float = 0.0) -> Sensitivity | None:
         """Return how a job's throughput follows the CPUs and memory of each of its GPUs, None while unknown.
@@ -70,7 +70,7 @@ class KnownTraits:
             key: What the job is profiled under.
             least_mem_gib: Memory per GPU that the job is not to get less than.
         """
-        found = self.sensitivities.get(str(key)) or self.sensitivities.get(key.model)
+        found = self._sensitivity_of(key)
         if found is None:
             return None
         try:
@@ -78,6 +78,11 @@ class KnownTraits:
         except UNUSABLE as error:
             log.warning("the sensitivity of %s is not used: %s", found.name, error)
             return None
+
+    def _sensitivity_of(self, key: ProfileKey) -> record.SensitivityProfile | None:
+        """What is kept under the key, else under the model: of its user, else of a published one."""
+        names = (name for each in key.lookup_order for name in (str(each), each.name))
+        return next((self.sensitivities[name] for name in names if name in self.sensitivities), None)
 
 
 def gpu_utilization(profile: StageProfile | None) -> float | None:
@@ -172,9 +177,10 @@ def batch_model(
     profile = profiles.get(key)
     if profile is None or key.batch_size < 1:
         return None
-    family = [item for item in profiles.values() if _same_but_for_batch(item.key, key) and not item.is_estimate]
+    family = _family(key, profiles)
+    stored = (fits.get(computation_name(each)) for each in key.lookup_order)
     try:
-        times = fits.get(computation_name(key)) or fit_computation(family)
+        times = next(filter(None, stored), None) or fit_computation(family)
         fixed_gib, per_sample_gib = _memory(profile, family)
         return BatchModel(
             batch_size=key.batch_size,
@@ -199,7 +205,8 @@ def interference_table(
     """Return speeds of all models beside those that run: measured ones first, estimates from both profiles else.
 
     No job joins one that has not started, so a long queue costs only its models times the running ones.
-    A table tells models apart by name alone. Of a model's several profiles the least key's counts.
+    A table tells models apart by their names, which say whose they are. Of a model's several profiles the least key's
+    counts.
 
     Args:
         waiting: What waiting jobs are profiled under.
@@ -209,11 +216,12 @@ def interference_table(
     """
     at_work = _by_model(running, known)
     everybody = _by_model((*at_work.values(), *waiting), known)
+    measured = by_pair(pairs)
     rows = [
-        _pair(a, b, known, pairs)
+        _pair(a, b, known, measured)
         for model, a in at_work.items()
         for other, b in everybody.items()
-        if other not in at_work or model <= other
+        if (other not in at_work or model <= other) and (a.serves(b.user) or b.serves(a.user))
     ]
     return InterferenceTable(tuple(rows))
 
@@ -222,22 +230,26 @@ def _by_model(keys: Iterable[ProfileKey], known: Mapping[ProfileKey, StageProfil
     found: dict[str, ProfileKey] = {}
     for key in sorted(set(keys)):
         if key in known:
-            found.setdefault(key.model, key)
+            found.setdefault(key.name, key)
     return found
 
 
-def _pair(
-    a: ProfileKey, b: ProfileKey, known: Mapping[ProfileKey, StageProfile], pairs: tuple[Interference, ...]
-) -> PairSpeed:
+def _pair(a: ProfileKey, b: ProfileKey, known: Mapping[ProfileKey, StageProfile], pairs: Pairs) -> PairSpeed:
     measured = find(pairs, a, b)
     if measured is not None:
-        return PairSpeed(a.model, b.model, 1 / measured.a.ratio, 1 / measured.b.ratio)
+        return PairSpeed(a.name, b.name, 1 / measured.a.ratio, 1 / measured.b.ratio)
     speed = 1 / estimated_ratio(known[a], known[b])
-    return PairSpeed(a.model, b.model, speed, speed)
+    return PairSpeed(a.name, b.name, speed, speed)
+
+
+def _family(key: ProfileKey, profiles: Mapping[ProfileKey, StageProfile]) -> list[StageProfile]:
+    """The measured profiles of a model with all its batch sizes: its user's own, published ones where there is none."""
+    near = {item.key: item for item in profiles.values() if _same_but_for_batch(item.key, key) and not item.is_estimate}
+    return [item for item in near.values() if item.key.user == key.user or replace(item.key, user=key.user) not in near]
 
 
 def _same_but_for_batch(a: ProfileKey, b: ProfileKey) -> bool:
-    return (a.model, a.gpu_count, a.gpu_type) == (b.model, b.gpu_count, b.gpu_type)
+    return a.serves(b.user) and (a.model, a.gpu_count, a.gpu_type) == (b.model, b.gpu_count, b.gpu_type)
 
 
 def _memory(profile: StageProfile, family: Iterable[StageProfile]) -> tuple[float, float]:
@@ -275,22 +287,31 @@ def _rows(keys: set[ProfileKey], measured: Sequence[Interference]) -> tuple[Pair
     """
     family: dict[str, list[ProfileKey]] = defaultdict(list)
     for key in sorted(keys):
-        family[key.model].append(key)
-    speeds = {pair: speed for item in measured for pair, speed in _both_ways(item).items() if keys.issuperset(pair)}
-    names = sorted({(a.model, b.model) for a, b in speeds if a.model <= b.model})
+        family[key.name].append(key)
+    speeds = _speeds_of(keys, by_pair(measured))
+    names = sorted({(a.name, b.name) for a, b in speeds if a.name <= b.name})
     rows = (_row(family[first], family[second], speeds) for first, second in names)
     return tuple(row for row in rows if row is not None)
 
 
-def _both_ways(item: Interference) -> _Pairs:
-    """A pair's speeds in either order."""
-    a, b = item.a, item.b
-    return {(b.key, a.key): (1 / b.ratio, 1 / a.ratio), (a.key, b.key): (1 / a.ratio, 1 / b.ratio)}
+def _speeds_of(keys: set[ProfileKey], measured: Pairs) -> _Speeds:
+    """The speeds of every two keys that were measured, or whose published ones were, in either order."""
+    users: dict[ProfileKey, list[ProfileKey]] = defaultdict(list)
+    for key in sorted(keys):
+        for each in key.lookup_order:
+            users[each].append(key)
+    near = {pair for a, b in measured for pair in product(users.get(a, ()), users.get(b, ()))}
+    speeds: dict[tuple[ProfileKey, ProfileKey], tuple[float, float]] = {}
+    for a, b in sorted(near):
+        item = find(measured, a, b) if a.serves(b.user) or b.serves(a.user) else None
+        if item is not None:
+            speeds |= {(b, a): (1 / item.b.ratio, 1 / item.a.ratio), (a, b): (1 / item.a.ratio, 1 / item.b.ratio)}
+    return speeds
 
 
-def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Pairs) -> PairSpeed | None:
+def _row(first: Sequence[ProfileKey], second: Sequence[ProfileKey], speeds: _Speeds) -> PairSpeed | None:
     found = [speeds.get(pair) for pair in product(first, second)]
     known = [pair for pair in found if pair is not None]
     if len(known) < len(found):
         return None
-    return PairSpeed(first[0].model, second[0].model, min(a for a, _ in known), min(b for _, b in known))
+    return PairSpeed(first[0].name, second[0].name, min(a for a, _ in known), min(b for _, b in known))

@@ -33,6 +33,7 @@ from muri.slurm_plugin.planning.joins import join_to, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import RunningGroup, running_groups, running_units
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import member_mem_mib
 from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Node
@@ -74,21 +75,22 @@ def ask_to_share(policy: Policy, preparation: Preparation) -> tuple[Shared, Prep
         log.warning("nobody can join a running job in this cycle: %s", error)
         request = replace(request, running=())
         plan = policy.plan(request)
-    return share(plan, request, cycle), replace(preparation, request=request)
+    return share(plan, request, cycle, preparation.room), replace(preparation, request=request)
 
 
-def share(plan: Plan, request: PlanRequest, cycle: CycleInput) -> Shared:
+def share(plan: Plan, request: PlanRequest, cycle: CycleInput, room: SiteRoom) -> Shared:
     """Return what a plan with sharers means on Slurm.
 
     Args:
         plan: The policy's answer.
         request: What it was asked, by `sharing_request`.
         cycle: What the cycle decides on.
+        room: What the site's limits allow.
     """
     at_work = {job.job_id for unit in request.running for job in unit.members}
     jobs = {job.job_id: job for job in request.jobs}
     outcome = PlacementOutcome(
-        request, {member.job_id: group for group in running_groups(cycle.view) for member in group.members}
+        request, {member.job_id: group for group in running_groups(cycle.view) for member in group.members}, room
     )
     for sharer in plan.sharers:
         if sharer.job_id not in at_work:
@@ -96,14 +98,15 @@ def share(plan: Plan, request: PlanRequest, cycle: CycleInput) -> Shared:
     waiting = [item for item in plan.waiting if item.job_id not in at_work]
     solo = (*(item for item in plan.solo if item.job_id not in at_work), *outcome.solo)
     done = replace(plan, groups=tuple(outcome.groups), solo=solo, waiting=(*waiting, *outcome.waiting), sharers=())
-    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions_of(done, cycle))
+    starts = tuple(_prepared(action, outcome.steps, jobs, cycle.view) for action in actions_of(done, cycle, room))
     return Shared(done, (*starts, *outcome.joins))
 
 
 class PlacementOutcome:
     """The new sharers of a plan by what they become."""
 
-    def __init__(self, request: PlanRequest, groups: Mapping[int, RunningGroup]) -> None:
+    def __init__(self, request: PlanRequest, groups: Mapping[int, RunningGroup], room: SiteRoom) -> None:
+        self._room = room
         self.groups: list[Group] = []
         self.solo: list[Solo] = []
         self.waiting: list[Waiting] = []
@@ -155,7 +158,7 @@ class PlacementOutcome:
         if why := why_no_room(job, group, cycle):
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
-        join = join_to(job, group, sharer.speed, cycle, sentences(sharer.reasons))
+        join = join_to(job, group, sharer.speed, cycle, self._room, sentences(sharer.reasons))
         self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 

@@ -21,7 +21,7 @@ from muri.slurm_plugin.planning.actions import (
     ResumeGroup,
     ReturnToQueue,
 )
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in
@@ -57,7 +57,7 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     actions += _pilots(groups, cycle)
     for intent in intents:
         if intent.kind == DRY_RUN and intent.state == "begun":
-            actions += _dry_run(view, intent)
+            actions += _dry_run(cycle, intent)
     known = {intent.token for intent in intents if intent.kind == DRY_RUN and intent.state == "begun"}
     for job in view.having(Role.DRY_RUN):
         if job.dry_run not in known:
@@ -154,9 +154,10 @@ def _pilots(groups: Mapping[str, Intent], cycle: CycleInput) -> Iterator[Action]
             yield Cancel(pilot.job_id, "no member of its group is left")
 
 
-def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
+def _dry_run(cycle: CycleInput, intent: Intent) -> Iterator[Action]:
+    view = cycle.view
     target = view.jobs.get(int(intent.payload["job_id"]))
-    key = ProfileKey(**intent.payload["key"])
+    key = dry_run_key(intent, view)
     run = next((job for job in view.jobs.values() if job.dry_run == intent.token), None)
     measured = _measured(target, intent) or _measured(run, intent)
     if measured is not None:
@@ -166,6 +167,10 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
         yield Abandon(intent.token, f"job {target.job_id}, whose script it runs, starts itself")
         if run is not None and run.state.is_active:
             yield Cancel(run.job_id, f"job {target.job_id}, whose script it runs, starts itself")
+        return
+    if run is not None and (why := _why_expired(run, intent, cycle)):
+        yield Abandon(intent.token, why)
+        yield Cancel(run.job_id, why)
         return
     # A job whose model has a profile does not wait for the new one and may end before it.
     still_wanted = intent.payload.get("again", False) and run is not None and run.state.is_active
@@ -177,6 +182,19 @@ def _dry_run(view: View, intent: Intent) -> Iterator[Action]:
     elif run is None or not run.state.is_active:
         state = run.state if run is not None else "forgotten by Slurm"
         yield DryRunFailed(intent.token, str(key), f"the dry run ended without a result ({state})")
+
+
+def _why_expired(run: ManagedJob, intent: Intent, cycle: CycleInput) -> str:
+    """Return why a dry run that has not started makes way for others, "" when it need not.
+
+    That says nothing against the model: it is measured later, behind other users' models.
+    """
+    timeout_s = cycle.config.profiling.start_timeout_s
+    if run.state is not JobState.PENDING:
+        return ""
+    if run.held:
+        return "the dry run is held"
+    return f"the dry run has not started within {timeout_s:g} s" if cycle.now_s - intent.begun_s > timeout_s else ""
 
 
 def _measured(job: ManagedJob | None, intent: Intent) -> Mapping[str, Any] | None:

@@ -1,18 +1,23 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from ClusterShell.NodeSet import NodeSet
-
+from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
-from muri.slurm_plugin.planning.cycle_input import CycleInput
+from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
+from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
+from muri.slurm_plugin.records.journal import DRY_RUN
+from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role
 from muri.units import MIB_PER_GIB
 
@@ -50,6 +55,8 @@ class Preparation:
         request: For the policy.
         dry_runs: To start now.
         waiting: Jobs that are not ready, with the reason.
+        to_slurm: Jobs that Slurm cannot start now, whoever plans them, with the reason: Slurm decides about them alone.
+        room: What the site's limits leave; what is started has to be taken from it.
         cycle: What the cycle decides on. Its `dry_run_jobs` include the jobs of these dry runs, except those planned
             with an estimate: they may start, and then nothing is measured with them.
     """
@@ -58,6 +65,8 @@ class Preparation:
     dry_runs: tuple[StartDryRun, ...]
     waiting: Mapping[int, str]
     cycle: CycleInput
+    to_slurm: Mapping[int, str]
+    room: SiteRoom
 
 
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
@@ -71,6 +80,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
         (bool(reason := ranks_reason(job)), reason),
+        (bool(job.special), f"it asks for {', '.join(job.special)}, which a group could not give it"),
         (bool(job.required_nodes), f"it asks for the nodes {job.required_nodes} by name"),
         (
             job.gpu_count > cycle.config.grouping.max_gpus_per_job,
@@ -102,22 +112,30 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         profile_use: Whose profiles matter to the policy; other models are not measured.
         cycle: What the cycle decides on.
     """
+    room, places = SiteRoom(cycle.view), Places(cycle.view.snapshot)
     waiting: dict[int, str] = {}
+    to_slurm: dict[int, str] = {}
     ready: list[tuple[ManagedJob, ProfileKey]] = []
     for job in cycle.view.having(Role.CANDIDATE):
-        reason = _not_ready(job, cycle.now_s)
-        if reason:
+        if reason := _not_ready(job, cycle.now_s):
+            waiting[job.job_id] = reason
+        elif reason := places.of(job).left_to_slurm:
+            to_slurm[job.job_id] = reason
+        elif reason := room.why_no_room(job):
             waiting[job.job_id] = reason
         else:
             ready.append((job, cycle.key_of(job)))
     dry_runs = _dry_runs(ready, cycle, profile_use)
-    measured = {str(key) for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
+    measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
     alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
     measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
     known = replace(cycle.knowledge, dry_run_jobs=cycle.knowledge.dry_run_jobs | measured_with)
     cycle = replace(cycle, knowledge=known)
-    pending = [with_derived(plan_job(job, key, cycle), job, cycle.nodes) for job, key in ready]
-    unknown = {job.job_id for job, key in ready if key not in cycle.knowledge.profiles}
+    pending = [
+        replace(with_derived(plan_job(job, key, cycle, room), job, cycle.nodes), partition=places.of(job).name)
+        for job, key in ready
+    ]
+    unknown = {job.job_id for job, key in ready if cycle.knowledge.profile_of(key) is None}
     waiting_for_partners = _waiting_for_partners(pending, unknown, cycle)
     waiting |= dict.fromkeys(sorted(waiting_for_partners), "it waits for the dry runs of possible partners")
     in_dry_run = {job.job_id for job in pending if job.job_id in known.dry_run_jobs and not _overdue(job, cycle)}
@@ -126,15 +144,22 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
     )
     request = PlanRequest(
         jobs=tuple(job for job in pending if job.job_id not in waiting),
-        nodes=free_nodes(cycle),
+        nodes=free_nodes(cycle, places, [job for job, _ in ready]),
         now_s=cycle.now_s,
         max_group_size=cycle.config.grouping.max_group_size,
     )
-    return Preparation(request, dry_runs, waiting, cycle)
+    return Preparation(request, dry_runs, waiting, cycle, to_slurm, room)
 
 
-def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> PlanJob:
-    """Describe a job to a policy."""
+def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom | None = None) -> PlanJob:
+    """Describe a job to a policy.
+
+    Args:
+        job: The job, as its user submitted it.
+        key: Its model's.
+        cycle: What the cycle decides on.
+        room: What the site's limits leave for groups with it; None for a job that runs.
+    """
     alone = alone_reason(job, cycle)
     profile = cycle.knowledge.profile_for(job, key)
     if not alone and profile is None:
@@ -143,6 +168,11 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> PlanJob:
             alone = f"its dry run failed: {failed}"
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
+    largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
+    if not alone and room is not None and largest > 1:
+        largest, why = room.largest_group(job, largest)
+    if largest == 1 and not alone:
+        alone = why
     served_gpu_s = cycle.knowledge.served_gpu_s.get(job.job_id, 0.0)
     duration_s, served_s = job.request.duration_s, served_gpu_s / max(1, job.gpu_count)
     return PlanJob(
@@ -160,6 +190,9 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> PlanJob:
         sensitivity=cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job)),
         gpu_utilization=gpu_utilization(profile),
         gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
+        domain=domain_of(job),
+        largest_group=largest,
+        priority=job.priority,
     )
 
 
@@ -190,26 +223,46 @@ def _overdue(job: PlanJob, cycle: CycleInput) -> bool:
     return cycle.now_s - job.submit_s > cycle.config.grouping.max_wait_s
 
 
-def _bucket(job: PlanJob) -> tuple[str, str, int, int]:
-    return (job.user, job.partition, job.gpu_count, job.node_count)
+def _bucket(job: PlanJob) -> tuple[str, str, str, int, int]:
+    return (job.user, job.domain, job.partition, job.gpu_count, job.node_count)
 
 
 def _dry_runs(
     ready: list[tuple[ManagedJob, ProfileKey]], cycle: CycleInput, profile_use: ProfileUse
 ) -> tuple[StartDryRun, ...]:
-    room = cycle.config.profiling.at_once - len(cycle.view.having(Role.DRY_RUN))
+    """Return the dry runs to start now.
+
+    A user whose dry runs are fewer goes first, so that nobody has two while others wait for one; then models without
+    any profile, then the user whose last dry run began longest ago, such as before one that never started.
+    """
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
-        measurable = useful and not (job.array or job.het or cycle.knowledge.failed(key, cycle.config))
-        known = key in cycle.knowledge.profiles and key not in cycle.knowledge.stale
-        if measurable and not known and key not in cycle.knowledge.profiling:
+        measurable = useful and not (job.array or job.het or job.special or cycle.knowledge.failed(key, cycle.config))
+        known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
+        under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs
+        if measurable and not known and not under_way:
             wanted.setdefault(key, job.job_id)
-    measured = {key for key, profile in cycle.knowledge.profiles.items() if not profile.is_estimate}
-    new_first = sorted(wanted.items(), key=lambda item: item[0] in measured)
-    return tuple(
-        StartDryRun(job_id, str(key), key in cycle.knowledge.profiles) for key, job_id in new_first[: max(room, 0)]
-    )
+    at_work = Counter(run.user for run in cycle.view.having(Role.DRY_RUN))
+    last_s = _last_dry_runs_s(cycle)
+    chosen: list[ProfileKey] = []
+    for _ in range(min(cycle.config.profiling.at_once - at_work.total(), len(wanted))):
+        left = (key for key in wanted if key not in chosen)
+        first = min(left, key=lambda key: (at_work[key.user], _is_measured(key, cycle), last_s.get(key.user, 0.0)))
+        chosen.append(first)
+        at_work[first.user] += 1
+    return tuple(StartDryRun(wanted[key], str(key), cycle.knowledge.profile_of(key) is not None) for key in chosen)
+
+
+def _is_measured(key: ProfileKey, cycle: CycleInput) -> bool:
+    profile = cycle.knowledge.profile_of(key)
+    return profile is not None and not profile.is_estimate
+
+
+def _last_dry_runs_s(cycle: CycleInput) -> dict[str, float]:
+    """When the last dry run of each user began, seconds since the epoch."""
+    runs = (intent for intent in cycle.intents if intent.kind == DRY_RUN)
+    return {dry_run_key(run, cycle.view).user: run.begun_s for run in sorted(runs, key=lambda run: run.begun_s)}
 
 
 def _may_share(job: ManagedJob, cycle: CycleInput) -> bool:
@@ -234,8 +287,15 @@ class _Free:
         )
 
 
-def free_nodes(cycle: CycleInput) -> tuple[FreeNode, ...]:
-    """Return what can be given out: what is idle, less what is promised to Muri's jobs that still wait."""
+def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[Job] = ()) -> tuple[FreeNode, ...]:
+    """Return what can be given out: what is idle, less what is promised to Muri's jobs that start by themselves.
+
+    Args:
+        cycle: What the cycle decides on.
+        places: Where jobs may run.
+        jobs: Those that are planned; their partitions for planning are told.
+    """
+    places = places or Places(cycle.view.snapshot)
     nodes = [
         node
         for node in cycle.nodes
@@ -245,15 +305,30 @@ def free_nodes(cycle: CycleInput) -> tuple[FreeNode, ...]:
     ]
     free = {node.name: _Free.of(node) for node in nodes}
     for job in cycle.view.jobs.values():
-        if job.state is JobState.PENDING and not job.held and not job.gated and job.role in _PROMISED:
-            _take(free, job, {node.name for node in nodes if job.partition in node.partitions})
-    return tuple(_free_node(node, free[node.name], cycle.config) for node in nodes)
+        if job.role in _PROMISED and _starts_by_itself(job):
+            _take(free, job, places.of(job).nodes & free.keys())
+    names = places.names(jobs)
+    return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 
 
-def _free_node(node: Node, free: _Free, config: Config) -> FreeNode:
+def _starts_by_itself(job: ManagedJob) -> bool:
+    """Whether a job waits for nothing but GPUs; others hold none back, so that jobs behind them start."""
+    if job.state is not JobState.PENDING or job.held or job.gated:
+        return False
+    # Slurm shows the reason of its last look at the job, which may be older than what Muri has changed.
+    outdated = (
+        ("JobHeld", True),
+        ("Licenses", not job.licenses),
+        ("Dependency", not job.dependency),
+        ("BeginTime", not job.begin_s),
+    )
+    return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
+
+
+def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:
     return FreeNode(
         node.name,
-        node.partitions,
+        partitions,
         max(free.gpus, 0),
         gpu_mem_gib=config.gpu_mem_gib.get(node.gpu_type, 0.0),
         gpu_count=node.gpu_count,
@@ -264,13 +339,11 @@ def _free_node(node: Node, free: _Free, config: Config) -> FreeNode:
     )
 
 
-def _take(free: dict[str, _Free], job: Job, eligible: set[str]) -> None:
+def _take(free: dict[str, _Free], job: Job, eligible: AbstractSet[str]) -> None:
     """Set a waiting job's resources aside where Slurm will probably start it."""
-    required = sorted(set(NodeSet(job.required_nodes)) & free.keys()) if job.required_nodes else []
-    names = required or sorted(eligible, key=lambda name: (-free[name].gpus, name))
     node_count = max(1, job.node_count)
     cpus, mem_mib, wanted = -(-job.cpu_count // node_count), job.mem_per_node_mib, job.gpu_count
-    for name in names:
+    for name in sorted(eligible, key=lambda name: (-free[name].gpus, name)):
         taken = min(wanted, max(free[name].gpus, 0))
         if taken:
             free[name].gpus -= taken

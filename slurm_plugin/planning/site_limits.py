@@ -5,7 +5,7 @@ On Slurm a group is its pilot job, which holds the GPUs, and one job more for ea
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ClusterShell.NodeSet import NodeSet
@@ -80,6 +80,8 @@ class SiteRoom:
         self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
         self._counts_nodes = self._book.names("node")
         self._used, self._promised = _Tally(), _Tally()
+        # Answers for jobs that are alike, until something is taken.
+        self._largest: dict[tuple[object, ...], tuple[int, str]] = {}
         if view.snapshot.limits.enforced:
             self._count_jobs()
 
@@ -146,6 +148,13 @@ class SiteRoom:
         Returns:
             A size, 1 when it must run alone, and the reason; "" when `most` is allowed.
         """
+        sizes = (*_asked_by(job).items(), *self._member_like(job).tres.items())
+        alike = (payer_of(job), job.time_limit_s, job.gpu_request, most, sizes)
+        if alike not in self._largest:
+            self._largest[alike] = self._largest_group(job, most)
+        return self._largest[alike]
+
+    def _largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
         why = self._why_no_group(job)
         if why:
             return 1, why
@@ -165,6 +174,18 @@ class SiteRoom:
     def take_alone(self, job: ManagedJob) -> str:
         """Count a job that starts alone; return why it cannot, "" when it does."""
         return self.why_no_room(job) or self._take([self._alone(job)])
+
+    def take_dry_run(self, job: ManagedJob, partition: str, time_limit_s: int) -> str:
+        """Count a job that measures a waiting job's script; return why it cannot start, "" when it does.
+
+        Args:
+            job: The waiting job.
+            partition: Where it is measured.
+            time_limit_s: Time limit of the measurement.
+        """
+        start = replace(self._alone(job), payer=replace(payer_of(job), partition=partition), is_new=True)
+        why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
+        return why or self._take([start])
 
     def take_group(self, group: StartGroup) -> str:
         """Count a group that starts; return why it cannot, "" when it does."""
@@ -225,8 +246,8 @@ class SiteRoom:
         for rule, wanted in checks:
             if wanted > rule.amount:
                 return (
-                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), the "
-                    f"group's pilot job would have {wanted:g}"
+                    f"{rule.setter} allows {_amount(rule.amount, rule.resource)} for each job ({rule.setting}), Muri's "
+                    f"would have {wanted:g}"
                 )
         return ""
 
@@ -248,6 +269,7 @@ class SiteRoom:
         return ""
 
     def _take(self, starts: Sequence[_Start]) -> str:
+        self._largest.clear()
         for start in starts:
             self._used.add(self._book.keys(start.payer), start)
         return ""

@@ -11,6 +11,7 @@ from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, Sta
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
 from muri.slurm_plugin.records.comment_tags import with_mode
+from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
@@ -78,6 +79,7 @@ def pilot_job(action: StartGroup, token: str, config: Config) -> NewJob:
         mem_per_node_mib=action.mem_per_node_mib,
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
+        reservation=action.reservation,
         admin_comment=with_mode(tags.PILOT_PREFIX + tags.format_pilot(token, members), action.mode),
     )
 
@@ -137,6 +139,11 @@ def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Confi
         cpu_count=job.cpus_per_task if job.gpu_count > 1 else job.cpu_count,
         mem_per_node_mib=job.mem_per_node_mib,
         time_limit_s=config.profiling.time_limit_s + 60,
+        required_nodes=job.required_nodes,
+        licenses=without_gate(job.licenses),
+        reservation=job.reservation,
+        features=job.features,
+        excluded_nodes=job.excluded_nodes,
         admin_comment=tags.DRY_RUN_PREFIX + token,
     )
 

@@ -13,7 +13,7 @@ from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
-from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S
+from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.roles import ManagedJob
@@ -23,9 +23,9 @@ from muri.units import MIB_PER_GIB
 _SLACK: Final = 1e-6
 
 
-def actions_of(plan: Plan, cycle: CycleInput) -> tuple[Action, ...]:
-    """Turn a plan into actions, groups first, in the plan's order."""
-    groups = tuple(_start_group(group, plan, cycle) for group in plan.groups)
+def actions_of(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Action, ...]:
+    """Turn a plan into actions, groups first, in the plan's order; `room` says which time limits are allowed."""
+    groups = tuple(_start_group(group, plan, cycle, room) for group in plan.groups)
     return groups + tuple(_release_solo(solo, plan, cycle) for solo in plan.solo)
 
 
@@ -40,13 +40,19 @@ def _release_solo(solo: Solo, plan: Plan, cycle: CycleInput) -> ReleaseSolo:
     return ReleaseSolo(solo.job_id, reasons if share is None else (*reasons, share_text(share)), share)
 
 
-def _start_group(group: Group, plan: Plan, cycle: CycleInput) -> StartGroup:
+def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) -> StartGroup:
     jobs = [cycle.view.jobs[job_id] for job_id in group.members]
     names = {share.node for share in group.gpus}
     nodes = [node for node in cycle.nodes if node.name in names]
-    profiles = [cycle.knowledge.profiles[cycle.key_of(job)] for job in jobs]
+    profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
     members = tuple(
-        member_plan(job, profile, group.speed[job.job_id], len(group.members), cycle.knowledge)
+        member_plan(
+            job,
+            profile,
+            group.speed[job.job_id],
+            cycle.knowledge,
+            time_limit_s=room.member_limit_s(job, len(group.members)),
+        )
         for job, profile in zip(jobs, profiles, strict=True)
     )
     gpus_per_node = group.gpu_count // len(nodes)
@@ -75,6 +81,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput) -> StartGroup:
         node_count=len(nodes),
         gpus_per_node=gpus_per_node,
         mode=group.mode,
+        reservation=first.reservation,
     )
 
 
@@ -85,7 +92,7 @@ def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterato
 
 
 def member_plan(
-    job: ManagedJob, profile: StageProfile, speed: float, group_size: int, knowledge: Knowledge
+    job: ManagedJob, profile: StageProfile, speed: float, knowledge: Knowledge, time_limit_s: int
 ) -> MemberPlan:
     """Return what becomes of a job in a group.
 
@@ -93,16 +100,15 @@ def member_plan(
         job: A candidate.
         profile: Its model's.
         speed: Its predicted speed there, 1 = as fast as alone.
-        group_size: Members of the group.
         knowledge: The GPU memory that it asks for since it ran out of it.
+        time_limit_s: Its time limit there; 0 for none.
     """
     return MemberPlan(
         job_id=job.job_id,
         original=asked_by(job),
         solo_iteration_s=profile.iteration_s,
         speed=speed,
-        # The user's limit was meant for the job alone; sharing must not make it run out of time.
-        time_limit_s=job.time_limit_s * group_size,
+        time_limit_s=time_limit_s,
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,

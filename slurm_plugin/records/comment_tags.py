@@ -23,15 +23,13 @@ SCRIPT_PREFIX: Final = "muri-script:"
 
 GIVEN_PREFIX: Final = "muri-given:"
 
-GATE_PREFIX: Final = "muri-gate:"
-
-LICENCE_GATE: Final = "licence"
-"""The value of a job that a licence keeps waiting; all others are held."""
-
 USER_HOLD: Final = "muri-hold:user"
 
 GATE_PREFIX: Final = "muri-gate:"
-"""In a job's AdminComment: what keeps it until Muri starts it, one of `Gate`."""
+"""In a job's AdminComment: how its gate stands, see `muri.slurm_plugin.records.gate`."""
+
+LICENCE_GATE: Final = "licence"
+"""The word of a job that a licence keeps waiting; others are held."""
 
 PROFILE_PREFIX: Final = "muri-profile:"
 

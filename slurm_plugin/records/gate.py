@@ -39,7 +39,7 @@ def with_gate(licenses: str) -> str:
 
 def gate_of(job: Job) -> Gate:
     """Return what kind of gate a job was submitted with."""
-    return "licence" if tags.token(job.admin_comment, tags.GATE_PREFIX) == "licence" else "hold"
+    return "licence" if tags.token(job.admin_comment, tags.GATE_PREFIX) == tags.LICENCE_GATE else "hold"
 
 
 def is_behind_licence(job: Job) -> bool:

@@ -47,7 +47,11 @@ SOLO: Final = "solo"
 """Name of the facts that say why a job was released alone, by job id."""
 
 DRY_RUN_FAILED: Final = "dry-run-failed"
-"""Name of the facts that count a model's failed dry runs and keep the last cause, by the profile key's text."""
+"""Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
+profile key's text."""
+
+LARGEST_GROUP: Final = "largest-group"
+"""Name of the facts that hold how large a group Slurm's limits lately left room for, why, and since when, by job id."""
 
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""

@@ -244,10 +244,10 @@ def is_limit_refusal(text: str) -> bool:
     """Whether Slurm refused a submission or a change because of a limit; it may be accepted later, or smaller.
 
     Args:
-        text: Slurm's words.
+        text: Slurm's words. Those of sbatch begin with the reason, such as "QOSMaxSubmitJobPerUserLimit".
     """
     lowered = text.lower()
-    return any(words in lowered for words in _LIMIT_REFUSALS)
+    return any(words in lowered for words in _LIMIT_REFUSALS) or any(map(is_limit_reason, re.findall(r"\w+", text)))
 
 
 def _first_word(reason: str) -> str:

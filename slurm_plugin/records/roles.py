@@ -177,11 +177,11 @@ def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:
 
 
 def profile_key(job: ManagedJob, nodes: tuple[Node, ...]) -> ProfileKey:
-    """Return the key under which a job's model is profiled.
+    """Return the key under which a job's model is profiled: its user's own.
 
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
     line = f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
     model = job.request.model or (f"{line}#{job.script}" if job.script else line)
-    return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes))
+    return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user)

@@ -25,7 +25,7 @@ int muri_allocator_post_options(spank_t spank);
 /* srun: mark the step; without an option of its own a step keeps its job's mark. */
 int muri_local_post_options(spank_t spank);
 
-/* slurmstepd: register the options that srun passes on. */
+/* slurmstepd, as root: make the user's run directory, register the options that srun passes on. */
 int muri_remote_init(spank_t spank);
 
 /* slurmstepd, as the user: put MURI_JOB into the environment of the job. */

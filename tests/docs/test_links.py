@@ -13,8 +13,8 @@ FILE = re.compile(rf"(?<![\w/.~$-])(?:{ROOMS})/[\w./-]*\w|`([\w.-]+(?:/[\w.-]+)+
 MODULE = re.compile(r"(?<![\w/])muri(?:\.[a-zA-Z_]+)+")
 # Made by a command that the page shows.
 BUILT = {"slurm_plugin/spank/build/muri_options"}
-# Files of a site, the Lua module and a group of entry points.
-NO_MODULES = {"muri.yaml", "muri.lua", "muri.submit", "muri.schedulers"}
+# Files of a site, a unit, the Lua module and a group of entry points.
+NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.schedulers"}
 
 
 def fragments(page):

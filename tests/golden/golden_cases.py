@@ -282,7 +282,8 @@ def dry_runs_that_have_ended() -> Case:
             (8, "storage", 108, True),
         )
     ]
-    facts: list[tuple[str, str, object]] = [("dry-run-failed", "failed (batch 8, 1 × gpu)", [1, "Slurm refused it"])]
+    refused = [1, "Slurm refused it", NOW_S - 600]
+    facts: list[tuple[str, str, object]] = [("dry-run-failed", "failed of alice (batch 8, 1 × gpu)", refused)]
     nodes = [node("n1"), node("n2", 4, 4)]
     return Case(snapshot(jobs, nodes), {"policy": "muri-s"}, intents=begun, facts=facts)
 
@@ -477,7 +478,7 @@ def shares_synergy_tune() -> Case:
         job(1, "hungry"),
         job(2, "modest", mem_per_cpu_mib=2048),
         job(3, "storage"),
-        job(4, "modest", submit_line="sbatch --cpus-per-gpu=4 train.sh"),
+        job(4, "modest", submit_line="sbatch --cpus-per-gpu=4 train.sh", special=["--cpus-per-gpu"]),
         job(5, "hungry", gpu_count=2, gpu_request="gres/gpu:2", cpu_count=8),
     ]
     config = {"policy": "synergy-tune", "profiling": {"at_once": 0}}

@@ -63,7 +63,8 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     """Write what a site's files hold; returns their paths by option."""
     state = folder / "state"
     state.mkdir()
-    config = {"state_dir": str(state), "node_python": "/opt/muri/bin/python", **case.config}
+    places = {"state_dir": str(state), "status_dir": str(state / "status")}
+    config = {**places, "gate": "hold", "node_python": "/opt/muri/bin/python", **case.config}
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
     files["snapshot"].write_text(json.dumps(case.queue))

@@ -1,6 +1,7 @@
 """Files that are replaced in one step."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -26,3 +27,31 @@ def test_a_document_that_cannot_be_written_leaves_the_old_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_atomically(tmp_path / "missing" / "status.json", "new")
     assert path.read_text() == "old"
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path):
+    path, precious = tmp_path / "status.json", tmp_path / "precious"
+    precious.write_text("precious")
+    path.symlink_to(precious)
+    (tmp_path / f".status.json.{os.getpid()}").symlink_to(precious)  # where the draft will be
+    write_atomically(path, "new", 0o600)
+    assert (path.read_text(), precious.read_text()) == ("new", "precious")
+    assert not path.is_symlink()
+    assert sorted(tmp_path.iterdir()) == [precious, path]
+
+
+def test_a_draft_is_never_wider_than_the_file(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(os, "fchmod", lambda handle, _mode: seen.append(stat.S_IMODE(os.fstat(handle).st_mode)))
+    write_atomically(tmp_path / "own.json", "secret", 0o400)
+    assert seen == [0o400]
+
+
+def test_a_file_that_cannot_be_given_away_leaves_nothing_behind(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "fchown", refuse)
+    with pytest.raises(PermissionError):
+        write_atomically(tmp_path / "own.json", "secret", 0o400, owner=4711)
+    assert list(tmp_path.iterdir()) == []

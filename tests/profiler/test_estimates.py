@@ -1,5 +1,8 @@
 """Estimates of profiles from other GPU counts."""
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +10,7 @@ from profile_builders import make_profile
 
 from muri.profiler import estimates
 from muri.profiler.allreduce import BANDWIDTH_KIND, Bandwidth, bandwidths, nearest_bandwidth, ring_s
-from muri.profiler.estimates import best_known, estimated, scale
+from muri.profiler.estimates import best_known, estimated, estimates_of, scale
 from muri.profiler.prediction.predictor import Estimate, Prediction
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
 from muri.profiler.store import Document, ProfileStore
@@ -108,13 +111,35 @@ def test_the_bandwidth_of_the_nearest_number_of_ranks_serves():
     assert nearest_bandwidth([two], "a100", 2) is None
 
 
-def test_bandwidths_are_kept_in_the_store(tmp_path):
+def test_bandwidths_are_kept_in_the_store(tmp_path, caplog):
     with ProfileStore(tmp_path / "p.db") as store:
         store.put_document(BANDWIDTH_KIND, A100.to_document())
         assert bandwidths(store) == (A100,)
         store.put_document(BANDWIDTH_KIND, Document("x/2x1", "", {"gpu_type": "x", "nodes": 1}))
-        with pytest.raises(ProfileError, match=r"bandwidth x/2x1 in the store: .*ranks_per_node"):
-            bandwidths(store)
+        assert bandwidths(store) == (A100,)
+    assert re.search(r"bandwidth x/2x1 in the store: .*ranks_per_node", caplog.text)
+
+
+def test_an_estimate_of_one_user_rests_on_no_other_users_profiles(tmp_path):
+    alices, bobs = key(4, user="alice"), key(4, user="bob")
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put(one_gpu(100.0, user="bob", propagate_s=0.4))
+        assert estimates_of(store, [alices, bobs]).keys() == {bobs}
+        assert estimated(store, alices) is None
+        store.put(one_gpu(100.0, propagate_s=0.2))
+        assert [found.propagate_s for found in estimates_of(store, [alices, bobs]).values()] == [0.2, 0.4]
+        assert best_known(store, key(1, user="alice")).propagate_s == 0.2
+        assert best_known(store, key(1, user="bob")).propagate_s == 0.4
+        assert best_known(store, bobs).key == bobs
+
+
+def test_what_cannot_be_true_costs_one_estimate(tmp_path, caplog):
+    with ProfileStore(tmp_path / "p.db") as store:
+        store.put_all([one_gpu(1e8, model="huge"), one_gpu(1e-3)])
+        store.put_document(BANDWIDTH_KIND, Bandwidth("gpu", 1, 2, 1e-6, 0.0).to_document())
+        found = estimates_of(store, [replace(key(4), model="huge"), key(2), replace(key(2), gpu_count=0)])
+    assert found.keys() == {key(2)}
+    assert "no estimate of huge" in caplog.text
 
 
 @pytest.mark.parametrize(

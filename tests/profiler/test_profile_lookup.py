@@ -38,8 +38,9 @@ def test_a_selector_names_one_profile(text, index):
         ("resnet18", "3 profiles are of 'resnet18'"),
         ("resnet18:32", "no such profile of 'resnet18'. There are:"),
         ("resnet19", "did you mean resnet18?"),
-        ("gpt2:four", r"'gpt2:four' is not MODEL\[:BATCH\[:GPUS\[:TYPE\]\]\], such as resnet18:64:2:a100"),
-        ("gpt2:4:1:a100:x", "is not MODEL"),
+        ("gpt2:four", r"'gpt2:four' is not MODEL\[:BATCH\[:GPUS\[:TYPE\[:USER\]\]\]\], such as resnet18:64:2:a100"),
+        ("gpt2:4:1:a100:x", "no such profile of 'gpt2'"),
+        ("gpt2:4:1:a100:x:y", "is not MODEL"),
     ],
 )
 def test_a_selector_that_names_none_or_several(text, said):

@@ -1,5 +1,6 @@
 """The store on a real SQLite file: round trips, many writers, damage, missing permissions."""
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -21,11 +22,14 @@ from muri.profiler.errors import (
     StoreBusyError,
     StoreError,
     StoreMissingError,
+    StoreOutdatedError,
     StorePermissionError,
     StoreVersionError,
 )
-from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, default_store_path
-from muri.profiler.upkeep import Observation
+from muri.profiler.records import ProfileKey
+from muri.profiler.store import HISTORY_PER_KEY, ProfileStore, Stored, default_store_path, stats_of
+from muri.profiler.store_file import APPLICATION_ID, MIGRATIONS
+from muri.profiler.upkeep import Author, Observation
 
 NOBODY = 65_534
 
@@ -373,3 +377,70 @@ def test_a_read_only_store_refuses_writes(path):
             store.put(make_profile("other"))
         with pytest.raises(StorePermissionError):
             store.remove(make_profile().key)
+
+
+def old_store(path):
+    """A store as version 2 of the format left it, whose rows have no user."""
+    path.parent.mkdir()
+    key = ("resnet18", 64, 1, "gpu")
+    figures = (0.12, 0.05, 0.3, 0.001, 0.48, 3.2, 20, "2026-03-01T12:00:00Z", "dry-run", '{"cpu_cores": 2.0}')
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        for statement in (each for version in MIGRATIONS[:2] for each in version):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("PRAGMA user_version = 2")
+        connection.execute(
+            "INSERT INTO measurement (model, batch_size, gpu_count, gpu_type, load_s, preprocess_s, propagate_s, "
+            "synchronize_s, iteration_s, gpu_mem_gib, iterations, measured_at, source, detail) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (*key, *figures),
+        )
+        connection.execute("INSERT INTO stale VALUES (?, ?, ?, ?, 'since', 'drifted', 'drift')", key)
+        connection.execute(
+            "INSERT INTO observation (model, batch_size, gpu_count, gpu_type, observed_at, job_id, iterations, "
+            "stage_s) VALUES (?, ?, ?, ?, 'then', 7, 40, '[0.1, 0.1, 0.1, 0.1]')",
+            key,
+        )
+        connection.execute(
+            "INSERT INTO audit (at, who, action, model, batch_size, gpu_count, gpu_type, before, after) "
+            "VALUES ('then', 'root', 'edit', ?, ?, ?, ?, '{}', '{}')",
+            key,
+        )
+        connection.execute("INSERT INTO document VALUES ('reuse', 'jobs', 'then', '{\"count\": 3}')")
+
+
+def test_what_an_older_version_stored_serves_all_users(path):
+    old_store(path)
+    key = ProfileKey("resnet18", 64, 1, "gpu")
+    with pytest.raises(StoreOutdatedError, match="Start the controller once"):
+        ProfileStore(path, read_only=True)
+    with ProfileStore(path) as store:
+        (found,) = store.list()
+        assert (found.key, found.load_s, found.detail.cpu_cores) == (key, 0.12, 2.0)
+        assert [(mark.key, mark.reason) for mark in store.stale_marks()] == [(key, "drifted")]
+        assert [each.job_id for each in store.observations(key)] == [7]
+        assert [(entry.key, entry.action) for entry in store.audit()] == [(key, "edit")]
+        assert stats_of(store).dry_runs_saved == 3
+        store.check()
+        store.put(make_profile(user="alice", load_s=0.5))
+        assert [(item.key.user, item.load_s) for item in store.list()] == [("", 0.12), ("alice", 0.5)]
+        assert [mark.key.user for mark in store.stale_marks()] == [""]
+    with ProfileStore(path, read_only=True) as store:
+        assert len(store.list()) == 2
+
+
+def test_users_do_not_share_what_is_kept_of_a_key(path):
+    alices, bobs = (make_profile(user=user).key for user in ("alice", "bob"))
+    with ProfileStore(path) as store:
+        store.put_all([make_profile(user="alice"), make_profile(user="bob")])
+        author = Author("root", "2026-03-01T12:00:00Z", "stale")
+        for key in (alices, bobs):
+            store.observe(key, Observation("2026-03-01T12:00:00Z", 1, 10, (0.1,) * 4))
+            assert store.mark_stale(key, "drifted", author)
+        store.put(make_profile(user="alice", load_s=0.2))
+        assert store.observations(alices) == ()
+        assert len(store.observations(bobs)) == 1
+        assert [mark.key for mark in store.stale_marks()] == [bobs]
+        assert [len(store.history(key)) for key in (alices, bobs)] == [2, 1]
+        assert store.remove(bobs)
+        assert [item.key for item in store.list()] == [alices]

@@ -35,6 +35,14 @@ exit $code
 """
 
 
+def keep_gate(driver: Driver) -> None:
+    """Withhold the licence muri_gate for two hours, as a controller that is at work does."""
+    create = "create reservation flags=LICENSE_ONLY licenses=muri_gate:1000000 user=root starttime=now duration=120"
+    update = "update endtime=now+7200"
+    both = " || ".join(f"scontrol {words} reservationname=muri_gate" for words in (create, update))
+    driver.run("sh", "-c", both, user="root")
+
+
 class MuriCluster:
     """What the end-to-end tests do as administrator and as users."""
 
@@ -42,6 +50,7 @@ class MuriCluster:
         self.driver = driver
         self.state_dir = f"/var/lib/muri-{time.monotonic_ns()}"
         self.configure()
+        keep_gate(driver)
         for user in ("alice", "bob"):
             driver.write("train.py", TRAIN_PY, user=user)
             driver.write("train.sh", TRAIN_SH.format(user=user), user=user)
@@ -49,7 +58,8 @@ class MuriCluster:
     def configure(self, **changes: Any) -> None:
         """Write the controller's configuration."""
         host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
-        config = {"state_dir": self.state_dir, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
+        places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
+        config = {**places, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
     def know_profiles(self) -> None:

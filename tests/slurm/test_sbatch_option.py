@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from muri_cluster import keep_gate
 
 from sandbox.driver import Driver
 
@@ -48,15 +49,19 @@ class Cluster:
         return found.group(1).strip() if found else ""
 
     def comment(self, job: int) -> str:
-        """AdminComment without the fingerprint of the job's script, which jobs that name no model carry."""
+        """AdminComment without the gate and the fingerprint of the job's script, which jobs without a model carry."""
         text, found = re.subn(r" muri-script:[0-9a-f]{16}", "", self.field(job, "AdminComment"))
         assert found == int("muri:" in text and "model=" not in text), text
+        text, gates = re.subn(" muri-gate:licence", "", text)
+        assert gates == int("muri:" in text), text
         return text
 
-    def is_held(self, job: int) -> bool:
-        held = self.field(job, "Priority") == "0"
-        assert held == (self.field(job, "Reason") in {"JobHeldUser", "JobHeldAdmin"})
-        return held
+    def is_kept(self, job: int) -> bool:
+        return "muri_gate" in self.field(job, "Licenses")
+
+    def start(self, job: int | str) -> None:
+        """Take the licence away, as the controller does."""
+        self.root(f"scontrol update jobid={job} licenses=")
 
     def output_of(self, job: int, state: str = "COMPLETED") -> str:
         """Wait until a job has ended in this state and return what it wrote."""
@@ -79,6 +84,7 @@ def job_id(done: Done) -> int:
 def running(request: pytest.FixtureRequest) -> Cluster:
     driver: Driver = request.getfixturevalue(request.param)
     driver.cancel_all()
+    keep_gate(driver)
     return Cluster(driver)
 
 
@@ -108,11 +114,11 @@ def test_help_teaches_the_option(cluster: Cluster) -> None:
         assert "model=NAME" in text
 
 
-def test_a_gpu_batch_job_is_tagged_and_held(cluster: Cluster) -> None:
+def test_a_gpu_batch_job_is_tagged_and_waits_for_the_licence(cluster: Cluster) -> None:
     options = "model=resnet18,alone,checkpoint=yes,duration=1-00:30,batch-size=64"
     job = cluster.submit(f"--muri={options}", GPU)
     assert cluster.comment(job) == "muri:model=resnet18,batch-size=64,duration=88200,checkpoint=1,alone=1"
-    assert cluster.is_held(job)
+    assert cluster.is_kept(job)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +129,7 @@ def test_every_way_to_ask_for_gpus(cluster: Cluster, request_for_gpu: str) -> No
     more = ["--sockets-per-node=1"] if "socket" in request_for_gpu else ["--ntasks=1"]
     job = cluster.submit("--muri", request_for_gpu, *more)
     assert cluster.comment(job) == "muri:on"
-    assert cluster.is_held(job)
+    assert cluster.is_kept(job)
 
 
 @pytest.mark.parametrize("command", ["sbatch", "srun", "salloc"])
@@ -187,7 +193,7 @@ def test_script_environment_and_command_line(
     environment = {} if variable is None else {"SBATCH_MURI": variable}
     job = job_id(cluster.run("sbatch", *command_line, script(*in_script), **environment))
     assert cluster.comment(job) == comment
-    assert cluster.is_held(job) == bool(comment)
+    assert cluster.is_kept(job) == bool(comment)
 
 
 def test_a_contradiction_inside_the_script_is_refused(cluster: Cluster, script: Callable[..., str]) -> None:
@@ -212,7 +218,7 @@ def test_options_after_the_script_belong_to_the_script(cluster: Cluster, script:
 def test_the_mark_is_in_the_script_and_its_steps(cluster: Cluster, export: str) -> None:
     lines = "echo script $MURI_JOB; srun --export=NONE /usr/bin/env | sed -n s/^MURI_JOB=/step./p"
     job = cluster.submit("--muri=model=m", GPU, f"--export={export}", script=f"PATH=/usr/bin:/bin; {lines}")
-    cluster.root(f"scontrol release {job}")
+    cluster.start(job)
     assert cluster.output_of(job).split("\n")[:2] == ["script model=m", "step.model=m"]
 
 
@@ -242,10 +248,10 @@ def test_a_heterogeneous_job_runs_as_an_ordinary_one(cluster: Cluster) -> None:
 def test_jobs_submitted_from_a_muri_job_are_not_muri_s_unasked(cluster: Cluster) -> None:
     inner = f"sbatch -o /tmp/inner-%j {GPU} --wrap='echo [$MURI_JOB]'; sbatch --muri=model=in {GPU} --wrap=true"
     job = cluster.submit("--muri=model=outer", GPU, script=inner)
-    cluster.root(f"scontrol release {job}")
+    cluster.start(job)
     plain, marked = map(int, re.findall(r"batch job (\d+)", cluster.output_of(job)))
     assert cluster.comment(plain) == ""
-    assert not cluster.is_held(plain)
+    assert not cluster.is_kept(plain)
     assert cluster.comment(marked) == "muri:model=in"
 
 
@@ -253,22 +259,44 @@ def test_a_step_may_have_a_mark_of_its_own(cluster: Cluster) -> None:
     show = "sh -c 'echo step-$MURI_JOB'"
     steps = f"srun {show}; srun --muri=alone {show}; srun --no-muri {show}"
     job = cluster.submit("--muri=model=m", GPU, script=steps)
-    cluster.root(f"scontrol release {job}")
+    cluster.start(job)
     assert cluster.output_of(job).split() == ["step-model=m", "step-alone=1", "step-"]
 
 
-def test_a_hold_of_the_user_s_own_is_remembered(cluster: Cluster) -> None:
+def test_a_hold_of_the_user_s_own_stays_beside_the_gate(cluster: Cluster) -> None:
     job = cluster.submit("--muri", "--hold", GPU, script="echo ran")
-    assert cluster.comment(job) == "muri:on muri-hold:user"
-    assert cluster.is_held(job)
+    assert cluster.comment(job) == "muri:on"
+    assert cluster.is_kept(job)
+    cluster.start(job)
+    assert (cluster.field(job, "JobState"), cluster.field(job, "Reason")) == ("PENDING", "JobHeldUser")
     assert cluster.run("scontrol", "release", str(job)).returncode == 0
     assert cluster.output_of(job) == "ran\n"
 
 
+def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster: Cluster) -> None:
+    job = cluster.submit("--muri", GPU, script="echo ran")
+    assert cluster.field(job, "Priority") != "0"
+    assert cluster.field(job, "Reason") in {"Licenses", "None"}
+    cluster.root("scontrol delete reservationname=muri_gate")
+    try:
+        assert cluster.output_of(job) == "ran\n"
+        late = cluster.run("sbatch", "--muri", GPU, "-o", "/tmp/out-%j", "--wrap=echo ran")
+        assert "muri: no controller is at work; submitted as an ordinary job" in late.stderr
+        assert cluster.output_of(job_id(late)) == "ran\n"
+    finally:
+        keep_gate(cluster.driver)
+
+
+def test_a_request_that_no_node_can_meet_is_refused_as_without_muri(cluster: Cluster) -> None:
+    done = cluster.run("sbatch", "--muri", GPU, "--constraint=v100", "--wrap=true")
+    assert done.returncode != 0
+    assert "Invalid feature specification" in done.stderr
+
+
 def test_a_user_may_take_a_job_back_and_run_it_as_it_is(cluster: Cluster) -> None:
     job = cluster.submit("--muri", GPU, script="echo ran on $CUDA_VISIBLE_DEVICES")
-    assert cluster.is_held(job)
-    assert cluster.run("scontrol", "release", str(job)).returncode == 0
+    assert cluster.is_kept(job)
+    assert cluster.run("scontrol", "update", f"jobid={job}", "licenses=").returncode == 0
     assert cluster.output_of(job).startswith("ran on ")
 
 
@@ -281,7 +309,7 @@ def test_users_cannot_forge_tokens(cluster: Cluster) -> None:
 
 def test_every_task_of_an_array_keeps_the_tag(cluster: Cluster) -> None:
     job = cluster.submit("--muri=model=m", "--array=1-2", GPU)
-    cluster.root(f"scontrol release {job}_1")
+    cluster.start(f"{job}_1")
     first, second = f"{job}_1", f"{job}_2"
     for task in (first, second):
         assert "AdminComment=muri:model=m" in cluster.root(f"scontrol show job {task}")
@@ -331,7 +359,7 @@ def test_ordinary_jobs_run_with_a_broken_plugin(breakable: Cluster, damage: str)
     assert refused.returncode != 0
     assert "--muri" in refused.stderr
     # A job marked before the plugin broke is still an ordinary job to Slurm.
-    breakable.root(f"scontrol release {marked}")
+    breakable.start(marked)
     assert breakable.output_of(marked) == "script\nstep\n"
 
 

@@ -41,7 +41,7 @@ def test_group_is_watched_by_its_user_by_root_and_by_the_controller(one_gpu: Dri
     assert "Milliseconds per iteration" in said
     muri.driver.run("scancel", *names, user="alice")
     muri.driver.wait_until(lambda: not muri.hosts(), "the end of the host")
-    traces = muri.driver.run("sh", "-c", f"ls /tmp/muri-*/host-{host}.trace.json", user="root").stdout.split()
+    traces = muri.driver.run("sh", "-c", f"ls /run/muri/1001/host-{host}.trace.json", user="root").stdout.split()
     assert len(traces) == 1
     events = json.loads(muri.driver.run("cat", traces[0], user="root").stdout)
     assert {f"job {job}" for job in jobs} <= {e["args"]["name"] for e in events if e["name"] == "thread_name"}

@@ -15,13 +15,22 @@ from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
 
 
+@pytest.fixture(autouse=True)
+def status_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where cycles tell users about their jobs; not this machine's."""
+    monkeypatch.setenv("MURI_STATUS_DIR", str(tmp_path / "status"))
+    return tmp_path / "status"
+
+
 @pytest.fixture
 def make_controller(tmp_path: Path) -> Callable[..., Any]:
     """Open a controller on a FakeSlurm, as a fresh process would."""
 
     @contextmanager
     def make(slurm: FakeSlurm, known: tuple[StageProfile, ...] = FOUR_KINDS, /, **changes: Any) -> Iterator[Controller]:
-        config = Config(**{"state_dir": tmp_path, "policy": "muri-s", **changes})
+        gate = "licence" if slurm.gate_license else "hold"
+        files = {"state_dir": tmp_path, "status_dir": tmp_path / "status"}
+        config = Config(**{**files, "policy": "muri-s", "gate": gate, **changes})
         with ProfileStore(tmp_path / "profiles.db") as store:
             if not store.list():
                 store.put_all(known)

@@ -14,6 +14,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoS
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
 from muri.slurm_plugin.records.roles import Role, read_job
 
 NOW_S = 1_000_000.0
@@ -73,6 +74,8 @@ class FakeSlurm:
     def __init__(self, jobs: list[Job], nodes: list[Node], *, gate_license: bool = False) -> None:
         self.gate_license = gate_license
         self.lease_end_s = 0.0
+        self.reservations: tuple[Reservation, ...] = ()
+        self.limits = NO_SITE_LIMITS
         self.jobs = {job.job_id: job for job in jobs}
         self.nodes = {node.name: node for node in nodes}
         self.now_s = NOW_S
@@ -123,8 +126,12 @@ class FakeSlurm:
         nodes = tuple(replace(node, gpus_allocated=used[name]) for name, node in sorted(self.nodes.items()))
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
-        reservations = (lease,) if self.lease_end_s > self.now_s else ()
-        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations)
+        reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
+        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits)
+
+    def read_now(self) -> Snapshot:
+        """Return a snapshot by whatever method a test has put in place."""
+        return self.snapshot()
 
     def extend_lease(self, end_s: float) -> None:
         if not self.gate_license:
@@ -140,8 +147,9 @@ class FakeSlurm:
     def _submit(self, job: NewJob) -> int:
         job_id, self._next_id = self._next_id, self._next_id + 1
         gpus = re.search(r"(\d+)$", job.gpu_request)
+        user = next((each.user for each in self.jobs.values() if each.uid == job.uid), "alice")
         self.jobs[job_id] = make_job(
-            job_id, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
+            job_id, user=user, name=job.name, uid=job.uid, held=False, reason="", submit_s=self.now_s,
             admin_comment=job.admin_comment,
             gpu_request=job.gpu_request, gpu_count=int(gpus[1]) if gpus else 0, required_nodes=job.required_nodes,
             partition=job.partition,

@@ -16,7 +16,8 @@ from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.roles import Role, read_job
 
-M1 = ProfileKey("m1", 8, 1, "gpu")
+M1 = ProfileKey("m1", 8, 1, "gpu", "alice")
+ALICES = tuple(replace(each, key=replace(each.key, user="alice")) for each in FOUR_KINDS)
 WATCH = {"profiles": {"drift_after_s": 300, "drift_again_s": 10_000}}
 CYCLE_S = 100.0
 
@@ -83,6 +84,14 @@ def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
     assert marks(tmp_path) == {}
 
 
+def test_what_one_users_jobs_report_marks_no_published_profile(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    cycles(slurm, make_controller, 8, slow={"m1": 1.5})
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert [mark.key.user for mark in store.stale_marks()] == ["alice"]
+        assert store.observations(M1.published) == ()
+
+
 def test_a_mark_by_hand_is_not_taken_back(make_controller, tmp_path):
     slurm = running_group(make_controller)
     with ProfileStore(tmp_path / "profiles.db") as store:
@@ -101,7 +110,7 @@ def test_a_measurement_that_did_not_help_is_not_repeated_at_once(make_controller
     slurm = running_group(make_controller)
     cycles(slurm, make_controller, 4, slow={"m1": 1.5})
     with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put(FOUR_KINDS[0])  # the dry run found the same as before
+        store.put(ALICES[0])  # the dry run found the same as before
     cycles(slurm, make_controller, 8, begin=4, slow={"m1": 1.5})
     assert marks(tmp_path) == {}
     slurm.now_s += 10_000
@@ -115,7 +124,7 @@ def dry_runs(slurm):
 
 def stale_m1(tmp_path):
     with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put_all(FOUR_KINDS)
+        store.put_all(ALICES)
         store.mark_stale(M1, "drifted", Author("drift", "2026-11-21T20:30:00Z", "stale"))
 
 
@@ -169,7 +178,7 @@ def test_new_models_are_measured_before_stale_ones(make_controller, tmp_path):
     slurm = FakeSlurm([make_job(1), new], one_gpu())
     with make_controller(slurm, profiling={"at_once": 1}) as controller:
         planned = controller.decision().preparation.dry_runs
-    assert [(run.key, run.again) for run in planned] == [("new (batch 8, 1 × gpu)", False)]
+    assert [(run.key, run.again) for run in planned] == [("new of alice (batch 8, 1 × gpu)", False)]
 
 
 def test_jobs_that_need_no_dry_run_are_counted(make_controller, tmp_path):
@@ -218,7 +227,7 @@ def test_a_damaged_store_is_set_aside_at_the_start_and_the_cycle_goes_on(make_co
 def test_a_store_that_is_damaged_while_the_controller_runs_is_set_aside(make_controller, tmp_path, caplog):
     slurm = FakeSlurm(four_jobs(), one_gpu())
     with make_controller(slurm) as controller:
-        controller._store._connection.execute("UPDATE measurement SET load_s = -1")
+        controller._store._connection.execute("DROP TABLE measurement")
         status = controller.cycle()
         assert status.errors == ()
         controller.cycle()

@@ -78,7 +78,7 @@ def test_a_measured_profile_takes_the_estimates_place(make_controller, tmp_path)
         slurm.tick()
         controller.cycle()
     with ProfileStore(tmp_path / "profiles.db") as store:
-        stored = store.get(ProfileKey("m1", 8, 2, "gpu"))
+        stored = store.get(ProfileKey("m1", 8, 2, "gpu", "bob"))
     assert stored is not None
     assert (stored.source, stored.iteration_s) == ("dry-run", 0.7)
     assert not slurm.jobs[3].held

@@ -3,11 +3,15 @@
 import configparser
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
+from option_sources import SPANK_SOURCE
 
 from muri.cli import cli
+from muri.run_dir import SITE_RUN_DIR
 from muri.slurm_plugin.cli.admin import controller
 from muri.slurm_plugin.config import Config, render_config
 
@@ -17,7 +21,8 @@ CRON = [line for line in (ETC / "cron.d-muri").read_text().splitlines() if not l
 
 
 def unit(name):
-    parser = configparser.ConfigParser(interpolation=None)
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str
     parser.read(ETC / "systemd" / name)
     return parser
 
@@ -44,6 +49,39 @@ def test_units_and_cron_call_commands_that_exist(line):
     assert program == "/opt/muri/bin/muri"
     command = cli.get_command(cli.make_context("muri", arguments[:1]), arguments[0])
     assert command.make_context(arguments[0], arguments[1:]).params["stale_s"] == 1800
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize(("name", "most"), [*zip(SERVICES, (2.6, 2.0), strict=True)])
+def test_services_have_few_rights(name, most):
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(ETC / "systemd" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unrecognized option" in done.stderr:
+        pytest.skip("this systemd only judges units that are loaded")
+    score = re.search(r"exposure level for .*: ([\d.]+)", done.stdout)
+    assert score is not None, done.stderr
+    assert float(score[1]) <= most
+
+
+def test_what_the_services_may_write_is_what_the_configuration_names():
+    services = {name: unit(name)["Service"] for name in SERVICES}
+    config = Config()
+    for service in services.values():
+        assert f"/var/lib/{service['StateDirectory']}" == str(config.state_dir)
+        assert (service["StateDirectoryMode"], service["ProtectSystem"]) == ("0700", "strict")
+        assert {"CapabilityBoundingSet", "SystemCallFilter", "MemoryMax"} <= {*service}
+    controller_unit = services["muri-controller.service"]
+    runtime = [f"/run/{name}" for name in controller_unit["RuntimeDirectory"].split()]
+    assert runtime == [str(SITE_RUN_DIR), str(config.status_dir)]
+    assert controller_unit["RuntimeDirectoryPreserve"] == "yes"  # a oneshot service ends after each cycle
+
+
+def test_the_parent_of_the_run_directories_is_the_same_everywhere():
+    kind, path, *rights = (ETC / "tmpfiles.d" / "muri.conf").read_text().splitlines()[-1].split()
+    assert (kind, Path(path), rights) == ("d", SITE_RUN_DIR, ["0755", "root", "root", "-"])
+    assert Path(unit("run-muri.mount")["Mount"]["Where"]) == SITE_RUN_DIR
+    header = (SPANK_SOURCE / "run_dir.h").read_text()
+    assert re.search(r'#define MURI_RUN_PARENT "(.*)"', header)[1] == str(SITE_RUN_DIR.parent)
 
 
 def test_timers_and_cron_agree_with_the_default_interval():

@@ -291,7 +291,7 @@ def test_who_holds_what_others_wait_for_obstructs(discipline: str) -> None:
 class Idle:
     """A session whose one thread, of this very process, does nothing until it is told to end."""
 
-    hung = False
+    hung = paused = False
 
     def __init__(self, member: str, **environment: str) -> None:
         self.member = member

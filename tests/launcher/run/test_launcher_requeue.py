@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import os
 import signal
 from importlib.metadata import EntryPoint
 
@@ -105,6 +106,29 @@ def test_job_that_is_no_member_runs_alone(launcher: Launcher, expected: bool, va
     process = member(launcher, "101", launcher.script("print('ran')"), expected=expected, **variables)
     assert ends(process) == 0
     assert launcher.out("101") == "ran\n"
+
+
+@pytest.mark.parametrize("squatted", [False, True])
+def test_member_whose_run_dir_is_not_its_own_is_requeued_and_never_fails(launcher: Launcher, squatted: bool) -> None:
+    if squatted and os.geteuid() != 0:
+        pytest.skip("only root can make a directory of another user")
+    launcher.run_dir.chmod(0o777)
+    os.chown(launcher.run_dir, 4711 if squatted else -1, -1)
+    process = member(launcher, "101", launcher.script("print('ran')"))
+    assert ends(process) == 75
+    assert [job for job, _ in requeued(launcher)] == ["101"]
+    assert ("belongs to user id 4711" if squatted else "chmod 700") in launcher.err("101")
+    assert launcher.out("101") == ""
+    os.chown(launcher.run_dir, os.geteuid(), -1)
+    launcher.run_dir.chmod(0o700)
+
+
+def test_job_in_no_group_runs_alone_whatever_lies_at_its_run_dir(launcher: Launcher) -> None:
+    launcher.run_dir.chmod(0o777)
+    process = member(launcher, "101", launcher.script("print('ran')"), expected=False)
+    assert ends(process) == 0
+    assert launcher.out("101") == "ran\n"
+    launcher.run_dir.chmod(0o700)
 
 
 def test_no_gpu_is_recognized_in_all_its_spellings() -> None:

@@ -96,3 +96,12 @@ def test_job_in_no_group_runs_alone_as_soon_as_that_is_known(run_dir: Path) -> N
     clock = VirtualClock()
     assert wait(run_dir, Scheduler(expected=False, silent=12), clock) is None
     assert clock() == 3.0
+
+
+def test_run_dir_of_others_loses_the_runtime_as_soon_as_the_job_is_known_to_be_a_member(run_dir: Path) -> None:
+    clock = VirtualClock()
+    run_dir.chmod(0o755)
+    with pytest.raises(RuntimeLostError, match=r"job 101 cannot be trusted: .* mode 0755"):
+        wait(run_dir, Scheduler(expected=True, silent=12), clock)
+    assert clock() == 3.0
+    assert wait(run_dir, Scheduler(expected=False, silent=12), clock) is None

@@ -14,21 +14,22 @@ from launcher_harness import Launcher, ends
 from muri.launcher.run import client
 from muri.launcher.runtime.server import Server
 from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import AttachRequest, ProtocolError, RendezvousError
+from muri.launcher.wire.protocol import AttachRequest, ProtocolError
+from muri.run_dir import RendezvousError, make_run_dir
 
 
 def test_run_dir_is_made_private(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    protocol.make_run_dir(run_dir)
+    make_run_dir(run_dir)
     assert run_dir.stat().st_mode & 0o777 == 0o700
-    protocol.make_run_dir(run_dir)
+    make_run_dir(run_dir)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
 def test_run_dir_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(RendezvousError, match=rf"mode {mode:04o}.*chmod 700"):
-        protocol.make_run_dir(tmp_path)
+        make_run_dir(tmp_path)
 
 
 def test_run_dir_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
@@ -37,17 +38,17 @@ def test_run_dir_that_is_a_link_or_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for name in ("link", "file"):
         with pytest.raises(RendezvousError, match=r"link or a file|File exists"):
-            protocol.make_run_dir(tmp_path / name)
+            make_run_dir(tmp_path / name)
     with pytest.raises(RendezvousError, match="No such file"):
-        protocol.make_run_dir(tmp_path / "absent" / "run")
+        make_run_dir(tmp_path / "absent" / "run")
 
 
 def test_run_dir_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir = tmp_path / "run"
-    protocol.make_run_dir(run_dir)
+    make_run_dir(run_dir)
     monkeypatch.setattr(os, "geteuid", lambda: run_dir.stat().st_uid + 1)
     with pytest.raises(RendezvousError, match="belongs to user id"):
-        protocol.make_run_dir(run_dir)
+        make_run_dir(run_dir)
 
 
 def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,13 +115,10 @@ def test_too_long_socket_path_says_what_to_do(tmp_path: Path) -> None:
         protocol.connect(tmp_path / ("x" * 120))
 
 
-def test_muri_run_refuses_an_open_run_dir_for_a_member(launcher: Launcher) -> None:
+def test_job_with_gpus_of_its_own_runs_alone_where_others_can_enter_the_run_dir(launcher: Launcher) -> None:
     launcher.run_dir.chmod(0o755)
-    script = launcher.script("print('ran')")
-    assert ends(launcher.member("101", script, MURI_JOB="on")) == 1
-    assert "chmod 700" in launcher.err("101")
-    assert launcher.out("101") == ""
-    assert ends(launcher.member("102", script)) == 0  # no member: a job with GPUs of its own
+    assert ends(launcher.member("102", launcher.script("print('ran')"))) == 0
+    assert "chmod 700" in launcher.err("102")
     assert launcher.out("102") == "ran\n"
     launcher.run_dir.chmod(0o700)
 

@@ -102,7 +102,7 @@ def test_scripts_that_cannot_be_measured(tmp_path, capsys, text, options, messag
         (("--list", "--next"), "not both"),
         (("--list", "job.py", "job.py"), "--list takes no scripts"),
         (("--expect", "one"), "a pair is two models, not 1"),
-        (("job.py", "job.py", "--model-a", "x:y"), "is not MODEL[:BATCH[:GPUS[:TYPE]]]"),
+        (("job.py", "job.py", "--model-a", "x:y"), "is not MODEL[:BATCH[:GPUS[:TYPE[:USER]]]]"),
         (("job.py", "job.py", "--model-a", "x:1:1:v100", "--model-b", "y:1:1:a100"), "cannot share GPUs"),
         (("job.py", "job.py", "--seconds", "0"), "0"),
     ],

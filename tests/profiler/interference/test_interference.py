@@ -18,7 +18,7 @@ from muri.profiler.interference.models import (
     fit_computation,
     fit_line,
 )
-from muri.profiler.interference.ratios import Interference, Side, expected, find, known_pairs, next_pairs, put
+from muri.profiler.interference.ratios import Interference, Side, by_pair, expected, find, known_pairs, next_pairs, put
 from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore
 
@@ -154,6 +154,7 @@ def test_a_pair_is_kept_and_found_from_both_sides(tmp_path):
         put(store, pair(B, A, 1.5, 1.2))
         known = known_pairs(store)
         assert known == (pair(B, A, 1.5, 1.2),)
+        known = by_pair(known)
         assert find(known, B, A).a.ratio == 1.5
         assert find(known, A, B).a.ratio == 1.2
         assert find(known, A, C) is None

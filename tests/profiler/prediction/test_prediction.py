@@ -1,6 +1,7 @@
 """Predictions from features: what is learnt, from how much, and what `muri profile predict --module` says."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -18,7 +19,6 @@ from muri.profiler.prediction import predictor
 from muri.profiler.prediction.features import (
     KIND,
     Example,
-    FeaturesError,
     GraphFeatures,
     all_features,
     estimate_memory,
@@ -141,11 +141,19 @@ class TestDocuments:
             assert [item.profile.key.model for item in examples(store, GPU)] == ["family2/1"]
             assert examples(store, GPU, gpu_count=2) == ()
 
-    def test_a_document_that_is_none_of_ours(self, tmp_path):
+    def test_a_document_that_is_none_of_ours(self, tmp_path, caplog):
         with ProfileStore(tmp_path / "p.db") as store:
             store.put_document(KIND, Document("strange", "", {"key": {"model": "m"}}))
-            with pytest.raises(FeaturesError, match=r"stored for strange are incomplete.*batch_size"):
-                all_features(store)
+            assert all_features(store) == ()
+        assert re.search(r"stored for strange are incomplete.*batch_size", caplog.text)
+
+    def test_users_own_profiles_teach_nobody(self, tmp_path):
+        lesson = lawful(1, 1, 4)
+        own = replace(lesson.profile, key=replace(lesson.profile.key, user="alice"))
+        alices = lesson._replace(profile=own)
+        fill(tmp_path / "p.db", [lawful(2, 1, 4), alices])
+        with ProfileStore(tmp_path / "p.db") as store:
+            assert [item.profile.key.model for item in examples(store, GPU)] == ["family2/1"]
 
 
 class TestRegression:

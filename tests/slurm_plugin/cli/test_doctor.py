@@ -14,7 +14,9 @@ from muri.slurm_plugin.cli.doctor_checks import (
     Level,
     judge_cycle,
     judge_folder,
+    judge_run_dir,
     judge_space,
+    judge_status_dir,
     judge_way_of_writing,
 )
 from muri.slurm_plugin.controller.loop import only_one
@@ -134,6 +136,49 @@ def test_a_wrong_configuration_is_a_problem_and_the_rest_is_still_examined(capsy
     assert "GPUs" in found
 
 
+def test_a_configuration_that_others_can_write_is_a_problem(capsys, tmp_path):
+    config = tmp_path / "etc" / "muri.yaml"
+    config.parent.mkdir()
+    config.write_text("policy: auto\n")
+    assert "trust" not in findings(capsys, "--config", config)[1]
+    config.chmod(0o666)
+    code, found = findings(capsys, "--config", config)
+    assert (code, found["trust"]["level"]) == (1, "problem")
+    assert "others may write" in found["trust"]["text"]
+
+
+def test_a_parent_in_which_others_could_exchange_the_state_directory_is_pointed_out(capsys, state_dir, monkeypatch):
+    shared = state_dir / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("MURI_STATE_DIR", str(shared / "state"))
+    assert findings(capsys)[1]["trust"]["level"] == "warning"
+
+
+def test_what_may_not_be_read_is_left_out(capsys, state_dir, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    code, found = findings(capsys)
+    assert code == 0
+    assert not {"profile store", "journal"} & set(found)
+    assert found["state directory"]["level"] == "warning"
+
+
+@pytest.mark.parametrize("judge", [judge_status_dir, judge_run_dir])
+def test_directories_for_users_are_writable_by_one_only(judge, tmp_path):
+    place = tmp_path / "muri"
+    assert judge(None, place).level is Level.WARNING
+    for mode, level in (
+        (0o40755, Level.OK),
+        (0o40777, Level.PROBLEM),
+        (0o41777, Level.PROBLEM),
+        (0o120777, Level.PROBLEM),
+    ):
+        found = judge(os.stat_result((mode, 0, 0, 1, 0, 0, 0, 0, 0, 0)), place)
+        assert (found.level, bool(found.remedy)) == (level, level is not Level.OK)
+    foreign = os.stat_result((0o40755, 0, 0, 1, 1002, 0, 0, 0, 0, 0))
+    assert judge_run_dir(foreign, place).level is Level.PROBLEM
+
+
 @pytest.mark.parametrize(
     ("finding", "level"),
     [
@@ -148,6 +193,8 @@ def test_a_wrong_configuration_is_a_problem_and_the_rest_is_still_examined(capsy
         (judge_folder(Folder(Path("/x"), True, True, "slurm", "bob", writable=False)), Level.WARNING),
         (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", True, ("profiles.db",))), Level.WARNING),
         (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True)), Level.OK),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True, mode=0o755)), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True, is_link=True)), Level.PROBLEM),
     ],
 )
 def test_each_finding_has_its_level_and_says_what_to_do(finding, level):

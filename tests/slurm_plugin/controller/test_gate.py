@@ -51,8 +51,7 @@ def test_a_users_licences_are_kept_beside_muris(licenses, own):
 
 
 def test_a_group_starts_without_any_hold_or_release(make_controller):
-    slurm = waiting()
-    slurm.jobs[1] = replace(slurm.jobs[1], licenses="matlab:1,muri_gate:1")
+    slurm = waiting(licenses="matlab:1")
     with make_controller(slurm) as controller:
         controller.cycle()
     assert slurm.calls == ["submit", *["modify"] * 4]
@@ -89,7 +88,7 @@ def test_a_controller_that_cannot_decide_lets_the_lease_end(make_controller, mon
 
 def test_without_the_licence_in_slurm_conf_the_status_says_what_is_lost(make_controller):
     slurm = FakeSlurm([], one_gpu())
-    with make_controller(slurm) as controller:
+    with make_controller(slurm, gate="licence") as controller:
         assert any(GATE_LICENSE in error for error in controller.cycle().errors)
     with make_controller(slurm, gate="hold") as controller:
         assert controller.cycle().errors == ()

@@ -42,7 +42,7 @@ def watch(slurm: FakeSlurm, events: list[Callable[[], object]]) -> list[Drained]
             clock.sleep(5.0)
 
     clock.start(happen)
-    passes = list(drain_until_over(slurm, lambda: slurm.snapshot(), clock))
+    passes = list(drain_until_over(slurm, slurm.read_now, clock))
     assert clock() == 5.0 * len(events)
     return passes
 

@@ -15,6 +15,7 @@ from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.request import prepare, ranks_reason
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
 from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Snapshot
@@ -45,7 +46,7 @@ def planned(*jobs, nodes: int = 2, **changes):
     snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, tuple(make_node(f"n{index + 1}") for index in range(nodes)))
     view, know = view_of(snapshot), Knowledge(PROFILES)
     plan = policy_of(config).plan(prepare(CycleInput(view, know, config)).request)
-    return actions_of(plan, CycleInput(view, know, Config())), plan
+    return actions_of(plan, CycleInput(view, know, Config()), SiteRoom(view)), plan
 
 
 def test_a_group_over_two_nodes_asks_for_them_whole():
@@ -84,12 +85,12 @@ def test_jobs_of_different_shapes_are_not_grouped():
 def test_two_nodes_are_never_one():
     """A node with four GPUs does not do for a job that asks for two nodes."""
     config = Config(policy="muri-s")
-    nodes = (make_node("n1", gpu_count=4),)
+    nodes = (make_node("n1", gpu_count=4), make_node("n2", gpu_count=4, usable=False))
     view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes))
     plan = policy_of(config).plan(prepare(CycleInput(view, Knowledge(PROFILES), config)).request)
     assert not plan.groups
     assert len(plan.waiting) == 2
-    assert "on each of 2 nodes" in str(plan.waiting[0].reasons[0])
+    assert "it needs 2 nodes" in str(plan.waiting[0].reasons[0])
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_a_script_that_says_so_in_its_dry_run_can_be_split(make_controller):
         slurm.end(run.job_id)
         controller.cycle()
         traits = read_traits(controller._store)
-        assert traits.accumulating == {"new (batch 8, 1 × gpu)"}
+        assert traits.accumulating == {"new of alice (batch 8, 1 × gpu)"}
         profiles = {each.key: each for each in controller._store.list()}
     policy = Scripted()
     slurm.jobs[3] = job(3, "new", 100)

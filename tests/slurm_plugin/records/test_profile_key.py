@@ -31,7 +31,14 @@ def test_without_a_name_script_arguments_place_and_user_tell_models_apart(change
 def test_a_name_is_enough():
     named = {"admin_comment": "muri:model=resnet18,batch-size=8"}
     assert key(**named).model == "resnet18"
-    assert key(**named, submit_line="sbatch other.sh", user="bob") == key(**named)
+    assert key(**named, submit_line="sbatch other.sh") == key(**named)
+
+
+def test_models_of_one_name_of_two_users_are_two():
+    alices, bobs = (key(admin_comment="muri:model=resnet18,batch-size=8", user=user) for user in ("alice", "bob"))
+    assert (alices.user, bobs.user) == ("alice", "bob")
+    assert alices.published == bobs.published
+    assert len({str(alices), str(bobs), str(alices.published)}) == 3
 
 
 def test_jobs_that_were_submitted_before_scripts_were_looked_at_keep_their_key():

@@ -1,0 +1,166 @@
+"""Where a job may run: partition, constraint, exclusions, required nodes and reservations. Pure.
+
+Policies know partitions only. What restricts a job further becomes a partition of its own for planning, such as
+"gpu (--constraint=v100)", to which just those nodes belong that the job may get.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ClusterShell.NodeSet import NodeSet, NodeSetParseError
+
+from muri.slurm_plugin.records.cluster import Job, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.gate import without_gate
+
+_FEATURE = re.compile(r"[A-Za-z0-9_.:=-]+")
+
+
+def domain_of(job: Job) -> str:
+    """Return what jobs of a user must have in common beside their partition, for one job of Muri's to hold their GPUs.
+
+    Args:
+        job: As its user submitted it.
+    """
+    parts = {
+        "account": job.account,
+        "QOS": job.qos,
+        "reservation": job.reservation,
+        "licences": without_gate(job.licenses),
+        "constraint": job.features,
+        "excluded nodes": job.excluded_nodes,
+        "GPUs": job.gpu_request,
+    }
+    return ", ".join(f"{name} {value!r}" for name, value in parts.items() if value)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one job may run.
+
+    Attributes:
+        name: Of the partition for planning.
+        nodes: Names of the nodes, those that are down included.
+        left_to_slurm: Why Slurm cannot start the job there now, whoever plans it; "" when it can.
+    """
+
+    name: str
+    nodes: frozenset[str]
+    left_to_slurm: str = ""
+
+
+@dataclass(slots=True)
+class Places:
+    """Finds where jobs may run; equal requests are looked at once.
+
+    Attributes:
+        snapshot: The nodes and reservations.
+    """
+
+    snapshot: Snapshot
+    _known: dict[tuple[str, ...], Place] = field(default_factory=dict)
+
+    def of(self, job: Job) -> Place:
+        """Return where a job may run."""
+        blocking = self._blocking(job)
+        request = (
+            job.partition, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
+            *(each.name for each in blocking),
+        )  # fmt: skip
+        place = self._known.get(request)
+        if place is None:
+            place = self._known[request] = self._find(job, blocking)
+        return place
+
+    def names(self, jobs: Iterable[Job]) -> dict[str, tuple[str, ...]]:
+        """Return the partitions for planning that each node belongs to: its own, and those of these jobs."""
+        found: dict[str, set[str]] = {node.name: set(node.partitions) for node in self.snapshot.nodes}
+        for place in {id(place): place for place in map(self.of, jobs)}.values():
+            for name in place.nodes:
+                found[name].add(place.name)
+        return {name: tuple(sorted(partitions)) for name, partitions in found.items()}
+
+    def _blocking(self, job: Job) -> tuple[Reservation, ...]:
+        """The reservations of others that begin before the job would end."""
+        now_s = self.snapshot.taken_s
+        end_s = now_s + job.time_limit_s if job.time_limit_s else float("inf")
+        return tuple(
+            each
+            for each in self.snapshot.reservations
+            if each.nodes and each.name != job.reservation and each.start_s < end_s and each.end_s > now_s
+        )
+
+    def _find(self, job: Job, blocking: tuple[Reservation, ...]) -> Place:
+        everywhere = [node for node in self.snapshot.nodes if job.partition in node.partitions]
+        try:
+            fitting = frozenset(node.name for node in everywhere if _fits(node, job))
+            nodes = self._reserved_for(job, fitting)
+        except (NodeSetParseError, _NotUnderstoodError) as error:
+            return Place(job.partition, frozenset(), f"Muri cannot tell which nodes it may get: {error}")
+        blocked = {name for each in blocking for name in NodeSet(each.nodes)}
+        why = _why_none(job, fitting, nodes, blocked, blocking)
+        nodes -= blocked
+        if len(nodes) == len(everywhere):
+            return Place(job.partition, nodes, why)
+        named = [*_options(job), *(f"before reservation {each.name}" for each in blocking)]
+        return Place(f"{job.partition} ({', '.join(named)})", nodes, why)
+
+    def _reserved_for(self, job: Job, nodes: frozenset[str]) -> frozenset[str]:
+        if not job.reservation:
+            return nodes
+        own = next((each for each in self.snapshot.reservations if each.name == job.reservation), None)
+        if own is None or own.start_s > self.snapshot.taken_s:
+            return frozenset()
+        return nodes & set(NodeSet(own.nodes)) if own.nodes else nodes
+
+
+class _NotUnderstoodError(Exception):
+    """A constraint is in a form that Muri does not know."""
+
+
+def _why_none(
+    job: Job, fitting: frozenset[str], nodes: frozenset[str], blocked: set[str], blocking: tuple[Reservation, ...]
+) -> str:
+    if not fitting:
+        return "no node of its partition is what it asks for"
+    if not nodes:
+        return f"its reservation {job.reservation} is not active"
+    if len(nodes) < job.node_count:
+        return f"it asks for {job.node_count} nodes and may get {len(nodes)}"
+    if len(nodes - blocked) < job.node_count:
+        return f"it would not end before reservation {', '.join(each.name for each in blocking)}"
+    return ""
+
+
+def _options(job: Job) -> Iterator[str]:
+    named = {
+        "--constraint": job.features,
+        "--nodelist": job.required_nodes,
+        "--exclude": job.excluded_nodes,
+        "--reservation": job.reservation,
+    }
+    return (f"{option}={value}" for option, value in named.items() if value)
+
+
+def _fits(node: Node, job: Job) -> bool:
+    required = NodeSet(job.required_nodes)
+    if required and job.node_count <= len(required) and node.name not in required:
+        return False
+    if job.excluded_nodes and node.name in NodeSet(job.excluded_nodes):
+        return False
+    return not job.features or _has_features(frozenset(node.features), job.features)
+
+
+def _has_features(features: frozenset[str], constraint: str) -> bool:
+    """Whether a node has what a constraint asks for.
+
+    Raises:
+        _NotUnderstoodError: The constraint has counts or brackets, which are about several nodes.
+    """
+    for part in constraint.replace(",", "&").split("&"):
+        names = part.split("|")
+        if not all(_FEATURE.fullmatch(name) for name in names) or ("|" in part and "&" in constraint):
+            raise _NotUnderstoodError(f"--constraint={constraint}")
+        if not features.intersection(names):
+            return False
+    return True

@@ -1,0 +1,146 @@
+"""Files that the controller trusts: who owns them, who else could change or read them, and how they are made."""
+
+import errno
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from muri.errors import MuriError
+
+ROOT_UID: Final = 0
+
+_OTHERS_MAY: Final = 0o077
+_OTHERS_WRITE: Final = 0o022
+
+
+class UnsafeFileError(MuriError):
+    """A file or directory belongs to somebody else, is a link, or others could change it."""
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or the number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def make_private_directory(path: Path) -> None:
+    """Make a directory that only its owner, this process's user, can enter; one that exists is tightened to 0700.
+
+    Raises:
+        UnsafeFileError: It cannot be made or entered, is a link or a file, belongs to another user, or is open to
+            others and seems to serve more than Muri.
+    """
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        facts = os.fstat(handle)
+        _require_own(path, facts.st_uid)
+        if facts.st_mode & _OTHERS_MAY:
+            _require_own_purpose(path, handle, facts.st_mode)
+            os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
+
+
+def _require_own_purpose(path: Path, handle: int, mode: int) -> None:
+    """Refuse to close a directory such as /tmp or /var/lib, named by mistake, to everybody else."""
+    with os.scandir(handle) as entries:
+        if mode & stat.S_ISVTX or any(entry.is_dir(follow_symlinks=False) for entry in entries):
+            raise UnsafeFileError(
+                f"{path} is open to others and not Muri's alone: name another directory, or chmod 700 {path}"
+            )
+
+
+def open_private_file(path: Path) -> int:
+    """Open a file of this process's user for reading and writing, mode 0600; an empty one is made if there is none.
+
+    Returns:
+        The file descriptor, which the caller closes.
+
+    Raises:
+        UnsafeFileError: It cannot be opened, is a link or no plain file, or belongs to another user.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise _refusal(path, error) from error
+    try:
+        facts = os.fstat(handle)
+        _require_plain(path, facts.st_mode)
+        _require_own(path, facts.st_uid)
+        os.fchmod(handle, 0o600)
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def why_unsafe(path: Path) -> str | None:
+    """Say why a file's content must not be trusted; None when only root and this process's user could change it.
+
+    Args:
+        path: An existing file or directory; of a link both the link's directories and those of its target count.
+
+    Raises:
+        OSError: It, or a directory on the way, cannot be looked at.
+    """
+    seen: set[Path] = set()
+    for place in _on_the_way(path):
+        if place in seen:
+            continue
+        seen.add(place)
+        facts = place.stat()
+        if facts.st_uid not in {ROOT_UID, os.geteuid()}:
+            return f"{place} belongs to {user_name(facts.st_uid)}"
+        # In a directory like /tmp nobody can replace what another user owns.
+        shielded = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
+        if facts.st_mode & _OTHERS_WRITE and not shielded:
+            return f"others may write {place} (mode {stat.S_IMODE(facts.st_mode):04o})"
+    return None
+
+
+def _on_the_way(path: Path) -> Iterator[Path]:
+    real = path.resolve(strict=True)
+    yield real
+    yield from real.parents
+    yield from path.absolute().parents
+
+
+def _require_own(path: Path, uid: int) -> None:
+    if uid != os.geteuid():
+        owner, user = user_name(uid), user_name(os.geteuid())
+        raise UnsafeFileError(f"{path} belongs to {owner}, not to {user}: run this as {owner}, or move it away")
+
+
+def _require_plain(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise UnsafeFileError(f"{path} is no plain file; move it away")
+
+
+def _refusal(path: Path, error: OSError) -> UnsafeFileError:
+    if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.EEXIST} and path.is_symlink():
+        return UnsafeFileError(f"{path} is a link, which others could have made; name the place that it leads to")
+    if error.errno in {errno.EACCES, errno.EPERM}:
+        owner = _owner_of_nearest(path)
+        user = user_name(os.geteuid())
+        return UnsafeFileError(f"{user} may not use {path}: run this as {owner}, or as the controller's user")
+    return UnsafeFileError(f"cannot use {path}: {error.strerror}")
+
+
+def _owner_of_nearest(path: Path) -> str:
+    """Owner of the first directory upwards that can be looked at."""
+    for folder in (path, *path.absolute().parents):
+        try:
+            return user_name(folder.stat().st_uid)
+        except OSError:
+            continue
+    return user_name(ROOT_UID)

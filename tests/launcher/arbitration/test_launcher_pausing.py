@@ -1,0 +1,172 @@
+"""Members that are paused: they get nothing, the others go on, and nobody is interrupted by it."""
+
+import threading
+
+import pytest
+from virtual_clock import VirtualClock
+
+from muri.launcher.arbitration.arbiter import FairArbiter, WaitInterruptedError
+from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
+from muri.launcher.job.stage_clock import IterationRecord
+
+GPU, NETWORK = 2, 3
+NOTHING = (0.0,) * 4
+DISCIPLINES = ["auto", "fair", "lockstep", "plain"]
+
+
+class Group:
+    """Members a and b under a discipline, and what became of their waits."""
+
+    def __init__(self, discipline: str) -> None:
+        self.clock = VirtualClock()
+        self.inner = make_arbiter(discipline, ["a", "b"], ["a", "b"], {}, self.clock)
+        self.arbiter = PausingArbiter(self.inner, now=self.clock)
+        self.ended: list[str] = []
+        for member in "ab":
+            self.arbiter.join(member, 1.0)
+
+    def asks(self, member: str, resource: int, *, within_stage: bool = False) -> threading.Thread:
+        """A thread of the member that asks for a resource, and notes what it gets."""
+
+        def ask() -> None:
+            wait = self.arbiter.yield_point if within_stage else self.arbiter.acquire
+            try:
+                waited_s = wait(member, resource)
+            except WaitInterruptedError:
+                self.ended.append(f"{member} interrupted")
+            else:
+                self.ended.append(f"{member} after {waited_s:g} s")
+
+        thread = self.clock.start(ask)
+        self.clock.settle()
+        return thread
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_a_paused_member_waits_and_what_it_held_is_free(discipline: str) -> None:
+    group = Group(discipline)
+    group.arbiter.acquire("a", GPU)
+    group.arbiter.pause("a")
+    group.clock.finish(group.asks("b", GPU))  # it holds the GPU that a had
+    group.arbiter.release("b", GPU)
+    group.arbiter.release("a", GPU)  # its stage has ended meanwhile
+    waits = group.asks("a", GPU)
+    group.clock.sleep(100.0)
+    assert group.ended == ["b after 0 s"]
+    assert not group.arbiter.obstructs("a")
+    group.arbiter.resume("a")
+    group.clock.finish(waits)
+    assert group.ended == ["b after 0 s", "a after 100 s"]
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+def test_a_paused_member_stops_at_a_yield_point_and_has_the_resource_when_it_goes_on(discipline: str) -> None:
+    group = Group(discipline)
+    group.arbiter.acquire("a", GPU)
+    group.arbiter.pause("a")
+    waits = group.asks("a", GPU, within_stage=True)
+    group.clock.finish(group.asks("b", GPU))
+    group.clock.sleep(10.0)
+    group.arbiter.leave("b")
+    group.arbiter.resume("a")
+    group.clock.finish(waits)
+    assert group.ended == ["b after 0 s", "a after 10 s"]
+    assert group.arbiter.holders()[GPU] == (None if discipline == "plain" else "a")
+
+
+@pytest.mark.parametrize("discipline", ["auto", "fair", "lockstep"])
+def test_who_waits_for_a_resource_when_it_is_paused_goes_on_waiting(discipline: str) -> None:
+    group = Group(discipline)
+    group.arbiter.acquire("b", GPU)
+    waits = group.asks("a", GPU)
+    group.arbiter.pause("a")
+    group.arbiter.pause("a")  # as every look at a suspended job does
+    group.arbiter.release("b", GPU)
+    group.clock.sleep(5.0)
+    assert group.ended == []
+    group.arbiter.resume("a")
+    group.arbiter.resume("a")
+    group.clock.finish(waits)
+    assert group.ended == ["a after 5 s"]
+
+
+@pytest.mark.parametrize("discipline", ["auto", "fair", "lockstep"])
+def test_a_pause_that_is_over_before_the_member_notices_interrupts_nobody(discipline: str) -> None:
+    group = Group(discipline)
+    group.arbiter.acquire("b", GPU)
+    waits = group.asks("a", GPU)
+    group.arbiter.pause("a")
+    group.arbiter.resume("a")
+    group.clock.settle()
+    assert group.ended == []
+    group.arbiter.release("b", GPU)
+    group.clock.finish(waits)
+    assert group.ended[0].startswith("a after")
+
+
+@pytest.mark.parametrize("discipline", DISCIPLINES)
+@pytest.mark.parametrize("end", ["interrupt", "leave"])
+def test_a_paused_member_can_be_ended(discipline: str, end: str) -> None:
+    group = Group(discipline)
+    group.arbiter.pause("a")
+    waits = group.asks("a", GPU)
+    getattr(group.arbiter, end)("a")
+    group.clock.finish(waits)
+    assert group.ended == ["a interrupted"]
+    group.arbiter.resume("a")
+    group.arbiter.leave("a")
+    with pytest.raises(WaitInterruptedError):
+        group.arbiter.acquire("a", GPU)
+    group.arbiter.join("a")  # its next session is not paused
+    group.clock.finish(group.asks("a", GPU))
+    assert group.ended[-1] == "a after 0 s"
+
+
+def test_in_lockstep_the_others_rotate_without_a_paused_member() -> None:
+    group = Group("lockstep")
+    group.arbiter.acquire("a", 0)
+    group.arbiter.acquire("b", 1)
+    group.arbiter.pause("a")
+    group.arbiter.release("b", 1)
+    for resource in (2, 3, 0, 1):
+        assert group.arbiter.acquire("b", resource) == 0.0
+        group.arbiter.release("b", resource)
+    group.arbiter.resume("a")
+    assert group.clock() == 0.0
+
+
+def test_auto_compares_disciplines_by_the_members_that_are_not_paused() -> None:
+    group = Group("auto")
+    assert isinstance(group.inner, SwitchingArbiter)
+
+    def iterate(member: str, count: int) -> None:
+        for _ in range(count):
+            group.clock.sleep(1.0)
+            group.arbiter.iteration_done(member, IterationRecord(1.0, NOTHING, NOTHING))
+
+    group.arbiter.pause("a")
+    iterate("b", 400)  # alone nothing is tried, and nothing is counted for a
+    assert group.inner.discipline == "fair"
+    assert len(group.inner.history) == 1
+
+
+def test_between_ranks_a_member_stops_only_at_its_next_turn_at_the_network() -> None:
+    clock = VirtualClock()
+    arbiter = PausingArbiter(FairArbiter(clock), frozenset({NETWORK}), clock)
+    for member in "ab":
+        arbiter.join(member, 1.0)
+    arbiter.acquire("a", NETWORK)
+    arbiter.pause("a")
+    assert arbiter.holders()[NETWORK] == "a"  # its peers are in the collective
+    assert arbiter.yield_point("a", NETWORK) == 0.0
+    assert arbiter.acquire("a", GPU) == 0.0
+    arbiter.release("a", NETWORK)
+    waits = clock.start(arbiter.acquire, "a", NETWORK)
+    clock.settle()
+    assert arbiter.acquire("b", NETWORK) == 0.0
+    arbiter.release("b", NETWORK)
+    assert clock.is_under_way(waits)
+    arbiter.resume("a")
+    clock.finish(waits)
+    assert arbiter.holders()[NETWORK] == "a"

@@ -1,0 +1,258 @@
+"""Members whose jobs are suspended: Slurm stops only `muri run`, and the training stops with it."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends
+from polling import until
+from ranks_harness import RankedLauncher
+
+from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.pausing import PausingArbiter
+from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.runtime.member_table import Member
+from muri.launcher.runtime.suspension import SuspensionWatch, frozen
+
+TRAIN = """
+    import os, sys, time
+    import muri
+    own, stop = sys.argv[1:]
+    for step in muri.batches(range(10**9)):
+        with muri.stage("propagate"):
+            time.sleep(0.005)
+        with open(own, "a") as file:
+            print(step, file=file)
+        if os.path.exists(stop):
+            break
+    print("finished", flush=True)
+"""
+HANG_TIMEOUT_S = 1.0
+
+
+class Pair:
+    """Members 101, whose job is suspended, and 102; each counts its iterations in a file."""
+
+    def __init__(self, launcher: Launcher, *options: str, **environment: str) -> None:
+        self.launcher = launcher
+        launcher.runtime("101", "102", options=options)
+        script, self.stop = launcher.script(TRAIN), launcher.folder / "stop"
+        self.members = {
+            job: launcher.member(job, script, self.steps(job), self.stop, **environment) for job in ("101", "102")
+        }
+        for job in self.members:
+            self.advances(job, 3)
+
+    def steps(self, job: str) -> Path:
+        return self.launcher.folder / f"{job}.steps"
+
+    def count(self, job: str) -> int:
+        return self.steps(job).read_text().count("\n") if self.steps(job).exists() else 0
+
+    def advances(self, job: str, iterations: int) -> None:
+        """Wait until the member has done some more iterations."""
+        count = self.count(job) + iterations
+        until(lambda: self.count(job) >= count, f"{iterations} iterations of {job}")
+
+    def status(self) -> dict:
+        return self.launcher.status()["members"]["101"]
+
+    def suspend(self) -> None:
+        """Stop 101's `muri run` as `scontrol suspend` does, and wait until the runtime has noticed."""
+        self.members["101"].send_signal(signal.SIGSTOP)
+        until(lambda: self.status()["paused"], "the pause")
+
+    def resume(self) -> None:
+        self.members["101"].send_signal(signal.SIGCONT)
+        until(lambda: not self.status()["paused"], "the end of the pause")
+
+
+@pytest.mark.parametrize("discipline", ["fair", "lockstep", "plain"])
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_suspended_members_training_stops_and_goes_on_and_its_partner_never_stops(
+    launcher: Launcher, isolation: str, discipline: str
+) -> None:
+    options = ("--discipline", discipline, "--hang-timeout-s", str(HANG_TIMEOUT_S))
+    pair = Pair(launcher, *options, MURI_ISOLATION=isolation)
+    pair.suspend()
+    before = pair.count("101")
+    pair.advances("102", 20)
+    time.sleep(2 * HANG_TIMEOUT_S)
+    status = pair.status()
+    assert (status["state"], status["iterations_per_s"], status["speed"]) == ("running", None, None)
+    assert pair.count("101") <= before + 1
+    pair.resume()
+    pair.advances("101", 10)
+    pair.advances("102", 10)
+    pair.stop.touch()
+    assert [ends(member) for member in pair.members.values()] == [0, 0], launcher.err("101")
+    assert launcher.out("101") == "finished\n"
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_suspended_member_can_be_cancelled_and_its_runtime_ended(launcher: Launcher, isolation: str) -> None:
+    pair = Pair(launcher, MURI_ISOLATION=isolation)
+    pair.suspend()
+    pair.members["101"].send_signal(signal.SIGTERM)
+    pair.members["101"].send_signal(signal.SIGCONT)  # Slurm continues what it cancels
+    assert ends(pair.members["101"]) == 143
+    pair.members["101"] = pair.members["102"]
+    pair.members["101"].send_signal(signal.SIGSTOP)
+    until(lambda: launcher.status()["members"]["102"]["paused"], "the pause")
+    launcher.processes[0].terminate()
+    assert ends(launcher.processes[0]) == 0
+    pair.members["102"].send_signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_suspended_member_that_is_killed_leaves_nothing_behind(launcher: Launcher, isolation: str) -> None:
+    pair = Pair(launcher, MURI_ISOLATION=isolation)
+    pair.suspend()
+    pair.members["101"].send_signal(signal.SIGKILL)
+    until(lambda: pair.status()["state"] == "ended", "the end of the script")
+    pair.advances("102", 10)
+
+
+def test_what_a_members_own_process_has_started_is_stopped_with_it(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    script = """
+        import subprocess, sys
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+        print(child.pid, flush=True)
+        child.wait()
+    """
+    member = launcher.member("101", launcher.script(script), MURI_ISOLATION="process")
+    until(lambda: launcher.out("101").endswith("\n"), "the child")
+    stat = Path(f"/proc/{launcher.out('101').strip()}/stat")
+    member.send_signal(signal.SIGSTOP)
+    until(lambda: stat.read_text().split()[2] == "T", "the child's stop")
+    member.send_signal(signal.SIGCONT)
+    until(lambda: stat.read_text().split()[2] == "S", "the child's way on")
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_all_ranks_of_a_suspended_member_pause_and_the_others_go_on(launcher: Launcher, isolation: str) -> None:
+    ranked = RankedLauncher(launcher, 2)
+    ranked.start("101", "102", options=("--hang-timeout-s", str(HANG_TIMEOUT_S)))
+    suspended, other = (
+        ranked.member(job, 1, 10**6, -1, "explicit", MURI_ISOLATION=isolation) for job in ("101", "102")
+    )
+
+    def lines(job: str) -> list[int]:
+        return [ranked.out(job, rank).count("\n") for rank in range(2)]
+
+    def advances(job: str, count: int) -> None:
+        wanted = [before + count for before in lines(job)]
+        until(lambda: all(now >= want for now, want in zip(lines(job), wanted, strict=True)), f"{count} steps of {job}")
+
+    advances("101", 5)
+    advances("102", 5)
+    for process in suspended:
+        process.send_signal(signal.SIGSTOP)
+    until(lambda: launcher.status()["members"]["101"]["paused"], "the pause")
+    before = lines("101")
+    advances("102", 30)
+    time.sleep(2 * HANG_TIMEOUT_S)
+    assert all(now <= then + 2 for now, then in zip(lines("101"), before, strict=True))
+    for process in suspended:
+        process.send_signal(signal.SIGCONT)
+    advances("101", 20)
+    advances("102", 20)
+    assert [process.poll() for process in (*suspended, *other)] == [None] * 4
+
+
+def test_an_iteration_with_a_pause_counts_but_tells_no_times() -> None:
+    times_s = iter([0.0, 1.0, 1.0, 3601.0, 3601.0, 3602.0])
+    told: list[IterationRecord] = []
+    clock = StageClock(on_iteration=told.append, now=lambda: next(times_s))
+    clock.ask_batch()
+    clock.ask_batch()
+    clock.note_pause()
+    clock.ask_batch()
+    clock.end_iteration()
+    assert clock.iterations == 3
+    assert [record.iteration_s for record in clock.recent] == [record.iteration_s for record in told] == [1.0, 1.0]
+
+
+class Session:
+    """A session that notes what it is told."""
+
+    member = "101"
+    paused = False
+    client_pid = 7
+
+    def __init__(self) -> None:
+        self.clock, self.told = StageClock(), list[str]()
+
+    @property
+    def ended(self):
+        return self
+
+    def is_set(self) -> bool:
+        return False
+
+    def stop(self) -> None:
+        self.told.append("stop")
+
+    def go_on(self) -> None:
+        self.told.append("go on")
+
+
+@pytest.mark.parametrize(("pauses_at", "told"), [({0, 1, 2, 3}, ["stop", "stop", "go on"]), ({3}, ["go on"])])
+def test_a_process_is_stopped_where_its_ranks_do_not_wait_for_it(pauses_at: set[int], told: list[str]) -> None:
+    session, states = Session(), iter([False, True, True, False, False])
+    arbiter = PausingArbiter(FairArbiter(), frozenset(pauses_at))
+    arbiter.join("101")
+    watch = SuspensionWatch(lambda: [session], arbiter, lambda _pid: next(states))
+    for paused in (False, True, True, False, False):
+        watch.check()
+        assert session.paused is paused
+    assert session.told == told
+
+
+def test_who_cannot_be_seen_or_has_to_end_is_not_paused() -> None:
+    session = Session()
+    watch = SuspensionWatch(lambda: [session], PausingArbiter(FairArbiter()), lambda _pid: True)
+    session.client_pid = 0
+    watch.check()
+    assert not session.paused
+    session.client_pid = 7
+    watch.check()
+    assert session.paused
+    watch.close()
+    watch.check()
+    assert not session.paused
+
+
+@pytest.mark.parametrize(
+    ("line", "file", "text", "expected"),
+    [
+        ("0::/slurm/job_7/step_0", "slurm/job_7/step_0/cgroup.events", "populated 1\nfrozen 1\n", True),
+        ("0::/slurm/job_7/step_0", "slurm/job_7/step_0/cgroup.events", "populated 1\nfrozen 0\n", False),
+        ("3:freezer:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "FROZEN\n", True),
+        ("3:freezer:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "THAWED\n", False),
+        ("5:cpu,cpuacct:/slurm/job_7", "freezer/slurm/job_7/freezer.state", "FROZEN\n", False),
+        ("3:freezer:/slurm/job_7", "elsewhere", "FROZEN\n", False),
+    ],
+)
+def test_a_frozen_control_group_is_seen(tmp_path: Path, line: str, file: str, text: str, expected: bool) -> None:
+    (tmp_path / "proc" / "7").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "cgroup").write_text(f"1:name=systemd:/\n{line}\n")
+    (tmp_path / "groups" / file).parent.mkdir(parents=True)
+    (tmp_path / "groups" / file).write_text(text)
+    assert frozen(7, tmp_path / "groups", tmp_path / "proc") is expected
+    assert frozen(8, tmp_path / "groups", tmp_path / "proc") is False
+
+
+def test_the_time_of_a_pause_is_no_slowness() -> None:
+    session = Session()
+    session.isolation, session.checkpointed, session.exit_code = "thread", False, None
+    session.clock.recent.append(IterationRecord(0.1, (0.1,) * 4, (0.0,) * 4))
+    member = Member(session=session, state="running")
+    assert member.status()["iterations_per_s"] == 10.0
+    session.paused = True
+    paused = member.status()
+    assert (paused["paused"], paused["iterations_per_s"], paused["speed"]) == (True, None, None)
+    session.paused = False
+    assert member.status()["iterations_per_s"] == 10.0

@@ -1,0 +1,90 @@
+"""Text of users that reaches a terminal or a log: it neither commands the one nor forges lines of the other."""
+
+import io
+import logging
+import re
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.table import Table
+
+from muri.commands import run_command
+from muri.errors import UsageError
+from muri.printable import printable, printable_lines
+from muri.terminal import PlainConsole, cell, say
+from muri.utc import log_handler
+
+HOSTILE = "a\n2026-01-01T00:00:00Z ERROR forged\r\x1b]0;title\x07\x1b[2J\x9b31m\u202eevil\u2028x\udce9[red]:bomb:"
+
+
+@given(st.text())
+def test_what_is_shown_is_one_line_of_visible_characters(text: str) -> None:
+    assert printable(text).isprintable()
+    assert all(line.isprintable() for line in printable_lines(text).split("\n"))
+    assert printable(printable(text)) == printable(text)
+
+
+@pytest.mark.parametrize("text", ["", "train.py --lr 0.1", "größe γ = 0.9 → 中文", "[red]"])
+def test_ordinary_text_stays(text: str) -> None:
+    assert printable(text) == text
+
+
+def test_escapes_are_those_of_python() -> None:
+    assert printable("a\n\x1b\udce9\u202e") == r"a\n\x1b\udce9\u202e"
+
+
+def logged(record: str, *, error: Exception | None = None) -> str:
+    handler = log_handler()
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream := io.StringIO())
+    logger = logging.Logger("muri.test")
+    logger.addHandler(handler)
+    logger.error("job %s", record, exc_info=error)
+    return stream.getvalue()
+
+
+def test_a_message_is_one_line_of_the_log() -> None:
+    (line,) = logged(HOSTILE).splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ERROR muri\.test: job a\\n2026-", line)
+    assert line.isprintable()
+
+
+def test_no_line_of_a_traceback_looks_like_a_record() -> None:
+    first, *others = logged("1", error=ValueError(HOSTILE)).splitlines()
+    assert first.endswith("job 1")
+    assert any("ValueError" in line for line in others)
+    assert all(line.startswith("    ") and line.isprintable() for line in others)
+
+
+def test_a_table_shows_markup_emoji_names_and_control_characters_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    table = Table("[bold]JOB", "NAME")
+    table.add_row("1", cell(HOSTILE))
+    table.add_row("[red]2", "\x1b[31m:bomb:")
+    PlainConsole(width=300).print(table)
+    shown = capsys.readouterr().out
+    assert all(line.isprintable() for line in shown.splitlines())
+    assert len(shown.splitlines()) == 6
+    for text in (printable(HOSTILE), "[bold]JOB", "[red]2", r"\x1b[31m:bomb:"):
+        assert text in shown
+
+
+def test_lines_and_errors_of_commands_are_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    @click.command()
+    def show() -> None:
+        say(HOSTILE)
+        raise UsageError(f"first\n{HOSTILE}")
+
+    assert run_command(show, []) == 2
+    captured = capsys.readouterr()
+    assert captured.out == printable(HOSTILE) + "\n"
+    assert captured.err == f"muri: first\n{printable_lines(HOSTILE)}\n"
+
+
+def test_a_character_that_the_terminal_lacks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stream)
+    assert run_command(click.Command("show", callback=lambda: print("γ →\udce9")), []) == 0
+    stream.flush()
+    assert stream.buffer.getvalue() == b"\\u03b3 \\u2192\\udce9\n"

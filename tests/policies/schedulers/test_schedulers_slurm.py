@@ -1,0 +1,134 @@
+"""The order of Slurm: priority decides who goes first, Muri with whom."""
+
+import dataclasses
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_builders import KINDS, cluster_requests, feed_back, make_job, make_node, make_request, requests
+
+from muri.policies.priority import slurm
+from muri.policies.registry import get_policy
+from muri.policies.types import sentences
+
+SLURM = get_policy("muri-slurm")
+
+
+def started(plan):
+    return {job_id for group in plan.groups for job_id in group.members} | {solo.job_id for solo in plan.solo}
+
+
+def test_the_highest_priority_goes_first_then_the_earlier_then_the_lower_id():
+    jobs = [
+        make_job(1, groupable=False, priority=5, submit_s=9.0),
+        make_job(2, groupable=False, priority=7, submit_s=9.0),
+        make_job(3, groupable=False, priority=5, submit_s=8.0),
+        make_job(4, groupable=False, priority=5, submit_s=8.0),
+    ]
+    order = []
+    while jobs:
+        (solo,) = SLURM.plan(make_request(jobs, [make_node("n1", 1)])).solo
+        order.append(solo.job_id)
+        jobs = [job for job in jobs if job.job_id != solo.job_id]
+    assert order == [2, 3, 4, 1]
+
+
+def test_equal_priorities_are_first_come_first_served():
+    jobs = [make_job(number, groupable=False, submit_s=float(-number % 5)) for number in range(1, 5)]
+    nodes = [make_node("n1", 2)]
+    assert started(SLURM.plan(make_request(jobs, nodes))) == started(get_policy("fifo").plan(make_request(jobs, nodes)))
+
+
+def test_jobs_share_as_under_auto():
+    jobs = [make_job(number, kind, priority=number) for number, kind in enumerate(KINDS, start=1)]
+    plan = SLURM.plan(make_request(jobs, [make_node("n1", 1)]))
+    assert plan.policy == "muri-slurm"
+    assert [sorted(group.members) for group in plan.groups] == [[1, 2, 3, 4]]
+
+
+def test_a_job_that_no_group_takes_in_keeps_its_turn():
+    """Jobs 1 and 2 are not worth sharing; without groups job 2 would have had the second GPU, so it still has."""
+    jobs = [
+        make_job(1, "gpu", priority=9),
+        make_job(2, "gpu", priority=8),
+        make_job(3, "cpu", user="bob", priority=7),
+    ]
+    picky, request = {"min_speedup": 2.0}, make_request(jobs, [make_node("n1", 2)])
+    assert started(get_policy("muri-slurm", picky).plan(request)) == {1, 2}
+    assert started(get_policy("auto", picky).plan(request)) == {1, 3}
+
+
+def test_a_job_whose_group_finds_no_memory_keeps_its_turn():
+    """Both groups need the large node; the second one's leader gets the small node alone, ahead of bob's job."""
+    pairs = [make_job(number, kind, gpu_count=2, priority=9 - number) for number, kind in enumerate([*KINDS, *KINDS])]
+    bob = make_job(20, "cpu", user="bob", gpu_count=2, priority=0, groupable=False)
+    nodes = [make_node("a", 2, gpu_mem_gib=80.0), make_node("b", 2, gpu_mem_gib=1.5)]
+    plan = SLURM.plan(make_request([*pairs, bob], nodes))
+    assert 20 not in started(plan)
+    assert [group.node for group in plan.groups] == ["a"] and [solo.node for solo in plan.solo] == ["b"]
+
+
+def test_a_large_job_is_passed_until_it_has_waited_too_long():
+    """As under every order: smaller jobs behind it use what it cannot, and then Slurm's queue keeps room for it."""
+    large = make_job(1, gpu_count=2, priority=9, submit_s=0.0)
+    request = make_request([large, make_job(2, "cpu", priority=1)], [make_node("n1", 1)], now_s=100.0)
+    assert started(SLURM.plan(request)) == {2}
+    late = get_policy("muri-slurm", {"max_wait_s": 3600.0}).plan(dataclasses.replace(request, now_s=3601.0))
+    released = next(solo for solo in late.solo if solo.job_id == 1)
+    assert "Slurm's own queue takes it on with its original request" in sentences(released.reasons)
+
+
+def in_order(job):
+    return (*slurm(job), job.submit_s, job.job_id)
+
+
+@st.composite
+def crowded(draw):
+    """Jobs of two users that are hardly worth grouping, on few nodes, some with too little memory for groups."""
+    jobs = [
+        make_job(
+            number,
+            draw(st.sampled_from(("gpu", "gpu", "cpu"))),
+            user=draw(st.sampled_from(("alice", "bob"))),
+            gpu_count=draw(st.sampled_from((1, 1, 2))),
+            largest_group=draw(st.sampled_from((4, 2, 1))),
+            priority=draw(st.integers(0, 5)),
+        )
+        for number in range(1, draw(st.integers(2, 10)))
+    ]
+    memory_gib = st.sampled_from((0.0, 1.5, 80.0))
+    free = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    nodes = [
+        make_node(f"n{index}", count, gpu_mem_gib=draw(memory_gib), gpu_count=4) for index, count in enumerate(free)
+    ]
+    return make_request(jobs, nodes)
+
+
+@settings(max_examples=300)
+@given(requests() | crowded(), st.sampled_from((SLURM, get_policy("muri-slurm", {"min_speedup": 1.7}))))
+def test_no_job_loses_its_turn(request_, policy):
+    """Whoever waits would not fit beside those alone that are more urgent, or that share with one that is."""
+    plan = policy.plan(request_)
+    if any(not solo.gpus for solo in plan.solo):
+        return  # GPUs are set aside for a job that Slurm places
+    jobs = {job.job_id: job for job in request_.jobs}
+    units = [(min(in_order(jobs[number]) for number in group.members), group.gpus) for group in plan.groups]
+    units += [(in_order(jobs[solo.job_id]), solo.gpus) for solo in plan.solo]
+    for item in plan.waiting:
+        job = jobs[item.job_id]
+        if sentences(item.reasons) == ("waits for a profile of its model",):
+            continue
+        for node in request_.nodes:
+            ahead = [share for leader, gpus in units if leader < in_order(job) for share in gpus]
+            taken = sum(share.gpu_count for share in ahead if share.node == node.name)
+            assert job.partition not in node.partitions or node.free_gpus - taken < job.gpu_count
+
+
+@settings(max_examples=50)
+@given(cluster_requests(preemptible=None, restart_s=False))
+def test_another_cycle_on_the_same_cluster_stops_nothing(request_):
+    plan = SLURM.plan(request_)
+    for _ in range(3):
+        request_ = feed_back(request_, plan)
+        plan = SLURM.plan(request_)
+    after = SLURM.plan(feed_back(request_, plan))
+    assert not [item.job_id for item in after.waiting if item.preempted]

@@ -1,0 +1,210 @@
+"""What one user asks for costs the others nothing: absurd sizes and figures, and as many partitions as jobs."""
+
+import dataclasses
+import math
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from policy_builders import KINDS, make_cluster_node, make_job, make_request
+
+from muri.policies.cycle.queue import pools
+from muri.policies.cycle.validation import RequestError, job_error
+from muri.policies.horus.policy import cluster
+from muri.policies.registry import get_policy, policy_names
+from muri.policies.speed.measured import InterferenceTable, PairSpeed
+from muri.policies.types import FreeNode, NodeShare, Running, sentences
+
+PAIRS = InterferenceTable(tuple(PairSpeed(kind, kind, 0.9, 0.9) for kind in KINDS))
+SIZES = [(2_000_000_000, 2_000_000_000), (10**9, 1), (2**32, 2**31), (4, 4), (2**20, 2**10)]
+MIB = 2**20
+
+
+def everyone_decided(plan):
+    grouped = [job_id for group in plan.groups for job_id in group.members]
+    return sorted(grouped + [item.job_id for item in (*plan.solo, *plan.sharers, *plan.waiting)])
+
+
+@pytest.mark.parametrize("whole_sets_only", [True, False])
+@pytest.mark.parametrize("name", policy_names())
+def test_a_job_larger_than_its_partition_costs_nothing(name, whole_sets_only):
+    nodes = [make_cluster_node(f"n{number}", 2) for number in range(2)]
+    # Both nodes are taken, so that policies also look whom the large jobs could join.
+    busy = [Running((make_job(90 + number, "gpu", gpu_count=2, remaining_s=1e5, gpu_utilization=0.1),),
+                    (NodeShare(f"n{number}", 2, (0, 1)),)) for number in range(2)]  # fmt: skip
+    nodes = [dataclasses.replace(node, free_gpus=0, islands=()) for node in nodes]
+    jobs = [
+        make_job(number, "gpu", gpu_count=gpus, node_count=count, remaining_s=10.0, gpu_utilization=0.1)
+        for number, (gpus, count) in enumerate(SIZES, start=1)
+    ]
+    jobs.append(make_job(50, "cpu", gpu_utilization=0.1, remaining_s=10.0))
+    request = make_request(
+        jobs, nodes, running=tuple(busy), interference=PAIRS, whole_sets_only=whole_sets_only, now_s=1000.0
+    )
+    policy = get_policy(name)
+    tracemalloc.start()
+    try:
+        plan = policy.plan(request)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 64 * MIB
+    assert everyone_decided(plan) == [1, 2, 3, 4, 5, 50, 90, 91]
+
+
+@pytest.mark.parametrize("name", ["auto", "horus", "sjf-bsbf", "antman", "fifo"])
+def test_a_job_of_too_many_nodes_is_told_that_it_is_larger_than_its_partition(name):
+    nodes = [make_cluster_node(f"n{number}", 2) for number in range(3)]
+    job = make_job(1, "gpu", gpu_count=2_000_000_000, node_count=2_000_000_000, gpu_utilization=0.1)
+    plan = get_policy(name).plan(make_request([job, make_job(2, "cpu", gpu_utilization=0.1)], nodes))
+    (item,) = plan.waiting
+    assert sentences(item.reasons)[0] == (
+        "it is next in line; it is larger than the partition: it needs 2000000000 nodes, "
+        "and 3 of partition main can be used now"
+    )
+
+
+def test_a_job_of_more_gpus_than_all_nodes_have_is_told_so():
+    nodes = [make_cluster_node("n1", 4), make_cluster_node("n2", 2)]
+    plan = get_policy("auto").plan(make_request([make_job(1, gpu_count=8, node_count=2)], nodes))
+    assert "it needs 8 GPUs, and 6 of partition main can be used now" in str(plan.waiting[0].reasons[0])
+
+
+HOSTILE = {
+    "gpu_count": (0, -1, 10**9, 2**32 + 1, 10**400),
+    "node_count": (0, -3, 3, 2 * 10**9, 10**400),
+    "submit_s": (math.nan, math.inf, -1.0, 1e300, 1e15),
+    "attained_gpu_s": (math.nan, 1e308, 1e15),
+    "remaining_s": (math.nan, -1.0, 1e308, 5e-324, 1e15),
+    "restart_s": (math.nan, 1e308, 1e15),
+    "waiting_since_s": (math.nan, 1e300, 1e15),
+    "gpu_utilization": (math.nan, -0.1, 1e308, 1.0),
+    "gpu_mem_request_gib": (math.nan, -1.0, 1e308, 1e9),
+    "largest_group": (0, -1, 10**400, 1),
+    "priority": (10**400, -(10**400), 2**32, -1),
+    "domain": ("{}", "x" * 10_000),
+    "partition": ("{0}", "gpu (--constraint=v100)", "main"),
+}
+FIGURES = [(name, value) for name, values in HOSTILE.items() for value in values]
+
+
+@pytest.mark.parametrize(("name", "value"), FIGURES)
+def test_one_odd_job_is_named_or_planned(name, value):
+    """A caller can always leave out the job that a request is refused for, and plan again for the others."""
+    odd = make_job(7, "gpu", **({"remaining_s": 1e4, "gpu_utilization": 0.2} | {name: value}))
+    others = [make_job(number, kind, remaining_s=1e4, gpu_utilization=0.2) for number, kind in enumerate(KINDS)]
+    request = make_request([*others, odd], [make_cluster_node("n1", 2)], interference=PAIRS, whole_sets_only=True)
+    for policy in map(get_policy, policy_names()):
+        try:
+            plan = policy.plan(request)
+        except RequestError as error:
+            assert error.job_id == 7
+            assert job_error(odd) is not None
+            plan = policy.plan(dataclasses.replace(request, jobs=tuple(others)))
+        else:
+            assert job_error(odd) is None
+        reasons = [
+            reason for item in (*plan.groups, *plan.solo, *plan.sharers, *plan.waiting) for reason in item.reasons
+        ]
+        assert all(sentences(reasons))
+
+
+@pytest.mark.parametrize("name", policy_names())
+@settings(max_examples=20)
+@given(odd=st.lists(st.sampled_from(FIGURES), min_size=1, max_size=6))
+def test_odd_jobs_are_left_out_one_by_one(name, odd):
+    jobs = {
+        number: make_job(number, "gpu", remaining_s=1e4, gpu_utilization=0.2, **{figure: value})
+        if figure not in ("remaining_s", "gpu_utilization")
+        else make_job(number, "gpu", **({"remaining_s": 1e4, "gpu_utilization": 0.2} | {figure: value}))
+        for number, (figure, value) in enumerate(odd, start=1)
+    }
+    policy = get_policy(name)
+    for _ in range(len(odd) + 1):
+        request = make_request(jobs.values(), [make_cluster_node("n1", 2)], interference=PAIRS, whole_sets_only=True)
+        try:
+            plan = policy.plan(request)
+        except RequestError as error:
+            del jobs[error.job_id]
+        else:
+            assert everyone_decided(plan) == sorted(jobs)
+            return
+    raise AssertionError("a request without odd jobs is still refused")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"jobs": (make_job(1), make_job(1))}, "appears more than once"),
+        ({"running": (Running((make_job(1),), (NodeShare("gone", 1),)),)}, "not among the request's nodes"),
+        ({"running": (Running((make_job(1, gpu_count=2),), (NodeShare("n1", 1),)),)}, "its gpu_count is 2"),
+        ({"jobs": (make_job(1, gpu_count=8),), "larger_than_a_node": "whole-nodes"}, "it must be 1 to 2"),
+    ],
+)
+def test_whatever_is_wrong_with_a_job_names_it(changes, message):
+    nodes = (FreeNode("n1", ("main",), 0, gpu_count=2),)
+    with pytest.raises(RequestError, match=message) as caught:
+        get_policy("auto").plan(dataclasses.replace(make_request([], nodes), **changes))
+    assert caught.value.job_id == 1
+
+
+def test_an_error_of_no_single_job_names_none():
+    with pytest.raises(RequestError) as caught:
+        get_policy("auto").plan(make_request([], [], now_s=math.nan))
+    assert caught.value.job_id is None
+
+
+def test_kinds_that_cannot_be_told_apart_are_fewer_kinds():
+    points = [(1.0, 0.0), (1.0, 1e-300), (1.0, 2e-300), (1.0, 1e300)]
+    assert len(set(cluster(points, 3))) == 2
+
+
+class Name(str):
+    """The name of a partition that counts how often it is looked at."""
+
+    looked_at = 0
+    __slots__ = ()
+
+    def __hash__(self):
+        Name.looked_at += 1
+        return super().__hash__()
+
+    def __eq__(self, other):
+        Name.looked_at += 1
+        return super().__eq__(other)
+
+
+@pytest.mark.parametrize("name", ["auto", "horus", "sjf-bsbf", "antman", "drf", "synergy-tune-fifo"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_as_many_partitions_as_jobs_are_each_looked_at_a_few_times(name, shared):
+    """Placement domains are named by what users ask for, so there can be thousands, with nodes or without any."""
+
+    def work(count):
+        names = [Name(f"gpu (--constraint=v{number})") for number in range(count)]
+        nodes = [
+            make_cluster_node(f"n{number}", 2, partitions=tuple(names) if shared else (names[0],)) for number in (1, 2)
+        ]
+        # Equal names are not one object, as those of jobs and nodes are not.
+        jobs = [make_job(number, "gpu", partition=Name(str(name))) for number, name in enumerate(names)]
+        request = make_request(jobs, nodes)
+        Name.looked_at = 0
+        assert len(pools(request)) == (1 if shared else count)
+        plan = get_policy(name).plan(request)
+        assert everyone_decided(plan) == list(range(count))
+        return Name.looked_at
+
+    assert work(800) < 6 * work(200)  # their square would be 16 times as much
+
+
+def test_messages_read_well_with_a_placement_domain():
+    domain = "gpu (--constraint=v100)"
+    jobs = [make_job(number, "gpu", partition=domain) for number in (1, 2, 3)]
+    plan = get_policy("fifo").plan(make_request(jobs, [make_cluster_node("n1", 1, 1, partitions=("gpu", domain))]))
+    assert str(plan.solo[0].reasons[0]) == "1 GPU of partition gpu (--constraint=v100) can be given to it"
+    assert [str(item.reasons[0]) for item in plan.waiting] == [
+        "it is next in line and no GPU is free in partition gpu (--constraint=v100)",
+        "1 job is ahead of it and no GPU is free in partition gpu (--constraint=v100)",
+    ]
+    nowhere = get_policy("fifo").plan(make_request(jobs[:1], [make_cluster_node("n1", 1, 1, partitions=("gpu",))]))
+    assert "no node of partition gpu (--constraint=v100) can be used now" in str(nowhere.waiting[0].reasons[0])

@@ -1,0 +1,171 @@
+"""Figures that cannot be true are refused where they enter; whatever passes, nothing that computes with it fails."""
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from profile_builders import make_profile, profiles
+
+from muri.policies.allocation.demand import derived_sensitivity
+from muri.policies.traits import Demand
+from muri.profiler import figures
+from muri.profiler.differences import DriftRule, compare, find_drift
+from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.errors import FitError, InterferenceError, SensitivityError
+from muri.profiler.estimates import scale
+from muri.profiler.interference.models import LinearFit, estimated_ratio
+from muri.profiler.interference.ratios import Side
+from muri.profiler.records import STAGES, ProfileDetail, ProfileError, ProfileKey
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point, interpolated
+from muri.profiler.sensitivity.memory_axis import Dataset, saturating_cache_gib, throughput
+from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.store import Document
+from muri.profiler.upkeep import Observation
+
+ABSURD = (math.nan, math.inf, -math.inf, -1.0, 1e17, 1e200, 1.7976931348623157e308, "1", None, True, [1])
+absurd = pytest.mark.parametrize("value", ABSURD)
+
+
+@absurd
+@pytest.mark.parametrize("name", [*(f"{stage}_s" for stage in STAGES), "iteration_s", "gpu_mem_gib"])
+def test_a_profile_refuses_what_no_script_measures(name, value):
+    with pytest.raises(ProfileError, match="must be"):
+        make_profile(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [-1, 10**12 + 1, 10**19, 1 << 20_000, 1e200, 1.5, math.inf, "7", None],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_profile_refuses_counts_that_nobody_counts(value):
+    with pytest.raises(ProfileError, match="number of iterations"):
+        make_profile(iterations=value)
+    with pytest.raises(ProfileError, match="a dry run's result: number of iterations"):
+        DryRunResult((0.1,) * 4, 0.4, iterations=value)
+
+
+@pytest.mark.parametrize("changes", [{"gpu_count": 0}, {"gpu_count": 2**60}, {"batch_size": -1}, {"batch_size": 2**64}])
+def test_a_profile_refuses_a_key_that_no_job_has(changes):
+    with pytest.raises(ProfileError, match="it must be"):
+        make_profile(**changes)
+
+
+def test_the_bounds_themselves_are_allowed():
+    day = 86400.0
+    made = make_profile(load_s=day, iteration_s=day, preprocess_s=0.0, gpu_mem_gib=0.0, iterations=10**12)
+    assert made.iteration_s == day
+    with pytest.raises(ProfileError, match=r"load time is 86400.001; it must be ≤ 86400 s"):
+        replace(made, load_s=86400.001)
+
+
+@absurd
+@pytest.mark.parametrize(
+    "name", [name for name in ProfileDetail.__dataclass_fields__ if name not in ("stage_p95_s", "stage_cv", "busy_s")]
+)
+def test_details_are_bounded_too(name, value):
+    if value is None:
+        return  # not measured
+    with pytest.raises(ProfileError):
+        ProfileDetail.from_dict({name: value})
+
+
+@absurd
+def test_figures_per_stage_are_bounded_too(value):
+    for name in ("stage_p95_s", "stage_cv", "busy_s"):
+        with pytest.raises(ProfileError):
+            ProfileDetail.from_dict({name: [0.1, value, 0.1, 0.1]})
+
+
+@absurd
+def test_what_else_is_kept_of_models_is_bounded_too(value):
+    side = Side(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.2, 2.0, None, 0.9, 40)
+    for name in ("solo_s", "shared_s", "ratio", "confidence", "iterations"):
+        with pytest.raises(InterferenceError):
+            replace(side, **{name: value})
+    for changes in ({"cpus": value}, {"throughput": value}, {"spread": value}):
+        with pytest.raises(SensitivityError):
+            Point(**({"cpus": 2, "throughput": 1.0} | changes))
+    for name in ("dataset_gib", "batch_mib", "storage_mib_per_s"):
+        with pytest.raises(SensitivityError):
+            Dataset(**({"dataset_gib": 1.0, "batch_mib": 1.0, "storage_mib_per_s": 1.0} | {name: value}))
+    with pytest.raises(ProfileError):
+        Observation("2026-03-01T12:00:00Z", 1, 10, (0.1, value, 0.1, 0.1))
+    body = {"fixed_s": 0.1, "per_unit_s": 0.1, "r_squared": 1.0, "residual_s": 0.0, "points": []}
+    if value not in ("1", True):  # JSON numbers only differ in how they are written
+        with pytest.raises(FitError):
+            LinearFit.from_dict(body | {"fixed_s": value})
+
+
+def test_a_stored_sensitivity_with_absurd_figures_is_refused():
+    cpu = CpuSensitivity((Point(1, 1.0), Point(4, 3.0)), 4, 0, 2)
+    good = SensitivityProfile("m", "", cpu, process_gib=1.0).to_document()
+    for changes in ({"saturating_cpus": 0}, {"saturating_cpus": 1e300}, {"process_gib": 1e300}, {"process_gib": -1}):
+        with pytest.raises(SensitivityError):
+            SensitivityProfile.from_document(Document("m", "", {**good.body, **changes}))
+
+
+tiny_or_huge = st.sampled_from((0.0, 5e-324, 1e-300, 1e-9, 1.0, 86400.0))
+edge_profiles = st.builds(
+    make_profile,
+    load_s=tiny_or_huge,
+    preprocess_s=tiny_or_huge,
+    propagate_s=tiny_or_huge,
+    synchronize_s=tiny_or_huge,
+    iteration_s=st.sampled_from((1e-9, 1.0, 86400.0)),
+    gpu_count=st.sampled_from((1, 10**6)),
+    iterations=st.sampled_from((0, 10**12)),
+    detail=st.builds(
+        ProfileDetail,
+        busy_s=st.none() | st.tuples(*[tiny_or_huge] * 4),
+        stage_cv=st.none() | st.just((1e6,) * 4),
+        iteration_cv=st.none() | st.just(1e6),
+        gradient_mib=st.none() | st.sampled_from((0.0, 5e-324, 1e8)),
+        host_mem_gib=st.none() | st.just(1e6),
+    ),
+)
+
+
+@given(profiles | edge_profiles, profiles | edge_profiles)
+def test_nothing_that_computes_with_what_passes_fails(one, other):
+    assert len(compare(one, other)) == len(STAGES) + 1
+    assert 1 <= estimated_ratio(one, other) <= 5
+    seen = [Observation(f"2027-01-01T0{hour}:00:00Z", 1, 100 * hour, other.stage_s) for hour in range(5)]
+    drift = find_drift(one, seen, DriftRule())
+    assert drift is None or math.isfinite(drift.difference)
+    derived = derived_sensitivity(one, Demand(0.25, 1.0), 1e6)
+    assert all(math.isfinite(value) and value > 0 for row in derived.throughput for value in row)
+    for count in (1, 2, 10**6):
+        found = scale([one], replace(one.key, gpu_count=count))
+        assert found is None or found.profile.iteration_s > 0
+
+
+@given(st.floats(1e-9, 1e9), st.floats(1e-9, 1e9), st.floats(1e-6, 1e9), st.floats(0, 1), st.floats(1 / 86400, 1e9))
+def test_a_dataset_that_passes_gives_a_throughput(dataset_gib, batch_mib, rate, overlap, at_full):
+    dataset = Dataset(dataset_gib, min(batch_mib, 1024 * dataset_gib), rate, overlap)
+    for cache_gib in (0.0, dataset_gib / 2, saturating_cache_gib(dataset, at_full)):
+        assert 0 <= throughput(dataset, at_full, cache_gib) <= at_full * (1 + 1e-9)
+
+
+def test_points_that_pass_can_be_interpolated():
+    points = (Point(1, 1 / 86400, 1e6), Point(10**6, 1e9, 0.0))
+    assert math.isfinite(interpolated(points, 500_000))
+
+
+anything = st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5)
+
+
+@given(st.recursive(anything, st.lists, max_leaves=4))
+@example(1 << 2_000)
+def test_a_bound_answers_whatever_it_is_asked(value):
+    for bounds in (figures.TIME_S, figures.ITERATIONS, figures.SHARE, figures.RATIO):
+        fault = bounds.fault(value)
+        assert fault or bounds.least <= value <= bounds.most
+
+
+@given(profiles)
+def test_what_passes_can_be_written_as_json(profile):
+    assert json.loads(json.dumps(asdict(profile), allow_nan=False))

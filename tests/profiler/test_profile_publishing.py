@@ -1,0 +1,191 @@
+"""Publishing: who finds whose profile, what goes with it, and what taking it back leaves."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from profile_builders import make_profile
+from profile_commands import invoke, muri, use_own_store
+
+from muri.profiler.interference.models import KIND as FITS
+from muri.profiler.interference.models import computation_name
+from muri.profiler.interference.ratios import Interference, Side, by_pair, find, known_pairs, put
+from muri.profiler.records import ProfileKey
+from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
+from muri.profiler.sensitivity.record import KIND as SENSITIVITIES
+from muri.profiler.sensitivity.record import SensitivityProfile
+from muri.profiler.store import ACCUMULATES, Document, ProfileStore
+
+ALICES = make_profile(user="alice", load_s=0.11)
+BOBS = make_profile(user="bob", load_s=0.33)
+PUBLIC = ALICES.key.published
+FIT = {"fixed_s": 0.1, "per_unit_s": 0.01, "r_squared": 1.0, "residual_s": 0.0, "points": []}
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    path = use_own_store(tmp_path, monkeypatch)
+    with ProfileStore(path) as store:
+        store.put_all([ALICES, BOBS])
+    return path
+
+
+def side(key: ProfileKey) -> Side:
+    return Side(key, 0.1, 0.2, 2.0, None, 0.9, 40)
+
+
+def names(path, kind):
+    with ProfileStore(path, read_only=True) as store:
+        return [document.name for document in store.documents(kind)]
+
+
+def test_a_profile_is_published_and_taken_back(path, capsys):
+    assert muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")[:2] == (0, f"published {ALICES.key}\n")
+    with ProfileStore(path) as store:
+        assert store.get(PUBLIC) == replace(ALICES, key=PUBLIC)
+        assert store.get(BOBS.key) == BOBS
+    assert muri(capsys, "unpublish", "resnet18", "--yes")[:2] == (0, f"unpublished {PUBLIC}\n")
+    with ProfileStore(path) as store:
+        assert [item.key.user for item in store.list()] == ["alice", "bob"]
+        entries = [(entry.action, entry.key, bool(entry.before), bool(entry.after)) for entry in store.audit()]
+    assert entries == [("publish", PUBLIC, False, True), ("unpublish", PUBLIC, True, False)]
+
+
+def test_whose_is_asked_where_it_is_not_clear(path, capsys):
+    code, _, error = muri(capsys, "publish", "resnet18", "--yes")
+    assert code == 2
+    assert "2 profiles are of 'resnet18'" in error
+    assert "--gpu-type gpu --user alice\n" in error
+    code, _, error = muri(capsys, "publish", "resnet18", "--all-matching", "--yes")
+    assert code == 2
+    assert "would be published as the same profile" in error
+    with ProfileStore(path) as store:
+        assert store.get(PUBLIC) is None
+
+
+def test_nothing_happens_without_a_yes(path):
+    answer = invoke("publish", "resnet18", "--user", "bob", input="n\n")
+    assert (answer.exit_code, "Nothing was published." in answer.output) == (1, True)
+    assert "resnet18 of bob (batch 64, 1 × gpu)" in answer.output
+    with ProfileStore(path) as store:
+        assert store.get(PUBLIC) is None
+        assert store.audit() == ()
+
+
+def test_several_models_at_once_as_json(path, capsys):
+    with ProfileStore(path) as store:
+        store.put_all([make_profile("bert", user="alice"), make_profile("bert", user="alice", gpu_count=2)])
+    code, output, _ = muri(
+        capsys, "publish", "resnet18", "bert", "--user", "alice", "--all-matching", "--yes", "--json"
+    )
+    found = json.loads(output)
+    assert (code, found["added"], found["replaced"]) == (0, 3, 0)
+    assert [(key["model"], key["gpu_count"], key["user"]) for key in found["published"]] == [
+        ("resnet18", 1, "alice"), ("bert", 1, "alice"), ("bert", 2, "alice"),
+    ]  # fmt: skip
+    code, output, _ = muri(capsys, "unpublish", "bert", "--all-matching", "--yes", "--json")
+    assert (code, len(json.loads(output)["unpublished"])) == (0, 2)
+
+
+def test_what_is_unknown_or_published_already_is_said(path, capsys):
+    assert "did you mean resnet18?" in muri(capsys, "publish", "resnet81", "--yes")[2]
+    assert "no such profile of 'resnet18'" in muri(capsys, "unpublish", "resnet18", "--yes")[2]
+    with ProfileStore(path) as store:
+        store.put(make_profile("vgg16"))
+    assert "every profile of 'vgg16' is published already" in muri(capsys, "publish", "vgg16", "--yes")[2]
+
+
+def test_what_is_known_of_a_model_goes_with_it(path, capsys):
+    cpu = CpuSensitivity((Point(1, 1.0), Point(4, 3.0)), 4, 0, 2)
+    with ProfileStore(path) as store:
+        for user in ("alice", "bob"):
+            key = replace(ALICES.key, user=user)
+            store.put_document(SENSITIVITIES, SensitivityProfile(key.name, "", cpu).to_document())
+            store.put_document(FITS, Document(computation_name(key), "", {**FIT, "unit": "sample"}))
+            store.put_document(ACCUMULATES, Document(str(key), "", {}))
+    muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
+    assert names(path, SENSITIVITIES) == ["resnet18", "resnet18 of alice", "resnet18 of bob"]
+    assert names(path, FITS)[0] == "resnet18 (1 × gpu)"
+    assert names(path, ACCUMULATES)[0] == str(PUBLIC)
+    with ProfileStore(path) as store:
+        published = {item.name: SensitivityProfile.from_document(item) for item in store.documents(SENSITIVITIES)}
+    assert published["resnet18"].cpu == cpu
+    muri(capsys, "unpublish", "resnet18", "--yes")
+    for kind in (SENSITIVITIES, FITS, ACCUMULATES):
+        assert len(names(path, kind)) == 2
+        assert all(" of " in name for name in names(path, kind))
+
+
+def test_what_was_measured_for_all_stays_when_a_profile_is_taken_back(path, capsys):
+    cpu = CpuSensitivity((Point(1, 1.0), Point(4, 3.0)), 4, 0, 2)
+    with ProfileStore(path) as store:
+        store.put_document(SENSITIVITIES, SensitivityProfile("resnet18", "", cpu).to_document())
+    muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
+    muri(capsys, "unpublish", "resnet18", "--yes")
+    assert names(path, SENSITIVITIES) == ["resnet18"]
+
+
+def test_a_script_that_cannot_be_split_takes_the_mark_off_the_published_profile(path, capsys):
+    with ProfileStore(path) as store:
+        store.put_document(ACCUMULATES, Document(str(PUBLIC), "", {}))
+    muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
+    assert names(path, ACCUMULATES) == []
+
+
+def test_a_pair_is_published_with_the_second_of_its_models(path, capsys):
+    other = make_profile("bert", user="alice")
+    with ProfileStore(path) as store:
+        store.put(other)
+        put(store, Interference(side(ALICES.key), side(other.key), 3, 1.0, ""))
+    muri(capsys, "publish", "resnet18", "--user", "alice", "--yes")
+    assert len(names(path, "interference")) == 1
+    muri(capsys, "publish", "bert", "--user", "alice", "--yes")
+    assert len(names(path, "interference")) == 2
+    with ProfileStore(path) as store:
+        pairs = by_pair(known_pairs(store))
+        assert find(pairs, BOBS.key, replace(other.key, user="bob")).a.key == PUBLIC
+    muri(capsys, "unpublish", "bert", "--yes")
+    assert len(names(path, "interference")) == 1
+
+
+def test_a_pair_of_one_user_says_nothing_to_another():
+    other = ProfileKey("bert", 64, 1, "gpu", "alice")
+    pairs = by_pair([Interference(side(ALICES.key), side(other), 3, 1.0, "")])
+    assert find(pairs, other, ALICES.key).a.key == other
+    assert find(pairs, replace(other, user="bob"), BOBS.key) is None
+    assert find(pairs, other.published, PUBLIC) is None
+
+
+def test_the_list_tells_users_apart(path, capsys):
+    with ProfileStore(path) as store:
+        store.put(make_profile("vgg16"))
+    output = muri(capsys, "list")[1]
+    assert [line.split()[:2] for line in output.splitlines()[:4]] == [
+        ["MODEL", "USER"], ["resnet18", "alice"], ["resnet18", "bob"], ["vgg16", "all"],
+    ]  # fmt: skip
+    assert max(map(len, output.splitlines())) <= 80
+    assert "alice" not in muri(capsys, "list", "--user", "bob")[1]
+    found = json.loads(muri(capsys, "list", "--user", "all", "--json")[1])["profiles"]
+    assert [(item["model"], item["user"]) for item in found] == [("vgg16", "")]
+
+
+def test_who_may_not_change_the_store_sees_his_own_profiles_and_published_ones(path):
+    with ProfileStore(path) as store:
+        store.put(make_profile("vgg16"))
+    with ProfileStore(path, read_only=True, viewer="bob") as store:
+        assert [item.key.user for item in store.list()] == ["bob", ""]
+        assert store.get(ALICES.key) is None
+
+
+def test_an_export_keeps_users_apart(path, capsys, tmp_path):
+    export = tmp_path / "profiles.json"
+    export.write_text(muri(capsys, "export")[1])
+    assert muri(capsys, "import", export, "--store", tmp_path / "other.db")[1] == "2 added, 0 replaced\n"
+    with ProfileStore(tmp_path / "other.db") as store:
+        assert {item.key.user: item.load_s for item in store.list()} == {"alice": 0.11, "bob": 0.33}
+
+
+def test_one_word_can_say_whose(path, capsys):
+    code, output, _ = muri(capsys, "compare", "resnet18::::alice", "resnet18::::bob", "--json")
+    found = json.loads(output)
+    assert (code, found["a"]["user"], found["b"]["user"]) == (0, "alice", "bob")

@@ -1,0 +1,122 @@
+"""Where Muri keeps its files on a real Slurm, and what another user can do to them."""
+
+import configparser
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from muri_cluster import STAGES, MuriCluster
+
+from sandbox.driver import Driver
+
+SQUATTED = "/tmp/muri-1001"
+"""The name that alice's run directory would have in /tmp."""
+
+
+@pytest.fixture
+def muri(one_gpu: Driver) -> MuriCluster:
+    return MuriCluster(one_gpu)
+
+
+@pytest.fixture
+def squatted(one_gpu: Driver) -> Iterator[None]:
+    """Bob has made alice's directory in /tmp, where everybody can enter it."""
+    one_gpu.run("sh", "-c", f"mkdir {SQUATTED} && chmod 777 {SQUATTED}", user="bob")
+    yield
+    one_gpu.run("rm", "-r", SQUATTED, user="root")
+
+
+def modes(driver: Driver, *places: str) -> list[str]:
+    return driver.run("stat", "-c", "%U %a", *places, user="root").stdout.splitlines()
+
+
+@pytest.mark.usefixtures("squatted")
+def test_groups_meet_in_a_directory_that_root_made_for_their_user(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=40) for kind in STAGES[:2]]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
+    (pilot,) = muri.hosts()
+    log = f"/run/muri/1001/host-{pilot}.log"
+    assert modes(muri.driver, "/run/muri", "/run/muri/1001", log)[:2] == ["root 755", "alice 700"]
+    assert f"serving members {jobs[0]}, {jobs[1]} in /run/muri/1001" in muri.driver.read(log)
+    assert [muri.driver.wait_state(job)["JobState"] for job in jobs] == ["COMPLETED"] * 2
+    assert all(muri.driver.job(job)["Restarts"] == "0" for job in jobs)
+
+
+@pytest.fixture
+def no_run_dirs(one_gpu: Driver) -> Iterator[None]:
+    """As on a node without the SPANK plugin: root makes no directory for anybody."""
+    one_gpu.run("sh", "-c", "rm -rf /run/muri && touch /run/muri", user="root")
+    yield
+    one_gpu.run("rm", "/run/muri", user="root")
+
+
+@pytest.mark.usefixtures("no_run_dirs", "squatted")
+def test_a_directory_that_another_user_took_sends_jobs_back_and_fails_none(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
+    assert all("gres/gpu:1" in job["TresPerNode"] for job in fields.values())  # alone, with their own request
+    assert all(muri.output(job).count("started") == 1 for job in jobs)
+
+
+@pytest.mark.usefixtures("no_run_dirs")
+def test_without_the_plugin_they_meet_in_a_directory_of_their_own_in_tmp(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
+    muri.cycle()
+    muri.wait_grouped(*jobs)
+    assert modes(muri.driver, SQUATTED) == ["alice 700"]
+    assert [muri.driver.wait_state(job)["JobState"] for job in jobs] == ["COMPLETED"] * 2
+    muri.driver.wait_until(lambda: not muri.hosts(), "the end of the pilot job")
+    muri.driver.run("rm", "-r", SQUATTED, user="root")
+
+
+def test_users_learn_about_their_own_jobs_and_read_nothing_else(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    muri.driver.submit("-p", "train", "--gres=gpu:1", "--wrap=sleep 60")
+    job, bobs = muri.submit("load"), muri.submit("propagate", user="bob")
+    muri.cycle()
+    status = f"{muri.state_dir}-status"
+    places = (muri.state_dir, f"{muri.state_dir}/journal.db", status, f"{status}/1001.json", f"{status}/1002.json")
+    assert modes(muri.driver, *places) == ["root 700", "root 600", "root 755", "alice 400", "bob 400"]
+    own = json.loads(muri.driver.run("cat", f"{status}/1001.json", user="alice").stdout)
+    assert [told["job_id"] for told in own["jobs"]] == [job]
+    assert muri.driver.run("cat", f"{status}/1002.json", user="alice", check=False).returncode != 0
+    assert set(muri.queue()) == {job, bobs}  # what Slurm itself shows
+    said = [muri.driver.run("muri", "explain", str(number), user="alice").stdout for number in (job, bobs)]
+    assert "GPU" in said[0]
+    assert "only bob and administrators may see why" in said[1]
+
+
+@pytest.mark.parametrize("command", ["muri drain", "muri-controller --once", "muri profile list", "muri top"])
+def test_commands_that_users_may_not_give_say_so(muri: MuriCluster, command: str) -> None:
+    muri.cycle()
+    done = muri.driver.run(*command.split(), user="alice", check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("muri: ")
+    assert "Traceback" not in done.stderr
+
+
+def rights_of(unit: str) -> tuple[str, ...]:
+    """The command line that takes every right away which a systemd unit does not leave."""
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.read(Path(__file__).parents[2] / "etc" / "systemd" / f"{unit}.service")
+    kept = parser["Service"]["CapabilityBoundingSet"].lower().replace("cap_", "+").split()
+    return ("setpriv", "--no-new-privs", "--bounding-set", ",".join(["-all", *kept]))
+
+
+def test_the_units_leave_the_rights_that_a_cycle_and_the_watchdog_need(muri: MuriCluster) -> None:
+    muri.know_profiles()
+    jobs = [muri.submit(kind, iterations=20) for kind in STAGES[:2]]
+    muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")
+    assert modes(muri.driver, f"{muri.state_dir}-status/1001.json") == ["alice 400"]
+    muri.wait_grouped(*jobs)
+    held, new = muri.submit("preprocess"), muri.submit("unknown")
+    muri.driver.run(*rights_of("muri-controller"), "muri-controller", "--once", user="root")  # submits a dry run, too
+    released = muri.driver.run(*rights_of("muri-watchdog"), "muri", "drain", "--json", user="root").stdout
+    assert set(json.loads(released)["released"]) <= {held, new}
+    assert [muri.driver.wait_state(job)["JobState"] for job in (*jobs, held, new)] == ["COMPLETED"] * 4

@@ -1,0 +1,142 @@
+"""What users learn of a cycle: each about their own jobs, nobody about others'."""
+
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm, make_job, make_node
+
+from muri.slurm_plugin.cli.look import explanation
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller import user_status
+from muri.slurm_plugin.controller.status import STATUS_NAME, JobStatus, Status, refresh
+from muri.slurm_plugin.controller.user_status import CYCLE_NAME, cycle_age_s, latest_status
+from muri.slurm_plugin.records.roles import view_of
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to users")
+
+ALICE, BOB = 1001, 1002
+SECRET = "token=hunter2"
+
+
+def facts(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return found.st_uid, stat.S_IMODE(found.st_mode)
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    """Nothing is free, so that jobs wait and a reason is given."""
+    alice = [make_job(number, user="alice", uid=ALICE, admin_comment=f"muri:model=m{number}") for number in (1, 2)]
+    bob = make_job(3, user="bob", uid=BOB, name=SECRET, admin_comment="muri:on", submit_line=f"sbatch {SECRET}")
+    return FakeSlurm([*alice, bob], [make_node("n1", gpu_count=0)])
+
+
+@pytest.fixture
+def told(slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path) -> Path:
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    return tmp_path / "status"
+
+
+def test_each_user_has_a_file_that_nobody_else_can_read(told: Path) -> None:
+    assert facts(told) == (0, 0o755)
+    assert {path.name: facts(path) for path in told.iterdir()} == {
+        f"{ALICE}.json": (ALICE, 0o400), f"{BOB}.json": (BOB, 0o400), CYCLE_NAME: (0, 0o644),
+    }  # fmt: skip
+    own = json.loads((told / f"{ALICE}.json").read_text())
+    assert [job["job_id"] for job in own["jobs"]] == [1, 2]
+    assert all(job["reasons"] for job in own["jobs"])
+    assert SECRET not in (told / f"{ALICE}.json").read_text() + (told / CYCLE_NAME).read_text()
+
+
+def test_the_controllers_own_state_is_closed_to_users(told: Path, tmp_path: Path) -> None:
+    names = (STATUS_NAME, "journal.db", "profiles.db")
+    assert [facts(tmp_path / name) for name in names] == [(0, 0o600)] * 3
+
+
+def test_files_of_users_without_jobs_go(told: Path, slurm: FakeSlurm, make_controller: Callable[..., Any]) -> None:
+    del slurm.jobs[3]
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert sorted(path.name for path in told.iterdir()) == [f"{ALICE}.json", CYCLE_NAME]
+
+
+@pytest.mark.parametrize("kind", ["link", "foreign", "open", "file"])
+def test_a_place_that_others_may_write_costs_no_cycle_and_stays_empty(
+    slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    place, target = tmp_path / "status", tmp_path / "target"
+    target.mkdir()
+    if kind == "link":
+        place.symlink_to(target)
+    elif kind == "file":
+        place.touch()
+    else:
+        place.mkdir()
+        os.chown(place, BOB if kind == "foreign" else 0, -1)
+        place.chmod(0o777)
+    with make_controller(slurm) as controller:
+        assert len(controller.cycle().jobs) == 3
+    assert "users cannot see why their jobs wait" in caplog.text
+    assert not any(target.iterdir())
+    assert kind in {"link", "file"} or not any(place.iterdir())
+
+
+@contextmanager
+def being(uid: int) -> Iterator[None]:
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def seen_by_alice(slurm: FakeSlurm, config: Config) -> tuple[Status, dict[int, JobStatus]]:
+    """What `muri queue` shows to alice: the status and its jobs."""
+    with being(ALICE):
+        status, reader = latest_status(config)
+    assert reader == "alice"
+    shown = refresh(status, view_of(slurm.snapshot()), reader)
+    return status, {job.job_id: job for job in shown.jobs}
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder == Path(tempfile.gettempdir()):
+            break
+        folder.chmod(0o711)
+    monkeypatch.setattr(user_status, "user_name", {ALICE: "alice"}.get)
+    return Config(state_dir=tmp_path / "state", status_dir=tmp_path / "status")
+
+
+def test_users_see_why_their_own_jobs_wait(slurm: FakeSlurm, told: Path, config: Config) -> None:
+    status, jobs = seen_by_alice(slurm, config)
+    assert status.policy == "muri-s"
+    assert cycle_age_s(config, time.time()) is not None
+    assert explanation(jobs[1])[-1] == "- waits for a profile of its model"
+    assert explanation(jobs[3])[-1] == "- only bob and administrators may see why"
+    (told / f"{ALICE}.json").unlink()
+    assert seen_by_alice(slurm, config)[0] == replace(status, jobs=())  # as before alice's first job
+
+
+def test_administrators_see_all(slurm: FakeSlurm, told: Path, config: Config, tmp_path: Path) -> None:
+    status, reader = latest_status(Config(state_dir=tmp_path, status_dir=told))
+    assert reader is None
+    shown = refresh(status, view_of(slurm.snapshot()), reader)
+    assert all("only bob" not in line for job in shown.jobs for line in explanation(job))
+
+
+def test_where_no_controller_runs_users_see_what_slurm_tells(slurm: FakeSlurm, config: Config) -> None:
+    status, jobs = seen_by_alice(slurm, config)
+    assert (status.cycle_s, sorted(jobs)) == (0.0, [1, 2, 3])
+    assert cycle_age_s(config, time.time()) is None

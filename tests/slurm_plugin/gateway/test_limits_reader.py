@@ -1,0 +1,168 @@
+"""The site's limits as scontrol and sacctmgr print them."""
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.gateway.site_limits import LimitsReader, limits_enforced
+from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, Tres
+
+CONFIG = """Configuration data as of 2026-01-01T00:00:00
+AccountingStorageEnforce = associations,limits,qos
+ClusterName             = muri
+PriorityType            = priority/multifactor
+"""
+PARTITIONS = (
+    "PartitionName=gpu AllowGroups=ALL Default=YES QoS=gpuqos DefaultTime=NONE Exclusive=NO MaxNodes=UNLIMITED "
+    "MaxTime=2-00:00:00 OverSubscribe=YES:4 PreemptMode=OFF State=UP MaxMemPerNode=64000\n"
+    "PartitionName=whole QoS=N/A ExclusiveUser=NO MaxTime=UNLIMITED OverSubscribe=EXCLUSIVE State=DRAIN "
+    "MaxMemPerNode=UNLIMITED\n"
+)
+#: Name, Flags, LimitFactor, MaxWall, GrpJobs, GrpSubmit, MaxJobsPU, MaxSubmitPU, MaxJobsPA, MaxSubmitPA, MaxTRES,
+#: MaxTRESPerNode, MaxTRESMins, GrpTRES, MaxTRESPU, MaxTRESPA, MinTRES
+QOS = (
+    "normal"
+    + "|" * 16
+    + "\n"
+    + "small|DenyOnLimit,OverPartQOS|2.000000|1-00:00:00|10|20|2|3|4|5|cpu=8|cpu=4|gres/gpu=600|"
+    "gres/gpu=4|gres/gpu=2|gres/gpu=3|cpu=1\n"
+)
+#: Account, User, Partition, ParentName, MaxWall, GrpJobs, GrpSubmit, MaxJobs, MaxSubmit, MaxTRES, MaxTRESPerNode,
+#: MaxTRESMins, GrpTRES
+ASSOCIATIONS = "root" + "|" * 12 + "\nhep|||root" + "|" * 9 + "\n" + "hep|alice|||12:00:00||8|2|3||||gres/gpu=2\n"
+
+
+class Commands:
+    """Slurm's commands with prepared answers; an answer that is an exception is raised."""
+
+    def __init__(self, **answers: object) -> None:
+        self.answers = {"config": CONFIG, "partition": PARTITIONS, "qos": QOS, "associations": ASSOCIATIONS} | answers
+        self.asked: list[str] = []
+
+    def run(self, action: str, arguments: Sequence[str]) -> str:
+        kind = next(kind for kind in self.answers if kind in arguments)
+        self.asked.append(kind)
+        answer = self.answers[kind]
+        if isinstance(answer, Exception):
+            raise answer
+        return str(answer)
+
+
+def test_partitions():
+    limits = LimitsReader(Commands()).read()
+    assert limits.partitions == (
+        PartitionLimits("gpu", max_time_s=172800, qos="gpuqos", max_mem_per_node_mib=64000),
+        PartitionLimits("whole", state="DRAIN", exclusive=True),
+    )
+    assert (limits.enforced, limits.priority_type, limits.why_unknown) == (True, "priority/multifactor", "")
+
+
+def test_qos():
+    normal, small = LimitsReader(Commands()).read().qos
+    assert normal == Qos("normal")
+    assert small == Qos(
+        "small",
+        Limits(
+            max_wall_s=86400,
+            grp_jobs=10,
+            grp_submit=20,
+            max_jobs_per_user=2,
+            max_submit_per_user=3,
+            max_jobs_per_account=4,
+            max_submit_per_account=5,
+            max_tres_per_job=(Tres("cpu", 8),),
+            max_tres_per_node=(Tres("cpu", 4),),
+            max_tres_minutes_per_job=(Tres("gres/gpu", 600),),
+            grp_tres=(Tres("gres/gpu", 4),),
+            max_tres_per_user=(Tres("gres/gpu", 2),),
+            max_tres_per_account=(Tres("gres/gpu", 3),),
+            min_tres_per_job=(Tres("cpu", 1),),
+        ),
+        over_partition_qos=True,
+        limit_factor=2.0,
+    )
+
+
+def test_associations():
+    assert LimitsReader(Commands()).read().associations == (
+        Association("root"),
+        Association("hep", parent="root"),
+        Association(
+            "hep",
+            "alice",
+            limits=Limits(
+                max_wall_s=43200,
+                grp_submit=8,
+                max_jobs_per_user=2,
+                max_submit_per_user=3,
+                grp_tres=(Tres("gres/gpu", 2),),
+            ),
+        ),
+    )
+
+
+def test_associations_of_other_clusters_are_not_asked_for():
+    seen: list[Sequence[str]] = []
+    commands = Commands()
+    run = commands.run
+    commands.run = lambda action, arguments: (seen.append(arguments), run(action, arguments))[1]
+    LimitsReader(commands).read()
+    assert "cluster=muri" in seen[-1]
+
+
+@pytest.mark.parametrize(
+    ("enforce", "expected"),
+    [("none", False), ("associations", False), ("associations,limits", True), ("associations,limits,qos,safe", True)],
+)
+def test_whether_limits_are_enforced(enforce, expected):
+    assert limits_enforced({"AccountingStorageEnforce": enforce}) is expected
+
+
+def test_without_accounting_only_partitions_are_read():
+    commands = Commands(config=CONFIG.replace("associations,limits,qos", "none"))
+    limits = LimitsReader(commands).read()
+    assert commands.asked == ["config", "partition"]
+    assert (limits.enforced, len(limits.partitions)) == (False, 2)
+
+
+def test_limits_are_kept_for_some_minutes():
+    now_s, commands = [0.0], Commands()
+    reader = LimitsReader(commands, lambda: now_s[0])
+    first = reader.read()
+    now_s[0] = 299.0
+    assert reader.read() is first
+    assert len(commands.asked) == 4
+    now_s[0] = 301.0
+    commands.answers["partition"] = PARTITIONS.replace("2-00:00:00", "1-00:00:00")
+    assert reader.read().partitions[0].max_time_s == 86400
+
+
+def test_a_line_that_cannot_be_read_costs_itself(caplog):
+    qos = QOS + "odd|||soon" + "|" * 13 + "\n" + "shares|Relative" + "|" * 15 + "\nshort|\n"
+    with caplog.at_level(logging.WARNING):
+        limits = LimitsReader(Commands(qos=qos)).read()
+    assert [each.name for each in limits.qos] == ["normal", "small"]
+    assert "'soon' is no time limit" in caplog.text
+    assert "percentages" in caplog.text
+    assert "2 columns instead of 17" in caplog.text
+
+
+def test_while_slurmdbd_is_away_the_last_limits_hold():
+    now_s, commands = [0.0], Commands()
+    reader = LimitsReader(commands, lambda: now_s[0])
+    first = reader.read()
+    now_s[0], commands.answers["qos"] = 301.0, GatewayError("cannot read the site's limits: Connection refused")
+    assert reader.read() is first
+    now_s[0] = 310.0
+    reader.read()
+    assert commands.asked.count("qos") == 2, "slurmdbd is not asked in every cycle while it is away"
+    now_s[0], commands.answers["qos"] = 362.0, QOS
+    assert reader.read() == first
+    assert commands.asked.count("qos") == 3
+
+
+def test_limits_that_were_never_read_are_unknown_not_unlimited():
+    refused = GatewayError("cannot read the site's limits: Connection refused")
+    assert "Connection refused" in LimitsReader(Commands(associations=refused)).read().why_unknown

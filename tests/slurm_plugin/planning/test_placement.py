@@ -1,0 +1,148 @@
+"""Where jobs may run: constraints, exclusions, required nodes, reservations; and what is left to Slurm."""
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, pilots
+
+from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.records.cluster import JobState, Reservation, Snapshot
+
+NODES = (
+    make_node("n1", features=("a100", "big")),
+    make_node("n2", features=("a100",)),
+    make_node("n3", features=("v100",)),
+    make_node("n4", partitions=("debug",), features=("a100",)),
+)
+SOON = Reservation("maint", "n[1-2]", NOW_S + 6 * 3600, NOW_S + 8 * 3600, ("MAINT",))
+NOW = Reservation("course", "n3", NOW_S - 60, NOW_S + 3600)
+
+
+def place(*reservations: Reservation, **request):
+    job = make_job(1, **request)
+    return Places(Snapshot(NOW_S, "c", "26.05", (job,), NODES, reservations)).of(job)
+
+
+@pytest.mark.parametrize(
+    ("request_", "nodes"),
+    [
+        ({}, "n1 n2 n3"),
+        ({"partition": "debug"}, "n4"),
+        ({"features": "a100"}, "n1 n2"),
+        ({"features": "a100&big"}, "n1"),
+        ({"features": "a100,big"}, "n1"),
+        ({"features": "v100|big"}, "n1 n3"),
+        ({"excluded_nodes": "n[2-3]"}, "n1"),
+        ({"required_nodes": "n2"}, "n2"),
+        ({"required_nodes": "n2", "node_count": 2}, "n1 n2 n3"),
+        ({"features": "a100", "excluded_nodes": "n1"}, "n2"),
+    ],
+)
+def test_a_request_names_its_nodes(request_, nodes):
+    found = place(**request_)
+    assert found.nodes == frozenset(nodes.split())
+    assert found.left_to_slurm == ""
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        ({"features": "h100"}, "no node of its partition"),
+        ({"features": "[a100*2&v100]"}, "cannot tell"),
+        ({"features": "a100&(big|v100)"}, "cannot tell"),
+        ({"node_count": 2_000_000_000}, "asks for 2000000000 nodes and may get 3"),
+        ({"excluded_nodes": "n[1-3]"}, "no node of its partition"),
+        ({"excluded_nodes": "n[1-"}, "cannot tell"),
+        ({"reservation": "absent"}, "reservation absent is not active"),
+    ],
+)
+def test_what_no_node_can_give_is_left_to_slurm(request_, why):
+    assert why in place(**request_).left_to_slurm
+
+
+def test_a_reservation_is_for_its_own_jobs():
+    assert place(NOW).nodes == {"n1", "n2"}
+    assert place(NOW, reservation="course").nodes == {"n3"}
+    assert "course" in place(NOW, required_nodes="n3").left_to_slurm
+
+
+def test_a_job_must_end_before_the_maintenance():
+    assert place(SOON, time_limit_s=5 * 3600).nodes == {"n1", "n2", "n3"}
+    assert place(SOON, time_limit_s=36 * 3600).nodes == {"n3"}
+    assert place(SOON, time_limit_s=0).nodes == {"n3"}
+    assert "maint" in place(SOON, time_limit_s=36 * 3600, features="a100").left_to_slurm
+
+
+def test_a_name_tells_what_restricts_a_job():
+    assert place().name == "main"
+    assert place(features="a100", excluded_nodes="n1").name == "main (--constraint=a100, --exclude=n1)"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"account": "poor"},
+        {"qos": "high"},
+        {"reservation": "r"},
+        {"licenses": "matlab:1"},
+        {"features": "a100"},
+        {"excluded_nodes": "n1"},
+        {"gpu_request": "gres/gpu:a100:1"},
+    ],
+)
+def test_what_differs_between_jobs_keeps_them_apart(make_controller, change):
+    jobs = [make_job(1, admin_comment="muri:model=m1,batch-size=8,duration=100"),
+            make_job(2, admin_comment="muri:model=m2,batch-size=8,duration=100", **change)]  # fmt: skip
+    assert domain_of(jobs[0]) != domain_of(jobs[1])
+    slurm = FakeSlurm([behind_licence(job) for job in jobs], [make_node("n1", gpu_count=1, features=("a100",))],
+                      gate_license=True)  # fmt: skip
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert not pilots(slurm)
+
+
+@pytest.mark.parametrize("option", ["--exclusive", "--switches", "--gpus"])
+def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(make_controller, option):
+    special = {1: (), 2: (option,)}
+    jobs = [
+        behind_licence(make_job(n, special=special[n], admin_comment=f"muri:model=m{n},batch-size=8,duration=100"))
+        for n in (1, 2)
+    ]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)], gate_license=True)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        slurm.end(1)
+        slurm.tick()
+        status = controller.cycle()
+    assert not pilots(slurm)
+    assert slurm.jobs[2].gpu_request == "gres/gpu:1"
+    assert any(option in reason for job in status.jobs if job.job_id == 2 for reason in job.reasons)
+
+
+def test_a_job_slurm_cannot_start_is_released_once_and_holds_no_gpu(make_controller):
+    long_one = behind_licence(make_job(1, time_limit_s=36 * 3600, admin_comment="muri:model=m1,batch-size=8"))
+    short = behind_licence(
+        make_job(2, time_limit_s=1200, submit_s=NOW_S - 10, admin_comment="muri:model=m2,batch-size=8")
+    )
+    slurm = FakeSlurm([long_one, short], [make_node("n1", gpu_count=1)], gate_license=True)
+    slurm.reservations = (Reservation("maint", "n1", NOW_S + 6 * 3600, NOW_S + 8 * 3600, ("MAINT",)),)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert "muri_gate" not in slurm.jobs[1].licenses
+        slurm._update(1, reason="ReqNodeNotAvail, Reserved for maintenance")
+        slurm.calls.clear()
+        controller.cycle()
+    assert slurm.calls.count("modify") <= 1
+    assert "muri_gate" not in slurm.jobs[2].licenses
+    assert slurm.jobs[1].state is JobState.PENDING
+
+
+def test_a_job_for_one_node_and_a_group_are_not_promised_the_same_gpu(make_controller):
+    pinned = behind_licence(make_job(1, required_nodes="n1", admin_comment="muri:model=m1,batch-size=8"))
+    others = [behind_licence(make_job(n, admin_comment=f"muri:model=m{n},batch-size=8")) for n in (2, 3, 4)]
+    slurm = FakeSlurm(
+        [pinned, *others], [make_node("n1", gpu_count=1), make_node("n2", gpu_count=1)], gate_license=True
+    )
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    promised = [job.required_nodes for job in pilots(slurm)]
+    assert "n1" not in promised
+    assert "muri_gate" not in slurm.jobs[1].licenses

@@ -1,0 +1,140 @@
+"""Slurm's texts of limits, its words for a limit that is reached, and limits in snapshot files."""
+
+import pytest
+
+from muri.slurm_plugin.gateway.base import slurm_error
+from muri.slurm_plugin.records.cluster import Snapshot, SnapshotFileError, dump_snapshot, parse_snapshot
+from muri.slurm_plugin.records.limits import (
+    Association,
+    Limits,
+    LimitTextError,
+    PartitionLimits,
+    Qos,
+    SiteLimits,
+    Tres,
+    is_limit_reason,
+    is_limit_refusal,
+    parse_count,
+    parse_duration_s,
+    parse_tres,
+    will_start_by_itself,
+)
+
+LIMITS = SiteLimits(
+    partitions=(PartitionLimits("gpu", max_time_s=172800, qos="gpuqos"),),
+    enforced=True,
+    qos=(Qos("small", Limits(max_tres_per_user=(Tres("gres/gpu", 2),), max_jobs_per_user=0), limit_factor=2.0),),
+    associations=(Association("hep", "alice", parent="", limits=Limits(max_wall_s=3600)),),
+    priority_type="priority/multifactor",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("2-00:00:00", 172800),
+        ("1-12", 129600),
+        ("00:30:00", 1800),
+        ("30:15", 1815),
+        ("90", 5400),
+        ("UNLIMITED", None),
+        ("", None),
+        ("NONE", None),
+    ],
+)
+def test_time_limits(text, seconds):
+    assert parse_duration_s(text) == seconds
+
+
+def test_resources():
+    assert parse_tres("cpu=4,mem=64G,gres/gpu:a100=2") == (
+        Tres("cpu", 4),
+        Tres("mem", 65536),
+        Tres("gres/gpu:a100", 2),
+    )
+    assert parse_tres("mem=1.50T,mem=500M") == (Tres("mem", 1572864), Tres("mem", 500))
+    assert parse_tres("") == ()
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(parse_duration_s, "soon"), (parse_duration_s, "1:2:3:4"), (parse_tres, "cpu"), (parse_tres, "=4"),
+     (parse_count, "-1"), (parse_count, "²")],
+)  # fmt: skip
+def test_what_is_no_limit_is_named(read, text):
+    with pytest.raises(LimitTextError, match=text):
+        read(text)
+
+
+def test_a_count_of_zero_is_a_limit():
+    assert (parse_count("0"), parse_count(""), parse_count("UNLIMITED")) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["QOSMaxGRESPerUser", "QOSMaxJobsPerUserLimit", "QOSGrpCpuLimit", "QOSMinGRES", "AssocMaxJobsLimit", "AssocGrpGRES",
+     "AssocGrpGRESRunMinutes", "AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit", "MaxGRESPerAccount",
+     "MaxGRESRunMinsPerUser", "MaxJobsPerAccount", "PartitionTimeLimit", "PartitionNodeLimit", "QOSUsageThreshold",
+     "AssociationJobLimit"],
+)  # fmt: skip
+def test_reasons_that_are_limits(reason):
+    assert is_limit_reason(reason)
+    assert not will_start_by_itself(reason)
+
+
+@pytest.mark.parametrize("reason", ["", "None", "Priority", "Resources"])
+def test_reasons_that_end_by_themselves(reason):
+    assert will_start_by_itself(reason)
+    assert not is_limit_reason(reason)
+
+
+@pytest.mark.parametrize(
+    "reason",
+    ["BadConstraints", "ReqNodeNotAvail, UnavailableNodes:n2", "ReqNodeNotAvail, Reserved for maintenance",
+     "Reservation", "Dependency", "DependencyNeverSatisfied", "BeginTime", "JobHeldUser", "JobHeldAdmin", "Licenses",
+     "InvalidQOS", "QOSNotAllowed", "AccountNotAllowed", "JobArrayTaskLimit", "launch failed requeued held", "Cleaning",
+     "Nodes required for job are DOWN, DRAINED or reserved for jobs in higher priority partitions"],
+)  # fmt: skip
+def test_reasons_that_free_gpus_do_not_end(reason):
+    assert not will_start_by_itself(reason)
+    assert not is_limit_reason(reason)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "sbatch: error: QOSMaxSubmitJobPerUserLimit\nsbatch: error: Batch job submission failed: "
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)",
+        "sbatch: error: Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)",
+        "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits) (2050)",
+    ],
+)
+def test_refusals_that_are_limits(words):
+    assert is_limit_refusal(words)
+    assert is_limit_refusal(str(slurm_error("submit job 'muri-host'", words)))
+
+
+@pytest.mark.parametrize(
+    "words", ["Invalid account or account/partition combination specified", "Access/permission denied"]
+)
+def test_refusals_that_are_none(words):
+    assert not is_limit_refusal(words)
+
+
+def test_a_snapshot_file_holds_the_limits():
+    snapshot = Snapshot(1.0, "c", "26.05.5", (), (), limits=LIMITS)
+    text = dump_snapshot(snapshot)
+    assert parse_snapshot(text) == snapshot
+    assert dump_snapshot(parse_snapshot(text)) == text
+
+
+def test_a_snapshot_file_without_limits_is_of_a_site_without():
+    text = dump_snapshot(Snapshot(1.0, "c", "26.05.5", (), ()))
+    document = text[: text.index(',\n "limits"')] + "\n}\n"
+    assert parse_snapshot(document).limits == SiteLimits()
+
+
+def test_a_wrong_limit_in_a_snapshot_file_is_named():
+    text = dump_snapshot(Snapshot(1.0, "c", "26.05.5", (), (), limits=LIMITS)).replace('"amount": 2', '"amount": "2"')
+    with pytest.raises(SnapshotFileError, match=r"limits: qos\[0\]: limits: max_tres_per_user\[0\]: amount: int"):
+        parse_snapshot(text)

@@ -1,0 +1,263 @@
+"""Two users with models of the same name: neither harms the other, by figures, by failures or by dry runs that hang."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, make_job, make_node, one_gpu, pilots
+
+from muri.profiler.records import ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.journal import DRY_RUN_FAILED
+from muri.slurm_plugin.records.roles import Role, read_job
+
+FIGURES = {"load_s": 0.9, "preprocess_s": 0.1, "propagate_s": 0.1, "synchronize_s": 0.1, "iteration_s": 1.2}
+UIDS = {"alice": 1001, "bob": 1002, "carol": 1003}
+DAY_S = 86400.0
+
+
+def job_of(user: str, job_id: int, model: str = "resnet", **changes) -> Job:
+    comment = f"muri:model={model},batch-size=8,duration=100"
+    return make_job(job_id, user=user, uid=UIDS[user], admin_comment=comment, **changes)
+
+
+def known(user: str, model: str = "resnet", **changes) -> StageProfile:
+    times = {"load_s": 0.1, "preprocess_s": 0.1, "propagate_s": 0.7, "synchronize_s": 0.1, "iteration_s": 1.0}
+    return StageProfile(ProfileKey(model, 8, 1, "gpu", user), **(times | changes))
+
+
+def dry_runs(slurm: FakeSlurm, *users: str) -> list[Job]:
+    runs = [job for job in slurm.jobs.values() if read_job(job).role is Role.DRY_RUN and job.state.is_active]
+    return [run for run in runs if not users or run.user in users]
+
+
+def answer(slurm: FakeSlurm, run: Job, target: int, **told) -> None:
+    """What a dry run does at its end."""
+    token = tags.token(run.admin_comment, tags.DRY_RUN_PREFIX)
+    text = tags.PROFILE_PREFIX + tags.format_json({"token": token, **told})
+    slurm.jobs[target] = replace(slurm.jobs[target], comment=text)
+    slurm.end(run.job_id)
+
+
+def cycles(slurm: FakeSlurm, make_controller, stored=(), /, count: int = 1, **changes):
+    with make_controller(slurm, stored, **changes) as controller:
+        for _ in range(count):
+            status = controller.cycle()
+            slurm.tick()
+        return status, dict(controller._journal.facts(DRY_RUN_FAILED))
+
+
+def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
+    slurm = FakeSlurm([job_of("bob", 1), job_of("alice", 2)], [make_node("n1", gpu_count=2)])
+    cycles(slurm, make_controller)
+    (bobs,) = dry_runs(slurm, "bob")
+    answer(slurm, bobs, 1, **FIGURES)
+    (alices,) = dry_runs(slurm, "alice")
+    cycles(slurm, make_controller)
+    assert slurm.jobs[2].held  # bob's measurement is not hers
+    answer(slurm, alices, 2, **(FIGURES | {"load_s": 0.2}))
+    cycles(slurm, make_controller)
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert {item.key.user: item.load_s for item in store.list()} == {"bob": 0.9, "alice": 0.2}
+
+
+def test_ones_own_profile_comes_before_the_published_one(make_controller):
+    slurm = FakeSlurm([job_of("alice", 1), job_of("bob", 2)], one_gpu())
+    stored = (known("", iteration_s=1.0), known("alice", iteration_s=2.0), known("bob", "other"))
+    with make_controller(slurm, stored) as controller:
+        request = controller.decision().preparation.request
+    assert {job.user: job.profile.iteration_s for job in request.jobs} == {"alice": 2.0, "bob": 1.0}
+    assert {job.user: job.profile.key.user for job in request.jobs} == {"alice": "alice", "bob": ""}
+
+
+def test_a_published_profile_saves_every_user_the_dry_run(make_controller):
+    slurm = FakeSlurm([job_of("alice", 1), job_of("bob", 2), job_of("carol", 3, "new")], one_gpu())
+    cycles(slurm, make_controller, (known(""),))
+    assert [run.user for run in dry_runs(slurm)] == ["carol"]
+
+
+def test_two_failures_of_one_user_bar_no_other(make_controller):
+    slurm = FakeSlurm([job_of("bob", 1)], [make_node("n1", gpu_count=4)])
+    for _ in range(3):
+        cycles(slurm, make_controller)
+        for run in dry_runs(slurm, "bob"):
+            slurm.end(run.job_id, JobState.FAILED)
+    assert not slurm.jobs[1].held  # it runs alone
+    slurm.jobs[2] = job_of("alice", 2, submit_s=slurm.now_s)
+    cycles(slurm, make_controller)
+    assert len(dry_runs(slurm, "alice")) == 1
+
+
+def test_failures_expire(make_controller):
+    slurm = FakeSlurm([job_of("bob", 1)], [make_node("n1", gpu_count=4)])
+    for _ in range(3):
+        _, failures = cycles(slurm, make_controller)
+        for run in dry_runs(slurm):
+            slurm.end(run.job_id, JobState.FAILED)
+    ((name, (count, why, last_s)),) = failures.items()
+    assert (name, count, "without a result" in why) == ("resnet of bob (batch 8, 1 × gpu)", 2, True)
+    assert NOW_S < last_s <= slurm.now_s
+    slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
+    slurm.now_s = last_s + DAY_S - 1
+    slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
+    cycles(slurm, make_controller)
+    assert dry_runs(slurm) == []
+    slurm.now_s = last_s + DAY_S + 1
+    slurm.jobs[3] = job_of("bob", 3, submit_s=slurm.now_s)
+    cycles(slurm, make_controller)
+    (run,) = dry_runs(slurm)
+    slurm.end(run.job_id, JobState.FAILED)
+    _, failures = cycles(slurm, make_controller)
+    assert failures[name][0] == 1  # the earlier ones no longer count
+
+
+def test_failures_that_an_older_version_counted_are_read_and_expire_too(make_controller):
+    slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
+    with make_controller(slurm, ()) as controller:
+        controller._journal.set_fact(DRY_RUN_FAILED, "resnet (batch 8, 1 × gpu)", [2, "no stages"])
+        status = controller.cycle()
+        assert dry_runs(slurm) == []
+        assert "its dry run failed: no stages" in " ".join(status.jobs[0].reasons)
+        slurm.now_s += DAY_S + 60
+        slurm.jobs[2] = job_of("bob", 2, submit_s=slurm.now_s)
+        controller.cycle()
+        controller.cycle()
+        assert len(dry_runs(slurm)) == 1
+        assert controller._journal.facts(DRY_RUN_FAILED) == {}
+
+
+def test_a_dry_run_that_an_older_version_began_counts_for_its_user(make_controller, tmp_path):
+    slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
+    cycles(slurm, make_controller)
+    (run,) = dry_runs(slurm)
+    with make_controller(slurm, ()) as controller:
+        journal = controller._journal
+        journal._connection.execute("UPDATE intents SET payload = json_remove(payload, '$.key.user')")
+        (intent,) = journal.intents("begun")
+        assert "user" not in intent.payload["key"]
+        controller.cycle()
+        assert dry_runs(slurm) == [slurm.jobs[run.job_id]]  # its script does not run twice
+        answer(slurm, slurm.jobs[run.job_id], 1, **FIGURES)
+        controller.cycle()
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert [item.key.user for item in store.list()] == ["bob"]
+
+
+def test_nobody_has_two_dry_runs_while_others_wait(make_controller):
+    jobs = [job_of("bob", number, f"b{number}") for number in (1, 2, 3)] + [job_of("alice", 4, "a")]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=8)])
+    cycles(slurm, make_controller)
+    assert sorted(run.user for run in dry_runs(slurm)) == ["alice", "bob"]
+
+
+def test_who_is_alone_uses_all_there_is(make_controller):
+    slurm = FakeSlurm([job_of("bob", number, f"b{number}") for number in (1, 2, 3)], [make_node("n1", gpu_count=8)])
+    cycles(slurm, make_controller)
+    assert len(dry_runs(slurm)) == 2
+
+
+def test_users_take_turns(make_controller):
+    jobs = [job_of("bob", number, f"b{number}") for number in (1, 2, 3)]
+    jobs += [job_of(user, number, user, submit_s=NOW_S) for number, user in ((4, "alice"), (5, "carol"))]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=8)])
+    turns = []
+    for _ in range(6):
+        cycles(slurm, make_controller, profiling={"at_once": 1})
+        (run,) = dry_runs(slurm)
+        turns.append(run.user)
+        slurm.end(run.job_id, JobState.FAILED)
+    assert turns == ["bob", "alice", "carol"] * 2
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_dry_runs_that_do_not_start_make_way_and_count_against_no_model(make_controller, held):
+    """Two of bob's take all the room: he holds them, or they can never start."""
+    slurm = FakeSlurm([job_of("bob", number, f"b{number}") for number in (1, 2)], [make_node("n1", gpu_count=8)])
+    with make_controller(slurm, ()) as controller:
+        controller.cycle()
+        stuck = [run.job_id for run in dry_runs(slurm)]
+        assert len(stuck) == 2
+        for job_id in stuck:
+            slurm.jobs[job_id] = replace(slurm.jobs[job_id], held=held, reason="JobHeldUser" if held else "Resources")
+        slurm.now_s += 60 if held else 601
+        slurm.jobs[9] = job_of("alice", 9, submit_s=slurm.now_s)
+        controller.cycle()
+        assert [slurm.jobs[job_id].state for job_id in stuck] == [JobState.CANCELLED] * 2
+        assert sorted(run.user for run in dry_runs(slurm)) == ["alice", "bob"]
+        assert controller._journal.facts(DRY_RUN_FAILED) == {}
+
+
+def test_a_dry_run_that_expired_goes_behind_others(make_controller):
+    slurm = FakeSlurm([job_of("bob", 1, "b1"), job_of("alice", 2, "a", submit_s=NOW_S)], one_gpu())
+    options = {"profiling": {"at_once": 1, "start_timeout_s": 100}}
+    with make_controller(slurm, (), **options) as controller:
+        for expected in ("bob", "alice", "bob", "alice"):
+            controller.cycle()
+            assert [run.user for run in dry_runs(slurm)] == [expected]
+            slurm.now_s += 101
+
+
+def test_a_running_dry_run_is_not_taken_for_one_that_never_started(make_controller):
+    slurm = FakeSlurm([job_of("bob", 1)], one_gpu())
+    cycles(slurm, make_controller)
+    (run,) = dry_runs(slurm)
+    slurm.now_s += 10_000
+    cycles(slurm, make_controller)
+    assert dry_runs(slurm) == [slurm.jobs[run.job_id]]
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [{"iterations": 10**19}, {"iterations": 1e200}, {"iteration_s": 1e308, "preprocess_s": 1.7976931348623157e308},
+     {"load_s": 1e300}, {"iteration_s": 5e-324}, {"gpu_mem_gib": 1e200}, {"detail": {"busy_s": [5e-324] * 4}},
+     {"detail": {"warmup_iterations": 10**30}}, {"detail": {"host_mem_gib": 1e300}}, {"load_s": [0.1]}],
+)  # fmt: skip
+@pytest.mark.parametrize("policy", ["muri-l", "synergy-tune-srtf", "sjf-bsbf", "horus"])
+def test_forged_results_of_a_dry_run_cost_nobody_the_cycle(make_controller, caplog, forged, policy):
+    jobs = [job_of("bob", 1, "x"), job_of("alice", 2, "y"), job_of("bob", 3, "x")]
+    slurm = FakeSlurm(jobs, [make_node("n1", gpu_count=1)])
+    with make_controller(slurm, (known("alice", "y"), known("", "z")), policy=policy) as controller:
+        controller.cycle()
+        for run in dry_runs(slurm, "bob"):
+            for target in (1, 3):
+                answer(slurm, run, target, **(FIGURES | forged))
+        for _ in range(3):
+            slurm.now_s += 400
+            controller.cycle()
+    assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"n": 1e200, "t": 0.1, "s": [0.1] * 4, "w": [0] * 4}, {"n": 10**30, "t": 0.1, "s": [0.1] * 4, "w": [0] * 4},
+     {"n": 10, "t": 5e-324, "s": [0.1] * 4, "w": [0] * 4}, {"n": 10, "t": 1e308, "s": [1e308] * 4, "w": [0] * 4},
+     {"n": 10, "t": 0.1, "s": [0.1] * 400, "w": []}, 1e-320, 10**400, [1], "fast",
+     {"n": 1, "t": 1, "s": [[1]] * 4, "w": [0] * 4}],
+)  # fmt: skip
+def test_forged_reports_of_a_pilot_cost_nobody_the_cycle(make_controller, tmp_path, told):
+    slurm = FakeSlurm([job_of("bob", number, model) for number, model in ((1, "load"), (3, "gpu"))], one_gpu())
+    stored = (known("", "gpu"), known("", "load", load_s=0.7, propagate_s=0.1))
+    with make_controller(slurm, stored, profiles={"drift_after_s": 30}) as controller:
+        controller.cycle()
+        for _ in range(3):
+            slurm.tick()
+        (pilot,) = pilots(slurm)
+        text = tags.SPEED_PREFIX + tags.format_json({"1": told, "3": told, "d": {"a": 1}})
+        slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=text)
+        for _ in range(4):
+            slurm.now_s += 60
+            assert controller.cycle().errors == ()
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert store.observations(ProfileKey("load", 8, 1, "gpu", "bob")) == ()
+
+
+def test_a_member_without_gpus_costs_nobody_the_estimates(make_controller, caplog):
+    """Slurm shows a requeued member for a moment with neither its group nor its GPUs."""
+    stray = job_of("bob", 1, "m", held=False, gpu_count=0, gpu_request="gres/gpu:0")
+    stored = (known("", "m"), replace(known("", "n"), key=ProfileKey("n", 8, 2, "gpu")))
+    slurm = FakeSlurm([stray, job_of("alice", 2, "n")], one_gpu())
+    with make_controller(slurm, stored) as controller:
+        request = controller.decision().preparation.request
+    assert [job.profile.source for job in request.jobs] == ["scaled"]
+    assert "without estimates" not in caplog.text
