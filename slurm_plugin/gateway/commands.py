@@ -35,8 +35,8 @@ class CommandGateway:
     """Speaks to slurmctld through squeue, sinfo, scontrol, sbatch and scancel.
 
     A snapshot is `squeue --json` (one RPC), `scontrol show nodes --json`, which itself asks for the nodes and the
-    partitions (two RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length. The
-    site's limits are read besides, some minutes apart.
+    partitions (two RPCs), and `scontrol show reservation` (one); their number does not depend on the queue's length.
+    The site's limits are read besides, some minutes apart.
 
     Args:
         commands: How commands are run.

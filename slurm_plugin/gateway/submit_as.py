@@ -179,7 +179,7 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
     try:
         code = child.wait(timeout_s)
     except subprocess.TimeoutExpired as err:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_KILLED_WITHIN_S)
