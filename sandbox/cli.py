@@ -20,6 +20,7 @@ _EPILOG = """examples:
   muri-sandbox run -- sbatch --gres=gpu:1 --wrap='echo $CUDA_VISIBLE_DEVICES'
   muri-sandbox shell --user bob                     an interactive shell
   muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05
+  muri-sandbox up --name third --accounting         another one with accounts, QOS and limits
   muri-sandbox build                                only build what later starts need, for both suites
   muri-sandbox down                                 end it; nothing is left but the cache
 The cache is $MURI_CACHE (default ~/.cache/muri); deleting its folder `sandbox` frees the space.
@@ -74,6 +75,8 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
                         help="virtual CPUs, bookkeeping only (default: %(default)s)")  # fmt: skip
     parser.add_argument("--partition", action="append", default=[], metavar="NAME=NODES",
                         help="a partition beside main, such as small=n[1-2]; may be repeated")  # fmt: skip
+    parser.add_argument("--accounting", action="store_true",
+                        help="with a database, accounts, QOS, limits and node features")  # fmt: skip
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -87,7 +90,8 @@ def _build(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     shape = cluster.with_partitions(
-        Shape(options.nodes, options.gpus_per_node, options.cpus_per_node), options.partition
+        Shape(options.nodes, options.gpus_per_node, options.cpus_per_node, accounting=options.accounting),
+        options.partition,
     )
     progress = Progress()
     started, fresh = lifecycle.up(options.name, suite_named(options.suite), shape, progress)
@@ -113,7 +117,12 @@ def _status(options: argparse.Namespace) -> int:
     elif found and up:
         print(f"{found.name}: {found.phase} since {found.started_utc}, Slurm {found.slurm_version} "
               f"({found.suite}), {found.nodes} nodes × {found.gpus_per_node} GPUs")  # fmt: skip
-        parts = {"pyslurm": found.pyslurm, "SPANK plugin": found.spank, "job_submit": found.job_submit}
+        parts = {
+            "pyslurm": found.pyslurm,
+            "SPANK plugin": found.spank,
+            "job_submit": found.job_submit,
+            "accounting": found.accounting,
+        }
         for label, there in parts.items():
             print(f"  {label}: {'yes' if there else 'no'}")
     else:

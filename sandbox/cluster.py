@@ -16,9 +16,16 @@ BUILD_VERSION = 1
 #: Libraries the standard library's extension modules of a Python from outside need (sqlite3, ctypes, …).
 _PYTHON_LIBRARIES = ("libsqlite3-0", "libffi8", "libexpat1", "libuuid1")
 _SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev")
+#: For `--accounting`. Every root has them, so that a suite needs one build only.
+_ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
 _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
+
+_NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none\nJobAcctGatherType=jobacct_gather/none"
+
+#: MariaDB's configuration inside the sandbox.
+DATABASE_CONFIG = "/etc/mysql/sandbox.cnf"
 
 #: Slurm's default of `cred_expire`.
 SLURM_CRED_EXPIRE_S = 120
@@ -44,7 +51,7 @@ class Suite:
     @property
     def packages(self) -> tuple[str, ...]:
         """Every package the root file system gets on top of debootstrap's minimal base."""
-        return tuple(sorted({*_SLURM, *_TOOLS, *_PYTHON_LIBRARIES, *self.extra_packages}))
+        return tuple(sorted({*_SLURM, *_ACCOUNTING, *_TOOLS, *_PYTHON_LIBRARIES, *self.extra_packages}))
 
     @property
     def recipe_hash(self) -> str:
@@ -110,6 +117,8 @@ class Shape:
         extra_partitions: Partitions beside `main`, which holds all nodes.
         cred_expire_s: How long a requeued job waits before Slurm starts it again. It is shorter than Slurm's own
             `SLURM_CRED_EXPIRE_S`, so that what requeues jobs is quick to try.
+        accounting: With a database, accounts, QOS, enforced limits and multifactor priority. The first half of
+            the nodes then has the feature a100, the second v100.
     """
 
     nodes: int = 4
@@ -118,6 +127,7 @@ class Shape:
     mem_mib_per_node: int = 64_000
     extra_partitions: tuple[Partition, ...] = ()
     cred_expire_s: int = 10
+    accounting: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
@@ -158,13 +168,19 @@ def with_partitions(shape: Shape, texts: list[str]) -> Shape:
     return replace(shape, extra_partitions=tuple(parse_partition(text) for text in texts))
 
 
+def cluster_name(instance: str) -> str:
+    """Return the name of an instance's cluster as Slurm knows it."""
+    return f"muri-{instance}".lower()
+
+
 def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     """Return every configuration file under /etc/slurm by its path."""
     slurm_conf = _template(
         "slurm.conf",
-        cluster=f"muri-{instance}".lower(),
+        cluster=cluster_name(instance),
         auth=suite.auth,
         cred_expire_s=shape.cred_expire_s,
+        accounting=_template("accounting.conf").strip() if shape.accounting else _NO_ACCOUNTING,
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),
@@ -181,6 +197,14 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     return {str(Path("/etc/slurm", name)): text for name, text in files.items()}
 
 
+def database_files(suite: Suite) -> dict[str, str]:
+    """Return the configuration files of slurmdbd and MariaDB by their paths; only root may read slurmdbd's."""
+    return {
+        "/etc/slurm/slurmdbd.conf": _template("slurmdbd.conf", auth=suite.auth),
+        DATABASE_CONFIG: _template("mariadb.cnf"),
+    }
+
+
 def hosts_file(shape: Shape) -> str:
     """Return /etc/hosts: the controller and all nodes are this machine."""
     return f"127.0.0.1 localhost ctl {' '.join(shape.node_names)}\n::1 localhost\n"
@@ -194,9 +218,15 @@ def _template(name: str, **values: object) -> str:
 def _node_lines(shape: Shape) -> str:
     return "\n".join(
         f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} CPUs={shape.cpus_per_node} "
-        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node} State=UNKNOWN"
+        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node} {_feature(shape, index)}State=UNKNOWN"
         for index, name in enumerate(shape.node_names)
     )
+
+
+def _feature(shape: Shape, index: int) -> str:
+    if not shape.accounting:
+        return ""
+    return "Feature=a100 " if index < (shape.nodes + 1) // 2 else "Feature=v100 "
 
 
 def _partition_lines(shape: Shape) -> str:

@@ -25,7 +25,8 @@ _MOST_STARTS = 3
 
 #: How often a wait looks for slurmds that have ended.
 _REVIVE_EVERY_S = 2.0
-_MOST_LOGS = 4
+_MOST_LOGS = 5
+_CONTROLLER_LOG = "/var/log/slurmctld.log"
 
 
 def install_spank(instance: Instance, progress: Progress) -> bool:
@@ -89,12 +90,16 @@ def waiting_for(names: Iterable[str], nodes: dict[str, NodeState]) -> list[NodeS
     return [node for node in states if not node.usable]
 
 
-def start(instance: Instance, suite: Suite, progress: Progress) -> None:
-    """Start every daemon; returns when the nodes are idle."""
+def start_authentication(instance: Instance, suite: Suite) -> None:
+    """Start what Slurm's daemons need to know each other."""
     if suite.auth == "munge":
-        _require(instance, "chown", "-R", "munge:munge", "/etc/munge", "/run/munge")
-        _require(instance, "setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged")
-    _require(instance, "slurmctld")
+        require(instance, "chown", "-R", "munge:munge", "/etc/munge", "/run/munge", logs=())
+        require(instance, "setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged", logs=())
+
+
+def start(instance: Instance, progress: Progress) -> None:
+    """Start slurmctld and the slurmds; returns when the nodes are idle."""
+    require(instance, "slurmctld")
     for node in instance.node_names:
         ensure_slurmd(instance, node, progress)
     wait_until_idle(instance, progress)
@@ -117,7 +122,8 @@ def ensure_slurmd(instance: Instance, node: str, progress: Progress) -> None:
         if _start_slurmd(instance, node):
             return
     raise StartError(
-        f"the slurmd of {node} ended {_MOST_STARTS} times while it started:\n{_last_log_lines(instance, [node])}"
+        f"the slurmd of {node} ended {_MOST_STARTS} times while it started:\n"
+        f"{last_log_lines(instance, _logs_of([node]))}"
     )
 
 
@@ -156,21 +162,30 @@ def stop_controller(instance: Instance, deadline_s: float = 30.0) -> None:
 
 def start_controller(instance: Instance, progress: Progress) -> None:
     """Start slurmctld with the state it left."""
-    _require(instance, "slurmctld")
+    require(instance, "slurmctld")
     wait_until_idle(instance, progress)
 
 
-def _require(instance: Instance, *command: str, nodes: Iterable[str] = ()) -> None:
+def require(instance: Instance, *command: str, logs: Iterable[str] = (_CONTROLLER_LOG,)) -> None:
+    """Run a command as root inside.
+
+    Raises:
+        StartError: It failed; the text holds what it said and the ends of the named logs.
+    """
     done = instances.run(instance, *command)
     if done.returncode != 0:
         said = (done.stderr + done.stdout).strip()
-        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{_last_log_lines(instance, nodes)}")
+        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{last_log_lines(instance, logs)}")
 
 
-def _last_log_lines(instance: Instance, nodes: Iterable[str]) -> str:
-    logs = [f"/var/log/slurmd-{node}.log" for node in nodes]
-    tail = instances.run(instance, "tail", "--verbose", "-n", "8", "/var/log/slurmctld.log", *logs[:_MOST_LOGS])
-    return (tail.stdout + tail.stderr).strip()
+def last_log_lines(instance: Instance, logs: Iterable[str]) -> str:
+    """Return the ends of the first few logs, each with its name."""
+    tails = [instances.run(instance, "tail", "--verbose", "-n", "8", log) for log in list(logs)[:_MOST_LOGS]]
+    return "\n".join((tail.stdout + tail.stderr).strip() for tail in tails)
+
+
+def _logs_of(nodes: Iterable[str]) -> list[str]:
+    return [_CONTROLLER_LOG, *(f"/var/log/slurmd-{node}.log" for node in nodes)]
 
 
 def _slurmd_runs(instance: Instance, node: str) -> bool:
@@ -181,19 +196,20 @@ def _start_slurmd(instance: Instance, node: str, deadline_s: float = 60.0) -> bo
     """Start a slurmd and wait for its pid file, written once its sockets are bound; returns whether it lives."""
     pid_file = Path(f"/proc/{instance.pid}/root/run/slurmd-{node}.pid")
     pid_file.unlink(missing_ok=True)
-    _require(instance, "slurmd", "-N", node, nodes=[node])
+    require(instance, "slurmd", "-N", node, logs=_logs_of([node]))
     limit = time.monotonic() + deadline_s
     while not pid_file.exists():
         if not _slurmd_runs(instance, node):
             return False
         if time.monotonic() > limit:
             raise StartError(
-                f"the slurmd of {node} was not ready within {deadline_s:.0f} s:\n{_last_log_lines(instance, [node])}"
+                f"the slurmd of {node} was not ready within {deadline_s:.0f} s:\n"
+                f"{last_log_lines(instance, _logs_of([node]))}"
             )
         time.sleep(0.01)
     return True
 
 
 def _not_idle(instance: Instance, missing: Sequence[NodeState], seen: str, deadline_s: float) -> StartError:
-    logs = _last_log_lines(instance, [node.name for node in missing])
+    logs = last_log_lines(instance, _logs_of(node.name for node in missing))
     return StartError(f"the nodes did not become idle in {deadline_s:.0f} s: {seen}\n{logs}")

@@ -23,6 +23,7 @@ class Instance:
         pyslurm_reason: Why there is no pyslurm, if there is none.
         spank: Whether Muri's SPANK plugin was compiled and installed.
         job_submit: Whether Muri's job_submit file was installed.
+        accounting: Whether it has a database, accounts and limits.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Instance:
     pyslurm_reason: str = ""
     spank: bool = False
     job_submit: bool = False
+    accounting: bool = False
 
     @property
     def alive(self) -> bool:

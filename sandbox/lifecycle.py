@@ -5,21 +5,23 @@ import shutil
 import time
 from dataclasses import replace
 
-from sandbox import cluster, daemons, host, namespace
+from sandbox import accounting, cluster, daemons, host, namespace
 from sandbox.builds import Build, Pyslurm, ensure_pyslurm, ensure_rootfs
 from sandbox.cluster import Shape, Suite
 from sandbox.init import Bind, Plan, TextFile
 from sandbox.instance import Instance, load
 from sandbox.support import PYSLURM_TARGET, InstancePaths, Progress, StartError, locked_directory
 
-_SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
+_SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", "/run/mysqld")
 
 
 def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm) -> Plan:
     """Return the plan of an instance's root."""
     files = {**cluster.slurm_files(shape, suite, name), "/etc/hosts": cluster.hosts_file(shape)}
-    secret = secrets.token_urlsafe(768)[:1024]
     key_file = "/etc/slurm/slurm.key" if suite.auth == "slurm" else "/etc/munge/munge.key"
+    secret = {key_file: secrets.token_urlsafe(768)[:1024]}
+    if shape.accounting:
+        secret |= cluster.database_files(suite)
     binds = [*host.python_binds(), *host.project_binds()]
     if pyslurm.directory:
         binds.append(Bind(str(pyslurm.directory), str(PYSLURM_TARGET)))
@@ -27,7 +29,10 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
         lower=str(built.root),
         mountpoint=str(InstancePaths(name).mountpoint),
         binds=tuple(binds),
-        files=(*(TextFile(path, text) for path, text in files.items()), TextFile(key_file, secret, 0o600)),
+        files=(
+            *(TextFile(path, text) for path, text in files.items()),
+            *(TextFile(path, text, 0o600) for path, text in secret.items()),
+        ),
         directories=(*_SLURM_DIRECTORIES, *(f"/var/spool/slurmd/{node}" for node in shape.node_names)),
         device_files=shape.device_files,
         hostname="ctl",
@@ -73,7 +78,7 @@ def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm
         name, suite.name, built.slurm_version, shape.nodes, shape.gpus_per_node, shape.cpus_per_node,
         pid, namespace.start_ticks(pid) or 0,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        pyslurm=pyslurm.directory is not None, pyslurm_reason=pyslurm.reason,
+        pyslurm=pyslurm.directory is not None, pyslurm_reason=pyslurm.reason, accounting=shape.accounting,
     )  # fmt: skip
     instance.save()
     if pyslurm.reason:
@@ -83,7 +88,12 @@ def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm
         spank=daemons.install_spank(instance, progress),
         job_submit=daemons.install_job_submit(instance, progress),
     )
-    daemons.start(instance, suite, progress)
+    daemons.start_authentication(instance, suite)
+    if instance.accounting:
+        accounting.start(instance)
+    daemons.start(instance, progress)
+    if instance.accounting:
+        accounting.set_limits(instance)
     instance = replace(instance, phase="up")
     instance.save()
     return instance

@@ -217,7 +217,8 @@ class Config(Section):
     policy: str = Field(
         "auto",
         description="Decides which jobs start first, which share GPUs, and which CPUs and memory they get; "
-        "`muri policies` lists all policies.",
+        "`muri policies` lists all policies. auto follows Slurm's priorities (muri-slurm) where PriorityType is "
+        "priority/multifactor.",
     )
     gateway: Literal["auto", "pyslurm", "command"] = Field(
         "auto", description="How Muri talks to Slurm; auto: pyslurm where it works, else commands."
@@ -232,6 +233,12 @@ class Config(Section):
         1200.0,
         ge=30,
         description="If no cycle follows for this long, Slurm starts every waiting job by itself (gate: licence).",
+    )
+    gate_watch_s: float = Field(
+        60.0,
+        ge=0,
+        description="How long the controller stays after a cycle, until the members of new groups have started, to put "
+        "them behind the gate again.",
     )
     cycle_limit_s: float = Field(
         300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."

@@ -216,7 +216,7 @@ def plan(config_file: Path | None, file: Path, profiles: Path | None, as_json: b
         raise UsageError(f"there is no profile store {profiles}")
     with ProfileStore(path, read_only=True) if exists(path) else nullcontext() as store:
         cycle = cycle_input(load_snapshot(file), store, config)
-    decision = decide(cycle, policy_of(config))
+    decision = decide(cycle, policy_of(config, cycle.view.snapshot.limits.priority_type))
     if as_json:
         for action in decision.repairs + decision.actions:
             click.echo(json.dumps(render_action(action), sort_keys=True, default=str))

@@ -4,8 +4,9 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
@@ -25,6 +26,8 @@ from muri.slurm_plugin.records.journal import Journal
 log = logging.getLogger(__name__)
 
 GatewayKind = Literal["auto", "pyslurm", "command"]
+
+_MULTIFACTOR: Final = "priority/multifactor"
 
 GATEWAY_KINDS: tuple[GatewayKind, ...] = ("auto", "pyslurm", "command")
 
@@ -52,8 +55,13 @@ def read_trusted_config(path: Path | None) -> Config:
     return read_config(path)
 
 
-def policy_of(config: Config) -> Policy:
+def policy_of(config: Config, priority_type: str = "") -> Policy:
     """Make the configured policy.
+
+    Args:
+        config: The configuration.
+        priority_type: The site's PriorityType, "" when not known. Where Slurm's priorities mean something, `auto`
+            follows them.
 
     Raises:
         UnknownPolicyError: No policy has that name.
@@ -74,7 +82,8 @@ def policy_of(config: Config) -> Policy:
         **{f"horus_{name}": value for name, value in config.horus},
         **{option: value for option, value in choices.items() if value != "default"},
     }
-    policy = get_policy(config.policy, options)
+    name = "muri-slurm" if config.policy == "auto" and priority_type == _MULTIFACTOR else config.policy
+    policy = get_policy(name, options)
     if policy.simulated_only:
         valid = ", ".join(listed(info.name for info in describe_policies() if not info.simulated_only))
         raise ConfigError(
@@ -106,7 +115,7 @@ def open_controller(
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
         CorruptStoreError: With `look_only`, the profile store is damaged.
     """
-    policy = policy_of(config)
+    policy_of(config)  # a wrong one is said before anything is made
     make_private_directory(config.state_dir)
     rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None
     path, journal_path = profiles_path(config), config.state_dir / "journal.db"
@@ -115,7 +124,9 @@ def open_controller(
             os.close(open_private_file(database))  # SQLite gives its side files the same mode
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(journal_path) as journal:
-        yield Controller(gateway or open_gateway(config.gateway), journal, store, policy, config, stop)
+        yield Controller(
+            gateway or open_gateway(config.gateway), journal, store, cache(partial(policy_of, config)), config, stop
+        )
 
 
 def open_gateway(kind: GatewayKind = "auto") -> Gateway:

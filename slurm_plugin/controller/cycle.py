@@ -16,16 +16,18 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
+from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
-from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
+from muri.slurm_plugin.records.gate import is_behind_licence
 from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, LARGEST_GROUP, SOLO, Journal
-from muri.slurm_plugin.records.roles import View, view_of
+from muri.slurm_plugin.records.roles import Role, View, view_of
 
 log = logging.getLogger("muri.controller")
 
@@ -111,16 +113,25 @@ class Controller:
         gateway: Gateway,
         journal: Journal,
         store: ProfileStore,
-        policy: Policy,
+        policy_for: Callable[[str], Policy],
         config: Config,
         stop: StopFlag | None = None,
     ) -> None:
-        """Bind the controller to its cluster, memory and policy; `stop` ends a cycle between two calls."""
+        """Bind the controller to its cluster and memory.
+
+        Args:
+            gateway: The way to Slurm.
+            journal: What it meant to do.
+            store: Profiles.
+            policy_for: Gives the policy for a PriorityType of Slurm.
+            config: The configuration.
+            stop: Ends a cycle between two calls.
+        """
         self._gateway = gateway
         self._stop = stop or threading.Event()
         self._journal = journal
         self._store = store
-        self._policy = policy
+        self._policy_for = policy_for
         self._config = config
 
     def cycle(self) -> Status:
@@ -162,6 +173,28 @@ class Controller:
         self._tidy(decision.view)
         return status
 
+    def close_gates(self) -> bool:
+        """Close the gates of members that have started since the last cycle.
+
+        A member that loses its group before that is not kept from starting anew, without GPUs.
+
+        Returns:
+            Whether members have yet to start.
+        """
+        if self._config.gate != "licence":
+            return False
+        view = view_of(self._gateway.snapshot(), self._config.partitions)
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s)
+        open_members = [job for job in view.having(Role.MEMBER) if job.gate == "licence" and not is_behind_licence(job)]
+        for job in (job for job in open_members if job.state is JobState.RUNNING):
+            try:
+                close_gate(gateway, job)
+            except SlurmUnreachableError:
+                raise
+            except GatewayError as error:
+                log.warning("job %d: its gate stays open: %s", job.job_id, error)
+        return any(job.state is JobState.PENDING for job in open_members)
+
     def _extend_lease(self, gateway: Gateway, decision: Decision) -> list[str]:
         """Keep waiting jobs behind the licence for another while.
 
@@ -195,12 +228,14 @@ class Controller:
     def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
-        return decide(cycle_input(snapshot, self._store, self._config, self._journal), self._policy)
+        policy = self._policy_for(snapshot.limits.priority_type)
+        return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
     def _apply(self, gateway: Gateway, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
         """Carry out actions; what Slurm refuses is added to `errors`."""
         if actions:
-            executor = Executor(gateway, self._journal, self._store, self._config, self._policy, decision.view, errors)
+            policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+            executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
             executor.carry_out(actions)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:

@@ -9,13 +9,11 @@ import logging
 from muri.slurm_plugin.execute.gate import open_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import GivenShare
-from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU, given_change, given_tag_change, reset_change
+from muri.slurm_plugin.planning.slurm_requests import given_change, given_tag_change, reset_change
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.roles import ManagedJob
 
 log = logging.getLogger("muri.controller")
-
-_VARIABLES_PER_GPU = ("SLURM_CPUS_PER_GPU", "SLURM_MEM_PER_GPU")
 
 
 def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> str:
@@ -29,14 +27,6 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
         SlurmUnreachableError: slurmctld does not answer; the next cycle repairs what was begun.
         GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
-    try:
-        per_gpu = _asks_per_gpu(gateway, job.job_id)
-    except SlurmUnreachableError:
-        raise
-    except GatewayError as error:
-        return f"Muri cannot tell whether it asks for CPUs or memory per GPU: {error}"
-    if per_gpu:
-        return "it asks for CPUs or memory per GPU, and srun in its script would hold that against any other number"
     if refusal := _refusal(gateway, job, given_tag_change(job, share, now_s)):
         return refusal
     refusal = _refusal(gateway, job, given_change(share))
@@ -54,15 +44,6 @@ def _refusal(gateway: Gateway, job: Job, change: JobChange) -> str:
     except GatewayError as error:
         return f"Slurm refused other CPUs or memory: {error}"
     return ""
-
-
-def _asks_per_gpu(gateway: Gateway, job_id: int) -> bool:
-    """Whether CPUs or memory were asked for per GPU; Slurm's records of a job don't tell it of memory."""
-    environment = gateway.job_environment(job_id)
-    if environment is not None:
-        return any(name in environment for name in _VARIABLES_PER_GPU)
-    directives = (line for line in gateway.batch_script(job_id).splitlines() if line.startswith("#SBATCH"))
-    return any(option in line for line in directives for option in OPTIONS_PER_GPU)
 
 
 def reset_request(gateway: Gateway, job: ManagedJob) -> None:

@@ -91,10 +91,6 @@ class InterruptibleGateway:
         """Cancel a job."""
         self._next().cancel(job_id)
 
-    def batch_script(self, job_id: int) -> str:
-        """Return the text of a job's batch script."""
-        return self._next().batch_script(job_id)
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return self._next().job_environment(job_id)

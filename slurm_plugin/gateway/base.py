@@ -1,6 +1,7 @@
 """The protocol behind which both gateways stand, their errors, and what they do alike."""
 
 import logging
+import re
 import struct
 from pathlib import Path
 from typing import Protocol
@@ -20,10 +21,14 @@ _UNREACHABLE = (
     "socket timed out",
     "unable to establish controller machine",
     "unable to establish configuration source",
-    "in standby mode",
-    "standby",
+    "could not establish a configuration source",
+    "slurm backup controller in standby mode",
     "zero bytes were transmitted",
+    "unexpected message received",
 )
+
+_SPEAKER = re.compile(r"\s*(?:[\w./-]+(?: error| fatal)?:\s*)*")
+"""What stands ahead of Slurm's words: who says so, such as "squeue: error: " or "slurm_update error: "."""
 
 _NO_SUCH_JOB = ("invalid job id",)
 
@@ -36,6 +41,8 @@ _STARTED = ("job is no longer pending execution", "job has already started")
 _LEAST_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
 
 log = logging.getLogger(__name__)
+
+_LONGEST_REASON = 500
 
 #: slurmctld spreads its job directories over this many folders.
 _HASH_FOLDERS = 10
@@ -72,7 +79,9 @@ class Gateway(Protocol):
         ...
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs and nodes, in at most two bulk RPCs.
+        """Read all jobs, nodes and reservations, in bulk RPCs whose number does not depend on the queue's length.
+
+        A job that cannot be read is among the snapshot's `unreadable`.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.
@@ -80,15 +89,15 @@ class Gateway(Protocol):
         ...
 
     def submit(self, job: NewJob) -> int:
-        """Submit a batch job as its user and return its id.
+        """Submit a batch job as its user and return its id, in several RPCs.
 
         Raises:
-            GatewayError: Slurm refused it.
+            GatewayError: Slurm refused it, or a process of the user's interfered.
         """
         ...
 
     def modify(self, job_id: int, change: JobChange) -> None:
-        """Change a pending job.
+        """Change a pending job, all at once or not at all; licences also of a running one.
 
         Raises:
             NoSuchJobError: The job is gone.
@@ -129,14 +138,6 @@ class Gateway(Protocol):
         """Cancel a job; cancelling an ended one is no error."""
         ...
 
-    def batch_script(self, job_id: int) -> str:
-        """Return the text of a job's batch script.
-
-        Raises:
-            NoSuchJobError: The job is gone or has none.
-        """
-        ...
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with.
 
@@ -149,18 +150,24 @@ class Gateway(Protocol):
 def slurm_error(action: str, words: str) -> GatewayError:
     """Return the error of the class that fits Slurm's words.
 
+    Slurm quotes users in some of its messages, so slurmctld only counts as unreachable where a message begins that way.
+
     Args:
         action: What was tried, such as "hold job 12".
         words: Slurm's message.
     """
-    lines = [line.strip() for line in words.splitlines() if line.strip()]
-    bare = lines[0] if lines else "Slurm gave no reason"  # later lines of scontrol repeat it in other words
+    bare = first_line(words) or "Slurm gave no reason"
     text = f"cannot {action}: {bare}"
-    if _says(bare, _UNREACHABLE):
+    if _SPEAKER.sub("", bare.lower(), count=1).startswith(_UNREACHABLE):
         return SlurmUnreachableError(f"{text}; is slurmctld running? (`scontrol ping`)")
     if _says(bare, _NO_SUCH_JOB + _ENDED):
         return NoSuchJobError(text)
     return GatewayError(text)
+
+
+def first_line(words: str) -> str:
+    """Return the first line of a message that is not empty; later ones of Slurm's repeat it in other words."""
+    return next((line.strip() for line in words.split("\n") if line.strip()), "")[:_LONGEST_REASON]
 
 
 def _says(words: str, phrases: tuple[str, ...]) -> bool:
@@ -186,12 +193,16 @@ def job_started(error: GatewayError) -> bool:
 def check_new_job(job: NewJob) -> None:
     """Refuse what Slurm or a gateway would misread.
 
+    sbatch reads options from the lines of a script up to the first command, so that has to stand in the second line.
+
     Raises:
         GatewayError: The job cannot be submitted; the text says which part is wrong.
     """
-    if not job.script.startswith("#!"):
-        raise GatewayError(f"job {job.name!r}: its script must begin with #! and an interpreter")
-    for what, text in (("script", job.script), ("admin comment", job.admin_comment), ("output", job.output)):
+    if not re.match(r"#![^\n]*\nexec ", job.script):
+        raise GatewayError(
+            f"job {job.name!r}: its script must begin with #! and an interpreter, and its second line with `exec `"
+        )
+    for what, text in (("script", job.script), ("admin comment", job.admin_comment)):
         if "\0" in text:
             raise GatewayError(f"job {job.name!r}: its {what} holds a NUL character")
     if "\r\n" in job.script:

@@ -1,4 +1,4 @@
-"""The node table through libslurm's public API, in one RPC.
+"""The tables of nodes and reservations through libslurm's public API, in one RPC each.
 
 pyslurm's `Nodes.load()` asks for the partitions as well, and shows allocated GPUs only where slurmdbd tracks
 them. libslurm's own printing function has neither flaw, and unlike its structures, its text and its functions'
@@ -6,10 +6,12 @@ signatures are the same from release to release.
 """
 
 import ctypes
+import logging
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
@@ -17,6 +19,8 @@ from muri.slurm_plugin.records.cluster import Node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+log = logging.getLogger(__name__)
 
 _SHOW_ALL = 0x0001
 _SHOW_DETAIL = 0x0002
@@ -49,6 +53,11 @@ class Libslurm:
         self._slurm.slurm_print_node_info_msg.restype = None
         self._slurm.slurm_free_node_info_msg.argtypes = [pointer]
         self._slurm.slurm_free_node_info_msg.restype = None
+        self._slurm.slurm_load_reservations.argtypes = [ctypes.c_long, ctypes.POINTER(pointer)]
+        self._slurm.slurm_print_reservation_info_msg.argtypes = [pointer, pointer, ctypes.c_int]
+        self._slurm.slurm_print_reservation_info_msg.restype = None
+        self._slurm.slurm_free_reservation_info_msg.argtypes = [pointer]
+        self._slurm.slurm_free_reservation_info_msg.restype = None
         self._slurm.slurm_strerror.argtypes = [ctypes.c_int]
         self._slurm.slurm_strerror.restype = ctypes.c_char_p
         self._libc.open_memstream.argtypes = [ctypes.POINTER(pointer), ctypes.POINTER(ctypes.c_size_t)]
@@ -66,16 +75,38 @@ class Libslurm:
         Raises:
             OSError: The RPC failed; `errno` is Slurm's error number.
         """
+        library = self._slurm
+        return self._table(
+            lambda message: library.slurm_load_node(0, message, _SHOW_ALL | _SHOW_DETAIL),
+            library.slurm_print_node_info_msg,
+            library.slurm_free_node_info_msg,
+        )
+
+    def reservation_table(self) -> str:
+        """Return the text of `scontrol --oneliner show reservation`.
+
+        Raises:
+            OSError: The RPC failed; `errno` is Slurm's error number.
+        """
+        os.environ["SLURM_TIME_FORMAT"] = "%s"  # libslurm reads it once, before it prints its first time
+        library = self._slurm
+        return self._table(
+            lambda message: library.slurm_load_reservations(0, message),
+            library.slurm_print_reservation_info_msg,
+            library.slurm_free_reservation_info_msg,
+        )
+
+    def _table(self, load: Callable[[Any], int], show: Callable[..., None], free: Callable[..., None]) -> str:
         message = ctypes.c_void_p()
         ctypes.set_errno(0)
-        if self._slurm.slurm_load_node(0, ctypes.byref(message), _SHOW_ALL | _SHOW_DETAIL) != 0:
+        if load(ctypes.byref(message)) != 0:
             number = ctypes.get_errno()
             raise OSError(number, self._slurm.slurm_strerror(number).decode("utf-8", "replace"))
         try:
             with self._memory_stream() as (stream, content):
-                self._slurm.slurm_print_node_info_msg(stream, message, 1)
+                show(stream, message, 1)
         finally:
-            self._slurm.slurm_free_node_info_msg(message)
+            free(message)
         return content[0]
 
     @contextmanager
@@ -91,7 +122,7 @@ class Libslurm:
             self._libc.fclose(stream)
             text = ctypes.string_at(buffer, size.value) if buffer.value else b""
             self._libc.free(buffer)
-            content.append(text.decode("utf-8", "replace"))
+            content.append(text.decode("utf-8", "surrogateescape"))
 
 
 def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]]) -> tuple[Node, ...]:
@@ -101,8 +132,16 @@ def nodes_of_table(table: str, partitions: Mapping[str, tuple[str, ...]]) -> tup
         table: Text from `Libslurm.node_table`.
         partitions: Names of each node's partitions.
     """
-    lines = [line for line in table.splitlines() if line.startswith("NodeName=")]
-    return tuple(sorted((_node(line, partitions) for line in lines), key=lambda node: node.name))
+    lines = (line for line in table.split("\n") if line.startswith("NodeName="))
+    return tuple(sorted(_readable(lines, partitions), key=lambda node: node.name))
+
+
+def _readable(lines: "Iterator[str]", partitions: Mapping[str, tuple[str, ...]]) -> "Iterator[Node]":
+    for line in lines:
+        try:
+            yield _node(line, partitions)
+        except (LookupError, ValueError) as error:
+            log.warning("a node is left out, for its record cannot be read: %r; in %.200r", error, line)
 
 
 def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
@@ -130,4 +169,5 @@ def _node(line: str, partitions: Mapping[str, tuple[str, ...]]) -> Node:
         mem_mib=text_fields.node_mem_mib(int(fields.get("RealMemory", 0)), int(fields.get("MemSpecLimit", 0))),
         mem_allocated_mib=int(fields.get("AllocMem", 0)),
         threads_per_core=max(1, int(fields.get("ThreadsPerCore", 1))),
+        features=tuple(filter(None, fields.get("AvailableFeatures", "").replace("(null)", "").split(","))),
     )

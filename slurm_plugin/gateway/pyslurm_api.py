@@ -2,31 +2,29 @@
 
 import importlib
 import logging
-import os
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from muri.slurm_plugin.gateway import libslurm
+from muri.slurm_plugin.gateway import lease, libslurm, submit_as
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
     NoSuchJobError,
     SlurmUnreachableError,
-    check_new_job,
-    explicit_environment,
     job_ended,
     job_environment,
     job_started,
     slurm_error,
 )
-from muri.slurm_plugin.gateway.commands import SlurmCommands
-from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record, submit_fields
+from muri.slurm_plugin.gateway.json_records import read_each
+from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
+from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
-from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
 
 log = logging.getLogger(__name__)
@@ -39,14 +37,16 @@ _WHAT_TO_DO = (
     "--no-binary :all: pyslurm==<Slurm's release>.*`), or set `gateway: command` in muri.yaml"
 )
 
-_submit_lock = threading.Lock()
-
 
 class Helper(Protocol):
     """What pyslurm cannot say, done some other way; the command gateway fits."""
 
-    def gpu_counts(self, job_ids: list[int]) -> Mapping[int, int]:
-        """Return how many GPUs each of these jobs asks for."""
+    def snapshot(self) -> Snapshot:
+        """Read all jobs, nodes and reservations."""
+        ...
+
+    def requests(self, job_ids: Collection[int]) -> Mapping[int, tuple[int, tuple[str, ...]]]:
+        """Return of each of these jobs how many GPUs it asks for, and its special options."""
         ...
 
     def set_least_cpus(self, job_id: int, change: JobChange) -> None:
@@ -57,6 +57,10 @@ class Helper(Protocol):
         """Hold a pending job so that its user may release it, too."""
         ...
 
+    def requeue(self, job_id: int) -> None:
+        """Requeue a job that has not ended."""
+        ...
+
     def requeue_hold(self, job_id: int) -> None:
         """Requeue and hold a job that has not ended."""
         ...
@@ -65,10 +69,12 @@ class Helper(Protocol):
 class PyslurmGateway:
     """Speaks to slurmctld through pyslurm.
 
-    Four things pyslurm cannot express. `helper` does them; without it their weaker forms are used:
+    Jobs are submitted, and the licence is withheld, through Slurm's commands. Four more things pyslurm cannot
+    express. `helper` does them; without it their weaker forms are used:
 
-    - GPUs asked for with --gpus or --gpus-per-socket are not shown on a cluster without slurmdbd. The helper is
-      asked once per job, all jobs of a cycle together, and only for jobs with Muri's tag. Otherwise: 0.
+    - A few options of sbatch, such as --gpu-bind and --mem-per-gpu, and on a cluster without slurmdbd GPUs asked for
+      with --gpus or --gpus-per-socket, are not shown. The helper is asked once per job, all jobs of a cycle together,
+      and only for jobs with Muri's tag. Otherwise: no such option, 0 GPUs.
     - The least number of CPUs per node, which sbatch sets from --cpus-per-task. Otherwise: a job keeps it, and
       gets no fewer CPUs however few `JobChange.cpu_count` says.
     - A hold that the job's user may lift. Otherwise: a hold that only an administrator may lift.
@@ -95,8 +101,9 @@ class PyslurmGateway:
             self._state_save_location = str(config.state_save_location)
         check_controller(self._slurm_version, self._libslurm.release())
         self._helper = helper
-        self._limits = LimitsReader(SlurmCommands())
-        self._gpus_looked_up: dict[int, int] = {}
+        self._commands = SlurmCommands()
+        self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
+        self._limits = LimitsReader(self._commands)
         self._partitions = self._load_partitions()
 
     @property
@@ -120,19 +127,39 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs and nodes in two bulk RPCs; some minutes apart, Slurm's commands tell the site's limits."""
+        """Read all jobs, nodes and reservations in three bulk RPCs; commands tell limits, some minutes apart."""
         taken_s = time.time()
-        with self._slurm("read the jobs"):
-            loaded = self._pyslurm.Jobs.load()
-            jobs = sorted((job_record(job, taken_s) for job in loaded.values()), key=lambda job: job.job_id)
+        loaded = self._load_jobs()
+        if loaded is None and self._helper is not None:
+            log.warning("pyslurm cannot decode the queue; this cycle reads it through Slurm's commands")
+            return self._helper.snapshot()
+        jobs, unreadable = read_each(loaded or (), lambda job: job_record(job, taken_s), lambda job: int(job.id))
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
-            jobs=tuple(self._with_hidden_gpus(jobs)),
+            jobs=tuple(self._with_hidden_requests(sorted(jobs, key=lambda job: job.job_id))),
             nodes=self._nodes(),
             limits=self._limits.read(),
+            reservations=self._reservations(),
+            unreadable=tuple(unreadable),
         )
+
+    def _load_jobs(self) -> list[Any] | None:
+        """Return pyslurm's records, None where it fails over a text that a helper can read."""
+        with self._slurm("read the jobs"):
+            try:
+                return list(self._pyslurm.Jobs.load().values())
+            except UnicodeDecodeError:
+                if self._helper is None:
+                    raise
+                return None
+
+    def _reservations(self) -> tuple[Reservation, ...]:
+        try:
+            return reservations_of_table(self._libslurm.reservation_table())
+        except OSError as err:
+            raise slurm_error("read the reservations", err.strerror or str(err)) from err
 
     def _nodes(self) -> tuple[Node, ...]:
         try:
@@ -145,27 +172,37 @@ class PyslurmGateway:
             nodes = libslurm.nodes_of_table(table, self._partitions)
         return nodes
 
-    def _with_hidden_gpus(self, jobs: list[Job]) -> Iterator[Job]:
-        hidden = [job.job_id for job in jobs if job.state.is_active and not job.gpu_count and _tagged(job)]
-        unknown = [job_id for job_id in hidden if job_id not in self._gpus_looked_up]
-        if unknown and self._helper is not None:
-            try:
-                self._gpus_looked_up.update(dict.fromkeys(unknown, 0) | dict(self._helper.gpu_counts(unknown)))
-            except SlurmUnreachableError:
-                raise
-            except GatewayError as err:
-                log.warning("cannot learn how many GPUs jobs %s ask for: %s", unknown, err)
+    def _with_hidden_requests(self, jobs: list[Job]) -> Iterator[Job]:
+        """Add what only the helper can tell of tagged jobs."""
+        tagged = {job.job_id for job in jobs if job.state.is_active and _tagged(job)}
+        self._look_up(tagged)
         for job in jobs:
-            looked_up = self._gpus_looked_up.get(job.job_id, 0) if job.job_id in hidden else 0
-            yield replace(job, gpu_count=looked_up) if looked_up else job
+            gpus, special = self._looked_up.get(job.job_id, (0, ()))
+            yield replace(job, gpu_count=job.gpu_count or gpus, special=tuple(sorted({*job.special, *special})))
+
+    def _look_up(self, job_ids: set[int]) -> None:
+        self._looked_up = {job_id: told for job_id, told in self._looked_up.items() if job_id in job_ids}
+        unknown = job_ids - self._looked_up.keys()
+        if not unknown or self._helper is None:
+            return
+        try:
+            self._looked_up |= dict.fromkeys(unknown, (0, ())) | dict(self._helper.requests(unknown))
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as err:
+            log.warning("cannot learn all that jobs %s ask for: %s", sorted(unknown), err)
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
-        check_new_job(job)
-        action = f"submit job {job.name!r}"
-        fields = submit_fields(job) | {"environment": explicit_environment(job)}
-        with self._slurm(action), _submit_lock, _without_slurm_variables():
-            return int(self._pyslurm.JobSubmitDescription(**fields).submit())
+        return submit_as.submit(self._commands, job)
+
+    def extend_lease(self, end_s: float) -> None:
+        """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""
+        lease.extend_lease(self._commands, end_s)
+
+    def end_lease(self) -> None:
+        """Withhold the licence no longer."""
+        lease.end_lease(self._commands)
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
@@ -194,6 +231,14 @@ class PyslurmGateway:
         except GatewayError as err:
             if not (job_started(err) or job_ended(err)):
                 raise
+
+    def requeue(self, job_id: int) -> None:
+        """End a running job and put it back into the queue; a pending one stays as it is."""
+        if self._helper is not None:
+            self._helper.requeue(job_id)
+        elif self._state(job_id) is not JobState.PENDING and self._still_there(job_id):
+            with self._slurm(f"requeue job {job_id}"):
+                self._job(job_id).requeue()
 
     def requeue_hold(self, job_id: int) -> None:
         """End a running job, put it back into the queue and hold it; a pending one is held."""
@@ -229,14 +274,6 @@ class PyslurmGateway:
         with self._slurm(f"read job {job_id}"):
             return job_record(self._pyslurm.Job.load(job_id), time.time()).state
 
-    def batch_script(self, job_id: int) -> str:
-        """Return the text of a job's batch script."""
-        with self._slurm(f"read the script of job {job_id}"):
-            script = self._job(job_id).get_batch_script()
-        if not script:
-            raise NoSuchJobError(f"job {job_id} has no batch script")
-        return str(script)
-
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
         return job_environment(self._state_save_location, job_id)
@@ -244,16 +281,6 @@ class PyslurmGateway:
 
 def _tagged(job: Job) -> bool:
     return any(token.startswith(REQUEST_PREFIX) for token in job.admin_comment.split())
-
-
-@contextmanager
-def _without_slurm_variables() -> Iterator[None]:
-    """Hide SLURM_* from pyslurm, which would add the caller's to the job's environment."""
-    hidden = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLURM_")}
-    try:
-        yield
-    finally:
-        os.environ.update(hidden)
 
 
 def import_pyslurm() -> Any:

@@ -3,12 +3,13 @@
 import pwd
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.json_records import mem_of_cpus_mib
-from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
+from muri.slurm_plugin.gateway.special_options import Request, special_options
+from muri.slurm_plugin.records.cluster import Job, JobChange
 
 
 class Cleared(str):
@@ -41,12 +42,31 @@ def _user_name(uid: int) -> str:
         return str(uid)
 
 
+class LenientRecord:
+    """A `pyslurm.Job` whose texts may hold any bytes.
+
+    pyslurm decodes a text when it is asked for, strictly. The error that it raises has the bytes.
+    """
+
+    def __init__(self, job: Any) -> None:
+        self._job = job
+
+    def __getattr__(self, name: str) -> Any:
+        """Return one of the job's attributes."""
+        try:
+            return getattr(self._job, name)
+        except UnicodeDecodeError as error:
+            return error.object.decode("utf-8", "surrogateescape")
+
+
 def job_record(job: Any, taken_s: float) -> Job:
     """Convert a `pyslurm.Job`."""
+    job = LenientRecord(job)
     state = text_fields.job_state([job.state or ""])
-    node_count, cpu_count, task_count = job.num_nodes or 1, job.cpus or 1, job.ntasks or 1
-    per_node = ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
+    node_count, cpu_count, task_count = (_count(each) for each in (job.num_nodes, job.cpus, job.ntasks))
+    per_node = _per_node(job)
     eligible_s = job.eligible_time or 0
+    priority = 1 if job.priority is None else _number(job.priority)
     return Job(
         job_id=job.id,
         user=_user_name(job.user_id),
@@ -58,23 +78,23 @@ def job_record(job: Any, taken_s: float) -> Job:
         name=job.name or "",
         state=state,
         reason=text_fields.reason_text(job.state_reason, [job.state or ""]),
-        held=job.priority == 0,
-        submit_s=job.submit_time or 0,
+        held=priority == 0,
+        submit_s=_number(job.submit_time),
         begin_s=eligible_s if state is state.PENDING and eligible_s > taken_s else 0,
-        start_s=0 if state is state.PENDING else job.start_time or 0,
-        end_s=0 if state.is_active else job.end_time or 0,
-        time_limit_s=60 * (job.time_limit or 0),
+        start_s=0 if state is state.PENDING else _number(job.start_time),
+        end_s=0 if state.is_active else _number(job.end_time),
+        time_limit_s=60 * _number(job.time_limit),
         gpu_count=_gpu_count(job, per_node, node_count, task_count),
         gpu_request=text_fields.request_text(text_fields.gres_counts(per_node)),
         node_count=node_count,
         cpu_count=cpu_count,
-        cpus_per_task=job.cpus_per_task or 1,
+        cpus_per_task=_count(job.cpus_per_task),
         mem_per_node_mib=_mem_per_node_mib(job, cpu_count, node_count),
         nodes=job.allocated_nodes or "",
         required_nodes=job.required_nodes or "",
         dependency=_dependency(job.dependencies),
         can_requeue=bool(job.is_requeueable),
-        restart_count=job.requeue_count or 0,
+        restart_count=_number(job.requeue_count),
         exit_code=job.exit_code,
         batch=bool(job.is_batch_job),
         array=bool(job.array_id or job.array_tasks_waiting),
@@ -84,8 +104,94 @@ def job_record(job: Any, taken_s: float) -> Job:
         work_dir=job.working_directory or "",
         admin_comment=job.admin_comment or "",
         comment=job.comment or "",
-        mem_per_cpu_mib=int(job.memory_per_cpu or 0),
+        mem_per_cpu_mib=_number(job.memory_per_cpu),
+        priority=priority,
+        licenses=text_fields.license_text(",".join(job.licenses or ())),
+        reservation=job.reservation or "",
+        features=",".join(job.constraints or ()),
+        excluded_nodes=job.excluded_nodes or "",
+        special=special_options(_request(job, per_node, node_count, cpu_count, task_count)),
     )
+
+
+def _number(value: Any) -> int:
+    """Read a number, no larger than any that is meant; what is unset or unlimited is 0."""
+    return text_fields.bounded(int(value)) if isinstance(value, (int, float)) else 0
+
+
+def _count(value: Any) -> int:
+    return text_fields.bounded(_number(value), text_fields.MOST) or 1
+
+
+def _per_node(job: LenientRecord) -> str:
+    return ",".join(f"{name}:{count}" for name, count in (job.gres_per_node or {}).items())
+
+
+_SHARING: Final[Mapping[str, str]] = {
+    "NO": "none", "YES": "oversubscribe", "USER": "user", "MCS": "mcs", "TOPO": "topo",
+}  # fmt: skip
+
+_ATTRIBUTE_OF_FIELD: Final[Mapping[str, str]] = {
+    "burst_buffer": "burst_buffer",
+    "container": "container",
+    "container_id": "container_id",
+    "contiguous": "requires_contiguous_nodes",
+    "cores_per_socket": "cores_per_socket",
+    "cpu_frequency_governor": "cpu_frequency_governor",
+    "cpu_frequency_maximum": "cpu_frequency_max",
+    "cpu_frequency_minimum": "cpu_frequency_min",
+    "deadline": "deadline",
+    "extra": "extra",
+    "minimum_tmp_disk_per_node": "temporary_disk_per_node",
+    "network": "network",
+    "reboot": "requires_node_reboot",
+    "required_switches": "required_switches",
+    "segment_size": "segment_size",
+    "sockets_per_node": "sockets_per_node",
+    "tasks_per_board": "ntasks_per_board",
+    "tasks_per_core": "ntasks_per_core",
+    "tasks_per_socket": "ntasks_per_socket",
+    "tasks_per_tres": "ntasks_per_gpu",
+    "threads_per_core": "threads_per_core",
+    "time_minimum": "time_limit_min",
+}
+
+_FLAG_OF_ATTRIBUTE: Final[Mapping[str, str]] = {
+    "spreads_over_nodes": "SPREAD_JOB",
+    "spread_segments": "SPREAD_SEGMENTS",
+    "consolidate_segments": "CONSOLIDATE_SEGMENTS",
+    "gres_binding": "GRES_BINDING_ENFORCED",
+}
+
+
+def _request(job: LenientRecord, per_node: str, node_count: int, cpu_count: int, task_count: int) -> Request:
+    """Return what pyslurm tells of a request; it knows nothing of --gpus, --gpu-bind and a few more."""
+    values = {name: _said(getattr(job, attribute)) for name, attribute in _ATTRIBUTE_OF_FIELD.items()}
+    values["cluster_features"] = bool(job.cluster_constraints)
+    values["prefer"] = bool(job.preferred_features)
+    values["core_spec"] = job.cores_reserved_for_system or job.threads_reserved_for_system
+    values["mcs_label"] = "" if job.mcs_label == _user_name(job.user_id) else job.mcs_label
+    values["tres_per_node"] = per_node
+    values["tres_per_task"] = _gres_of_tres(job.tres_per_task)
+    return Request(
+        values=values,
+        sharing=tuple(filter(None, [_SHARING.get(job.resource_sharing or "")])),
+        flags=tuple(flag for attribute, flag in _FLAG_OF_ATTRIBUTE.items() if getattr(job, attribute)),
+        partition=job.partition or "",
+        wckey=job.wckey or "",
+        node_count=node_count,
+        max_nodes=_number(job.max_nodes),
+        task_count=task_count,
+        tasks_per_node=_number(job.ntasks_per_node),
+        cpu_count=cpu_count,
+        cpus_per_task=_count(job.cpus_per_task),
+        min_cpus_per_node=_number(job.min_cpus_per_node),
+    )
+
+
+def _said(value: Any) -> Any:
+    """Return a value, nothing where it says that there is no limit."""
+    return None if value == "UNLIMITED" else value
 
 
 def _gpu_count(job: Any, per_node: str, node_count: int, task_count: int) -> int:
@@ -132,8 +238,9 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "cpus_per_task": change.cpus_per_task,
         "memory_per_node": None if change.mem_per_node_mib is None else f"{change.mem_per_node_mib}M",
         "memory_per_cpu": None if change.mem_per_cpu_mib is None else f"{change.mem_per_cpu_mib}M",
-        "time_limit": None if change.time_limit_s is None else time_limit_argument(change.time_limit_s),
+        "time_limit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
         "begin_time": "now" if change.start_now else None,
+        "licenses": _text(change.licenses),
     }
     return {name: value for name, value in fields.items() if value is not None}
 
@@ -149,34 +256,6 @@ def _gres_argument(request: str) -> str:
     return ",".join(f"{name}:{count}" for name, count in sorted(counts.items()))
 
 
-def time_limit_argument(time_limit_s: int) -> int | str:
-    """Whole minutes, rounded up; 0 seconds means no limit."""
-    return -(-time_limit_s // 60) if time_limit_s else "unlimited"
-
-
-def submit_fields(job: NewJob) -> dict[str, Any]:
-    """Return the keyword arguments of `pyslurm.JobSubmitDescription` that submit a job."""
-    fields: dict[str, Any] = {
-        "name": job.name,
-        "user_id": job.uid,
-        "group_id": job.gid,
-        "script": job.script,
-        "environment": job.environment,
-        "partitions": job.partition,
-        "account": job.account or None,
-        "qos": job.qos or None,
-        "working_directory": job.work_dir,
-        "gres_per_node": _gres_argument(job.gpu_request) if job.gpu_request else None,
-        "nodes": str(job.node_count),
-        "ntasks": job.node_count * job.tasks_per_node,
-        "ntasks_per_node": job.tasks_per_node if job.tasks_per_node > 1 else None,
-        "cpus_per_task": job.cpu_count,
-        "memory_per_node": f"{job.mem_per_node_mib}M" if job.mem_per_node_mib else None,
-        "time_limit": time_limit_argument(job.time_limit_s) if job.time_limit_s else None,
-        "required_nodes": job.required_nodes or None,
-        "standard_output": job.output,
-        "standard_in": "/dev/null",
-        "admin_comment": job.admin_comment or None,
-        "is_requeueable": job.requeue,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+def _time_limit(time_limit_s: int) -> int | str:
+    minutes = text_fields.time_limit_text(time_limit_s)
+    return int(minutes) if minutes.isdigit() else minutes.lower()

@@ -9,7 +9,7 @@ import time
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.gateway.commands import SlurmCommands
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Job, Snapshot
 
 _FIELDS: Final = (("JobID", 12), ("State", 16), ("PriorityLong", 22), ("Reason", 48), ("Licenses", 512))

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
 from muri.units import GIB, KIB, MIB
@@ -21,12 +22,13 @@ _SHOWN_FLAGS: Mapping[str, JobState] = {
     "REVOKED": JobState.CANCELLED,
 }
 
-#: Node states and flags under which no new job starts there.
+#: Node states and flags under which no new job starts there, whatever it asks for. Reservations are not among them:
+#: their own jobs start on nodes that are RESERVED or in MAINT.
 _CLOSED_NODE_WORDS = frozenset(
     {
         "BLOCKED", "CLOUD_DOWN", "DOWN", "DRAIN", "DRAINED", "DRAINING", "ERROR", "FAIL", "FAILING", "FUTURE",
-        "INVAL", "INVALID", "INVALID_REG", "MAINT", "MAINTENANCE", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN",
-        "POWER_DOWN", "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "RES", "RESERVED", "UNKNOWN",
+        "INVAL", "INVALID", "INVALID_REG", "NOT_RESPONDING", "NO_RESPOND", "POWERING_DOWN", "POWER_DOWN",
+        "POWER_DRAIN", "REBOOT", "REBOOT_ISSUED", "REBOOT_REQUESTED", "UNKNOWN",
     }
 )  # fmt: skip
 _OPEN_NODE_STATES = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED"})
@@ -37,7 +39,18 @@ _NODE_SUFFIXES = {"*": "NOT_RESPONDING", "$": "MAINTENANCE", "@": "REBOOT", "^":
 _GRES = re.compile(
     r"^(?:gres[:/])?(?P<name>[^:/=(]+)(?::(?P<type>[A-Za-z_][^:=(]*))?(?:[:=](?P<count>\d+)(?P<unit>[KMGT]?))?$"
 )
+MOST: Final = 1_000_000
+"""More nodes, GPUs or CPUs than any cluster has: larger numbers are somebody's mistake, or an attack on what counts."""
+
+LARGEST: Final = 2**53 - 1
+"""The largest number that JSON, SQLite and floating-point numbers all keep exactly."""
+
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
+
+
+def bounded(value: int, most: int = LARGEST) -> int:
+    """Return a number between 0 and `most`."""
+    return min(max(value, 0), most)
 
 
 def job_state(words: Iterable[str]) -> JobState:
@@ -86,7 +99,7 @@ def gres_counts(text: str) -> dict[str, int]:
     and its use ("gpu:2(S:0-1)", "gpu:a100:1(IDX:0)") differ in their dressing only. Without a number it is one.
     """
     counts: dict[str, int] = {}
-    for item in re.sub(r"\([^)]*\)", "", text or "").split(","):
+    for item in re.sub(r"\([^()]*\)", "", text or "").split(","):
         match = _GRES.match(item.strip())
         if not match or match["name"] in ("N", "null", "none"):
             continue
@@ -94,7 +107,7 @@ def gres_counts(text: str) -> dict[str, int]:
             continue  # tres_per_task holds more than GRES
         key = f"{match['name']}:{match['type']}" if match["type"] else match["name"]
         count = int(match["count"] or 1) * _UNITS[match["unit"] or ""]
-        counts[key] = counts.get(key, 0) + count
+        counts[key] = bounded(counts.get(key, 0) + count)
     return counts
 
 
@@ -121,13 +134,13 @@ def job_gpus(*, per_job: str, per_node: str, per_socket: str, per_task: str, nod
     --gpus counts for the whole job and --gpus-per-node (as --gres) once per node. --gpus-per-socket is taken
     as one socket per node, the least that Slurm can give.
     """
-    if asked := gpu_total(gres_counts(per_job)):
-        return asked
-    if asked := gpu_total(gres_counts(per_node)):
-        return asked * max(1, node_count)
-    if asked := gpu_total(gres_counts(per_task)):
-        return asked * max(1, task_count)
-    return gpu_total(gres_counts(per_socket)) * max(1, node_count)
+    asked = (
+        gpu_total(gres_counts(per_job))
+        or gpu_total(gres_counts(per_node)) * max(1, node_count)
+        or gpu_total(gres_counts(per_task)) * max(1, task_count)
+        or gpu_total(gres_counts(per_socket)) * max(1, node_count)
+    )
+    return bounded(asked, MOST)
 
 
 def dependency_text(text: str) -> str:
@@ -135,7 +148,7 @@ def dependency_text(text: str) -> str:
 
     The order of the parts means nothing to Slurm; sorting makes both gateways give the same text.
     """
-    bare = re.sub(r"\([^)]*\)", "", text or "")
+    bare = re.sub(r"\([^()]*\)", "", text or "")
     delimiter = "?" if "?" in bare else ","
     parts = set()
     for part in filter(None, (piece.strip() for piece in bare.split(delimiter))):
@@ -149,6 +162,16 @@ def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
     if any(word.upper() == "SPECIAL_EXIT" for word in state_words):
         return SPECIAL_EXIT
     return "" if text in (None, "None") else str(text)
+
+
+def time_limit_text(time_limit_s: int) -> str:
+    """Write a time limit as whole minutes, rounded up; 0 seconds means no limit."""
+    return str(-(-time_limit_s // 60)) if time_limit_s else "UNLIMITED"
+
+
+def license_text(text: str) -> str:
+    """Bring licences into one form: Slurm 26.05 joins those of a requeued job with semicolons."""
+    return text.replace(";", ",")
 
 
 def first_partition(text: str | None) -> str:

@@ -77,15 +77,16 @@ class PilotWatch:
         self._ended_by_slurm = False
 
     def end_early(self) -> None:
-        """End the runtime, which saves what it can: Slurm ends the pilot job. Safe in a signal handler."""
+        """End the runtime soon, because Slurm ends the pilot job. Safe in a signal handler."""
         self._ended_by_slurm = True
-        self._runtime.send_signal(signal.SIGTERM)
 
     def watch(self) -> int:
         """Return the pilot's exit code once the runtime or the last member has ended."""
         while True:
             if self._ended_by_slurm:
-                return self._await_early_end()
+                self._tell_members()
+                self._end_runtime()
+                return 1
             code = self._runtime.poll()
             if code is not None:
                 log.error("the runtime ended by itself with code %d; its members go back to the queue", code)
@@ -98,20 +99,14 @@ class PilotWatch:
                 self._report_speeds()
             self._clock.sleep(_TICK_S)
 
-    def _await_early_end(self) -> int:
-        """Tell why the members go back to the queue, and how a member is cancelled; return when the runtime has ended.
-
-        It saves members with a checkpoint; Slurm kills it and this process when KillWait is over.
-        """
+    def _tell_members(self) -> None:
+        """Say in the log why the members go back to the queue, and how a member is cancelled."""
         members = self._group.ids
         log.warning(
             "pilot job %s, which holds the GPUs of its group, was cancelled or has reached its time limit: members %s "
             "go back to the queue. To end one job of a group, cancel that job (scancel %s), not the pilot job",
             os.environ["SLURM_JOB_ID"], ", ".join(members), members[0],
         )  # fmt: skip
-        while (code := self._runtime.poll()) is None:
-            self._clock.sleep(_TICK_S)
-        return code or 1
 
     def _runtime_status(self) -> dict[str, Any]:
         """What the runtime last wrote about itself; empty until it first writes."""
@@ -178,7 +173,7 @@ class PilotWatch:
                 log.warning("cannot report the fault; every member runs alone: %s", error)
 
     def _end_runtime(self) -> int:
-        """Tell the runtime itself: srun would answer a SIGTERM by killing the step at once."""
+        """Tell the runtime itself, which saves what it can: srun would answer a SIGTERM by killing the step at once."""
         with contextlib.suppress(KeyError, ProcessLookupError):
             os.kill(self._runtime_status()["pid"], signal.SIGTERM)
         try:

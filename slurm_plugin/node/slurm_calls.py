@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, job_pending
-from muri.slurm_plugin.gateway.commands import SlurmCommands, decoded, encoded
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
 
 _COMMANDS = SlurmCommands(timeout_s=30.0)
 

@@ -118,7 +118,8 @@ def _with_its_user(
         return {culprit: why}
     rest = f"Muri failed on {faults[uid]} jobs of its user; the others are left out, too"
     others = [job.job_id for job in jobs.values() if job.uid == uid and job.role is not Role.OTHER]
-    return {job_id: rest for job_id in others if job_id not in blamed} | {culprit: why}
+    found: dict[_Subject, str] = {job_id: rest for job_id in others if job_id not in blamed}
+    return found | {culprit: why}
 
 
 def _without(cycle: CycleInput, subjects: Sequence[_Subject] | Mapping[_Subject, str]) -> CycleInput:

@@ -14,7 +14,6 @@ from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
-from muri.slurm_plugin.planning.slurm_requests import OPTIONS_PER_GPU
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.roles import ManagedJob
@@ -187,8 +186,9 @@ def share_of(
         threads_per_core: CPUs of a core on the planned nodes. Slurm gives out whole cores; half of one would be
             taken from a share planned for another job.
     """
-    # What Slurm would lay out differently from the plan is left alone.
-    if not planned or len(planned) != max(1, job.node_count) or job.array or job.het or _per_gpu(job):
+    # What Slurm would lay out differently from the plan is left alone. So are special requests: a changed count of CPUs
+    # does not reach the steps of a job that asks for them per GPU, and srun refuses memory both per GPU and per node.
+    if not planned or len(planned) != max(1, job.node_count) or job.array or job.het or job.special:
         return None
     cpus = min(share.cpus for share in planned)
     cpus_per_task = _cpus_per_task(job, cpus, threads_per_core, allocation, measured=measured)
@@ -197,14 +197,6 @@ def share_of(
         return None
     names = job.required_nodes or str(NodeSet.fromlist(sorted(share.node for share in planned)))
     return GivenShare(cpus_per_task * job.task_count, cpus_per_task, mem_mib, names, asked_by(job))
-
-
-def _per_gpu(job: Job) -> bool:
-    """Whether CPUs or memory were asked for per GPU, as far as the submit line tells.
-
-    A changed count does not reach such a job's steps, and srun refuses memory both per GPU and per node.
-    """
-    return any(option in job.submit_line for option in OPTIONS_PER_GPU)
 
 
 def _cpus_per_task(job: Job, cpus: float, threads_per_core: int, allocation: Allocation, *, measured: bool) -> int:

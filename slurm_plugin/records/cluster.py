@@ -170,7 +170,8 @@ class Node:
 
     Attributes:
         name: Node name.
-        usable: Whether new jobs can start there (not down, drained, reserved for maintenance or unknown).
+        usable: Whether any new job can start there (it is not down, drained or unknown). A reservation alone does not
+            close a node: its own jobs start there, and `Snapshot.reservations` tells for whom it is set aside.
         state: Slurm's text of the state, for people.
         partitions: Partitions that it belongs to.
         cpu_count: CPUs that jobs may have.
@@ -307,7 +308,7 @@ class NewJob:
         node_count: Nodes.
         cpu_count: CPUs for each task.
         mem_per_node_mib: Memory per node; 0 for the partition's default.
-        time_limit_s: Time limit; 0 for the partition's default.
+        time_limit_s: Time limit; 0 for none.
         required_nodes: Folded host list, "" for any.
         output: Path of stdout and stderr.
         admin_comment: AdminComment.

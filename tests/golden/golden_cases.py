@@ -478,7 +478,7 @@ def shares_synergy_tune() -> Case:
         job(1, "hungry"),
         job(2, "modest", mem_per_cpu_mib=2048),
         job(3, "storage"),
-        job(4, "modest", submit_line="sbatch --cpus-per-gpu=4 train.sh"),
+        job(4, "modest", submit_line="sbatch --cpus-per-gpu=4 train.sh", special=["--cpus-per-gpu"]),
         job(5, "hungry", gpu_count=2, gpu_request="gres/gpu:2", cpu_count=8),
     ]
     config = {"policy": "synergy-tune", "profiling": {"at_once": 0}}

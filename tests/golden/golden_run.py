@@ -50,9 +50,6 @@ class RecordingSlurm:
             raise AttributeError(name)
         return lambda job_id: self.calls.append({"call": name, "job_id": job_id})
 
-    def batch_script(self, job_id: int) -> str:
-        return f"#!/bin/bash\n#SBATCH --gres=gpu:1\nmuri run train.py --job {job_id}\n"
-
     def job_environment(self, job_id: int) -> dict[str, str]:
         return {"HOME": "/home/alice", "SLURM_JOB_ID": str(job_id), "SLURM_SUBMIT_DIR": "/home/alice", "A": "b c"}
 

@@ -17,6 +17,7 @@ from sandbox.driver import Driver  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
 
 TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
+ACCOUNTING = Shape(accounting=True, extra_partitions=(Partition("train", "n[1-4]"),))
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
@@ -67,6 +68,18 @@ def old_sandbox() -> Iterator[Driver]:
     yield from start("bookworm")
 
 
+@pytest.fixture(scope="session")
+def accounting_sandbox() -> Iterator[Driver]:
+    """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs, partitions `main` and `train`."""
+    yield from start("forky", ACCOUNTING, "accounting")
+
+
+@pytest.fixture(scope="session")
+def old_accounting_sandbox() -> Iterator[Driver]:
+    """Slurm 22.05 in the shape of `accounting_sandbox`."""
+    yield from start("bookworm", ACCOUNTING, "old-accounting")
+
+
 @pytest.fixture
 def cluster(sandbox: Driver) -> Iterator[Driver]:
     """The sandbox with an empty queue, before and after."""
@@ -77,6 +90,12 @@ def cluster(sandbox: Driver) -> Iterator[Driver]:
 def one_gpu(one_gpu_sandbox: Driver) -> Iterator[Driver]:
     """The sandbox with one GPU to train on and an empty queue, before and after."""
     yield from emptied(one_gpu_sandbox)
+
+
+@pytest.fixture
+def accounted(accounting_sandbox: Driver) -> Iterator[Driver]:
+    """The sandbox with accounting and an empty queue, before and after."""
+    yield from emptied(accounting_sandbox)
 
 
 def emptied(driver: Driver) -> Iterator[Driver]:

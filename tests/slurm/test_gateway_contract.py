@@ -11,7 +11,7 @@ from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
 from sandbox.driver import Driver
 
 ALICE = 1001
-SLEEP = "#!/bin/sh\nsleep 600\n"
+SLEEP = "#!/bin/sh\nexec sleep 600\n"
 #: Remote procedures that slurmctld's daemons or sdiag itself call, and no gateway.
 BACKGROUND = re.compile(r"REGISTRATION|EPILOG|COMPLETE|STATS_INFO|PING|LAUNCH|CONFIG")
 
@@ -51,7 +51,7 @@ def test_snapshot_costs_the_same_whatever_the_queue(inside: GatewayInside, queue
         for name in ten
         if not BACKGROUND.search(name)
     }
-    expected = {"REQUEST_JOB_INFO": 5, "REQUEST_NODE_INFO": 5}
+    expected = {"REQUEST_JOB_INFO": 5, "REQUEST_NODE_INFO": 5, "REQUEST_RESERVATION_INFO": 5}
     if inside.kind == "command":
         expected["REQUEST_PARTITION_INFO"] = 5  # sinfo asks for it by itself
     assert {name: count for name, count in cost.items() if count} == expected
@@ -127,7 +127,8 @@ def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: Gatewa
     driver = inside.driver
     driver.write("printed", "")
     inside.environment = {"SLURM_LEAK": "1", "SBATCH_JOB_NAME": "leak", "OTHER_LEAK": "1"}
-    script = "#!/bin/sh\n#SBATCH --job-name=wrong\nid -un; pwd; echo gpus=$SLURM_GPUS_ON_NODE; env\nexit 3\n"
+    printing = "id -un; pwd; echo gpus=$SLURM_GPUS_ON_NODE; env\nexit 3\n"
+    script = f"#!/bin/sh\nexec sh <<'END'\n#SBATCH --job-name=wrong\n{printing}END\n"
     awkward = "a b\n'\"$(id)`,é"
     comment = 'x muri-host:{"k":["a b","\'"]}'
     environment = {"PATH": "/usr/bin:/bin", "AWKWARD": awkward}
@@ -146,14 +147,11 @@ def test_submitted_job_runs_as_its_user_with_its_environment_only(inside: Gatewa
     assert "LEAK" not in printed
 
 
-def test_environment_and_script_of_a_pending_job(inside: GatewayInside) -> None:
+def test_environment_of_a_pending_job(inside: GatewayInside) -> None:
     job_id = inside.driver.submit("--hold", "--export=ALL,ODD=x y", "--wrap=echo é")
-    environment, script, missing = inside.call(("job_environment", job_id), ("batch_script", job_id),
-                                               ("job_environment", 999_999))  # fmt: skip
+    environment, missing = inside.call(("job_environment", job_id), ("job_environment", 999_999))
     assert environment["ODD"] == "x y"
     assert environment["HOME"] == "/home/alice"
-    assert script.startswith("#!/bin/sh")
-    assert "echo é" in script
     assert missing is None
 
 
@@ -246,7 +244,7 @@ def test_requeue_hold_puts_a_running_job_back_and_spares_an_ended_one(inside: Ga
     assert inside.job(ended).state is JobState.COMPLETED
 
 
-@pytest.mark.parametrize("method", ["hold", "release", "requeue_hold", "batch_script", "modify"])
+@pytest.mark.parametrize("method", ["hold", "release", "requeue", "requeue_hold", "modify"])
 def test_unknown_job_is_named(inside: GatewayInside, method: str) -> None:
     extra = ({"cpu_count": 1},) if method == "modify" else ()
     with pytest.raises(RefusedError) as caught:
@@ -264,6 +262,8 @@ def test_refusals_carry_slurms_words(inside: GatewayInside) -> None:
         inside.modify(job_id, JobChange(required_nodes="nowhere"))
     with pytest.raises(RefusedError, match="must begin with #!"):
         inside.submit(new_job("true\n"))
+    with pytest.raises(RefusedError, match="second line"):
+        inside.submit(new_job("#!/bin/sh\n#SBATCH --comment=x\nexec true\n"))
 
 
 def test_unreachable_slurmctld_is_said_to_be_so(inside: GatewayInside) -> None:

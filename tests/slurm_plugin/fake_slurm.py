@@ -14,6 +14,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoS
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
+from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
 from muri.slurm_plugin.records.roles import Role, read_job
 
 NOW_S = 1_000_000.0
@@ -74,6 +75,7 @@ class FakeSlurm:
         self.gate_license = gate_license
         self.lease_end_s = 0.0
         self.reservations: tuple[Reservation, ...] = ()
+        self.limits = NO_SITE_LIMITS
         self.jobs = {job.job_id: job for job in jobs}
         self.nodes = {node.name: node for node in nodes}
         self.now_s = NOW_S
@@ -125,7 +127,7 @@ class FakeSlurm:
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
         reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
-        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations)
+        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits)
 
     def read_now(self) -> Snapshot:
         """Return a snapshot by whatever method a test has put in place."""
@@ -204,11 +206,6 @@ class FakeSlurm:
 
     def cancel(self, job_id: int) -> None:
         self._called("cancel", lambda: self.end(job_id, JobState.CANCELLED))
-
-    def batch_script(self, job_id: int) -> str:
-        if job_id not in self.jobs:
-            raise NoSuchJobError(f"job {job_id}")
-        return "#!/bin/sh\nmuri run train.py\n"
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         return {"PATH": "/bin", "HOME": "/home/alice", "SLURM_JOB_ID": str(job_id)}

@@ -99,3 +99,16 @@ def test_tiresias_takes_its_queues_from_the_file(tmp_path):
     assert rules.promote_after == float("inf")
     with pytest.raises(UsageError, match="must be ascending"):
         policy_of(load_config(write(tmp_path, "tiresias: {queue_limits_gpu_s: [20, 10]}\n")))
+
+
+@pytest.mark.parametrize(
+    ("policy", "priority_type", "name"),
+    [
+        ("auto", "priority/multifactor", "muri-slurm"),
+        ("auto", "priority/basic", "auto"),
+        ("auto", "", "auto"),
+        ("muri-s", "priority/multifactor", "muri-s"),
+    ],
+)
+def test_slurms_priorities_decide_where_they_mean_something(policy, priority_type, name):
+    assert policy_of(Config(policy=policy), priority_type).name == name

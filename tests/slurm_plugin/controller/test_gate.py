@@ -130,6 +130,18 @@ def test_a_users_hold_after_muri_lifted_its_own_stays(make_controller):
     assert slurm.jobs[1].held
 
 
+def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_controller):
+    slurm = waiting(2)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert controller.close_gates()
+        assert [GATE_LICENSE in slurm.jobs[n].licenses for n in (1, 2)] == [False, False]
+        slurm.tick()
+        assert not controller.close_gates()
+    assert [GATE_LICENSE in slurm.jobs[n].licenses for n in (1, 2)] == [True, True]
+    assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
+
+
 def test_a_running_members_gate_is_closed_again(at_work):
     assert [GATE_LICENSE in at_work.jobs[n].licenses for n in (1, 2)] == [True, True]
 

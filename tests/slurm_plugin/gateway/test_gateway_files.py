@@ -21,7 +21,7 @@ def snapshot() -> Snapshot:
     read = (json.loads((FIXTURES / f"{kind}-26.05.5.json").read_text(encoding="utf-8")) for kind in ("jobs", "nodes"))
     jobs, nodes = read
     return Snapshot(
-        1e9 + 0.25, "invented", "26.05.5", tuple(json_records.jobs(jobs, 0.0)), tuple(json_records.nodes(nodes))
+        1e9 + 0.25, "invented", "26.05.5", tuple(json_records.jobs(jobs, 0.0)[0]), tuple(json_records.nodes(nodes))
     )
 
 

@@ -21,7 +21,7 @@ def document(kind: str, version: str) -> Any:
 
 
 def jobs(version: str) -> dict[str, Job]:
-    return {job.name: job for job in json_records.jobs(document("jobs", version), taken_s=0.0)}
+    return {job.name: job for job in json_records.jobs(document("jobs", version), taken_s=0.0)[0]}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -64,7 +64,7 @@ def test_details_of_a_job(version: str) -> None:
 
 def test_both_versions_give_the_same_records() -> None:
     old, new = (
-        [replace(job, submit_s=0, start_s=0, end_s=0, submit_line="") for job in jobs(version).values()]
+        [replace(job, submit_s=0, start_s=0, end_s=0, submit_line="", priority=1) for job in jobs(version).values()]
         for version in VERSIONS
     )
     assert old == new
@@ -119,11 +119,77 @@ def test_document_of_an_unknown_form_is_not_an_empty_queue() -> None:
         list(json_records.nodes({"sinfo": []}))
 
 
-def test_broken_record_is_named() -> None:
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("user_id", None), ("job_state", {"x": 1}), ("tres_per_node", "gres/gpu:" + "9" * 5000), ("priority", 1e400)],
+)
+def test_broken_record_costs_itself(name: str, value: object) -> None:
     content = json.loads((FIXTURES / "jobs-26.05.5.json").read_text(encoding="utf-8"))
-    del content["jobs"][1]["user_id"]
-    with pytest.raises(GatewayError, match=r"job 2.*user_id"):
-        list(json_records.jobs(content, 0.0))
+    record = content["jobs"][1]
+    record[name] = value
+    content["jobs"].append("no record")
+    found, unreadable = json_records.jobs(content, 0.0)
+    broken = [each.job_id for each in unreadable]
+    assert broken == ([0] if name == "job_state" else [record["job_id"], 0])
+    assert len(found) + len(unreadable) == len(content["jobs"])
+    assert all("cannot be read" in each.why for each in unreadable)
+
+
+def test_numbers_are_bounded() -> None:
+    record = next(job for job in document("jobs", "26.05.5")["jobs"] if job["name"] == "per-node")
+    record |= {"node_count": 2 * 10**9, "tres_req_str": "node=2000000000", "tasks": 10**18, "restart_cnt": -4}
+    job = json_records.job(record, 0.0)
+    assert (job.node_count, job.gpu_count, job.restart_count) == (10**6, 10**6, 0)
+    assert json_records.job(record | {"submit_time": 10**300}, 0.0).submit_s == 2**53 - 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_ordinary_requests_are_not_special(version: str) -> None:
+    special = {name: job.special for name, job in jobs(version).items() if job.special}
+    assert special == {"per-job": ("--gpus",), "per-task": ("--gpus-per-task",)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "special"),
+    [
+        ({"shared": ["none"]}, ("--exclusive",)),
+        ({"shared": "user"}, ("--exclusive=user",)),
+        ({"shared": ["oversubscribe"]}, ("--oversubscribe",)),
+        ({"core_spec": 32769}, ("--core-spec",)),
+        ({"core_spec": 0, "thread_spec": 1}, ("--core-spec",)),
+        ({"cpus_per_tres": "gpu:3", "memory_per_tres": "gpu:3000"}, ()),  # the partition's defaults
+        ({"cpus_per_tres": "gres:gpu:3"}, ("--cpus-per-gpu",)),
+        ({"memory_per_tres": "gres/gpu:1024"}, ("--mem-per-gpu",)),
+        ({"memory_per_node": 0, "memory_per_cpu": None, "flags": ["JOB_MEM_SET"]}, ("--mem",)),
+        ({"memory_per_node": 0, "memory_per_cpu": None, "flags": []}, ()),
+        ({"tres_per_node": "gres/gpu:1,gres/nic:1"}, ("--gres",)),
+        ({"tres_per_node": "gres/gpu:a:1,gres/gpu:b:1"}, ("--gres",)),
+        ({"partition": "main,small"}, ("--partition",)),
+        ({"max_nodes": 4}, ("--nodes",)),
+        ({"max_nodes": 2, "tasks": 2, "cpus": 2}, ()),  # Slurm's own bound
+        ({"minimum_cpus_per_node": 8}, ("--mincpus",)),
+        ({"tasks": 2}, ("--overcommit",)),
+        ({"wckey": "*default"}, ()),
+        ({"wckey": "x", "mcs_label": "alice"}, ("--wckey",)),
+        ({"flags": ["SPREAD_JOB", "GRES_ENFORCE_BIND"]}, ("--gres-flags", "--spread-job")),
+        ({"contiguous": True, "network": "x", "deadline": 7, "required_switches": 1},
+         ("--contiguous", "--deadline", "--network", "--switches")),
+    ],
+)  # fmt: skip
+def test_options_that_muri_does_not_carry_over(fields: dict[str, object], special: tuple[str, ...]) -> None:
+    record = next(job for job in document("jobs", "26.05.5")["jobs"] if job["name"] == "bare")
+    assert json_records.job(record | fields, 0.0).special == special
+
+
+def test_licences_have_one_form() -> None:
+    record = next(job for job in document("jobs", "26.05.5")["jobs"] if job["name"] == "bare")
+    assert json_records.job(record | {"licenses": "matlab:1;muri_gate:1"}, 0.0).licenses == "matlab:1,muri_gate:1"
+
+
+@pytest.mark.parametrize(("words", "usable"), [("IDLE+RESERVED", True), ("IDLE+MAINT", True), ("IDLE+DRAIN", False)])
+def test_a_reservation_alone_closes_no_node(words: str, usable: bool) -> None:
+    record = document("nodes", "26.05.5")["nodes"][0]
+    assert json_records.node(record | {"state": words.split("+")}).usable is usable
 
 
 def test_job_that_must_wait_until_later_says_so() -> None:

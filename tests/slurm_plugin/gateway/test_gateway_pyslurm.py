@@ -11,7 +11,7 @@ from muri.slurm_plugin.gateway import pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
 from muri.slurm_plugin.gateway.pyslurm_api import check_controller, check_library, import_pyslurm
-from muri.slurm_plugin.records.cluster import JobChange, NewJob
+from muri.slurm_plugin.records.cluster import JobChange
 
 TABLE = """\
 Node data as of 2026-01-01T00:00:00, record count 2
@@ -28,6 +28,23 @@ def test_node_table_is_read_and_its_free_text_is_not() -> None:
     assert (shared.state, shared.usable, shared.partitions) == ("MIXED+DRAIN", False, ("main", "small"))
     assert (shared.cpu_count, shared.cpus_allocated) == (16, 3)
     assert (shared.gpu_count, shared.gpus_allocated, shared.gpu_type) == (2, 1, "a100")
+
+
+def test_a_node_that_cannot_be_read_costs_itself(caplog: pytest.LogCaptureFixture) -> None:
+    assert [node.name for node in nodes_of_table(TABLE.replace("CPUAlloc=3", "CPUAlloc=x"), {})] == ["n1"]
+    assert "NodeName=n2" in caplog.text
+
+
+class StandInJob:
+    """A job of pyslurm's with a name that is not UTF-8."""
+
+    @property
+    def name(self) -> str:
+        return b"caf\xe9".decode()
+
+
+def test_texts_of_any_encoding_keep_their_bytes() -> None:
+    assert pyslurm_records.LenientRecord(StandInJob()).name == "caf\udce9"
 
 
 @pytest.mark.parametrize(
@@ -99,15 +116,10 @@ def test_change_is_translated() -> None:
     assert pyslurm_records.change_fields(JobChange()) == {}
     assert pyslurm_records.change_fields(JobChange(time_limit_s=0)) == {"time_limit": "unlimited"}
     assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now"}
+    assert pyslurm_records.change_fields(JobChange(licenses="m:1")) == {"licenses": "m:1"}
+    assert isinstance(pyslurm_records.change_fields(JobChange(licenses=""))["licenses"], pyslurm_records.Cleared)
     with pytest.raises(GatewayError, match="malformed"):
         pyslurm_records.change_fields(JobChange(gpu_request="??:"))
-
-
-def test_new_job_is_translated() -> None:
-    fields = pyslurm_records.submit_fields(NewJob("n", 1, 2, "#!/bin/sh\n", {"A": "b"}, "p", gpu_request="gres/gpu:1"))
-    assert (fields["user_id"], fields["group_id"], fields["gres_per_node"], fields["nodes"]) == (1, 2, "gpu:1", "1")
-    assert "account" not in fields
-    assert fields["is_requeueable"] is False
 
 
 def test_broken_pyslurm_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_commands_tell_the_memory_of_nodes_and_jobs(version):
 
     node = next(node for node in json_records.nodes(document("nodes")) if node.name == "n1")
     assert (node.mem_mib, node.mem_allocated_mib, node.threads_per_core) == (64000, 2000, 1)
-    jobs = {job.name: job for job in json_records.jobs(document("jobs"), taken_s=0.0)}
+    jobs = {job.name: job for job in json_records.jobs(document("jobs"), taken_s=0.0)[0]}
     assert (jobs["running"].mem_per_node_mib, jobs["running"].mem_per_cpu_mib) == (2000, 2000)
     assert (jobs["details"].mem_per_node_mib, jobs["details"].mem_per_cpu_mib) == (500, 0)
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from muri.slurm_plugin.gateway.base import slurm_error
-from muri.slurm_plugin.gateway.commands import decoded, encoded
+from muri.slurm_plugin.gateway.slurm_commands import decoded, encoded
 from muri.slurm_plugin.node import dry_run, slurm_calls
 
 MEASURES = b'#!/bin/sh\n# caf\xe9\nprintf \'{"load_s": %s}\' "$1" > "$MURI_DRY_RUN_RESULT"\nsleep 60\n'

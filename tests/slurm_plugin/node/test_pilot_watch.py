@@ -88,10 +88,6 @@ class Group:
             raise subprocess.TimeoutExpired("runtime", timeout)
         return 0
 
-    def send_signal(self, number: int) -> None:
-        """As the runtime's process."""
-        self._kill(RUNTIME_PID, number)
-
     def kill(self) -> None:
         """As the runtime's process."""
         self._kill(RUNTIME_PID, signal.SIGKILL)
@@ -167,11 +163,19 @@ def test_gpus_that_no_member_came_for_are_given_back(group: Group) -> None:
     assert group.asked_s == [5.0 * number for number in range(1, 10)]
 
 
-def test_a_member_that_started_late_is_waited_for(group: Group) -> None:
+@pytest.mark.parametrize("state", ["RUNNING", "SUSPENDED"])
+def test_a_member_that_started_late_is_waited_for(group: Group, state: str) -> None:
     group.tell()
-    group.states = {1: "PENDING", 2: "RUNNING"}
+    group.states = {1: "PENDING", 2: state}
     group.watch((100.1, group.states.clear), attach_timeout_s=42.0)
     assert group.signals == [(105.0, signal.SIGTERM)]
+
+
+def test_a_member_whose_job_is_suspended_keeps_its_gpus(group: Group) -> None:
+    group.tell(members={"1": {"state": "running", "paused": True}, "2": {"state": "ended"}})
+    group.states = {1: "SUSPENDED"}
+    group.watch((1000.1, group.states.clear))
+    assert group.signals == [(1020.0, signal.SIGTERM)]
 
 
 def test_gpus_are_not_given_back_while_a_member_is_at_work(group: Group) -> None:
@@ -224,12 +228,8 @@ def test_a_runtime_that_ends_by_itself_is_a_failure_with_its_cause(group: Group,
 
 
 def test_a_pilot_that_slurm_ends_says_whom_to_cancel_instead(group: Group, caplog: pytest.LogCaptureFixture) -> None:
-    def end() -> None:
-        group.code = 0
-
-    assert group.watch((7.1, group.cancel), (8.1, end)) == 1
-    ((at_s, number),) = group.signals
-    assert (at_s, number) == (7.1, signal.SIGTERM)
+    assert group.watch((7.1, group.cancel)) == 1
+    assert group.signals == [(7.25, signal.SIGTERM)]  # of the runtime itself: srun would kill it
     (record,) = caplog.records
     assert "pilot job 9, which holds the GPUs of its group, was cancelled or has reached its time" in record.message
     assert "members 1, 2 go back to the queue" in record.message

@@ -10,7 +10,7 @@ from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.execute.drain import drain
-from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.starts import actions_of, as_asked, asked_by, group_cpus, group_mem_mib, share_of
@@ -133,43 +133,11 @@ def test_a_job_that_slurm_refuses_to_change_starts_as_it_asked(make_controller):
 
 @pytest.mark.usefixtures("appetites")
 def test_requests_per_gpu_are_left_alone(make_controller):
-    slurm = FakeSlurm(two_jobs(submit_line="sbatch --gres=gpu:1 --cpus-per-gpu=3 train.sh"), [make_node("n1")])
+    slurm = FakeSlurm(two_jobs(special=("--cpus-per-gpu",)), [make_node("n1")])
     with make_controller(slurm, **TUNE) as controller:
         controller.cycle()
     assert [own_request(slurm, each) for each in (1, 2)] == [UNTOUCHED] * 2
-    hidden = FakeSlurm(two_jobs(), [make_node("n1")])  # the option stands in the script, where only its effect shows
-    hidden.job_environment = lambda job_id: {"SLURM_MEM_PER_GPU": "700"}
-    with make_controller(hidden, **TUNE) as controller:
-        controller.cycle()
-    assert [own_request(hidden, each) for each in (1, 2)] == [UNTOUCHED] * 2
-    assert not any(job.held for job in hidden.jobs.values())
-
-
-@pytest.mark.usefixtures("appetites")
-@pytest.mark.parametrize(("directive", "cpus"), [("#SBATCH --mem-per-gpu=7G", 4), ("# --mem-per-gpu=7G", 9)])
-def test_where_the_environment_is_unreadable_the_script_tells(make_controller, directive, cpus):
-    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
-    slurm.job_environment = lambda job_id: None
-    slurm.batch_script = lambda job_id: f"#!/bin/sh\n{directive}\nmuri run train.py\n"
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
-    assert (slurm.jobs[1].cpu_count, slurm.jobs[1].held) == (cpus, False)
-
-
-@pytest.mark.usefixtures("appetites")
-@pytest.mark.parametrize("error", [GatewayError("cannot read"), NoSuchJobError("job 1 has no batch script")])
-def test_where_nothing_tells_a_job_starts_as_it_asked(make_controller, error):
-    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")])
-    slurm.job_environment = lambda job_id: None
-
-    def unreadable(job_id):
-        raise error
-
-    slurm.batch_script = unreadable
-    with make_controller(slurm, **TUNE) as controller:
-        controller.cycle()
-    assert own_request(slurm, 1) == UNTOUCHED
-    assert not slurm.jobs[1].held
+    assert not any(job.held for job in slurm.jobs.values())
 
 
 @pytest.mark.usefixtures("appetites")
@@ -268,7 +236,7 @@ def test_shares_of_nodes_with_two_threads_per_core_fit_together(make_controller)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"array": True}, {"het": True}, {"node_count": 2}, {"submit_line": "sbatch --mem-per-gpu=7G t.sh"}]
+    "changes", [{"array": True}, {"het": True}, {"node_count": 2}, {"special": ("--mem-per-gpu",)}]
 )
 def test_what_slurm_would_lay_out_differently_keeps_its_request(changes):
     assert share_of(make_job(1, **changes), (share(9.0),), BOTH, measured=True) is None

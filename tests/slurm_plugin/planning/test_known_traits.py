@@ -1,6 +1,6 @@
 """Stored sensitivities become those that policies plan with."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from fake_slurm import make_job, make_node
@@ -8,12 +8,19 @@ from fake_slurm import make_job, make_node
 from muri.policies.types import PlanJob
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.interference.ratios import KIND as PAIRS
+from muri.profiler.interference.ratios import Interference, Side
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.sensitivity.bisection import CpuSensitivity, Point
 from muri.profiler.sensitivity.memory_axis import Dataset, throughput
 from muri.profiler.sensitivity.record import KIND, SensitivityProfile
 from muri.profiler.store import Document, ProfileStore
-from muri.slurm_plugin.planning.model_traits import KnownTraits, sensitivity_of, with_derived
+from muri.slurm_plugin.planning.model_traits import (
+    KnownTraits,
+    batch_model,
+    interference_table,
+    sensitivity_of,
+    with_derived,
+)
 from muri.slurm_plugin.profile_use import read_traits
 
 CURVE = CpuSensitivity((Point(2, 2.0), Point(4, 4.0), Point(9, 8.0), Point(12, 8.2)), 9, 0, 4)
@@ -130,3 +137,40 @@ def test_nothing_is_derived_from_nothing_or_in_place_of_a_measurement():
     known = sensitivity_of(measured())
     profile = StageProfile(key("m"), 0.1, 0.7, 0.1, 0.1, iteration_s=1.0, iterations=20)
     assert with_derived(planned(profile, known), job, nodes).sensitivity is known
+
+
+def test_what_is_measured_of_a_users_own_model_comes_before_what_is_published():
+    traits = KnownTraits({name: measured(name, process_gib=gib) for name, gib in (("m", 1.0), ("m of alice", 2.0))})
+    own = {user: replace(key("m"), user=user) for user in ("alice", "bob")}
+    assert traits.sensitivity(own["alice"]).demand.mem_gib == 2.0
+    assert traits.sensitivity(own["bob"]).demand.mem_gib == 1.0
+    assert not KnownTraits({"m of alice": measured("m of alice")}).is_measured(own["bob"])
+
+
+def test_a_batch_model_rests_on_ones_own_and_published_profiles():
+    def of(user: str, batch_size: int, iteration_s: float) -> StageProfile:
+        return StageProfile(ProfileKey("m", batch_size, 1, "gpu", user), 0, 0, iteration_s, 0, iteration_s)
+
+    stored = (of("", 2, 1.0), of("", 4, 2.0), of("alice", 4, 3.0), of("bob", 2, 9.0), of("bob", 8, 9.0))
+    profiles = {each.key: each for each in stored}
+    alices, all_users = (batch_model(ProfileKey("m", 4, 1, "gpu", user), profiles, {}, 1) for user in ("alice", ""))
+    assert alices.compute_per_sample_s == pytest.approx(0.7)  # through 2 × 1 s and 4 × 3 s, with nothing fixed
+    assert all_users.compute_per_sample_s == pytest.approx(0.5)
+
+
+def test_a_table_of_pairs_tells_users_apart():
+    def of(user: str, model: str) -> StageProfile:
+        return StageProfile(ProfileKey(model, 8, 1, "gpu", user), 0, 0, 1, 0, 1)
+
+    stored = {each.key: each for each in (of("alice", "a"), of("bob", "a"), of("bob", "b"), of("", "b"))}
+    sides = [
+        Side(ProfileKey(model, 8, 1, "gpu", user), 0.1, 0.15, 1.5, None, 0.9, 40)
+        for model, user in (("a", "bob"), ("b", ""))
+    ]
+    table = interference_table(stored, stored, stored, (Interference(*sides, 3, 1.0, ""),))
+    assert table.speeds("a of bob", "b") == pytest.approx((1 / 1.5, 1 / 1.5))
+    assert table.speeds("a of bob", "b of bob") == pytest.approx(
+        (1 / 1.5, 1 / 1.5)
+    )  # the published model stands for his
+    assert table.speeds("a of alice", "b") == pytest.approx((0.5, 0.5))  # bob's measurement says nothing of hers
+    assert table.speeds("a of alice", "a of bob") is None  # they never share

@@ -9,7 +9,7 @@ from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node, told
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
-from muri.slurm_plugin.gateway.commands import sbatch_arguments
+from muri.slurm_plugin.gateway.submit_as import sbatch_arguments
 from muri.slurm_plugin.node import pilot as pilot_process
 from muri.slurm_plugin.node.pilot import runtime_command
 from muri.slurm_plugin.planning.actions import ReleaseSolo, StartGroup
@@ -58,7 +58,7 @@ def test_a_group_over_two_nodes_asks_for_them_whole():
     assert (pilot.required_nodes, pilot.node_count, pilot.tasks_per_node, pilot.cpu_count) == ("n[1-2]", 2, 2, 2)
     assert pilot.gpu_request == "gres/gpu:2"
     assert (told(pilot).node_count, told(pilot).gpus_per_node) == (2, 2)
-    arguments = sbatch_arguments(pilot)
+    arguments = sbatch_arguments(pilot, "mark")
     assert {"--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=2"} <= set(arguments)
 
 

@@ -1,0 +1,260 @@
+"""Submits a batch job as its user: what Slurm refuses to the user it refuses to Muri.
+
+sbatch runs in a process that has become the user before it reads anything: no capability, no way back to root, none of
+the controller's environment. That process is the user's, who may stop it or write what he likes in its place. So
+nothing that it prints is believed: the job that it names is looked up before root touches it.
+"""
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Final
+
+from muri.slurm_plugin.gateway import json_records, text_fields
+from muri.slurm_plugin.gateway.base import (
+    GatewayError,
+    NoSuchJobError,
+    check_new_job,
+    explicit_environment,
+    first_line,
+    job_ended,
+    job_started,
+)
+from muri.slurm_plugin.gateway.slurm_commands import (
+    SlurmCommands,
+    command_environment,
+    decoded,
+    encoded,
+    no_such_command,
+)
+from muri.slurm_plugin.records.cluster import Job, NewJob
+
+_KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
+"""Variables of the controller that are not the user's to read or to live with."""
+
+_MOST_OUTPUT: Final = 64 * 1024
+"""Bytes. What a pipe holds: whoever writes more waits until the time limit."""
+
+_KILLED_WITHIN_S: Final = 5.0
+
+_JOB_ID: Final = re.compile(r"(\d{1,10})(?:;\S*)?\s*\Z", re.ASCII)
+
+
+def submit(commands: SlurmCommands, job: NewJob) -> int:
+    """Submit a batch job as its user, tag it as root, and return its id.
+
+    It is submitted held, its mark in its Comment, so that a job left behind by a crash can be recognised. sbatch
+    cannot set an AdminComment, and a user may not.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+        GatewayError: Slurm refused, or what the user's process says is not true.
+    """
+    check_new_job(job)
+    mark = job.admin_comment or f"muri-submitted:{secrets.token_hex(8)}"
+    job_id = _sbatch(commands, job, mark)
+    _check_identity(commands, job_id, job, mark)
+    try:
+        tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
+        commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
+        _release(commands, job_id)
+    except GatewayError:
+        with suppress(GatewayError):
+            commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
+        raise
+    return job_id
+
+
+def _release(commands: SlurmCommands, job_id: int) -> None:
+    try:
+        commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
+    except GatewayError as err:  # its user may have released it
+        if not (job_started(err) or job_ended(err)):
+            raise
+
+
+def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
+    """Run sbatch as the user and return the id that it prints, which may be a lie."""
+    action = f"submit job {job.name!r}"
+    arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
+    variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
+    try:
+        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), commands.timeout_s)
+    except _ChildError as error:
+        # The user may have written the reason. Whether slurmctld answers is asked in root's own name.
+        commands.run(action, ["scontrol", "show", "config"])
+        raise GatewayError(f"cannot {action}: {error}") from error
+    match = _JOB_ID.match(output)
+    if match is None:
+        raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
+    return int(match[1])
+
+
+def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str) -> None:
+    """Refuse a job that is not the one that was to be submitted."""
+    found = _look_up(commands, job_id)
+    if found is None:
+        raise NoSuchJobError(f"cannot submit job {new.name!r}: there is no job {job_id}, which sbatch named")
+    # A site's job_submit may add to a comment.
+    if found.uid != new.uid or found.name != new.name or mark not in found.comment:
+        raise GatewayError(
+            f"cannot submit job {new.name!r}: job {job_id}, which sbatch named, is another one (of {found.user}); it "
+            f"is left alone. A process of uid {new.uid} has tampered with sbatch, or job_submit changes the job's name "
+            "or comment"
+        )
+
+
+def _look_up(commands: SlurmCommands, job_id: int) -> Job | None:
+    # Slurm 22.05 ignores --jobs.
+    arguments = ["squeue", "--all", "--states=all", f"--jobs={job_id}", "--json"]
+    document = json_records.parse_document(commands.run(f"look up job {job_id}", arguments), " ".join(arguments))
+    found, _ = json_records.jobs(document, taken_s=0.0)
+    return next((job for job in found if job.job_id == job_id), None)
+
+
+def become(job: NewJob, own_uid: int) -> list[str]:
+    """Return the command ahead of another that runs it as a job's user.
+
+    Args:
+        job: The job.
+        own_uid: Who this process is.
+
+    Raises:
+        GatewayError: It cannot become that user.
+    """
+    if own_uid == 0:
+        return [
+            "setpriv", f"--reuid={job.uid}", f"--regid={job.gid}", "--init-groups", "--inh-caps=-all",
+            "--ambient-caps=-all", "--bounding-set=-all", "--no-new-privs", "--",
+        ]  # fmt: skip
+    if own_uid == job.uid:
+        return []
+    raise GatewayError(
+        f"cannot submit job {job.name!r} for uid {job.uid}: this process is uid {own_uid}. Run the controller as root, "
+        "which submits as each user; anybody else can only submit for himself"
+    )
+
+
+class _ChildError(Exception):
+    """The user's process failed, in its own words."""
+
+
+def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
+    """Run a command of which the user is master, and return what it printed.
+
+    Files in memory give it its input, so nothing waits for it to read. Pipes take its output, and what they do not
+    hold it cannot write. Its session is its own, and ends with the time limit.
+    """
+    with ExitStack() as stack:
+        stdin, environment = (stack.enter_context(_memory_file(content)) for content in (script, variables))
+        # Slurm 26.05 reads the file only together with ALL; neither version then adds the caller's variables.
+        options = ["--export=ALL", f"--export-file={environment}"]
+        try:
+            child = subprocess.Popen(
+                [arguments[0], *map(encoded, (*arguments[1:], *options))],
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=(environment,),
+                cwd="/",
+                env=_environment_for_users() if arguments[0] == "setpriv" else command_environment(),
+                umask=0o022,
+                start_new_session=True,
+            )
+        except FileNotFoundError as err:
+            raise no_such_command(action, arguments[0]) from err
+        try:
+            return _output_of(child, timeout_s)
+        finally:
+            for pipe in (child.stdout, child.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
+    try:
+        code = child.wait(timeout_s)
+    except subprocess.TimeoutExpired as err:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_KILLED_WITHIN_S)
+        raise _ChildError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
+    if code:
+        raise _ChildError(first_line(_held_by(child.stderr)) or f"sbatch ended with {code} and gave no reason")
+    return _held_by(child.stdout)
+
+
+def _held_by(pipe: IO[bytes] | None) -> str:
+    """Return what a pipe holds, without waiting for those who may write more."""
+    if pipe is None:
+        return ""
+    os.set_blocking(pipe.fileno(), False)
+    try:
+        return decoded(os.read(pipe.fileno(), _MOST_OUTPUT))
+    except BlockingIOError:
+        return ""
+
+
+def _environment_for_users() -> dict[str, str]:
+    return {name: value for name, value in command_environment().items() if name not in _KEPT_FROM_USERS}
+
+
+@contextmanager
+def _memory_file(content: bytes) -> Iterator[int]:
+    descriptor = os.memfd_create("sbatch", 0)
+    try:
+        with os.fdopen(descriptor, "wb", closefd=False) as stream:
+            stream.write(content)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
+    """Return the sbatch command line that submits a job held, its script on standard input.
+
+    Args:
+        job: The job.
+        mark: What stands in its Comment.
+
+    Raises:
+        GatewayError: A value could be taken for something else.
+    """
+    counts = text_fields.gres_counts(job.gpu_request)
+    values: dict[str, str | int] = {
+        "job-name": job.name,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "chdir": job.work_dir,
+        "gres": ",".join(f"{name}:{count}" for name, count in sorted(counts.items())),
+        "nodes": job.node_count,
+        "ntasks": job.node_count * job.tasks_per_node,
+        "ntasks-per-node": job.tasks_per_node if job.tasks_per_node > 1 else "",
+        "cpus-per-task": job.cpu_count,
+        "mem": f"{job.mem_per_node_mib}M" if job.mem_per_node_mib else "",
+        "time": text_fields.time_limit_text(job.time_limit_s),
+        "nodelist": job.required_nodes,
+        "exclude": job.excluded_nodes,
+        "constraint": job.features,
+        "licenses": job.licenses,
+        "reservation": job.reservation,
+        "output": job.output,
+        "input": "/dev/null",
+        "comment": mark,
+    }
+    options = [_option(job, name, value) for name, value in values.items() if value != ""]
+    return ["sbatch", "--parsable", "--hold", "--requeue" if job.requeue else "--no-requeue", *options]
+
+
+def _option(job: NewJob, name: str, value: str | int) -> str:
+    text = str(value)
+    if text.startswith("-") or any(character in text for character in "\0\n\r"):
+        raise GatewayError(f"cannot submit job {job.name!r}: its --{name} is {text[:80]!r}, which sbatch could misread")
+    return f"--{name}={text}"

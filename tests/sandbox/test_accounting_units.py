@@ -1,0 +1,81 @@
+"""The pure parts of accounting in the sandbox: configuration, errors, and how tests read `sacct`."""
+
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+from accounting_records import Payer, gpu_seconds, parse_records
+
+from sandbox import accounting, cluster, instance, lifecycle
+from sandbox.builds import Build, Pyslurm
+from sandbox.cluster import SUITES, Shape
+from sandbox.instance import Instance
+from sandbox.support import StartError
+
+SACCT = """\
+7|alice|hep|normal|COMPLETED|40|billing=1,cpu=1,gres/gpu=2,mem=2000M,node=1|2026-11-23T08:00:40
+8|alice|astro|small|CANCELLED by 0|10|cpu=1,gres/gpu=1|2026-11-23T08:00:50
+7|alice|hep|normal|RUNNING|5|cpu=1,gres/gpu:a100=2,gres/gpu=2|Unknown
+9|bob|hep|normal|PENDING|0||Unknown
+10|bob|hep|Unknown|COMPLETED|1|cpu=1|2026-11-23T08:00:51
+"""
+
+
+def conf(shape: Shape, suite: str = "forky") -> str:
+    return cluster.slurm_files(shape, SUITES[suite], "X")["/etc/slurm/slurm.conf"]
+
+
+def value(text: str, key: str) -> str:
+    [line] = [line for line in text.splitlines() if line.startswith(f"{key}=")]
+    return line.partition("=")[2]
+
+
+@pytest.mark.parametrize("accounted", [False, True])
+def test_every_sandbox_has_the_licences(accounted: bool) -> None:
+    assert value(conf(Shape(accounting=accounted)), "Licenses") == "muri_gate:1000000,matlab:2"
+
+
+def test_limits_and_priorities_come_with_accounting_alone() -> None:
+    without, accounted = conf(Shape()), conf(Shape(accounting=True))
+    assert value(without, "AccountingStorageType") == "accounting_storage/none"
+    assert "Priority" not in without
+    assert "Feature" not in without
+    assert value(accounted, "AccountingStorageEnforce") == "associations,limits,qos,safe"
+    assert value(accounted, "PriorityType") == "priority/multifactor"
+    for factor in ("Age", "Fairshare", "QOS"):
+        assert int(value(accounted, f"PriorityWeight{factor}")) > 0
+    assert "$" not in accounted
+
+
+@pytest.mark.parametrize(("nodes", "features"), [(1, ["a100"]), (3, ["a100", "a100", "v100"])])
+def test_the_first_half_of_the_nodes_is_of_one_kind(nodes: int, features: list[str]) -> None:
+    lines = [line for line in conf(Shape(nodes=nodes, accounting=True)).splitlines() if line.startswith("NodeName=")]
+    assert [line.partition("Feature=")[2].split()[0] for line in lines] == features
+
+
+@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("bookworm", "auth/munge")])
+def test_secrets_are_readable_by_root_alone(suite: str, auth: str, tmp_path: Any) -> None:
+    build, pyslurm = Build(SUITES[suite], tmp_path), Pyslurm(None)
+    accounted = lifecycle.root_plan("x", SUITES[suite], Shape(accounting=True), build, pyslurm).files
+    files = {file.path: file for file in accounted}
+    assert files["/etc/slurm/slurmdbd.conf"].mode == 0o600
+    assert value(files["/etc/slurm/slurmdbd.conf"].text, "AuthType") == auth
+    plain = lifecycle.root_plan("x", SUITES[suite], Shape(), build, pyslurm).files
+    assert "/etc/slurm/slurmdbd.conf" not in {file.path for file in plain}
+
+
+def test_a_database_that_does_not_start_is_reported_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: Instance, *command: str, user: str = "root") -> CompletedProcess[str]:
+        return CompletedProcess(command, 0 if command[0] == "tail" else 1, f"end of {command[-1]}", "refused")
+
+    monkeypatch.setattr(instance, "run", run)
+    started = Instance("x", "forky", "26.05.5", 4, 2, 16, 1, 1, "2026-01-01T00:00:00Z")
+    with pytest.raises(StartError, match=r"(?s)`mariadb --version` did not .*refused.*end of /var/log/mariadbd\.log"):
+        accounting._wait_for(started, "mariadb", "--version", deadline_s=0)
+
+
+def test_gpu_seconds_are_summed_by_payer_over_all_runs() -> None:
+    records = parse_records(SACCT)
+    assert [record.state for record in records] == ["COMPLETED", "CANCELLED", "RUNNING", "PENDING", "COMPLETED"]
+    assert [record.complete for record in records] == [True, True, False, False, False]
+    assert +gpu_seconds(records) == {Payer("hep", "normal"): 90, Payer("astro", "small"): 10}

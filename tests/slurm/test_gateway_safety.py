@@ -1,0 +1,232 @@
+"""What users must not be able to do through a gateway, tried on a real Slurm: hostile jobs beside ordinary ones."""
+
+from collections.abc import Iterator
+
+import pytest
+from gateway_inside import GatewayInside, RefusedError
+
+from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
+from muri.slurm_plugin.records.gate import GATE_LICENSE, lease_end_s
+from sandbox.driver import Driver
+
+ALICE, BOB = 1001, 1002
+
+HOSTILE = r"""
+submit() { sbatch --parsable --hold --output=/dev/null "$@" --wrap=true; }
+every=$(awk 'BEGIN { for (i = 1; i < 256; i++) if (i != 10) printf "%c", i }' | tr -d '\\n')
+submit --job-name="$(printf 'caf\351')"
+submit --job-name="$(printf 'a\n#SLURM --bbf=/etc/shadow\n\033[31m"\\')"
+submit --comment="$every"
+mkdir -p "$(printf 'd\n#SLURM --bbf=x\351')"
+cd "$(printf 'd\n#SLURM --bbf=x\351')" && submit && cd ..
+printf '#!/bin/sh\n# \351\ntrue\n' > script.sh
+sbatch --parsable --hold --output=/dev/null script.sh "$(printf 'x\n#SLURM --bbf=/etc/shadow\355\240\200')"
+submit --array=0-1000
+submit --nodes=2000000000
+submit --gres=gpu:99999999 || true
+submit --time=4294967290 || true
+"""
+
+SPECIAL = {
+    "--gres=gpu:1 --cpus-per-task=4 --mem=4G": (),
+    "--gres=gpu:2 --ntasks=2 --cpus-per-task=2": (),
+    "--nodes=2 --gpus-per-node=2 --ntasks-per-node=2": (),
+    "--nodes=2 --gres=gpu:1 --mem-per-cpu=1G --time=10 --nice=5": (),
+    "--gres=gpu:1 --exclude=n4 --licenses=matlab:1": (),
+    "--gpus=1": ("--gpus",),
+    "--gpus-per-task=1 --ntasks=2": ("--gpus-per-task",),
+    "--gpus-per-socket=1 --sockets-per-node=1": ("--gpus-per-socket", "--sockets-per-node"),
+    "--gres=gpu:1 --exclusive": ("--exclusive",),
+    "--gres=gpu:1 --exclusive=user": ("--exclusive=user",),
+    "--gres=gpu:1 --oversubscribe": ("--oversubscribe",),
+    "--gres=gpu:1 --cpus-per-gpu=2": ("--cpus-per-gpu",),
+    "--gres=gpu:1 --mem-per-gpu=1G": ("--mem-per-gpu",),
+    "--gres=gpu:1 --mem=0": ("--mem",),
+    "--gres=gpu:1 --gpu-bind=closest --gpu-freq=low": ("--gpu-bind", "--gpu-freq"),
+    "--gres=gpu:1 --gres-flags=enforce-binding": ("--gres-flags",),
+    "--gres=gpu:1 --contiguous --tmp=100 --time-min=1 --time=5": ("--contiguous", "--time-min", "--tmp"),
+    "--gres=gpu:1 --ntasks-per-core=1 --threads-per-core=1": ("--ntasks-per-core", "--threads-per-core"),
+    "--gres=gpu:1 --deadline=now+2days --wckey=x --cpu-freq=high": ("--cpu-freq", "--deadline", "--wckey"),
+    "--gres=gpu:1 --nodes=1-2": ("--nodes",),
+    "--gres=gpu:1 --mincpus=8": ("--mincpus",),
+    "--gres=gpu:1 --ntasks=2 --overcommit": ("--overcommit",),
+    "--gres=gpu:1 --partition=main,small": ("--partition",),
+}
+
+
+@pytest.fixture(scope="module", params=["pyslurm", "command", "command-22.05"])
+def shared(request: pytest.FixtureRequest) -> GatewayInside:
+    kind, _, old = request.param.partition("-")
+    driver: Driver = request.getfixturevalue("old_sandbox" if old else "sandbox")
+    with_licences(driver)
+    return GatewayInside(driver, kind)
+
+
+@pytest.fixture
+def inside(shared: GatewayInside) -> Iterator[GatewayInside]:
+    shared.driver.cancel_all()
+    yield shared
+    shared.driver.cancel_all()
+
+
+def with_licences(driver: Driver) -> None:
+    conf = "/etc/slurm/slurm.conf"
+    line = f"Licenses={GATE_LICENSE}:1000000,matlab:5"
+    add = f"grep -q ^Licenses= {conf} || {{ echo {line} >> {conf}; scontrol reconfigure; }}"
+    driver.run("sh", "-c", add, user="root")
+    driver.wait_until(lambda: GATE_LICENSE in driver.run("scontrol", "show", "license").stdout, "the licence")
+
+
+def new_job(script: str = "#!/bin/sh\nexec sleep 600\n", uid: int = ALICE, **fields: object) -> NewJob:
+    values = {"environment": {"PATH": "/usr/bin:/bin"}, "partition": "main", "work_dir": "/tmp", **fields}
+    return NewJob(name="safety", uid=uid, gid=uid, script=script, **values)  # type: ignore[arg-type]
+
+
+def test_hostile_jobs_cost_nobody_a_snapshot(inside: GatewayInside) -> None:
+    driver = inside.driver
+    ordinary = driver.submit("--hold", "--gres=gpu:1", "--wrap=true")
+    printed = driver.run("sh", "-c", HOSTILE, user="bob").stdout.split()
+    snapshot = inside.snapshot()
+    jobs = {job.job_id: job for job in snapshot.jobs}
+    assert set(map(int, printed)) | {ordinary} <= set(jobs)
+    assert snapshot.unreadable == ()
+    assert jobs[ordinary].gpu_count == 1
+    first = int(printed[0])
+    assert jobs[first].name == "caf\udce9"
+    assert jobs[first + 1].name == 'a\n#SLURM --bbf=/etc/shadow\n\x1b[31m"\\'
+    assert len(jobs[first + 2].comment.encode("utf-8", "surrogateescape")) == 254
+    assert jobs[first + 3].work_dir.endswith("d\n#SLURM --bbf=x\udce9")
+    assert jobs[first + 6].node_count == 1_000_000
+
+
+def test_special_requests_are_told_from_ordinary_ones(inside: GatewayInside) -> None:
+    ids = {options: inside.driver.submit("--hold", *options.split(), "--wrap=true") for options in SPECIAL}
+    for job_id in ids.values():
+        inside.driver.run("scontrol", "update", f"JobId={job_id}", "AdminComment=muri:on", user="root")
+    jobs = {job.job_id: job for job in inside.snapshot().jobs}
+    assert {options: jobs[job_id].special for options, job_id in ids.items()} == SPECIAL
+
+
+def test_what_a_request_names_is_read(inside: GatewayInside) -> None:
+    driver = inside.driver
+    driver.run("scontrol", "update", "NodeName=n2", "Features=a100", user="root", check=False)
+    driver.run("scontrol", "create", "reservation", "reservationname=r1", "users=alice", "nodes=n4", "starttime=now",
+               "duration=60", "flags=maint,ignore_jobs", user="root")  # fmt: skip
+    try:
+        job_id = driver.submit("--hold", "--licenses=matlab:2", "--reservation=r1", "--exclude=n1", "--wrap=true")
+        snapshot = inside.snapshot()
+        driver.run("scancel", str(job_id), user="root")
+    finally:
+        driver.run("scontrol", "delete", "reservationname=r1", user="root", check=False)
+    job = next(each for each in snapshot.jobs if each.job_id == job_id)
+    assert (job.licenses, job.reservation, job.excluded_nodes, job.priority) == ("matlab:2", "r1", "n1", 0)
+    reservation = next(each for each in snapshot.reservations if each.name == "r1")
+    assert (reservation.nodes, reservation.end_s - reservation.start_s) == ("n4", 3600)
+    assert {"MAINT", "IGNORE_JOBS"} <= set(reservation.flags)
+    assert abs(reservation.start_s - snapshot.taken_s) < 600
+    assert next(node for node in snapshot.nodes if node.name == "n4").usable
+
+
+WATCHING = """#!/bin/sh
+{{ id -u; id -G; pwd; grep -E '^(Cap|NoNewPrivs)' /proc/self/status; env; }} > /tmp/seen-{kind} 2>&1
+chmod 666 /tmp/seen-{kind}
+exec /usr/bin/sbatch "$@"
+"""
+
+
+def test_sbatch_is_the_users_process_without_a_capability(inside: GatewayInside) -> None:
+    driver = inside.driver
+    driver.run("sh", "-c", "mkdir -p /tmp/wrap && chmod 755 /tmp/wrap", user="root")
+    driver.write("/tmp/wrap/sbatch", WATCHING.format(kind=inside.kind), user="root")
+    path = driver.run("sh", "-c", "echo $PATH", user="root").stdout.strip()
+    inside.environment = {"PATH": f"/tmp/wrap:{path}", "SLURM_JWT_LEAK": "1", "SBATCH_ACCOUNT": "leak"}
+    try:
+        job_id = inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+    finally:
+        inside.environment = {}
+    uid, groups, place, *rest = driver.read(f"/tmp/seen-{inside.kind}").splitlines()
+    assert (uid, groups, place) == ("1002", "1002", "/")
+    capabilities = [line.split() for line in rest if line.startswith("Cap")]
+    assert len(capabilities) == 5
+    assert {value for _, value in capabilities} == {"0" * 16}
+    assert "NoNewPrivs:\t1" in rest
+    assert not any("leak" in line or line.startswith(("HOME=/root", "SLURM_JWT")) for line in rest)
+    job = inside.job(job_id)
+    assert (job.uid, job.admin_comment, job.comment, job.held) == (BOB, "muri-host:x", "", False)
+
+
+LYING = """#!/bin/sh
+/usr/bin/sbatch "$@" > /dev/null
+echo {job_id}
+"""
+
+
+def test_another_users_job_is_never_tagged(inside: GatewayInside) -> None:
+    driver = inside.driver
+    victim = driver.submit("--hold", "--job-name=safety", "--comment=muri-host:x", "--wrap=true", user="alice")
+    driver.run("sh", "-c", "mkdir -p /tmp/lie && chmod 755 /tmp/lie", user="root")
+    driver.write("/tmp/lie/sbatch", LYING.format(job_id=victim), user="root")
+    path = driver.run("sh", "-c", "echo $PATH", user="root").stdout.strip()
+    inside.environment = {"PATH": f"/tmp/lie:{path}"}
+    try:
+        with pytest.raises(RefusedError, match="is another one") as caught:
+            inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+    finally:
+        inside.environment = {}
+    assert caught.value.error == "GatewayError"
+    job = inside.job(victim)
+    assert (job.admin_comment, job.held) == ("", True)
+
+
+@pytest.mark.parametrize("word", ["#SBATCH", "#SLURM", "#PBS", "#BSUB"])
+def test_directives_behind_the_command_are_not_obeyed(inside: GatewayInside, word: str) -> None:
+    script = f"#!/bin/sh\nexec sleep 600 <<'END'\n{word} --job-name=wrong\n{word} --bbf=/etc/shadow\nEND\n"
+    job = inside.job(inside.submit(new_job(script, uid=BOB)))
+    assert (job.name, job.special) == ("safety", ())
+
+
+def test_what_slurm_refuses_to_the_user_it_refuses_to_muri(inside: GatewayInside) -> None:
+    driver = inside.driver
+    driver.run("scontrol", "update", "PartitionName=small", "MaxTime=10", "AllowGroups=alice", user="root")
+    try:
+        with pytest.raises(RefusedError, match="time limit") as caught:
+            inside.submit(new_job(partition="small", time_limit_s=3600))
+        assert caught.value.error == "GatewayError"
+        with pytest.raises(RefusedError, match="group"):
+            inside.submit(new_job(uid=BOB, partition="small", time_limit_s=60))
+    finally:
+        driver.run("scontrol", "update", "PartitionName=small", "MaxTime=INFINITE", "AllowGroups=ALL", user="root")
+
+
+def test_new_jobs_ask_for_what_the_old_one_did(inside: GatewayInside) -> None:
+    job = inside.job(inside.submit(new_job(licenses="matlab:1", excluded_nodes="n1")))
+    assert (job.licenses, job.excluded_nodes, job.special) == ("matlab:1", "n1", ())
+
+
+def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
+    driver = inside.driver
+    now_s = inside.snapshot().taken_s
+    inside.call(("extend_lease", now_s + 300.4))
+    job_id = driver.submit(f"--licenses={GATE_LICENSE}:1,matlab:1", "--wrap=sleep 600")
+    driver.wait_until(lambda: driver.job(job_id)["Reason"] == "Licenses", "the gate")
+    inside.call(("extend_lease", now_s + 600))
+    assert abs(lease_end_s(inside.snapshot()) - now_s - 600) < 120
+    inside.modify(job_id, JobChange(licenses="matlab:1", admin_comment="x"))
+    driver.wait_state(job_id, "RUNNING")
+    assert inside.job(job_id).licenses == "matlab:1"
+    inside.modify(job_id, JobChange(licenses=f"matlab:1,{GATE_LICENSE}:1"))
+    inside.call(("requeue", job_id), ("requeue", job_id))
+    driver.wait_until(lambda: driver.job(job_id)["Reason"] == "Licenses", "the gate again")
+    job = inside.job(job_id)
+    assert (job.state, job.held, job.licenses) == (JobState.PENDING, False, f"matlab:1,{GATE_LICENSE}:1")
+    inside.call(("end_lease",), ("end_lease",))
+    driver.wait_state(job_id, "RUNNING")
+    assert lease_end_s(inside.snapshot()) == 0
+
+
+def test_ended_job_is_not_requeued(inside: GatewayInside) -> None:
+    job_id = inside.driver.submit("--requeue", "--wrap=true")
+    inside.driver.wait_state(job_id, "COMPLETED")
+    with pytest.raises(RefusedError) as caught:
+        inside.call(("requeue", job_id))
+    assert caught.value.error == "NoSuchJobError"

@@ -1,0 +1,128 @@
+"""Submitting as the user with stand-ins for setpriv, sbatch, squeue and scontrol."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from stand_in_commands import Commands
+
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.submit_as import become, sbatch_arguments, submit
+from muri.slurm_plugin.records.cluster import NewJob
+
+MARK = "muri-host:abc"
+SCRIPT = "#!/bin/sh\nexec true \udce9\n"
+SETPRIV = "os.execvp(sys.argv[sys.argv.index('--') + 1], sys.argv[sys.argv.index('--') + 1:])"
+
+
+def new_job(**fields: object) -> NewJob:
+    values = {"name": "n; rm", "uid": 1001, "gid": 1001, "script": SCRIPT, "environment": {"A": "b c\n"},
+              "partition": "main", "admin_comment": MARK, **fields}  # fmt: skip
+    return NewJob(**values)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    stand_ins = Commands(tmp_path)
+    stand_ins.add("setpriv", body=SETPRIV)
+    stand_ins.add("sbatch", "17;invented\n")
+    stand_ins.add("scancel")
+    known(stand_ins)
+    return stand_ins
+
+
+def known(stand_ins: Commands, **fields: object) -> None:
+    """Let squeue show job 17."""
+    record = {"job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, **fields}
+    stand_ins.add("squeue", json.dumps({"jobs": [record]}))
+
+
+def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SBATCH_PARTITION", "SLURM_JOB_ID", "SLURM_JWT", "HOME"):
+        monkeypatch.setenv(name, "leak")
+    assert submit(SlurmCommands(), new_job()) == 17
+    (_, setpriv), (_, sbatch), (_, look), (_, update), (_, release) = commands.calls()
+    assert setpriv["argv"][:8] == [
+        "--reuid=1001", "--regid=1001", "--init-groups", "--inh-caps=-all", "--ambient-caps=-all",
+        "--bounding-set=-all", "--no-new-privs", "--",
+    ]  # type: ignore[index]  # fmt: skip
+    assert sbatch["files"] == ["A=b c\n\0"]
+    assert sbatch["stdin"] == SCRIPT
+    assert {"--job-name=n; rm", "--hold", f"--comment={MARK}", "--export=ALL"} <= set(sbatch["argv"])  # type: ignore[call-overload]
+    assert "leak" not in sbatch["env"].values()  # type: ignore[attr-defined]
+    assert "--jobs=17" in look["argv"]  # type: ignore[operator]
+    assert update["argv"] == ["update", "JobId=17", f"AdminComment={MARK}", "Comment="]
+    assert release["argv"] == ["release", "17"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"user_id": 1002}, {"name": "other"}, {"comment": "muri-host:guess"}, {"job_id": 3}]
+)
+def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Commands, fields: dict[str, object]) -> None:
+    known(commands, **fields)
+    with pytest.raises(GatewayError, match="job 17, which sbatch named"):
+        submit(SlurmCommands(), new_job())
+    assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "squeue"]
+
+
+@pytest.mark.parametrize("output", ["", "17\n18\n", "x", "1" * 400, "17 --uid=0", "١٧"])
+def test_output_that_is_no_job_id_is_refused(commands: Commands, output: str) -> None:
+    commands.add("sbatch", output)
+    with pytest.raises(GatewayError, match="instead of a job id"):
+        submit(SlurmCommands(), new_job())
+    assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch"]
+
+
+def test_the_users_words_never_end_the_cycle(commands: Commands) -> None:
+    commands.add("sbatch", stderr="Unable to contact slurm controller (connect failure)\n", code=1)
+    with pytest.raises(GatewayError, match="Unable to contact") as caught:
+        submit(SlurmCommands(), new_job())
+    assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_slurmctld_that_does_not_answer_root_either_ends_it(commands: Commands) -> None:
+    commands.add("sbatch", stderr="sbatch: error: Batch job submission failed: Unable to contact\n", code=1)
+    commands.add("scontrol", stderr="Unable to contact slurm controller (connect failure)\n", code=1)
+    with pytest.raises(SlurmUnreachableError):
+        submit(SlurmCommands(), new_job())
+
+
+@pytest.mark.parametrize(
+    "body", ["import signal; os.kill(os.getpid(), signal.SIGSTOP)", "sys.stdout.write('x' * 10**7); sys.stdout.flush()"]
+)
+def test_a_stopped_or_talkative_process_costs_one_job(commands: Commands, body: str) -> None:
+    commands.add("sbatch", body=body)
+    with pytest.raises(GatewayError, match="did not end within 2 s") as caught:
+        submit(SlurmCommands(timeout_s=2.0), new_job())
+    assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> None:
+    commands.add("scontrol", stderr="slurm_update error: Access/permission denied\n", code=1)
+    with pytest.raises(GatewayError, match="permission denied"):
+        submit(SlurmCommands(), new_job())
+    assert commands.calls()[-1] == ("scancel", commands.calls()[-1][1])
+    assert commands.calls()[-1][1]["argv"] == ["17"]
+
+
+def test_whoever_is_not_root_submits_for_himself_only() -> None:
+    assert become(new_job(), own_uid=1001) == []
+    with pytest.raises(GatewayError, match="Run the controller as root"):
+        become(new_job(), own_uid=1002)
+
+
+def test_sbatch_command_line() -> None:
+    job = NewJob(
+        "n", 1, 2, "", {}, "p", "acc", "q", "/w", "gres/gpu:a100:2", 2, 3, 100, 61, "n[1-2]", "/o", "", requeue=True,
+        licenses="m:1", reservation="r", features="[a*1&b*1]", excluded_nodes="n9",
+    )  # fmt: skip
+    assert sbatch_arguments(job, "mark") == [
+        "sbatch", "--parsable", "--hold", "--requeue", "--job-name=n", "--partition=p", "--account=acc", "--qos=q",
+        "--chdir=/w", "--gres=gpu:a100:2", "--nodes=2", "--ntasks=2", "--cpus-per-task=3", "--mem=100M", "--time=2",
+        "--nodelist=n[1-2]", "--exclude=n9", "--constraint=[a*1&b*1]", "--licenses=m:1", "--reservation=r",
+        "--output=/o", "--input=/dev/null", "--comment=mark",
+    ]  # fmt: skip
