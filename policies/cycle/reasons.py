@@ -219,8 +219,8 @@ class WaitingReasons:
         return template, (needed, partition, most)
 
     def _larger(self, partition: str, gpu_count: int, node_count: int) -> tuple[str, tuple[object, ...]] | None:
-        """Why no job of this size can start, whoever leaves; None for one that can."""
-        template = "; it is larger than the partition: it needs {}, and {} of partition {} can be used now"
+        """Why no job of this size can start on the nodes that can be used, whoever leaves; None for one that can."""
+        template = "; it is larger than the partition is now: it needs {}, and {} of partition {} can be used"
         nodes, gpus = self._free.node_count(partition), self._free.gpu_count(partition)
         if node_count > nodes:
             return template, (plural(node_count, "node"), nodes, partition)

@@ -203,7 +203,8 @@ class Executor:
             raise
         except GatewayError as error:
             self.errors.append(f"job {member.job_id}: Slurm refused to change it: {error}")
-            self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
+            if not is_limit_refusal(str(error)):
+                self._journal.set_fact(EXCLUSION, str(member.job_id), f"Slurm refused to change its request: {error}")
             log.warning("job %d: not made a member: %s", member.job_id, error)
 
     def _abandon(self, action: Abandon) -> None:

@@ -239,7 +239,7 @@ def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
         "ntasks-per-node": job.tasks_per_node if job.tasks_per_node > 1 else "",
         "cpus-per-task": job.cpu_count,
         "mem": f"{job.mem_per_node_mib}M" if job.mem_per_node_mib else "",
-        "time": text_fields.time_limit_text(job.time_limit_s) if job.time_limit_s else "",
+        "time": text_fields.time_limit_text(job.time_limit_s),
         "nodelist": job.required_nodes,
         "exclude": job.excluded_nodes,
         "constraint": job.features,

@@ -15,6 +15,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
+from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
 from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.limits import will_start_by_itself
@@ -125,7 +126,9 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             waiting[job.job_id] = reason
         else:
             ready.append((job, cycle.key_of(job)))
-    dry_runs = _dry_runs(ready, cycle, profile_use)
+    dry_runs, unmeasured = _within_limits(_dry_runs(ready, cycle, profile_use), cycle, room)
+    failures = {**cycle.knowledge.failures, **unmeasured}
+    cycle = replace(cycle, knowledge=replace(cycle.knowledge, failures=failures))
     measured = {str(key) for _, key in ready if _is_measured(key, cycle)}
     alone_on_request = {job.job_id for job, _ in ready if alone_reason(job, cycle) == _ALONE_ON_REQUEST}
     measured_with = {run.job_id for run in dry_runs if run.key in measured or run.job_id in alone_on_request}
@@ -252,6 +255,23 @@ def _dry_runs(
         chosen.append(first)
         at_work[first.user] += 1
     return tuple(StartDryRun(wanted[key], str(key), cycle.knowledge.profile_of(key) is not None) for key in chosen)
+
+
+def _within_limits(
+    runs: tuple[StartDryRun, ...], cycle: CycleInput, room: SiteRoom
+) -> tuple[tuple[StartDryRun, ...], dict[str, tuple[int, str]]]:
+    """Leave out the dry runs for which the site's limits have no room; their jobs need not wait for them."""
+    kept: list[StartDryRun] = []
+    left_out: dict[str, tuple[int, str]] = {}
+    for run in runs:
+        job = cycle.view.jobs[run.job_id]
+        partition = cycle.config.profiling.partition or job.partition
+        why = room.take_dry_run(job, partition, dry_run_limit_s(cycle.config))
+        if not why:
+            kept.append(run)
+        elif not run.again:
+            left_out[run.key] = (cycle.config.profiling.attempts, f"there is no room for it: {why}")
+    return tuple(kept), left_out
 
 
 def _is_measured(key: ProfileKey, cycle: CycleInput) -> bool:

@@ -209,7 +209,20 @@ class SiteRoom:
                 f"{_hours(longest_s)} are allowed"
             )
         start = self._member(join.member, join.node, max(1, pilot.node_count))
-        return self._why_no_member(job) or self._why_not_together([start]) or self._take([start])
+        why = self._why_no_member(job) or self._why_too_late(job, join, pilot) or self._why_not_together([start])
+        return why or self._take([start])
+
+    def _why_too_late(self, job: ManagedJob, join: Join, pilot: Job) -> str:
+        """Why a join would leave somebody less time than sharing takes."""
+        size, now_s = len(join.others) + 1, self._view.snapshot.taken_s
+        why = self.why_no_time(job, size, int(max(0.0, now_s - pilot.start_s)))
+        for job_id, _ in join.others:
+            other = self._view.jobs[job_id]
+            if why or other.membership is None:
+                continue
+            as_asked = replace(other, time_limit_s=other.membership.original.time_limit_s)
+            why = self.why_no_time(as_asked, size, int(max(0.0, other.start_s - pilot.start_s)))
+        return why
 
     def _why_no_group(self, job: ManagedJob) -> str:
         """Why a job cannot be in any group."""

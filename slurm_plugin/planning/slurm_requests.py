@@ -138,7 +138,7 @@ def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Confi
         tasks_per_node=max(1, job.task_count // max(1, job.node_count)) if job.gpu_count > 1 else 1,
         cpu_count=job.cpus_per_task if job.gpu_count > 1 else job.cpu_count,
         mem_per_node_mib=job.mem_per_node_mib,
-        time_limit_s=config.profiling.time_limit_s + 60,
+        time_limit_s=dry_run_limit_s(config),
         required_nodes=job.required_nodes,
         licenses=without_gate(job.licenses),
         reservation=job.reservation,
@@ -146,6 +146,11 @@ def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Confi
         excluded_nodes=job.excluded_nodes,
         admin_comment=tags.DRY_RUN_PREFIX + token,
     )
+
+
+def dry_run_limit_s(config: Config) -> int:
+    """Return the time limit of a dry run's job: it ends itself before."""
+    return config.profiling.time_limit_s + 60
 
 
 def original_request(job: ManagedJob) -> JobChange:

@@ -308,7 +308,7 @@ class NewJob:
         node_count: Nodes.
         cpu_count: CPUs for each task.
         mem_per_node_mib: Memory per node; 0 for the partition's default.
-        time_limit_s: Time limit; 0 for the partition's default.
+        time_limit_s: Time limit; 0 for none.
         required_nodes: Folded host list, "" for any.
         output: Path of stdout and stderr.
         admin_comment: AdminComment.

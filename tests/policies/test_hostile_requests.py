@@ -60,15 +60,15 @@ def test_a_job_of_too_many_nodes_is_told_that_it_is_larger_than_its_partition(na
     plan = get_policy(name).plan(make_request([job, make_job(2, "cpu", gpu_utilization=0.1)], nodes))
     (item,) = plan.waiting
     assert sentences(item.reasons)[0] == (
-        "it is next in line; it is larger than the partition: it needs 2000000000 nodes, "
-        "and 3 of partition main can be used now"
+        "it is next in line; it is larger than the partition is now: it needs 2000000000 nodes, "
+        "and 3 of partition main can be used"
     )
 
 
 def test_a_job_of_more_gpus_than_all_nodes_have_is_told_so():
     nodes = [make_cluster_node("n1", 4), make_cluster_node("n2", 2)]
     plan = get_policy("auto").plan(make_request([make_job(1, gpu_count=8, node_count=2)], nodes))
-    assert "it needs 8 GPUs, and 6 of partition main can be used now" in str(plan.waiting[0].reasons[0])
+    assert "it needs 8 GPUs, and 6 of partition main can be used" in str(plan.waiting[0].reasons[0])
 
 
 HOSTILE = {

@@ -33,7 +33,8 @@ def problems(draw, most_jobs=8):
     worth = draw(st.lists(st.sampled_from((0.1, 1.0, 7.0)), min_size=len(jobs), max_size=len(jobs)))
     slots = draw(st.integers(0, len(jobs)))
     limit = draw(st.sampled_from((float("inf"), 10.0, 20.0)))
-    return BucketProblem(tuple(jobs), tuple(worth), 1, slots, limit)
+    largest = draw(st.just([]) | st.lists(st.sampled_from((1, 2, 3, 4, 9)), min_size=len(jobs), max_size=len(jobs)))
+    return BucketProblem(tuple(jobs), tuple(worth), 1, slots, limit, tuple(largest))
 
 
 options = st.builds(
@@ -49,6 +50,8 @@ options = st.builds(
 def value_of(members, problem, how, model):
     """What one group is worth, None when it may not be formed; written without the code under test."""
     if len(members) > 1 and sum(problem.shapes[job].gpu_mem_gib for job in members) > problem.memory_limit_gib:
+        return None
+    if problem.largest and len(members) > min(problem.largest[job] for job in members):
         return None
     evaluation = model.evaluate([problem.shapes[job] for job in members], np.arange(len(members))[None])
     speed = evaluation.speed[0]
@@ -176,6 +179,7 @@ def test_equal_jobs_can_change_places(problem, how):
         1,
         problem.slots,
         problem.memory_limit_gib,
+        tuple(problem.largest[job] for job in order if problem.largest),
     )
     first, second = group_buckets([problem, turned], how, model)
     assert first.certificate.value == pytest.approx(second.certificate.value)
