@@ -62,7 +62,7 @@ class Places:
     def of(self, job: Job) -> Place:
         """Return where a job may run."""
         blocking = self._blocking(job)
-        request = (
+        request: tuple[str | int, ...] = (
             job.partition, job.node_count, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
             *(each.name for each in blocking),
         )  # fmt: skip
