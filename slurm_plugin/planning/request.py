@@ -349,7 +349,7 @@ def _starts_by_itself(job: ManagedJob) -> bool:
 
 
 def _could_start(job: Job, nodes: Sequence[Node]) -> bool:
-    """Whether these nodes could ever hold a job: Slurm may show "Priority" long before it looks at the job's request."""
+    """Whether these nodes could ever hold a job: Slurm may show "Priority" long before it looks at its request."""
     cpus, gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
     return job.cpu_count <= cpus and job.gpu_count <= gpus
 
