@@ -14,12 +14,16 @@ from fake_slurm import FOUR_KINDS, NOW_S, behind_licence, make_job, make_node
 from users import Attack, attacks
 from virtual_slurm import VirtualSlurm
 
+from muri.printable import printable
 from muri.profiler.store import ProfileStore
+from muri.slurm_plugin.cli.look import explanation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import open_controller
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.controller.status import STATUS_NAME, read_status
-from muri.slurm_plugin.records.cluster import Job, JobState, Node
+from muri.slurm_plugin.controller.status import STATUS_NAME, read_status, refresh
+from muri.slurm_plugin.execute.drain import drain
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, dump_snapshot, parse_snapshot
+from muri.slurm_plugin.records.roles import Role, view_of
 from muri.utc import log_handler
 
 Gate = Literal["licence", "hold"]
@@ -128,6 +132,8 @@ def run(campaign: Campaign, folder: Path, chosen: Sequence[Attack] | None = None
             if len(outcome.failures) > 20:
                 break
             slurm.tick(CYCLE_S)
+        _look(slurm, folder, outcome)
+        _drain(slurm, outcome)
     _judge_log(lines.getvalue(), outcome)
     _judge_jobs(slurm, jobs, outcome)
     return outcome
@@ -181,6 +187,32 @@ def _cycle(controller: Controller, slurm: VirtualSlurm, folder: Path, outcome: O
             outcome.failures.append(f"cycle {number}: the status file is of another cycle")
     except Exception as error:
         outcome.failures.append(f"cycle {number}: the status file cannot be read: {error!r}"[:300])
+
+
+def _look(slurm: VirtualSlurm, folder: Path, outcome: Outcome) -> None:
+    """Do what `muri queue`, `muri explain` and `muri snapshot` do."""
+    snapshot = slurm.snapshot()
+    try:
+        shown = refresh(read_status(folder / "state" / STATUS_NAME), view_of(snapshot))
+        for job in shown.jobs:
+            assert all(printable(line).isprintable() for line in explanation(job))
+        if parse_snapshot(dump_snapshot(snapshot).encode("utf-8").decode()) != snapshot:
+            outcome.failures.append("a snapshot is not what its file says")
+    except Exception as error:
+        outcome.failures.append(f"the queue cannot be shown: {error!r}"[:300])
+
+
+def _drain(slurm: VirtualSlurm, outcome: Outcome) -> None:
+    """Do what `muri drain` does: no job is left that only Muri would start."""
+    try:
+        drained = drain(slurm, slurm.read_now)
+    except Exception as error:
+        outcome.failures.append(f"the drain failed: {error!r}"[:300])
+        return
+    outcome.failures += [f"the drain left a job behind: {why}"[:300] for why in drained.failed]
+    for job in view_of(slurm.snapshot()).jobs.values():
+        if job.role is Role.CANDIDATE and job.held:
+            outcome.failures.append(f"the drain left job {job.job_id} held")
 
 
 def _judge_log(text: str, outcome: Outcome) -> None:

@@ -14,7 +14,7 @@ _TEXTS: Final = (
     "", " ", "\n", "\r\n#SLURM --bbf=/etc/shadow\n", "\n#SBATCH --uid=0\n", "a\nb\nc", "\x1b[2J\x1b]0;owned\x07",
     "\x00", "[bold red]markup[/]", "[/", ":smile:", "{}", "{0}", "%s%n%d", "${HOME}`id`$(id)",
     "'; DROP TABLE profiles; --",
-    "\"'\\", LATIN_1, "\udcff\udcfe", "\ud800", "\u202eevil", "\ufeff", "日本語", "e\u0301" * 50, "²", "٣",
+    "\"'\\", LATIN_1, "\udcff\udcfe", "\u202eevil", "\ufeff", "日本語", "e\u0301" * 50, "²", "٣",
     "--wrap=id", "-N 2000000000", "../../../../etc/shadow", "muri-host", "muri-dryrun", "NaN", "null", "None", "(null)",
     "2026-01-01T00:00:00 INFO muri.controller: group 1 on n1",
 )  # fmt: skip
@@ -28,6 +28,7 @@ _NUMBERS: Final = (
 _FIGURES: Final = (
     0, -1, 1, True, None, "1", "x", 0.0, -0.0, 1e-320, 1e-9, 1e-300, 0.1, 3.5, 1e9, 1e15, 1e16, 1e300, 1e308,
     float("nan"), float("inf"), float("-inf"), 2**53, 2**63, 10**30, 10**400, [], {}, [1], "9" * 5000,
+    "\ud800",
 )  # fmt: skip
 
 HOST_LISTS: Final = (

@@ -57,8 +57,11 @@ def _attack(seed: str, job_id: int, partition: str, licence: bool) -> Attack:
     odd = Odd(seed)
     job = make_job(job_id, **BOB, partition=partition, admin_comment=odd.one(_TAGS), cpu_count=1, cpus_per_task=1)
     changes = _changes(odd, partition)
-    # Some ask for what anybody asks for: these get into groups, and have pilots and dry runs to act on.
-    usable = _WORDS if odd.chance(0.4) else tuple(sorted(changes))
+    usable = tuple(sorted(changes))
+    if odd.chance(0.5):
+        # What anybody asks for: these get into groups, and have pilots and dry runs to act on.
+        usable, kind = _WORDS, odd.random.randrange(1, 5)
+        job = replace(job, admin_comment=f"muri:model=m{kind},batch-size=8,duration=100")
     chosen = odd.random.sample(usable, odd.random.randrange(1, min(9, len(usable) + 1)))
     job = replace(job, **{name: value for each in chosen for name, value in changes[each].items()})
     if licence and odd.chance(0.9):

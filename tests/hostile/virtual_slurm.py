@@ -192,7 +192,11 @@ class VirtualSlurm(FakeSlurm):
                 self._update(job.job_id, state=JobState.RUNNING, nodes=",".join(nodes), start_s=self.now_s, reason="")
                 self.starts[job.job_id] = self.starts.get(job.job_id, 0) + 1
             elif not job.held:
-                self._update(job.job_id, reason=why or ("Resources" if self._may_have(job) else "BadConstraints"))
+                self._update(job.job_id, reason=why or self._why_no_nodes(job))
+
+    def _why_no_nodes(self, job: Job) -> str:
+        """Slurm tells what a request lacks only when the job's turn comes; until then it says Priority."""
+        return "Priority" if job.job_id % 2 else "Resources" if self._may_have(job) else "BadConstraints"
 
     def _why_waiting(self, job: Job) -> str:
         if job.held:
