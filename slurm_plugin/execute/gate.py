@@ -4,6 +4,7 @@ With the licence each is one call. With Muri's own hold, the request changes bef
 controller that dies in between leaves behind is a held job that the next cycle starts anew.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
@@ -62,6 +63,24 @@ def stop(gateway: Gateway, job: ManagedJob) -> None:
         gateway.requeue_hold(job.job_id)
         return
     close_gate(gateway, job)
+    gateway.requeue(job.job_id)
+
+
+def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
+    """Do the same for whoever calls, who may be the job's user.
+
+    Slurm lets only administrators change a running job's licences. A job alone that its user stops has no gate, and
+    Slurm starts it again by itself.
+
+    Raises:
+        NoSuchJobError: It has ended.
+        GatewayError: Slurm refused.
+    """
+    if job.gate == "hold":
+        gateway.requeue_hold(job.job_id)
+        return
+    with suppress(GatewayError):
+        close_gate(gateway, job)
     gateway.requeue(job.job_id)
 
 
