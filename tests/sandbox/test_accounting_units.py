@@ -83,7 +83,10 @@ def test_gpu_seconds_are_summed_by_payer_over_all_runs() -> None:
 
 def test_what_runs_had_at_once_counts_no_run_beside_its_successor() -> None:
     ended = [record for record in parse_records(SACCT) if record.complete]
-    assert [(record.start_s, record.end_s, record.nodes) for record in ended] == [(1000, 1040, "n1"), (1040, 1050, "n[1-2]")]
+    assert [(record.start_s, record.end_s, record.nodes) for record in ended] == [
+        (1000, 1040, "n1"),
+        (1040, 1050, "n[1-2]"),
+    ]
     assert most_gpus_at_once(ended) == 2
     assert most_runs_at_once(ended) == 1
     assert most_gpus_at_once([]) == 0

@@ -321,7 +321,8 @@ def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_asked_for_it(s
     payers |= {group: payers[job] for job, group in pilots.items()}
     assert {run.job_id: run.payer for run in found} == payers
     groups, alone = (
-        [run for run in found if (run.job_id in pilots.values()) == of_pilots and run.gpus] for of_pilots in (True, False)
+        [run for run in found if (run.job_id in pilots.values()) == of_pilots and run.gpus]
+        for of_pilots in (True, False)
     )
     assert gpu_seconds(found) == gpu_seconds(groups) + gpu_seconds(alone)
     assert all(gpu_seconds(groups)[payer] for payer in set(payers.values()))
