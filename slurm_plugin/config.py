@@ -234,6 +234,12 @@ class Config(Section):
         ge=30,
         description="If no cycle follows for this long, Slurm starts every waiting job by itself (gate: licence).",
     )
+    gate_watch_s: float = Field(
+        60.0,
+        ge=0,
+        description="How long the controller stays after a cycle, until the members of new groups have started, to put "
+        "them behind the gate again.",
+    )
     cycle_limit_s: float = Field(
         300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."
     )

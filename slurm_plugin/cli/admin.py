@@ -75,16 +75,16 @@ def _print_decision(config: Config) -> None:
 
 def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
-    from muri.slurm_plugin.controller.loop import run_forever
+    from muri.slurm_plugin.controller.loop import run_forever, run_once
 
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     with _only_one_at_work(config), open_controller(config, stop=stop) as instance:
         if interval_s is None:
-            instance.cycle()
+            run_once(instance, config.gate_watch_s, stop)
         else:
-            run_forever(instance, interval_s, stop)
+            run_forever(instance, interval_s, config.gate_watch_s, stop)
 
 
 @contextmanager

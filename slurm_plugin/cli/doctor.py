@@ -28,6 +28,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
     Finding,
     Folder,
     Level,
+    examine_gate,
     examine_select,
     exit_code,
     judge_cycle,
@@ -144,6 +145,8 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
     yield judge_status_dir(facts_of(config.status_dir), config.status_dir)
     yield judge_run_dir(facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
     yield examine_slurm(config)
+    if (gate := examine_gate(config)) is not None:
+        yield gate
     if (allocates := examine_select(config)) is not None:
         yield allocates
     yield examine_gpus()

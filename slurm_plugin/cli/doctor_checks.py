@@ -12,6 +12,7 @@ from typing import Final
 from muri.errors import MuriError
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.records.gate import GATE_LICENSE
 from muri.units import MIB, MIB_PER_GIB
 
 LEAST_FREE_MIB: Final = 50
@@ -22,6 +23,8 @@ CYCLES_MISSED: Final = 3
 """A controller that has not finished a cycle for this many intervals is considered down."""
 
 _NAME = "CPUs and memory"
+
+_GATE: Final = "gate"
 _STATE = "state directory"
 
 _OTHERS_MAY: Final = 0o077
@@ -198,6 +201,45 @@ def judge_damaged(places: Sequence[Path]) -> Finding | None:
 def exit_code(findings: Sequence[Finding]) -> int:
     """1 when something has to be done."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))
+
+
+def examine_gate(config: Config, commands: SlurmCommands | None = None) -> Finding | None:
+    """Look at what keeps waiting jobs; None where Slurm cannot be asked, which other findings say."""
+    commands = commands or SlurmCommands()
+    try:
+        commands.run("read the configuration", ["scontrol", "show", "config"])
+        licenses = commands.run("read the licences", ["scontrol", "show", "license", "--oneliner"])
+    except MuriError:
+        return None
+    return judge_gate(licenses, config)
+
+
+def judge_gate(licenses: str, config: Config) -> Finding:
+    """Judge what keeps waiting jobs.
+
+    Args:
+        licenses: What `scontrol show license` printed.
+        config: Which gate is wanted, for how long.
+    """
+    there = f"LicenseName={GATE_LICENSE}" in licenses.split()
+    if config.gate == "hold":
+        lost = (
+            "waiting jobs are held: they have priority 0, wait for the watchdog if the controller dies, and a user's "
+            "hold on one cannot be told from Muri's"
+        )
+        remedy = f"Licenses={GATE_LICENSE}:1000000 in slurm.conf and `gate: licence`, here and in job_submit.lua"
+        return Finding(_GATE, Level.WARNING, lost, remedy)
+    if not there:
+        text = f"Slurm has no licence {GATE_LICENSE}: jobs with --muri start as ordinary jobs"
+        remedy = f"add Licenses={GATE_LICENSE}:1000000 to slurm.conf and run `scontrol reconfigure`, or set gate: hold"
+        return Finding(_GATE, Level.PROBLEM, text, remedy)
+    text = (
+        f"waiting jobs ask for the licence {GATE_LICENSE}; Slurm starts them {config.lease_s:g} s after the last cycle"
+    )
+    if config.lease_s < CYCLES_MISSED * config.interval_s:
+        remedy = f"set lease_s to at least {CYCLES_MISSED} × interval_s, or a late cycle lets every job start"
+        return Finding(_GATE, Level.WARNING, text, remedy)
+    return Finding(_GATE, Level.OK, text)
 
 
 def examine_select(config: Config, commands: SlurmCommands | None = None) -> Finding | None:

@@ -16,16 +16,18 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
+from muri.slurm_plugin.execute.gate import close_gate
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError, InterruptibleGateway, StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
-from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
+from muri.slurm_plugin.records.gate import is_behind_licence
 from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, LARGEST_GROUP, SOLO, Journal
-from muri.slurm_plugin.records.roles import View, view_of
+from muri.slurm_plugin.records.roles import Role, View, view_of
 
 log = logging.getLogger("muri.controller")
 
@@ -170,6 +172,28 @@ class Controller:
         report(self._config, status, decision.view)
         self._tidy(decision.view)
         return status
+
+    def close_gates(self) -> bool:
+        """Close the gates of members that have started since the last cycle.
+
+        A member that loses its group before that is not kept from starting anew, without GPUs.
+
+        Returns:
+            Whether members have yet to start.
+        """
+        if self._config.gate != "licence":
+            return False
+        view = view_of(self._gateway.snapshot(), self._config.partitions)
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s)
+        open_members = [job for job in view.having(Role.MEMBER) if job.gate == "licence" and not is_behind_licence(job)]
+        for job in (job for job in open_members if job.state is JobState.RUNNING):
+            try:
+                close_gate(gateway, job)
+            except SlurmUnreachableError:
+                raise
+            except GatewayError as error:
+                log.warning("job %d: its gate stays open: %s", job.job_id, error)
+        return any(job.state is JobState.PENDING for job in open_members)
 
     def _extend_lease(self, gateway: Gateway, decision: Decision) -> list[str]:
         """Keep waiting jobs behind the licence for another while.

@@ -18,6 +18,8 @@ from muri.slurm_plugin.private_files import make_private_directory, open_private
 log = logging.getLogger("muri.controller")
 
 
+_LOOK_AGAIN_S: Final = 5.0
+
 LOCK_NAME: Final = "controller.lock"
 """In the state directory; its modification time tells how long it has been held."""
 
@@ -77,7 +79,21 @@ class Waitable(StopFlag, Protocol):
         ...
 
 
-def run_forever(controller: Controller, interval_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
+def run_once(controller: Controller, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
+    """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds.
+
+    Raises:
+        MuriError: The cycle failed.
+    """
+    controller.cycle()
+    end_s = clock() + watch_s
+    while clock() < end_s and not stop.is_set() and controller.close_gates():
+        stop.wait(min(_LOOK_AGAIN_S, max(0.0, end_s - clock())))
+
+
+def run_forever(
+    controller: Controller, interval_s: float, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK
+) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 
     A failed cycle is logged, and jobs stay as they are until the next one.
@@ -85,7 +101,7 @@ def run_forever(controller: Controller, interval_s: float, stop: Waitable, clock
     while not stop.is_set():
         begun_s = clock()
         try:
-            controller.cycle()
+            run_once(controller, min(watch_s, interval_s), stop, clock)
         except MuriError as error:
             log.error("cycle skipped: %s", error)  # noqa: TRY400 (the error explains itself)
         except Exception:  # a fault of Muri's own; the watchdog goes by finished cycles, not by this process

@@ -47,7 +47,9 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
     if job.gate == "licence":
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
         return
-    gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), "hold")))
+    # Somebody else's hold must not look like Muri's; once they release the job, Slurm decides about it.
+    word = OPEN if job.held_by_others else "hold"
+    gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), word)))
     if not job.held:
         _hold(gateway, job.job_id)
 

@@ -151,6 +151,7 @@ class CommandGateway:
     def requeue(self, job_id: int) -> None:
         """End a running job and put it back into the queue; a pending one stays as it is."""
         try:
+            # With "incomplete" Slurm leaves alone a job that has just ended.
             self._commands.run(f"requeue job {job_id}", ["scontrol", "requeue", "incomplete", str(job_id)])
         except GatewayError as err:
             if not job_pending(err):

@@ -127,7 +127,7 @@ class PyslurmGateway:
             raise GatewayError(f"cannot {action}: pyslurm refuses a value: {err}") from err
 
     def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations in three bulk RPCs; commands tell limits, some minutes apart."""
+        """Read all jobs, nodes and reservations in three bulk RPCs; commands tell the site's limits now and then."""
         taken_s = time.time()
         loaded = self._load_jobs()
         if loaded is None and self._helper is not None:

@@ -179,7 +179,7 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
     try:
         code = child.wait(timeout_s)
     except subprocess.TimeoutExpired as err:
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_KILLED_WITHIN_S)
@@ -250,7 +250,9 @@ def sbatch_arguments(job: NewJob, mark: str) -> list[str]:
         "comment": mark,
     }
     options = [_option(job, name, value) for name, value in values.items() if value != ""]
-    return ["sbatch", "--parsable", "--hold", "--requeue" if job.requeue else "--no-requeue", *options]
+    # sbatch obeys lines that begin with #PBS or #BSUB behind the command, too: a user's argument may hold one.
+    requeue = "--requeue" if job.requeue else "--no-requeue"
+    return ["sbatch", "--parsable", "--ignore-pbs", "--hold", requeue, *options]
 
 
 def _option(job: NewJob, name: str, value: str | int) -> str:

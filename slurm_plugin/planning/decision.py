@@ -1,9 +1,10 @@
 """A cycle's decision: from the snapshot and what is known to everything that the cycle will do. Pure."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from muri.policies.cycle.laws import broken_laws
 from muri.policies.cycle.validation import RequestError
 from muri.policies.types import Plan, Policy
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, ReleaseSolo, StartDryRun, StartGroup, started
@@ -76,7 +77,9 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
         plan, stops = settled.plan, stop_actions(settled.stops, preparation.request, view)
         room = preparation.room
         starts = actions_of(plan, cycle, room) + find_joins(plan, cycle, room)
-    starts, refused = within_limits(starts, preparation.room, view)
+    # A site's own policy may not know whom Slurm counts apart.
+    unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
+    starts, refused = within_limits(starts, preparation.room, view, unlawful)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused})
     why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
     releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
@@ -107,13 +110,16 @@ def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]
     return settle(policy.plan(request), request), replace(preparation, request=request)
 
 
-def within_limits(starts: Sequence[Action], room: SiteRoom, view: View) -> tuple[tuple[Action, ...], dict[int, str]]:
+def within_limits(
+    starts: Sequence[Action], room: SiteRoom, view: View, unlawful: Mapping[int, str]
+) -> tuple[tuple[Action, ...], dict[int, str]]:
     """Take what the site's limits leave room for.
 
     Args:
         starts: What the plan starts, in its order.
         room: What the site's limits allow; it is used up.
         view: The queue.
+        unlawful: Why jobs must not share GPUs as planned, by job id.
 
     Returns:
         The starts for which there is room, and why the other jobs wait, by job id.
@@ -122,6 +128,8 @@ def within_limits(starts: Sequence[Action], room: SiteRoom, view: View) -> tuple
     refused: dict[int, str] = {}
     for action in starts:
         match action:
+            case StartGroup(members=members) if members[0].job_id in unlawful:
+                why = unlawful[members[0].job_id]
             case StartGroup():
                 why = room.take_group(action)
             case ReleaseSolo(job_id=job_id):

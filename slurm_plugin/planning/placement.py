@@ -8,10 +8,9 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ClusterShell.NodeSet import NodeSet, NodeSetParseError
-
 from muri.slurm_plugin.records.cluster import Job, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.gate import without_gate
+from muri.slurm_plugin.records.host_lists import HostListError, names_in
 
 _FEATURE = re.compile(r"[A-Za-z0-9_.:=-]+")
 
@@ -58,13 +57,13 @@ class Places:
     """
 
     snapshot: Snapshot
-    _known: dict[tuple[str, ...], Place] = field(default_factory=dict)
+    _known: dict[tuple[str | int, ...], Place] = field(default_factory=dict)
 
     def of(self, job: Job) -> Place:
         """Return where a job may run."""
         blocking = self._blocking(job)
-        request = (
-            job.partition, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
+        request: tuple[str | int, ...] = (
+            job.partition, job.node_count, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
             *(each.name for each in blocking),
         )  # fmt: skip
         place = self._known.get(request)
@@ -95,9 +94,9 @@ class Places:
         try:
             fitting = frozenset(node.name for node in everywhere if _fits(node, job))
             nodes = self._reserved_for(job, fitting)
-        except (NodeSetParseError, _NotUnderstoodError) as error:
+            blocked = {name for each in blocking for name in names_in(each.nodes)}
+        except (HostListError, _NotUnderstoodError) as error:
             return Place(job.partition, frozenset(), f"Muri cannot tell which nodes it may get: {error}")
-        blocked = {name for each in blocking for name in NodeSet(each.nodes)}
         why = _why_none(job, fitting, nodes, blocked, blocking)
         nodes -= blocked
         if len(nodes) == len(everywhere):
@@ -111,7 +110,7 @@ class Places:
         own = next((each for each in self.snapshot.reservations if each.name == job.reservation), None)
         if own is None or own.start_s > self.snapshot.taken_s:
             return frozenset()
-        return nodes & set(NodeSet(own.nodes)) if own.nodes else nodes
+        return nodes & names_in(own.nodes) if own.nodes else nodes
 
 
 class _NotUnderstoodError(Exception):
@@ -143,10 +142,10 @@ def _options(job: Job) -> Iterator[str]:
 
 
 def _fits(node: Node, job: Job) -> bool:
-    required = NodeSet(job.required_nodes)
+    required = names_in(job.required_nodes)
     if required and job.node_count <= len(required) and node.name not in required:
         return False
-    if job.excluded_nodes and node.name in NodeSet(job.excluded_nodes):
+    if job.excluded_nodes and node.name in names_in(job.excluded_nodes):
         return False
     return not job.features or _has_features(frozenset(node.features), job.features)
 

@@ -326,7 +326,10 @@ def free_nodes(cycle: CycleInput, places: Places | None = None, jobs: Sequence[J
     free = {node.name: _Free.of(node) for node in nodes}
     for job in cycle.view.jobs.values():
         if job.role in _PROMISED and _starts_by_itself(job):
-            _take(free, job, places.of(job).nodes & free.keys())
+            place = places.of(job)
+            eligible = [node for node in nodes if node.name in place.nodes]
+            if not place.left_to_slurm and _could_start(job, eligible):
+                _take(free, job, {node.name for node in eligible})
     names = places.names(jobs)
     return tuple(_free_node(node, names[node.name], free[node.name], cycle.config) for node in nodes)
 
@@ -343,6 +346,12 @@ def _starts_by_itself(job: ManagedJob) -> bool:
         ("BeginTime", not job.begin_s),
     )
     return will_start_by_itself(job.reason) or any(job.reason.startswith(word) and gone for word, gone in outdated)
+
+
+def _could_start(job: Job, nodes: Sequence[Node]) -> bool:
+    """Whether these nodes could ever hold a job: Slurm may show "Priority" long before it looks at its request."""
+    cpus, gpus = sum(node.cpu_count for node in nodes), sum(node.gpu_count for node in nodes)
+    return job.cpu_count <= cpus and job.gpu_count <= gpus
 
 
 def _free_node(node: Node, partitions: tuple[str, ...], free: _Free, config: Config) -> FreeNode:

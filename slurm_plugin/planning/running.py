@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ClusterShell.NodeSet import NodeSet
-
 from muri.policies.types import (
     CpuMemShare,
     CpuMemShares,
@@ -25,6 +23,7 @@ from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.starts import as_asked
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_tags import Mode
+from muri.slurm_plugin.records.host_lists import names_in
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.units import MIB_PER_GIB
 
@@ -91,7 +90,7 @@ def _solos(cycle: CycleInput) -> Iterator[Running]:
 
 def _held_shares(job: Job, part: float = 1.0) -> tuple[CpuMemShare, ...]:
     """A part of the CPUs and memory that a job holds on each of its nodes."""
-    names = sorted(NodeSet(job.nodes)) if job.nodes else []
+    names = sorted(names_in(job.nodes))
     mem_gib = part * job.mem_per_node_mib / MIB_PER_GIB
     return tuple(CpuMemShare(name, part * job.cpu_count / len(names), mem_gib) for name in names)
 
@@ -103,7 +102,7 @@ def _member_shares(group: RunningGroup) -> CpuMemShares:
 
 
 def _shares(job: Job) -> tuple[NodeShare, ...]:
-    names = sorted(NodeSet(job.nodes)) if job.nodes else []
+    names = sorted(names_in(job.nodes))
     if not names or job.gpu_count % len(names):
         return ()
     return tuple(NodeShare(name, job.gpu_count // len(names)) for name in names)

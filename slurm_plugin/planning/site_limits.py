@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ClusterShell.NodeSet import NodeSet
-
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.host_lists import HostListError, names_in
 from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -296,8 +295,13 @@ class SiteRoom:
         return _Start(payer_of(job), self._typed(_asked_by(job), names), names)
 
     def _names(self, nodes: str) -> frozenset[str]:
-        """Names of nodes, where any limit asks for them."""
-        return frozenset(NodeSet(nodes)) if nodes and (self._counts_nodes or self._types) else frozenset()
+        """Names of nodes, where any limit asks for them and they can be read."""
+        if not nodes or not (self._counts_nodes or self._types):
+            return frozenset()
+        try:
+            return names_in(nodes)
+        except HostListError:
+            return frozenset()
 
     def _typed(self, tres: dict[str, int], nodes: frozenset[str]) -> dict[str, int]:
         """Count GPUs of no particular type as their node's type."""

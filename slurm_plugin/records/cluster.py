@@ -363,7 +363,9 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "unreadable": [asdict(each) for each in snapshot.unreadable],
         "limits": asdict(snapshot.limits),
     }
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    # A byte of a user's text that could not be decoded becomes an escape of JSON's.
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def load_snapshot(path: Path) -> Snapshot:

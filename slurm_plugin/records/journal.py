@@ -125,9 +125,11 @@ class Journal:
             yield
             self._connection.execute("COMMIT")
         except sqlite3.Error as error:
+            raise JournalError(f"cannot write the journal {self._path}: {error}") from error
+        finally:
+            # Whatever went wrong, such as a text that SQLite cannot store: what stays open bars all later ones.
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            raise JournalError(f"cannot write the journal {self._path}: {error}") from error
 
     def __enter__(self) -> Self:
         """Use the journal in a with statement; it is closed at the end."""

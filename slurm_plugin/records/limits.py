@@ -147,8 +147,8 @@ class SiteLimits:
 NO_SITE_LIMITS: Final = SiteLimits()
 
 
-_DURATION: Final = re.compile(r"(?:(?P<days>\d+)-)?(?P<clock>\d+(?::\d+){0,2})")
-_AMOUNT: Final = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[KMGTP]?)")
+_DURATION: Final = re.compile(r"(?:(?P<days>\d{1,9})-)?(?P<clock>\d{1,9}(?::\d{1,9}){0,2})")
+_AMOUNT: Final = re.compile(r"(?P<number>\d{1,18}(?:\.\d{1,18})?)(?P<unit>[KMGTP]?)")
 _MEM_UNITS_MIB: Final = {"K": 1 / 1024, "": 1.0, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 _COUNT_UNITS: Final = {"": 1.0, "K": 1024.0, "M": 1024.0**2, "G": 1024.0**3, "T": 1024.0**4, "P": 1024.0**5}
 
@@ -200,8 +200,8 @@ def parse_count(text: str) -> int | None:
     """
     if text.upper() in ("", "UNLIMITED", "N/A"):
         return None
-    if not text.isascii() or not text.isdigit():
-        raise LimitTextError(f"{text!r} is no count")
+    if not re.fullmatch("[0-9]{1,18}", text):
+        raise LimitTextError(f"{text[:80]!r} is no count")
     return int(text)
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Final
 
+from muri.profiler import figures
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
@@ -97,7 +98,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     if role is Role.OTHER and request is not None:
         role = _role_of(job, gated=gated, held_by_others=held_by_others)
     served = not partitions or job.partition in partitions
-    if role is Role.CANDIDATE and (not served or job.gpu_count < 1):
+    if role is Role.CANDIDATE and (not served or figures.GPU_COUNT.fault(job.gpu_count)):
         role = Role.NOT_OURS
     return ManagedJob(
         **{name: getattr(job, name) for name in _RECORD},
@@ -182,6 +183,11 @@ def profile_key(job: ManagedJob, nodes: tuple[Node, ...]) -> ProfileKey:
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
-    line = f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}"
+    line = _storable(f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}")
     model = job.request.model or (f"{line}#{job.script}" if job.script else line)
     return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user)
+
+
+def _storable(text: str) -> str:
+    """A text as SQLite takes it: bytes that could not be decoded stand as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")

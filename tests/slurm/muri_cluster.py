@@ -59,7 +59,7 @@ class MuriCluster:
         """Write the controller's configuration."""
         host = {"telemetry_s": 1, "poll_s": 0.5, "attach_timeout_s": 240}
         places = {"state_dir": self.state_dir, "status_dir": f"{self.state_dir}-status"}
-        config = {**places, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
+        config = {**places, "gate_watch_s": 0, "policy": "muri-s", "partitions": ["train"], "host": host, **changes}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
     def know_profiles(self) -> None:

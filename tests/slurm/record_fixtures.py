@@ -7,6 +7,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from muri.slurm_plugin.gateway import json_records
 from sandbox.driver import Driver
 
 FIXTURES = Path(__file__).resolve().parents[1] / "slurm_plugin/fixtures"
@@ -47,8 +48,10 @@ def main(name: str) -> None:
     driver = Driver.of(name)
     release = driver.instance.slurm_version
     fill(driver)
-    nodes = ("sinfo", "--json") if release.startswith("22.05") else ("scontrol", "show", "nodes", "--json")
-    for kind, command in (("jobs", ("squeue", "--all", "--states=all", "--json")), ("nodes", nodes)):
+    old = release.startswith("22.05")
+    nodes = ("sinfo", "--json") if old else ("scontrol", "show", "nodes", "--json")
+    jobs = json_records.queue_command("" if old else driver.run("squeue", "--json=list").stdout)
+    for kind, command in (("jobs", jobs), ("nodes", nodes)):
         path = FIXTURES / f"{kind}-{release}.json"
         path.write_text(json.dumps(document(driver, *command), separators=(",", ":")) + "\n", encoding="utf-8")
     driver.cancel_all()

@@ -13,7 +13,7 @@ ALICE, BOB = 1001, 1002
 
 HOSTILE = r"""
 submit() { sbatch --parsable --hold --output=/dev/null "$@" --wrap=true; }
-every=$(awk 'BEGIN { for (i = 1; i < 256; i++) if (i != 10) printf "%c", i }' | tr -d '\\n')
+every=$(LC_ALL=C awk 'BEGIN { for (i = 1; i < 256; i++) if (i != 10) printf "%c", i }')
 submit --job-name="$(printf 'caf\351')"
 submit --job-name="$(printf 'a\n#SLURM --bbf=/etc/shadow\n\033[31m"\\')"
 submit --comment="$every"
@@ -54,27 +54,13 @@ SPECIAL = {
 }
 
 
-@pytest.fixture(scope="module", params=["pyslurm", "command", "command-22.05"])
-def shared(request: pytest.FixtureRequest) -> GatewayInside:
+@pytest.fixture(params=["pyslurm", "command", "command-22.05"])
+def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
     kind, _, old = request.param.partition("-")
     driver: Driver = request.getfixturevalue("old_sandbox" if old else "sandbox")
-    with_licences(driver)
-    return GatewayInside(driver, kind)
-
-
-@pytest.fixture
-def inside(shared: GatewayInside) -> Iterator[GatewayInside]:
-    shared.driver.cancel_all()
-    yield shared
-    shared.driver.cancel_all()
-
-
-def with_licences(driver: Driver) -> None:
-    conf = "/etc/slurm/slurm.conf"
-    line = f"Licenses={GATE_LICENSE}:1000000,matlab:5"
-    add = f"grep -q ^Licenses= {conf} || {{ echo {line} >> {conf}; scontrol reconfigure; }}"
-    driver.run("sh", "-c", add, user="root")
-    driver.wait_until(lambda: GATE_LICENSE in driver.run("scontrol", "show", "license").stdout, "the licence")
+    driver.cancel_all()
+    yield GatewayInside(driver, kind)
+    driver.cancel_all()
 
 
 def new_job(script: str = "#!/bin/sh\nexec sleep 600\n", uid: int = ALICE, **fields: object) -> NewJob:
@@ -186,16 +172,11 @@ def test_directives_behind_the_command_are_not_obeyed(inside: GatewayInside, wor
 
 
 def test_what_slurm_refuses_to_the_user_it_refuses_to_muri(inside: GatewayInside) -> None:
-    driver = inside.driver
-    driver.run("scontrol", "update", "PartitionName=small", "MaxTime=10", "AllowGroups=alice", user="root")
-    try:
-        with pytest.raises(RefusedError, match="time limit") as caught:
-            inside.submit(new_job(partition="small", time_limit_s=3600))
-        assert caught.value.error == "GatewayError"
-        with pytest.raises(RefusedError, match="group"):
-            inside.submit(new_job(uid=BOB, partition="small", time_limit_s=60))
-    finally:
-        driver.run("scontrol", "update", "PartitionName=small", "MaxTime=INFINITE", "AllowGroups=ALL", user="root")
+    inside.call(("extend_lease", inside.snapshot().taken_s + 600))  # a reservation that only root may use
+    with pytest.raises(RefusedError, match="denied") as caught:
+        inside.submit(new_job(uid=BOB, reservation=GATE_LICENSE))
+    inside.call(("end_lease",))
+    assert caught.value.error == "GatewayError"
 
 
 def test_new_jobs_ask_for_what_the_old_one_did(inside: GatewayInside) -> None:
@@ -227,6 +208,5 @@ def test_lease_keeps_jobs_waiting_and_ends(inside: GatewayInside) -> None:
 def test_ended_job_is_not_requeued(inside: GatewayInside) -> None:
     job_id = inside.driver.submit("--requeue", "--wrap=true")
     inside.driver.wait_state(job_id, "COMPLETED")
-    with pytest.raises(RefusedError) as caught:
-        inside.call(("requeue", job_id))
-    assert caught.value.error == "NoSuchJobError"
+    inside.call(("requeue", job_id))
+    assert inside.job(job_id).state is JobState.COMPLETED

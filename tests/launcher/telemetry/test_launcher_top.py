@@ -89,6 +89,7 @@ def test_states_are_told() -> None:
         "3": member(state="waiting", script="", share={}, speed=None, iterations_per_s=None),
         "4": member(fault="CUDA error"),
         "5": member(solo_iteration_s=None, predicted_speed=None),
+        "6": member(paused=True, isolation="process"),
     }
     lines = {line.split()[0]: line for line in shown(GroupView(Path("s"), status(**members), 99)).splitlines() if line}
     assert "exit 3" in lines["1"]
@@ -96,6 +97,7 @@ def test_states_are_told() -> None:
     assert "waiting" in lines["3"]
     assert "faulty" in lines["4"]
     assert "~0.61" in lines["5"]
+    assert "paused" in lines["6"]
     fault = {"fault": {"cause": "CUDA error: launch failed", "culprits": ["4"]}}
     assert "Error of the GPU: CUDA error" in shown(GroupView(Path("s"), status(**members) | fault, 0))
     assert "has not written for 99 s" in shown(GroupView(Path("s"), status(**members), 99))

@@ -88,7 +88,7 @@ def test_a_dependent_job_waits_and_says_for_what(make_controller):
     assert "afterok:7" in status.jobs[0].reasons[0]
 
 
-@pytest.mark.parametrize("change", [{"partition": "other"}, {"gpu_count": 0}])
+@pytest.mark.parametrize("change", [{"partition": "other"}, {"gpu_count": 0}, {"gpu_count": 16 * 10**9}])
 def test_a_job_that_cannot_be_planned_is_released_at_once(make_controller, change):
     slurm = FakeSlurm([make_job(9, **change), *four_jobs()], one_gpu())
     with make_controller(slurm, partitions=("main",)) as controller:

@@ -6,6 +6,7 @@ import pytest
 from fake_slurm import FakeSlurm, behind_licence, make_job, make_node, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.planning import decision as decision_module
 from muri.slurm_plugin.records.cluster import Job
 from muri.slurm_plugin.records.journal import EXCLUSION
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
@@ -96,3 +97,30 @@ def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobod
     slurm.tick()
     assert not pilots(slurm)
     assert any("muri_gate" not in job.licenses for job in slurm.jobs.values())
+
+
+def test_a_site_policy_that_ignores_the_domains_starts_no_such_group(make_controller, monkeypatch):
+    """A policy of a site's own may not know whom Slurm counts apart."""
+    rich, poor = waiting(2)
+    slurm = FakeSlurm([rich, replace(poor, account="astro")], one_gpu(), gate_license=True)
+    real = decision_module.prepare
+
+    def blind(cycle, use):
+        found = real(cycle, use)
+        jobs = tuple(replace(job, domain="") for job in found.request.jobs)
+        return replace(found, request=replace(found.request, jobs=jobs))
+
+    seen = decision_module.broken_laws
+
+    def knowing(request, plan):
+        jobs = tuple(replace(job, domain=str(job.job_id)) for job in request.jobs)
+        return seen(replace(request, jobs=jobs), plan)
+
+    monkeypatch.setattr(decision_module, "prepare", blind)
+    monkeypatch.setattr(decision_module, "broken_laws", knowing)
+    with make_controller(slurm) as controller:
+        decision = controller.decision()
+        assert decision.plan.groups
+        status = controller.cycle()
+    assert not pilots(slurm)
+    assert any("different domains" in reason for job in status.jobs for reason in job.reasons)

@@ -9,7 +9,7 @@ from virtual_clock import VirtualClock
 
 from muri.errors import MuriError
 from muri.slurm_plugin.controller.cycle import Controller
-from muri.slurm_plugin.controller.loop import run_forever
+from muri.slurm_plugin.controller.loop import run_forever, run_once
 
 
 class Faulty:
@@ -32,7 +32,7 @@ def test_the_loop_goes_on_after_a_cycle_that_failed_for_whatever_reason(caplog: 
     stop = threading.Event()
     controller = Faulty(stop)
     with caplog.at_level(logging.ERROR, "muri.controller"):
-        run_forever(cast(Controller, controller), 0.0, stop)
+        run_forever(cast(Controller, controller), 0.0, 0.0, stop)
     assert controller.cycles == 3
     said, fault = caplog.records
     assert "slurmctld does not answer" in said.getMessage()
@@ -61,5 +61,34 @@ class Timed:
 def test_cycles_begin_at_their_interval_and_at_once_after_one_that_took_longer() -> None:
     clock = VirtualClock()
     controller = Timed(clock, [1.0, 20.0, 75.0, 1.0])
-    run_forever(cast(Controller, controller), 30.0, controller, clock)
+    run_forever(cast(Controller, controller), 30.0, 0.0, controller, clock)
     assert controller.begun_s == [0.0, 30.0, 60.0, 135.0]
+
+
+class Starting(Timed):
+    """Its members start within some seconds."""
+
+    def __init__(self, clock: VirtualClock, start_s: float) -> None:
+        super().__init__(clock, [1.0])
+        self.looks_s: list[float] = []
+        self._start_s = start_s
+
+    def is_set(self) -> bool:
+        return False
+
+    def close_gates(self) -> bool:
+        self.looks_s.append(self._clock())
+        return self._clock() < self._start_s
+
+
+@pytest.mark.parametrize(
+    ("start_s", "watch_s", "looks_s"),
+    [(0.0, 60.0, [1.0]), (8.0, 60.0, [1.0, 6.0, 11.0]), (99.0, 12.0, [1.0, 6.0, 11.0]), (99.0, 0.0, [])],
+)
+def test_after_a_cycle_the_controller_stays_until_the_new_members_have_started(
+    start_s: float, watch_s: float, looks_s: list[float]
+) -> None:
+    clock = VirtualClock()
+    controller = Starting(clock, start_s)
+    run_once(cast(Controller, controller), watch_s, controller, clock)
+    assert controller.looks_s == looks_s

@@ -140,3 +140,13 @@ def test_where_no_controller_runs_users_see_what_slurm_tells(slurm: FakeSlurm, c
     status, jobs = seen_by_alice(slurm, config)
     assert (status.cycle_s, sorted(jobs)) == (0.0, [1, 2, 3])
     assert cycle_age_s(config, time.time()) is None
+
+
+def test_a_job_name_that_is_no_utf_8_hides_nobodys_status(
+    slurm: FakeSlurm, make_controller: Callable[..., Any], tmp_path: Path
+) -> None:
+    slurm._update(3, name="caf\udce9")
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    status, _ = latest_status(Config(state_dir=tmp_path))
+    assert {job.job_id: job.name for job in status.jobs} == {1: "job1", 2: "job2", 3: "caf\udce9"}

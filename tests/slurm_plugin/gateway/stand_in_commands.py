@@ -13,8 +13,8 @@ import json, os, sys
 of_job = sys.argv if "{name}" == "sbatch" else []
 fds = [int(argument.split("=")[1]) for argument in of_job if argument.startswith("--export-file")]
 files = [open(fd, "rb").read().decode() for fd in fds]
-text = os.fsdecode(sys.stdin.buffer.read()) if files else ""
-entry = dict(argv=sys.argv[1:], env=dict(os.environ), files=files, stdin=text)
+stdin = os.fsdecode(sys.stdin.buffer.read()) if files else ""
+entry = dict(argv=sys.argv[1:], env=dict(os.environ), files=files, stdin=stdin)
 with open("{log}", "a") as log:
     log.write(json.dumps(["{name}", entry]) + "\\n")
 {body}

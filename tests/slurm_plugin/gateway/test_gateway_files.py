@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fake_slurm import make_job
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,3 +89,11 @@ def test_environment_file_of_another_form_is_not_believed(content: bytes, tmp_pa
     assert path == tmp_path / "hash.7/job.27/environment"
     assert state_files.job_environment(str(tmp_path), 27) is None
     assert state_files.job_environment(str(tmp_path), 28) is None
+
+
+def test_a_byte_that_is_no_utf_8_survives_a_snapshot_file(tmp_path):
+    snapshot = Snapshot(1.0, "c", "26.05", (make_job(1, name="caf\udce9", comment="naïve"),), ())
+    path = tmp_path / "s.json"
+    path.write_text(dump_snapshot(snapshot), encoding="utf-8")
+    assert load_snapshot(path) == snapshot
+    assert "naïve" in path.read_text(encoding="utf-8")

@@ -181,6 +181,19 @@ def test_options_that_muri_does_not_carry_over(fields: dict[str, object], specia
     assert json_records.job(record | fields, 0.0).special == special
 
 
+@pytest.mark.parametrize(
+    ("forms", "form"),
+    [
+        ("", "--json"),
+        ("data_parser/v0.0.43\ndata_parser/v0.0.44\n", "--json"),
+        ("data_parser/v0.0.44\ndata_parser/v0.0.45\n", "--json=v0.0.44"),
+        ("data_parser/v0.0.45\ndata_parser/v0.0.46\n", "--json"),
+    ],
+)
+def test_form_of_the_queue_that_tells_of_exclusive(forms: str, form: str) -> None:
+    assert json_records.queue_command(forms)[-1] == form
+
+
 def test_licences_have_one_form() -> None:
     record = next(job for job in document("jobs", "26.05.5")["jobs"] if job["name"] == "bare")
     assert json_records.job(record | {"licenses": "matlab:1;muri_gate:1"}, 0.0).licenses == "matlab:1,muri_gate:1"

@@ -92,6 +92,15 @@ def test_what_is_free_leaves_out_what_waiting_jobs_were_promised():
     assert all((node.cpu_count, node.mem_gib) == (16.0, 64.0) for node in found.values())
 
 
+@pytest.mark.parametrize("request_", [{"cpu_count": 2 * 10**9}, {"gpu_count": 100}, {"node_count": 2 * 10**9}])
+def test_a_job_that_no_nodes_could_hold_is_promised_nothing(request_):
+    """Slurm shows "Priority" until it is the job's turn, and only then that it can never start."""
+    released = make_job(1, held=False, reason="Priority", **request_)
+    view = view_of(Snapshot(1.0, "c", "26.05", (released,), (make_node("n1"), make_node("n2"))))
+    found = free_nodes(CycleInput(view, Knowledge({}), Config()))
+    assert [(node.free_gpus, node.free_cpus) for node in found] == [(2, 16.0), (2, 16.0)]
+
+
 def test_a_node_whose_memory_slurm_was_not_told_limits_nothing():
     view = view_of(Snapshot(1.0, "c", "26.05", (), (make_node("n1"),)))
     (node,) = free_nodes(CycleInput(view, Knowledge({}), Config()))

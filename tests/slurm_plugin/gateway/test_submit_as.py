@@ -121,8 +121,9 @@ def test_sbatch_command_line() -> None:
         licenses="m:1", reservation="r", features="[a*1&b*1]", excluded_nodes="n9",
     )  # fmt: skip
     assert sbatch_arguments(job, "mark") == [
-        "sbatch", "--parsable", "--hold", "--requeue", "--job-name=n", "--partition=p", "--account=acc", "--qos=q",
-        "--chdir=/w", "--gres=gpu:a100:2", "--nodes=2", "--ntasks=2", "--cpus-per-task=3", "--mem=100M", "--time=2",
+        "sbatch", "--parsable", "--ignore-pbs", "--hold", "--requeue", "--job-name=n", "--partition=p",
+        "--account=acc", "--qos=q", "--chdir=/w", "--gres=gpu:a100:2", "--nodes=2", "--ntasks=2", "--cpus-per-task=3",
+        "--mem=100M", "--time=2",
         "--nodelist=n[1-2]", "--exclude=n9", "--constraint=[a*1&b*1]", "--licenses=m:1", "--reservation=r",
         "--output=/o", "--input=/dev/null", "--comment=mark",
     ]  # fmt: skip

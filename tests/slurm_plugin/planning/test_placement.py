@@ -113,6 +113,7 @@ def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(mak
         slurm.tick()
         status = controller.cycle()
     assert not pilots(slurm)
+    assert not any(job.name == "muri-dryrun" for job in slurm.jobs.values())
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"
     assert any(option in reason for job in status.jobs if job.job_id == 2 for reason in job.reasons)
 
@@ -146,3 +147,22 @@ def test_a_job_for_one_node_and_a_group_are_not_promised_the_same_gpu(make_contr
     promised = [job.required_nodes for job in pilots(slurm)]
     assert "n1" not in promised
     assert "muri_gate" not in slurm.jobs[1].licenses
+
+
+@pytest.mark.parametrize("option", ["required_nodes", "excluded_nodes"])
+@pytest.mark.parametrize("host_list", ["n[1-2000000000]", "n[1-", "@all", "n1\nn2", "caf\udce9"])
+def test_a_list_of_nodes_that_cannot_be_read_leaves_its_job_to_slurm(option, host_list):
+    found = place(**{option: host_list})
+    assert "Muri cannot tell which nodes it may get" in found.left_to_slurm
+
+
+def test_a_reservation_whose_nodes_cannot_be_read_leaves_jobs_to_slurm():
+    assert place(Reservation("odd", "n[1-", NOW_S, NOW_S + 3600)).left_to_slurm
+
+
+@pytest.mark.parametrize("order", [(1, 2_000_000_000), (2_000_000_000, 1)])
+def test_a_job_on_too_many_nodes_says_nothing_of_other_jobs(order):
+    places = Places(Snapshot(NOW_S, "c", "26.05", (), NODES))
+    found = {count: places.of(make_job(1, node_count=count)).left_to_slurm for count in order}
+    assert found[1] == ""
+    assert "2000000000 nodes" in found[2_000_000_000]

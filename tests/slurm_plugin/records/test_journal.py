@@ -67,3 +67,11 @@ def test_a_newer_schema_is_refused(tmp_path):
     connection.close()
     with pytest.raises(JournalError, match="newer Muri"):
         Journal(path)
+
+
+def test_what_cannot_be_stored_costs_one_entry_and_no_later_one(tmp_path):
+    with Journal(tmp_path / "j.db") as journal:
+        with pytest.raises(UnicodeEncodeError):
+            journal.set_fact(EXCLUSION, "caf\udce9", "its subject has a byte that is no UTF-8")
+        journal.set_fact(EXCLUSION, "7", "why")
+        assert journal.facts(EXCLUSION) == {"7": "why"}

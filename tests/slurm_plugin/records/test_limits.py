@@ -138,3 +138,13 @@ def test_a_wrong_limit_in_a_snapshot_file_is_named():
     text = dump_snapshot(Snapshot(1.0, "c", "26.05.5", (), (), limits=LIMITS)).replace('"amount": 2', '"amount": "2"')
     with pytest.raises(SnapshotFileError, match=r"limits: qos\[0\]: limits: max_tres_per_user\[0\]: amount: int"):
         parse_snapshot(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [(parse_count, "9" * 5000), (parse_duration_s, "9" * 5000), (parse_duration_s, "9" * 5000 + "-00:00:00"),
+     (parse_tres, "cpu=" + "9" * 5000), (parse_tres, "mem=" + "9" * 400 + "P")],
+)  # fmt: skip
+def test_a_number_of_thousands_of_digits_is_no_limit(read, text):
+    with pytest.raises(LimitTextError):
+        read(text)

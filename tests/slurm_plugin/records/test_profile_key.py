@@ -43,3 +43,10 @@ def test_models_of_one_name_of_two_users_are_two():
 
 def test_jobs_that_were_submitted_before_scripts_were_looked_at_keep_their_key():
     assert key(admin_comment="muri:on").model == "alice:/home/alice:sbatch train.sh 5"
+
+
+@pytest.mark.parametrize("field", ["work_dir", "submit_line"])
+def test_a_name_in_latin_1_makes_a_key_that_can_be_stored(field):
+    model = key(**{field: "/home/bob/caf\udce9"}).model
+    assert model.encode("utf-8")
+    assert r"caf\udce9" in model

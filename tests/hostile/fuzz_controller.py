@@ -1,0 +1,132 @@
+"""The command scripts/fuzz-controller: hostile jobs among ordinary ones, in virtual time or on a sandbox."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from campaign import APART, Campaign, Gate, Outcome, compared, run
+from shrink import smallest_failing
+from users import Attack
+
+POLICIES: Final = (
+    "auto", "muri-s", "muri-l", "muri-slurm", "horus", "sjf-bsbf", "synergy-tune", "muri-hybrid", "tiresias",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A campaign, what came of it, and the smallest set of hostile jobs with which it fails; None when it does not."""
+
+    campaign: Campaign
+    outcome: Outcome
+    took_s: float
+    culprits: list[Attack] | None = None
+
+    def summary(self) -> dict[str, Any]:
+        """For --json."""
+        culprits = self.culprits and [asdict(attack) for attack in self.culprits]
+        ends = [how for _, how in self.outcome.ends.values()]
+        return {
+            **asdict(self.campaign),
+            "failures": self.outcome.failures,
+            "left_out": sorted(self.outcome.left_out),
+            "cycles": self.outcome.cycles,
+            "longest_cycle_s": round(self.outcome.longest_cycle_s, 2),
+            "took_s": round(self.took_s, 1),
+            "ended_alone": ends.count("alone"),
+            "ended_as_members": ends.count("member"),
+            "smallest_failing_set": culprits,
+        }
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def tried(campaign: Campaign, chosen: Sequence[Attack] | None = None) -> Outcome:
+    """Run a campaign and, where hostile jobs have GPUs of their own, compare it with one without them."""
+    with _folder() as folder:
+        outcome = run(campaign, folder, chosen)
+    if campaign.apart and campaign.policy in APART and not outcome.failures:
+        with _folder() as folder:
+            outcome.failures += compared(campaign, outcome, folder)
+    return outcome
+
+
+def judged(campaign: Campaign, most_trials: int) -> Verdict:
+    """Run a campaign; where it fails, look for the smallest set of hostile jobs with which it does."""
+    began_s = time.monotonic()
+    outcome = tried(campaign)
+    took_s = time.monotonic() - began_s
+    if not outcome.failures:
+        return Verdict(campaign, outcome, took_s)
+    culprits = smallest_failing(campaign.attacks(), lambda chosen: bool(tried(campaign, chosen).failures), most_trials)
+    return Verdict(campaign, outcome, took_s, culprits)
+
+
+def _campaigns(options: argparse.Namespace) -> Iterator[Campaign]:
+    for seed in range(options.seed, options.seed + options.seeds):
+        for policy in options.policy or POLICIES:
+            for gate in options.gate or get_args(Gate):
+                for apart in (True, False):
+                    yield Campaign(policy, gate, seed, options.jobs, options.ordinary, apart)
+
+
+def _tell(verdict: Verdict) -> None:
+    campaign, outcome = verdict.campaign, verdict.outcome
+    where = "apart" if campaign.apart else "together"
+    print(
+        f"seed {campaign.seed}, {campaign.policy}, {campaign.gate}, {where}: {outcome.cycles} cycles, the longest "
+        f"{outcome.longest_cycle_s:.1f} s, {verdict.took_s:.0f} s in all: "
+        f"{'FAILED' if outcome.failures else 'every ordinary job ended'}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    for text in (*outcome.failures[:10], *(f"left out: {error}" for error in sorted(outcome.left_out)[:10])):
+        print(f"  {ascii(text)[1:-1]}", file=sys.stderr, flush=True)
+    for attack in verdict.culprits or ():
+        print(f"  smallest failing set: {ascii(attack)[:2000]}", file=sys.stderr, flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run campaigns; return 1 if one failed."""
+    parser = argparse.ArgumentParser(
+        prog="fuzz-controller",
+        description="Tries the controller with hostile jobs among ordinary ones, in virtual time: each ordinary job "
+        "must run once to its end, and no cycle may be lost. Exits with 1 and names the seed and the smallest failing "
+        "set of hostile jobs if not.",
+    )
+    parser.add_argument("--jobs", type=int, default=2000, help="hostile jobs [2000]")
+    parser.add_argument("--ordinary", type=int, default=200, help="ordinary jobs [200]")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed [1]")
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds [1]")
+    parser.add_argument("--policy", action="append", help="policy, may be repeated [nine of them]")
+    parser.add_argument("--gate", action="append", choices=get_args(Gate), help="gate, may be repeated [both]")
+    parser.add_argument("--trials", type=int, default=40, help="runs spent on making a failing set smaller [40]")
+    parser.add_argument("--json", action="store_true", help="print what came of each campaign, one JSON line for each")
+    parser.add_argument("--sandbox", metavar="NAME", help="submit the jobs on this sandbox instead, a real Slurm")
+    options = parser.parse_args(arguments)
+    if options.sandbox:
+        from real_campaign import main_on_sandbox
+
+        return main_on_sandbox(options.sandbox, options.jobs, options.ordinary, options.seed, as_json=options.json)
+    failed = False
+    for campaign in _campaigns(options):
+        verdict = judged(campaign, options.trials)
+        failed |= bool(verdict.outcome.failures)
+        _tell(verdict)
+        if options.json:
+            print(json.dumps(verdict.summary(), default=str), flush=True)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
