@@ -106,7 +106,7 @@ class SiteCluster(MuriCluster):
 
     def pilot(self, job: int) -> int | None:
         """Return the pilot job of a job's group, None when it is in none."""
-        state = tags.parse_state(self.driver.job(job)["AdminComment"])
+        state = tags.parse_state(self.driver.job(job).get("AdminComment", ""))
         return None if state is None else state.pilot
 
     def runs(self, *jobs: int) -> dict[int, Record]:
