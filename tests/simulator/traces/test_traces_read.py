@@ -100,7 +100,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
     profile = StageProfile(
         ProfileKey(draw(texts), draw(st.integers(0, 4096)), gpu_count, draw(st.sampled_from(["gpu", "a100"]))),
         *draw(st.tuples(times, times, times, times)),
-        iteration_s=draw(st.floats(0, 86400, exclude_min=True)),
+        iteration_s=draw(st.floats(1e-6, 86400)),
         gpu_mem_gib=draw(st.floats(0, 1024)),
         source="import",
     )
