@@ -1,6 +1,7 @@
 """Muri's promises on a real Slurm: the user's job stays an ordinary job, and nothing is lost."""
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from muri_cluster import STAGES, MuriCluster
@@ -128,11 +129,13 @@ class Dying:
         if name not in ("submit", "modify", "release"):
             return method
         def call(*arguments):
+            if sys.argv[2] == "after-closing":
+                os.system("scontrol update PartitionName=train State=DOWN")
             self._left -= 1
             if self._left == 0 and "before" == sys.argv[2]:
                 os.kill(os.getpid(), signal.SIGKILL)
             result = method(*arguments)
-            if self._left == 0 and "after" == sys.argv[2]:
+            if self._left == 0 and sys.argv[2] in ("after", "after-closing"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self._left == 0 and "no-slurm" == sys.argv[2]:
                 os.system("pkill -TERM slurmctld; while pgrep slurmctld >/dev/null; do sleep 0.1; done")
@@ -169,13 +172,20 @@ def test_slurmctld_restarted_in_mid_cycle(muri):
     assert all(muri.output(job).count(f"started {job}") == 1 for job in jobs)
 
 
+@pytest.fixture
+def reopened(muri) -> Iterator[None]:
+    """The partition is up again when the test has ended."""
+    yield
+    muri.driver.run("scontrol", "update", "PartitionName=train", "State=UP", user="root")
+
+
+@pytest.mark.usefixtures("reopened")
 def test_drain_gives_every_held_job_back(muri):
     muri.know_profiles()
     jobs = [muri.submit(kind, "-c", "2", iterations=5) for kind in STAGES]
-    # Two are left half-way into a group by a controller that never comes back. Nothing starts meanwhile: a member
-    # that runs when the drain comes would rightly be left in its group.
-    muri.driver.run("scontrol", "update", "PartitionName=train", "State=DOWN", user="root")
-    assert muri.python(KILL, "3", "after", check=False).returncode == -9
+    # Two are left half-way into a group by a controller that never comes back. The partition goes down as soon as the
+    # plan is made: a member that runs when the drain comes would rightly be left in its group.
+    assert muri.python(KILL, "3", "after-closing", check=False).returncode == -9
     muri.driver.run("muri", "drain", user="root")
     for job in jobs:
         fields = muri.driver.job(job)

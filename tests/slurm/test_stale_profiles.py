@@ -67,7 +67,7 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
     muri.cycles_until_ended(muri.submit("load", iterations=5))  # fresh again: no second dry run
     assert len(dry_runs(muri) - before) == 1
-    shown = json.loads(store(muri, "show", "load", "--json"))
+    shown = json.loads(store(muri, "show", "load", "--user", "alice", "--json"))
     assert shown["source"] == "dry-run"
     assert shown["load_s"] > 0.05
 
