@@ -249,7 +249,8 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
     """Stop running JOB at its next iteration; it waits in the queue and resumes later.
 
     For administrators and the job's owner. Only a job that was submitted with --muri=checkpoint=1 and whose
-    script has called muri.checkpoint can be stopped. The controller decides when it runs again.
+    script has called muri.checkpoint can be stopped. The controller decides when it runs again; where its owner has
+    stopped it and it is in no group, Slurm does.
 
     \b
     Examples:
@@ -257,6 +258,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
       muri preempt 4711 --yes --json     for scripts
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.execute.gate import stop_as_caller
     from muri.slurm_plugin.node.membership import mark_stopped
     from muri.slurm_plugin.planning.running import why_not_preemptible
     from muri.slurm_plugin.records.roles import view_of
@@ -277,11 +279,11 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         whose = printable(f"{job_id} ({job.name}) of {job.user}")
         click.confirm(f"Stop job {whose} and put it back into the queue?", abort=True)
     mark_stopped(job_id, job.restart_count)
-    gateway.requeue_hold(job_id)
+    stop_as_caller(gateway, job)
     if as_json:
         click.echo(json.dumps({"job_id": job_id, "stopped": True, "run": job.restart_count}))
     else:
-        click.echo(f"job {job_id} is being saved; the controller puts it back into the queue at its next cycle")
+        click.echo(f"job {job_id} is being saved and goes back to the queue")
 
 
 def _warn_if_controller_is_down(config: Config) -> None:

@@ -4,6 +4,7 @@ With the licence each is one call. With Muri's own hold, the request changes bef
 controller that dies in between leaves behind is a held job that the next cycle starts anew.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
@@ -46,7 +47,9 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
     if job.gate == "licence":
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
         return
-    gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), "hold")))
+    # Somebody else's hold must not look like Muri's; once they release the job, Slurm decides about it.
+    word = OPEN if job.held_by_others else "hold"
+    gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), word)))
     if not job.held:
         _hold(gateway, job.job_id)
 
@@ -62,6 +65,24 @@ def stop(gateway: Gateway, job: ManagedJob) -> None:
         gateway.requeue_hold(job.job_id)
         return
     close_gate(gateway, job)
+    gateway.requeue(job.job_id)
+
+
+def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
+    """Do the same for whoever calls, who may be the job's user.
+
+    Slurm lets only administrators change a running job's licences. A job alone that its user stops has no gate, and
+    Slurm starts it again by itself.
+
+    Raises:
+        NoSuchJobError: It has ended.
+        GatewayError: Slurm refused.
+    """
+    if job.gate == "hold":
+        gateway.requeue_hold(job.job_id)
+        return
+    with suppress(GatewayError):
+        close_gate(gateway, job)
     gateway.requeue(job.job_id)
 
 

@@ -257,7 +257,7 @@ def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Rest
     The job's last try is alone, whether the GPUs' memory is known or not.
     """
     run, times = job.reports.out_of_memory
-    if job.state is not JobState.PENDING or job.held_by_others or times < 1 or run != job.restart_count - 1:
+    if not _is_back(job, cycle.now_s) or times < 1 or run != job.restart_count - 1:
         return None
     nodes = (node for node in cycle.nodes if node.usable and job.partition in node.partitions)
     capacity_gib = max((cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0) for node in nodes), default=0.0)
@@ -266,6 +266,14 @@ def after_out_of_memory(job: ManagedJob, cycle: CycleInput) -> AskForMore | Rest
     if gib is None or (times >= MAX_RAISES and not capacity_gib):
         return Restore(job.job_id, f"it ran out of GPU memory beside others {times} times")
     return AskForMore(job.job_id, gib, f"it ran out of GPU memory beside others; it asks for {gib:.1f} GiB now")
+
+
+def _is_back(job: ManagedJob, now_s: float) -> bool:
+    """Whether a job is in the queue as its last run left it: behind its gate, or in Slurm's delay after a requeue.
+
+    A job that has been given to another group since is a member that waits, too, but is neither.
+    """
+    return job.state is JobState.PENDING and not job.held_by_others and (job.gated or job.begin_s > now_s)
 
 
 def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
@@ -331,7 +339,7 @@ def _next_step(job: ManagedJob | None, job_id: int, intent: Intent) -> Action | 
 
 def _why_back(job: ManagedJob, view: View) -> str:
     """Return why a returned job that ran before has to be made a candidate again, "" when it need not be."""
-    if job.state is not JobState.PENDING or job.held_by_others or not job.restart_count:
+    if not _is_back(job, view.snapshot.taken_s) or not job.restart_count:
         return ""
     stopped = job.reports.stopped_run == job.restart_count - 1
     if job.role is Role.MEMBER:

@@ -4,7 +4,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from accounting_records import Payer, gpu_seconds, parse_records
+from accounting_records import Payer, gpu_seconds, most_gpus_at_once, most_runs_at_once, parse_records
 
 from sandbox import accounting, cluster, instance, lifecycle
 from sandbox.builds import Build, Pyslurm
@@ -13,11 +13,11 @@ from sandbox.instance import Instance
 from sandbox.support import StartError
 
 SACCT = """\
-7|alice|hep|normal|COMPLETED|40|billing=1,cpu=1,gres/gpu=2,mem=2000M,node=1|2026-11-23T08:00:40
-8|alice|astro|small|CANCELLED by 0|10|cpu=1,gres/gpu=1|2026-11-23T08:00:50
-7|alice|hep|normal|RUNNING|5|cpu=1,gres/gpu:a100=2,gres/gpu=2|Unknown
-9|bob|hep|normal|PENDING|0||Unknown
-10|bob|hep|Unknown|COMPLETED|1|cpu=1|2026-11-23T08:00:51
+7|alice|hep|normal|COMPLETED|40|billing=1,cpu=1,gres/gpu=2,mem=2000M,node=1|1000|1040|n1|60
+8|alice|astro|small|CANCELLED by 0|10|cpu=1,gres/gpu=1|1040|1050|n[1-2]|60
+7|alice|hep|normal|RUNNING|5|cpu=1,gres/gpu:a100=2,gres/gpu=2|1040|Unknown|n1|UNLIMITED
+9|bob|hep|normal|PENDING|0||Unknown|Unknown|None assigned|60
+10|bob|hep|Unknown|COMPLETED|1|cpu=1|1050|1051|n1|60
 """
 
 
@@ -79,3 +79,14 @@ def test_gpu_seconds_are_summed_by_payer_over_all_runs() -> None:
     assert [record.state for record in records] == ["COMPLETED", "CANCELLED", "RUNNING", "PENDING", "COMPLETED"]
     assert [record.complete for record in records] == [True, True, False, False, False]
     assert +gpu_seconds(records) == {Payer("hep", "normal"): 90, Payer("astro", "small"): 10}
+
+
+def test_what_runs_had_at_once_counts_no_run_beside_its_successor() -> None:
+    ended = [record for record in parse_records(SACCT) if record.complete]
+    assert [(record.start_s, record.end_s, record.nodes) for record in ended] == [
+        (1000, 1040, "n1"),
+        (1040, 1050, "n[1-2]"),
+    ]
+    assert most_gpus_at_once(ended) == 2
+    assert most_runs_at_once(ended) == 1
+    assert most_gpus_at_once([]) == 0

@@ -3,12 +3,13 @@
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import NamedTuple
 
 from sandbox.driver import Driver
 
-_FIELDS = "JobIDRaw,User,Account,QOS,State,ElapsedRaw,AllocTRES,End"
+_FIELDS = "JobIDRaw,User,Account,QOS,State,ElapsedRaw,AllocTRES,Start,End,NodeList,TimelimitRaw"
 _GPUS = re.compile(r"(?:^|,)gres/gpu=(\d+)(?:,|$)")
 
 
@@ -26,6 +27,10 @@ class Record:
     Attributes:
         elapsed_s: How long it has run so far, in whole seconds.
         gpus: How many GPUs it had; 0 before it starts.
+        start_s: When it started, in seconds since the epoch; 0 before.
+        end_s: When it ended, in seconds since the epoch; 0 before.
+        nodes: Where it ran, in Slurm's notation.
+        limit_min: Its time limit in minutes, 0 when it has none.
         complete: Whether it has ended and all of it is recorded. Slurm 22.05 calls the QOS of a short run "Unknown"
             for some seconds after its end.
     """
@@ -36,6 +41,10 @@ class Record:
     state: str
     elapsed_s: int
     gpus: int
+    start_s: int
+    end_s: int
+    nodes: str
+    limit_min: int
     complete: bool
 
     @property
@@ -50,12 +59,18 @@ def parse_records(text: str) -> list[Record]:
 
 
 def _record(line: str) -> Record:
-    job_id, user, account, qos, state, elapsed_s, tres, end = line.split("|")
+    job_id, user, account, qos, state, elapsed_s, tres, start_s, end_s, nodes, limit_min = line.split("|")
     gpus = _GPUS.search(tres)
     return Record(
         job_id=int(job_id), user=user, payer=Payer(account, qos), state=state.split()[0], elapsed_s=int(elapsed_s),
-        gpus=int(gpus.group(1)) if gpus else 0, complete="Unknown" not in (end, qos),
+        gpus=int(gpus.group(1)) if gpus else 0, start_s=_number(start_s), end_s=_number(end_s), nodes=nodes,
+        limit_min=_number(limit_min), complete="Unknown" not in (end_s, qos),
     )  # fmt: skip
+
+
+def _number(text: str) -> int:
+    """Read a time or a limit; "Unknown", "None" and "UNLIMITED" are 0."""
+    return int(text) if text.isdigit() else 0
 
 
 def records(driver: Driver, *jobs: int) -> list[Record]:
@@ -63,7 +78,7 @@ def records(driver: Driver, *jobs: int) -> list[Record]:
     chosen = [f"--jobs={','.join(map(str, jobs))}"] if jobs else ["--starttime=1970-01-02"]
     done = driver.run(
         "sacct", "--allusers", "--allocations", "--duplicates", "--noheader", "--parsable2",
-        f"--format={_FIELDS}", *chosen, user="root",
+        f"--format={_FIELDS}", *chosen, user="root", env={"SLURM_TIME_FORMAT": "%s"},
     )  # fmt: skip
     return parse_records(done.stdout)
 
@@ -92,3 +107,19 @@ def gpu_seconds(found: Iterable[Record]) -> Counter[Payer]:
     for record in found:
         sums[record.payer] += record.gpu_s
     return sums
+
+
+def most_gpus_at_once(found: Iterable[Record]) -> int:
+    """Return how many GPUs these runs had together when they had most.
+
+    A run that ends in the second in which another starts does not meet it. All must have ended.
+    """
+    changes = sorted(
+        change for run in found for change in ((run.start_s, 1, run.gpus), (run.end_s, 0, -run.gpus)) if run.start_s
+    )
+    return max(accumulate((amount for _, _, amount in changes), initial=0))
+
+
+def most_runs_at_once(found: Iterable[Record]) -> int:
+    """Return how many of these runs there were when there were most."""
+    return most_gpus_at_once(replace(run, gpus=1) for run in found)

@@ -17,7 +17,14 @@ from sandbox.driver import Driver  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
 
 TWO_GPUS = Shape(extra_partitions=(Partition("small", "n1"), Partition("two", "n[1-2]")))
-ACCOUNTING = Shape(accounting=True, extra_partitions=(Partition("train", "n[1-4]"),))
+ACCOUNTING = Shape(
+    accounting=True,
+    extra_partitions=(
+        Partition("train", "n[1-4]"),
+        Partition("middle", "n[2-3]"),
+        *(Partition(f"on{number}", f"n{number}") for number in range(1, 5)),
+    ),
+)
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
@@ -70,7 +77,10 @@ def old_sandbox() -> Iterator[Driver]:
 
 @pytest.fixture(scope="session")
 def accounting_sandbox() -> Iterator[Driver]:
-    """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs, partitions `main` and `train`."""
+    """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
+
+    Partitions `main` and `train` have all nodes, `middle` n2 and n3, `on1` to `on4` one each.
+    """
     yield from start("forky", ACCOUNTING, "accounting")
 
 

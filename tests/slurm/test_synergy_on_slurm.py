@@ -51,11 +51,16 @@ for job in gateway.snapshot().jobs:
 """
 
 
-KILLED_BEFORE_THE_RELEASE = """\
+KILLED_BEFORE_THE_GATE_OPENS = """\
 import os, signal
 from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
-PyslurmGateway.release = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+modify = PyslurmGateway.modify
+def dying(gateway, job_id, change):
+    if change.licenses is not None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    modify(gateway, job_id, change)
+PyslurmGateway.modify = dying
 with open_controller(read_config(None)) as controller:
     controller.cycle()
 """
@@ -135,12 +140,12 @@ def test_a_start_that_was_cut_off_is_undone_to_the_letter(site: Site) -> None:
     assert not any(tags.GIVEN_PREFIX in site.driver.job(job).get("AdminComment", "") for job in jobs)
 
 
-def test_a_controller_killed_between_change_and_release_loses_nothing(cluster: Driver) -> None:
+def test_a_controller_killed_between_change_and_start_loses_nothing(cluster: Driver) -> None:
     site = Site(cluster, "pyslurm")
     job = site.submit_model("hungry", "-c", "4", "--mem-per-cpu=500")
-    site.python(KILLED_BEFORE_THE_RELEASE, check=False)
+    site.python(KILLED_BEFORE_THE_GATE_OPENS, check=False)
     left = cluster.job(job)
-    assert (left["JobState"], left["Priority"], left["NumCPUs"]) == ("PENDING", "0", "9")
+    assert (left["JobState"], left["Licenses"], left["NumCPUs"]) == ("PENDING", "muri_gate:1", "9")
     cluster.run("touch", f"/home/alice/seen-{job}", user="alice")
     ended = site.cycles_until_ended(job)[job]
     assert (ended["JobState"], ended["ExitCode"], ended["NumCPUs"], ended["Restarts"]) == ("COMPLETED", "0:0", "9", "0")

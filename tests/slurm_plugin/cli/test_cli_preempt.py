@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from fake_slurm import FakeSlurm, make_job, make_node
 from muri.errors import UsageError
 from muri.slurm_plugin.cli.admin import preempt
 from muri.slurm_plugin.controller import assemble as open_gateway
+from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node import membership as member
 from muri.slurm_plugin.records.cluster import JobState
 
@@ -33,6 +35,24 @@ def test_it_marks_the_run_and_requeues(slurm):
     done = CliRunner().invoke(preempt, ["1", "--yes", "--json"], catch_exceptions=False)
     assert json.loads(done.output) == {"job_id": 1, "stopped": True, "run": 0}
     assert slurm.calls == ["stopped 1 in run 0", "requeue_hold"]
+
+
+def test_an_administrator_closes_the_licence_gate_first_and_makes_no_hold(slurm):
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
+    CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
+    assert slurm.calls == ["stopped 1 in run 0", "modify", "requeue"]
+    assert slurm.jobs[1].licenses == "muri_gate:1"
+    assert not slurm.jobs[1].held
+
+
+def test_a_user_who_may_not_close_the_gate_can_stop_the_job(slurm, monkeypatch):
+    def refused(job_id, change):
+        raise GatewayError("Access/permission denied")
+
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=f"{MARK} muri-gate:licence")
+    monkeypatch.setattr(slurm, "modify", refused)
+    CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
+    assert slurm.calls == ["stopped 1 in run 0", "requeue"]
 
 
 def test_no_means_no(slurm):

@@ -142,6 +142,24 @@ def test_members_are_put_behind_the_gate_as_soon_as_they_have_started(make_contr
     assert [slurm.jobs[n].state for n in (1, 2)] == [JobState.RUNNING] * 2
 
 
+@pytest.mark.parametrize("reason", ["JobHeldAdmin", "JobHeldUser"])
+def test_without_the_licence_too_a_member_that_is_held_stays_held_when_its_group_ends(make_controller, reason):
+    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
+    with make_controller(slurm, gate="hold") as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm._update(1, held=True, reason=reason)
+        slurm.end(pilots(slurm)[0].job_id, JobState.CANCELLED)
+        for member in (1, 2):
+            slurm._requeue(member)
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick(400)
+    held = slurm.jobs[1]
+    assert (held.held, held.reason, held.gpu_count, held.required_nodes) == (True, reason, 1, "")
+    assert slurm.jobs[2].state is JobState.RUNNING
+
+
 def test_a_running_members_gate_is_closed_again(at_work):
     assert [GATE_LICENSE in at_work.jobs[n].licenses for n in (1, 2)] == [True, True]
 

@@ -3,15 +3,18 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.policies.horus.cost import MAX_RAISES
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.drain import drain
 from muri.slurm_plugin.node import membership as member
+from muri.slurm_plugin.planning.actions import AskForMore, Restore, ReturnToQueue
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.repairs import reconcile
 from muri.slurm_plugin.planning.request import plan_job
 from muri.slurm_plugin.planning.slurm_requests import with_retries
+from muri.slurm_plugin.planning.starts import asked_by
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.comment_reports import may_try_again, out_of_memory_runs, out_of_memory_text
 from muri.slurm_plugin.records.comment_tags import retries_memory
@@ -156,3 +159,29 @@ def test_a_requeue_for_another_reason_is_not_taken_for_it(make_controller):
         slurm.jobs[3] = replace(slurm.jobs[3], comment=comment(slurm.jobs[3].restart_count - 2, 1))
         repairs = controller.decision().repairs
     assert [type(action).__name__ for action in repairs] == ["Restore"]
+
+
+ORIGINAL = asked_by(make_job(1))
+MEMBER_TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, ORIGINAL, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_back"),
+    [
+        ({"licenses": "muri_gate:1"}, True),
+        ({"begin_s": NOW_S + 60}, True),
+        ({}, False),
+        ({"licenses": "muri_gate:1", "held": True, "reason": "JobHeldAdmin"}, False),
+    ],
+    ids=["behind its gate", "in Slurm's delay", "given to a group again", "held by an administrator"],
+)
+@pytest.mark.parametrize("word", [comment(0, 1), f"{tags.STOPPED_PREFIX}0"], ids=["out of memory", "stopped"])
+def test_a_returned_member_is_put_back_once_and_not_out_of_its_next_group(word, changes, is_back):
+    tag = f"muri:on muri-gate:licence {MEMBER_TAG}"
+    base = {"held": False, "comment": word, "restart_count": 1, "admin_comment": tag}
+    pilot = make_job(9, held=False, admin_comment=tags.PILOT_PREFIX + tags.format_pilot("token", (1,)))
+    view = view_of(FakeSlurm([make_job(1, **(base | changes)), pilot], one_gpu()).snapshot())
+    repairs = reconcile(CycleInput(view, Knowledge({}), Config()))
+    found = [each for each in repairs if isinstance(each, AskForMore | ReturnToQueue | Restore) and each.job_id == 1]
+    others = {"it was held; it waits until it is released"}
+    assert len([each for each in found if each.why not in others]) == is_back

@@ -113,6 +113,7 @@ def test_what_muri_does_not_understand_runs_alone_with_its_request_untouched(mak
         slurm.tick()
         status = controller.cycle()
     assert not pilots(slurm)
+    assert not any(job.name == "muri-dryrun" for job in slurm.jobs.values())
     assert slurm.jobs[2].gpu_request == "gres/gpu:1"
     assert any(option in reason for job in status.jobs if job.job_id == 2 for reason in job.reasons)
 

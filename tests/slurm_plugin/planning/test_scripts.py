@@ -42,6 +42,13 @@ def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted()
     assert shlex.split(command)[-len(arguments.split()) - 1 :] == ["--", *arguments.split()]
 
 
+def test_a_dry_run_asks_for_what_its_job_asks_for():
+    own = {"reservation": "course", "features": "a100", "excluded_nodes": "n3", "required_nodes": "n1"}
+    run = dry_run_job(make_job(1, licenses="matlab:1,muri_gate:1", **own), "t", {}, Config())
+    assert {name: getattr(run, name) for name in own} == own
+    assert run.licenses == "matlab:1"
+
+
 def test_a_script_is_ended_as_soon_as_its_model_is_measured(tmp_path):
     later = tmp_path / "later"
     script = f'#!/bin/sh\necho \'{{"load_s": 1}}\' > "$MURI_DRY_RUN_RESULT"\nsleep 60\ntouch {later}\n'

@@ -1,0 +1,336 @@
+"""What a site decides holds for Muri's jobs, too: whole stories on a real Slurm with accounts, QOS and priorities."""
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+from accounting_records import (
+    Payer,
+    Record,
+    complete_records,
+    gpu_seconds,
+    most_gpus_at_once,
+    most_runs_at_once,
+    records,
+)
+from muri_cluster import STAGES
+from site_cluster import SiteCluster
+
+from sandbox.driver import Driver
+
+both_gateways = pytest.mark.parametrize("gateway", ["pyslurm", "command"])
+
+TWO_DAYS_MIN = 2 * 24 * 60
+
+
+@pytest.fixture
+def site(accounted: Driver, gateway: str) -> SiteCluster:
+    return SiteCluster(accounted, gateway)
+
+
+def assert_all_completed(runs: dict[int, Record], site: SiteCluster) -> None:
+    assert {run.state for run in runs.values()} == {"COMPLETED"}, runs
+    assert site.barred() == {}
+
+
+@both_gateways
+def test_accounts_stay_apart_and_limits_on_gpus_and_time_hold_for_groups(site: SiteCluster) -> None:
+    """Two accounts on n1, a QOS with two GPUs for each user on n2 and n3, a longest time of two days on n4."""
+    hep, astro = (site.pair("-p", "on1", f"--account={account}") for account in ("hep", "astro"))
+    small = [job for _ in range(4) for job in site.pair("-p", "middle", "--qos=small")]
+    bobs = site.submit("load", "-p", "middle", "--qos=small", user="bob")
+    with site.partition_setting("on4", "maxtime=2-0", afterwards="maxtime=infinite"):
+        long = site.submit("load", "-p", "on4", "--time=36:00:00")
+        short = [job for _ in range(2) for job in site.pair("-p", "on4", "--time=20")]
+        jobs = [*hep, *astro, *small, bobs, long, *short]
+        site.cycles_until_ended(*jobs)
+    pilots = {job: site.pilot(job) for job in jobs}
+    groups = {pilot for pilot in pilots.values() if pilot is not None}
+    runs = site.runs(*jobs, *groups)
+    assert_all_completed(runs, site)
+
+    def payers(*members: int) -> set[Payer]:
+        return {runs[pilot].payer for pilot in {pilots[job] for job in members} if pilot is not None}
+
+    assert (payers(*hep), payers(*astro)) == ({Payer("hep", "normal")}, {Payer("astro", "normal")})
+    assert payers(*small) == {Payer("hep", "small")}
+    assert most_gpus_at_once(run for run in runs.values() if run.payer.qos == "small" and run.user == "alice") == 2
+    assert runs[bobs].start_s < max(runs[job].end_s for job in small), "the limit is each user's own"
+    assert pilots[long] is None
+    assert any(pilots[job] is not None for job in short)
+    assert max(run.limit_min for run in runs.values()) <= TWO_DAYS_MIN
+
+
+@both_gateways
+def test_limits_on_jobs_maintenance_and_exclusive_nodes_hold(site: SiteCluster) -> None:
+    """Two running jobs on n1, three submitted jobs on n2, maintenance in six hours on n3, an exclusive job on n4."""
+    maintenance = ("nodes=n3", "starttime=now+6hours", "duration=60", "flags=maint", "user=root")
+    with (
+        site.qos("two", MaxJobsPerUser="2"),
+        site.qos("few", MaxSubmitJobsPerUser="3"),
+        site.reservation("service", *maintenance),
+    ):
+        two = [site.submit(kind, "-p", "on1", "--qos=two") for kind in STAGES[:3]]
+        few = [site.submit(kind, "-p", "on2", "--qos=few") for kind in STAGES[:3]]
+        long = site.submit("load", "-p", "on3", "--time=36:00:00")
+        short = [site.submit(kind, "-p", "on3", "--time=20") for kind in STAGES]
+        exclusive = site.submit("load", "-p", "on4", "--exclusive")
+        beside = site.pair("-p", "on4")
+        jobs = [*two, *few, *short, exclusive, *beside]
+        site.cycles_until_ended(*jobs)
+        waiting = site.driver.job(long)
+        pilots = {job: site.pilot(job) for job in jobs}
+        groups = {pilot for pilot in pilots.values() if pilot is not None}
+        runs = site.runs(*jobs, *groups)
+    assert_all_completed(runs, site)
+    assert most_runs_at_once(runs[job] for job in two) == 2
+    assert not any(pilots[job] for job in (*two, *few, exclusive))
+    assert any(pilots[job] for job in short), "short jobs are grouped before the maintenance"
+    assert waiting["JobState"] == "PENDING"
+    assert not waiting["Licenses"].startswith("muri_gate")
+    assert waiting["Reason"].startswith(("ReqNodeNotAvail", "Reservation", "Resources")), waiting["Reason"]
+    assert site.controller_log().count(f"job {long}: released alone") == 1
+    others = [run for run in runs.values() if run.nodes == "n4" and run.job_id != exclusive]
+    assert all(run.end_s <= runs[exclusive].start_s or run.start_s >= runs[exclusive].end_s for run in others)
+
+
+@both_gateways
+def test_jobs_run_where_they_ask_to_and_no_gpu_is_promised_twice(site: SiteCluster) -> None:
+    """Constraints, a reservation on n4, and a job that names n1 beside a group that wants the same GPU."""
+    options = ("-p", "train", "--gres=gpu:1", "--constraint=h100", "--wrap=true")
+    refusals = [site.driver.run("sbatch", *words, check=False) for words in (options, ("--muri", *options))]
+    plain, marked = (refused.stderr.strip().splitlines()[-1] for refused in refusals)
+    assert [refused.returncode for refused in refusals] == [1, 1]
+    assert marked == plain == "sbatch: error: Batch job submission failed: Invalid feature specification"
+    with site.reservation("res1", "nodes=n4", "users=alice", "starttime=now", "duration=60"):
+        blocker = site.block("on1", gpus=1)
+        named = site.submit("load", "-p", "on1", "--nodelist=n1")
+        group = site.pair("-p", "on1")
+        site.cycle()
+        named_is_promised = "muri_gate" not in site.driver.job(named)["Licenses"]
+        assert named_is_promised + len(site.hosts()) == 1
+        reserved = [site.submit(kind, "--reservation=res1") for kind in STAGES[:3]]
+        v100 = site.submit("load", "--constraint=v100")
+        a100 = [site.submit("load", "--constraint=a100") for _ in range(2)]
+        jobs = [named, *group, *reserved, v100, *a100]
+        with site.controller():
+            site.driver.wait_state(v100)
+            site.driver.run("scancel", str(blocker), user="bob")
+            for job in jobs:
+                site.driver.wait_state(job)
+        groups = {pilot for job in reserved if (pilot := site.pilot(job)) is not None}
+        runs = site.runs(*jobs, *groups)
+    assert_all_completed(runs, site)
+    assert {runs[job].nodes for job in (*reserved, *groups)} == {"n4"}
+    assert groups
+    assert runs[v100].nodes == "n3"
+    assert {runs[job].nodes for job in a100} <= {"n1", "n2"}
+    assert {runs[job].nodes for job in (named, *group)} == {"n1"}
+
+
+def member_status(site: SiteCluster, pilot: int, job: int) -> dict[str, Any]:
+    """What a group's runtime says of a member."""
+    status = json.loads(site.driver.read(f"/run/muri/1001/host-{pilot}.json"))
+    return dict(status["members"][str(job)])
+
+
+def assert_asks_for_its_own(fields: dict[str, str]) -> None:
+    assert "muri-state" not in fields["AdminComment"]
+    assert "gres/gpu:1" in fields["TresPerNode"]
+
+
+@both_gateways
+def test_who_suspends_holds_or_cancels_the_jobs_of_a_group_is_obeyed(site: SiteCluster) -> None:
+    driver = site.driver
+    blocker = site.block("on1", gpus=1)
+    first, held, third = group = [site.until_go(kind, "-p", "on1") for kind in STAGES[:3]]
+    waiting = site.until_go("load", "-p", "on2")
+    site.root("scontrol", "hold", str(waiting))
+    with site.controller():
+        site.wait_grouped(*group)
+        pilots = {site.pilot(job) for job in group}
+        (pilot,) = pilots
+        assert pilot is not None
+
+        def advances(job: int, iterations: int) -> None:
+            wanted = member_status(site, pilot, job)["iterations"] + iterations
+            driver.wait_until(lambda: member_status(site, pilot, job)["iterations"] >= wanted, f"training of {job}")
+
+        site.root("scontrol", "suspend", str(first))
+        driver.wait_until(lambda: member_status(site, pilot, first)["paused"], "the pause")
+        before = member_status(site, pilot, first)["iterations"]
+        advances(third, 20)
+        assert member_status(site, pilot, first)["iterations"] <= before + 1
+        site.root("scontrol", "resume", str(first))
+        advances(first, 5)
+
+        site.root("scontrol", "hold", str(held))
+        advances(held, 5)
+        driver.run("scancel", str(pilot), user="alice")
+        driver.run("scancel", str(blocker), user="bob")
+        driver.wait_until(lambda: "muri-state" not in driver.job(held)["AdminComment"], "the held job's own request")
+        for job in group:
+            said = site.output(job)
+            assert f"pilot job {pilot}, which held the GPUs of its group, was cancelled" in said
+            assert f"scancel {job}" in said
+        for job in (first, third):
+            driver.wait_state(job, "RUNNING")
+        site.go()
+        for job in (first, third):
+            assert driver.wait_state(job)["JobState"] == "COMPLETED"
+        for job in (held, waiting):
+            fields = driver.job(job)
+            assert (fields["JobState"], fields["Reason"]) == ("PENDING", "JobHeldAdmin")
+            assert_asks_for_its_own(fields)
+        for job in (held, waiting):
+            site.root("scontrol", "release", str(job))
+        assert {driver.wait_state(job)["JobState"] for job in (held, waiting)} == {"COMPLETED"}
+
+
+DRAIN_WITHOUT_READER = """
+from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+from muri.slurm_plugin.execute.drain import drain
+
+def read():
+    raise SystemExit(7)
+
+drain(open_gateway(read_config(None).gateway), read)
+"""
+
+
+@both_gateways
+def test_drain_ends_the_lease_first_and_leaves_holds_alone(site: SiteCluster) -> None:
+    driver = site.driver
+    blocker = site.block("on1", gpus=2)
+    plain, held = site.until_go("load", "-p", "on1"), site.until_go("propagate", "-p", "on1")
+    one_gpu = site.block("on2", gpus=1)
+    running = [site.until_go(kind, "-p", "on2") for kind in ("load", "propagate")]
+    for job in (held,):
+        site.root("scontrol", "hold", str(job))
+    with site.controller():
+        site.wait_grouped(*running)
+        (pilot,) = site.hosts()
+        site.root("scontrol", "hold", str(running[0]))
+        driver.wait_until(
+            lambda: all("muri_gate" in driver.job(job)["Licenses"] for job in running), "the gates of members"
+        )
+    assert site.python(DRAIN_WITHOUT_READER, check=False).returncode == 7
+    assert "muri_gate" not in site.root("scontrol", "show", "reservation")
+    assert "muri_gate" in driver.job(plain)["Licenses"]
+    site.root("muri", "drain")
+    assert driver.job(running[0])["JobState"] == "RUNNING"
+    assert "muri_gate" not in driver.job(plain)["Licenses"]
+    for job in (blocker, one_gpu):
+        driver.run("scancel", str(job), user="bob")
+    driver.wait_state(plain, "RUNNING")
+    driver.run("scancel", str(pilot), user="alice")
+    for job in running:
+        driver.wait_state(job, "PENDING")
+    site.root("muri", "drain")
+    for job in (held, running[0]):
+        fields = driver.job(job)
+        assert (fields["JobState"], fields["Reason"]) == ("PENDING", "JobHeldAdmin")
+        assert_asks_for_its_own(fields)
+    site.go()
+    for job in (held, running[0]):
+        site.root("scontrol", "release", str(job))
+    jobs = [plain, held, *running]
+    assert {driver.wait_state(job)["JobState"] for job in jobs} == {"COMPLETED"}
+
+
+@pytest.mark.parametrize("gateway", ["command"])
+def test_jobs_of_a_killed_controller_start_when_the_lease_ends(site: SiteCluster) -> None:
+    """Priorities hold while they wait; members get their --signal later, as docs/security.md says."""
+    driver = site.driver
+    site.configure(lease_s=30)
+    signal = ("--time=2", "--signal=B:USR1@119")
+    blocker, one_gpu = site.block("on1", gpus=2), site.block("on2", gpus=1)
+    waiting = site.pair("-p", "on1")
+    ordinary = driver.submit("-p", "on1", "--gres=gpu:2", "--wrap=true")
+    group = [site.until_go(kind, "-p", "on2", *signal) for kind in STAGES]
+    alone = driver.submit(
+        "-p", "on3", "--gres=gpu:1", "--muri=model=load,batch-size=8,alone", *signal, "/home/alice/until_go.sh", "load"
+    )
+
+    def signalled(job: int) -> bool:
+        return driver.run("test", "-e", f"usr1.{job}", check=False).returncode == 0
+
+    with site.controller():
+        site.wait_grouped(*group)
+        driver.wait_until(lambda: signalled(alone), "the signal of the job alone")
+        assert [driver.job(job)["TimeLimit"] for job in group] == ["00:08:00"] * 4
+        assert not any(map(signalled, group))
+        status = json.loads(driver.read(f"{site.state_dir}/status.json"))
+        assert status["policy"] == "muri-slurm"
+        fields = {job: driver.job(job) for job in (*waiting, ordinary)}
+        assert all(each["AccrueTime"] == each["SubmitTime"] for each in fields.values())
+        assert all(int(each["Priority"]) >= int(fields[ordinary]["Priority"]) for each in fields.values())
+        site.root("sh", "-c", f"kill -9 $(cat {site.state_dir}/controller.lock)")
+    site.root("scontrol", "update", f"jobid={group[0]}", "timelimit=2")
+    reservation = site.root("scontrol", "show", "reservation", "muri_gate")
+    for job in (blocker, ordinary):
+        site.root("scancel", str(job))
+    (lease_end,) = re.findall(r"EndTime=(\S+)", reservation)
+    assert all("muri_gate" in driver.job(job)["Licenses"] for job in waiting)
+    for job in waiting:
+        fields = driver.wait_state(job)
+        assert fields["JobState"] == "COMPLETED"
+        assert fields["StartTime"] >= lease_end
+    driver.wait_until(lambda: signalled(group[0]), "the signal, with a limit of two minutes")
+    assert not any(map(signalled, group[1:]))
+    site.go()
+    assert {driver.wait_state(job)["JobState"] for job in (*group, alone)} == {"COMPLETED"}
+    driver.run("scancel", str(one_gpu), user="bob")
+
+
+@pytest.mark.parametrize("gateway", ["pyslurm"])
+def test_every_gpu_second_is_billed_to_the_account_and_qos_of_who_asked_for_it(site: SiteCluster) -> None:
+    """Groups of two accounts and two QOS, jobs alone, one requeued, and members whose pilot job was cancelled."""
+    driver = site.driver
+    with site.qos("urgent", Priority="1000"):
+        blockers = [site.block("on1", gpus=1), site.block("on1", gpus=1), site.block("on3", gpus=1)]
+        astro, normal = "--account=astro", [*site.pair("-p", "on1"), *site.pair("-p", "on1")]
+        urgent = site.pair("-p", "on1", "--qos=urgent")
+        broken = [site.until_go(kind, "-p", "on3", astro) for kind in ("load", "propagate")]
+        requeued = site.until_go("load", "-p", "on4")
+        astros = [job for qos in ("normal", "urgent") for job in site.pair("-p", "on2", astro, f"--qos={qos}")]
+        ordinary = driver.submit("-p", "on4", "--gres=gpu:1", astro, "--wrap=sleep 1", user="bob")
+        jobs = [*normal, *urgent, *broken, requeued, *astros, ordinary]
+        with site.controller():
+            site.wait_grouped(*broken, requeued)
+            pilot = site.pilot(broken[0])
+            driver.run("scancel", str(pilot), user="alice")
+            site.root("scontrol", "requeue", str(requeued))
+            for blocker in blockers[1:]:  # one GPU of n1 remains theirs: who goes first there?
+                driver.run("scancel", str(blocker), user="bob")
+            for job in (*broken, requeued):
+                driver.wait_until(lambda job=job: driver.job(job)["Restarts"] == "1", "the second run")
+            site.go()
+            for job in jobs:
+                driver.wait_state(job)
+        driver.run("scancel", str(blockers[0]), user="bob")
+        pilots = {job: group for job in jobs if (group := site.pilot(job)) is not None} | dict.fromkeys(broken, pilot)
+        found = complete_records(driver, *jobs, *blockers, *set(pilots.values()))
+        everything = {run.job_id for run in records(driver) if run.job_id >= min(blockers)}
+    assert everything == {run.job_id for run in found}
+    payers = {job: Payer("hep", "normal") for job in (*normal, requeued, *blockers)}
+    payers |= dict.fromkeys(urgent, Payer("hep", "urgent")) | dict.fromkeys(astros[2:], Payer("astro", "urgent"))
+    payers |= dict.fromkeys((*broken, *astros[:2], ordinary), Payer("astro", "normal"))
+    payers |= {group: payers[job] for job, group in pilots.items()}
+    assert {run.job_id: run.payer for run in found} == payers
+    groups = [run for run in found if run.job_id in pilots.values()]
+    alone = [run for run in found if run.job_id not in pilots.values() and run.gpus]
+    assert gpu_seconds(found) == gpu_seconds(groups) + gpu_seconds(alone)
+    assert all(gpu_seconds(groups)[payer] for payer in set(payers.values()))
+    assert Counter(run.job_id for run in alone)[requeued] == 2
+    for run in found:
+        if not run.gpus and run.job_id not in broken:  # a member: its GPU is billed, all the time
+            group = next(each for each in groups if each.job_id == pilots[run.job_id])
+            assert group.start_s <= run.start_s
+            assert run.end_s <= group.end_s
+    for node in ("n1", "n2", "n3", "n4"):
+        assert most_gpus_at_once(run for run in found if run.nodes == node) <= 2, "no GPU is billed twice"
+    first, second = (min(run.start_s for run in groups if run.job_id == pilots[job[0]]) for job in (urgent, normal))
+    assert first < second, "the higher QOS goes first, though it was submitted later"

@@ -1,0 +1,65 @@
+"""A cycle ends between two calls to Slurm: when the controller is told to stop, or takes too long. The next resumes."""
+
+import threading
+
+import pytest
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, four_jobs, one_gpu, pilots
+
+from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.journal import GROUP
+
+CALLS_OF_A_START = 5
+"""Submitting the pilot, and a change of each of four members."""
+
+
+@pytest.fixture
+def slurm() -> FakeSlurm:
+    found = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
+    found.extend_lease(NOW_S + 600)
+    return found
+
+
+def ended(slurm: FakeSlurm, make_controller) -> list[JobState]:
+    """Let an undisturbed controller work until all jobs have ended."""
+    with make_controller(slurm) as controller:
+        for _ in range(40):
+            controller.cycle()
+            slurm.tick(100)
+            for job in list(slurm.jobs.values()):
+                if job.state is JobState.RUNNING and job.job_id <= 4 and job.start_s < slurm.now_s - 300:
+                    slurm.end(job.job_id)
+    return [slurm.jobs[n].state for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("calls", range(CALLS_OF_A_START))
+def test_told_to_stop_it_makes_no_further_call_and_tells_why(slurm, make_controller, calls):
+    stop = threading.Event()
+    with make_controller(slurm) as controller:
+        config = controller._config
+
+    def stop_in_time(_name: str) -> None:
+        if len(slurm.calls) == calls:
+            stop.set()
+
+    slurm.after_call = stop_in_time
+    if calls == 0:
+        stop.set()
+    with open_controller(config, slurm, stop=stop) as controller:
+        status = controller.cycle()
+        begun = controller._journal.intents("begun")
+    assert len(slurm.calls) == calls
+    assert any("told to stop" in error for error in status.errors)
+    assert [intent.kind for intent in begun] == ([GROUP] if calls else [])
+    slurm.after_call = lambda _name: None
+    assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
+    assert [slurm.starts[n] for n in (1, 2, 3, 4)] == [1] * 4
+
+
+def test_a_cycle_that_takes_too_long_leaves_the_rest_to_the_next(slurm, make_controller):
+    with make_controller(slurm, cycle_limit_s=1e-9) as controller:
+        status = controller.cycle()
+    assert slurm.calls == []
+    assert any("cycle_limit_s" in error for error in status.errors)
+    assert not pilots(slurm)
+    assert ended(slurm, make_controller) == [JobState.COMPLETED] * 4
