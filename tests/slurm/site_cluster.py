@@ -49,7 +49,7 @@ class SiteCluster(MuriCluster):
         """Write the configuration: the site's own priorities, every partition."""
         super().configure(**{"policy": "auto", "partitions": [], "gateway": self.gateway, **changes})
 
-    def pair(self, *options: str, user: str = "alice", iterations: int = 30) -> list[int]:
+    def pair(self, *options: str, user: str = "alice", iterations: int = 15) -> list[int]:
         """Submit two jobs that are better off in a group."""
         return [self.submit(kind, *options, user=user, iterations=iterations) for kind in ("load", "propagate")]
 

@@ -53,7 +53,7 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
     jobs = [muri.submit("load", iterations=1000), muri.submit("propagate", iterations=1000)]
     muri.cycle()
     muri.wait_grouped(*jobs)
-    cycles_until(muri, "profile of load (batch 8, 1 × gpu) is stale")
+    cycles_until(muri, "profile of load of alice (batch 8, 1 × gpu) is stale")
     (mark,) = json.loads(store(muri, "stale", "--json"))["stale"]
     assert (mark["model"], mark["who"]) == ("load", "drift")
     assert mark["reason"].startswith("load took ")
@@ -61,7 +61,7 @@ def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> N
 
     muri.driver.run("scancel", *map(str, jobs), user="alice")
     later = [muri.submit("load", iterations=30), muri.submit("load", iterations=30)]
-    cycles_until(muri, "profile of load (batch 8, 1 × gpu): stored")
+    cycles_until(muri, "profile of load of alice (batch 8, 1 × gpu): stored")
     assert json.loads(store(muri, "stale", "--json"))["stale"] == []
     fields = muri.cycles_until_ended(*later)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
