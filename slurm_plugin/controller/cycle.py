@@ -26,7 +26,16 @@ from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
 from muri.slurm_plugin.records.gate import is_behind_licence
-from muri.slurm_plugin.records.journal import DRY_RUN, DRY_RUN_FAILED, EXCLUSION, GPU_MEM, LARGEST_GROUP, SOLO, Journal
+from muri.slurm_plugin.records.journal import (
+    DRY_RUN,
+    DRY_RUN_FAILED,
+    EXCLUSION,
+    GPU_MEM,
+    LARGEST_GROUP,
+    RELEASE_REFUSED,
+    SOLO,
+    Journal,
+)
 from muri.slurm_plugin.records.roles import Role, View, view_of
 
 log = logging.getLogger("muri.controller")
@@ -78,6 +87,11 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
+        refused_releases={
+            job_id: why
+            for job_id, why, at_s in _readable(journal.facts(RELEASE_REFUSED).items(), _refusal)
+            if view.snapshot.taken_s - at_s < _KEEP_REFUSALS_S
+        },
     )
 
 
@@ -99,6 +113,11 @@ def _lately_refused(now_s: float) -> Callable[[tuple[str, Any]], tuple[int, tupl
         return int(fact[0]), (max(1, int(size)) if recent else MAX_GROUP_SIZE, str(why))
 
     return read
+
+
+def _refusal(fact: tuple[str, Any]) -> tuple[int, str, float]:
+    why, at_s = fact[1]
+    return int(fact[0]), str(why), float(at_s)
 
 
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
@@ -259,7 +278,7 @@ class Controller:
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
         present = {str(job_id) for job_id in view.jobs}
-        for name in (SOLO, EXCLUSION, GPU_MEM, LARGEST_GROUP):
+        for name in (SOLO, EXCLUSION, GPU_MEM, LARGEST_GROUP, RELEASE_REFUSED):
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
@@ -10,12 +10,15 @@ from muri.slurm_plugin.execute.executor import restore_request
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.slurm_requests import without_retries
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
-from muri.slurm_plugin.records.gate import GATE_LICENSE
+from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
 
 log = logging.getLogger("muri.drain")
 
 _POLL_S = 5.0
+
+_MOST_REFUSALS = 12
+"""How many passes in a row may do nothing but fail in the same way; a job that no nodes could hold stays refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +61,13 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
         SlurmUnreachableError: slurmctld does not answer.
     """
     failed: list[str] = []
+    lease_is_over = True
     try:
         gateway.end_lease()
     except SlurmUnreachableError:
         raise
     except GatewayError as error:
+        lease_is_over = False
         failed.append(f"the reservation {GATE_LICENSE}: {error}")
     view = view_of(read())
     members = view.having(Role.MEMBER)
@@ -70,7 +75,7 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     own = [job for job in view.having(Role.PILOT) if job.state is JobState.PENDING]
     own += view.having(Role.DRY_RUN)
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
-    released = _each(held, lambda job: release_as_asked(gateway, job), failed)
+    released = _each(held, lambda job: _release(gateway, job, lease_is_over=lease_is_over), failed)
     waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
     given = [job for job in waiting if job.given is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
@@ -84,6 +89,22 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     return Drained(released, restored, cancelled, running, tuple(failed), _leaving(view))
 
 
+class _FreeAnywayError(Exception):
+    """Slurm refused to change a job that nothing of Muri's keeps waiting any more."""
+
+
+def _release(gateway: Gateway, job: ManagedJob, *, lease_is_over: bool) -> None:
+    try:
+        release_as_asked(gateway, job)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError as error:
+        # Slurm changes nothing in a job that no nodes could ever hold.
+        if lease_is_over and is_behind_licence(job) and not job.held and job.given is None:
+            raise _FreeAnywayError(str(error)) from error
+        raise
+
+
 def _leaving(view: View) -> tuple[int, ...]:
     pilots = [job.job_id for job in view.having(Role.PILOT) if job.state is not JobState.PENDING]
     # A stopped job stays in this state while it saves its checkpoint.
@@ -95,8 +116,11 @@ def drain_until_over(gateway: Gateway, read: Callable[[], Snapshot], clock: Cloc
     """Drain again and again until no job is left that could come back held, and say what each pass did.
 
     A member that is saved and stopped, or whose group fails, waits held until its own request is restored. Without
-    a controller only a drain does that.
+    a controller only a drain does that. It also ends when Slurm refuses the same changes for a minute, and nothing
+    else is left to wait for.
     """
+    refusals = 0
+    refused: tuple[str, ...] = ()
     while True:
         try:
             done = drain(gateway, read)
@@ -104,7 +128,9 @@ def drain_until_over(gateway: Gateway, read: Callable[[], Snapshot], clock: Cloc
             log.warning("slurmctld does not answer, waiting for it: %s", error)
         else:
             yield done
-            if done.is_over:
+            refusals = refusals + 1 if done.failed == refused and replace(done, failed=()).is_over else 0
+            refused = done.failed
+            if done.is_over or refusals == _MOST_REFUSALS:
                 return
         clock.sleep(_POLL_S)
 
@@ -118,6 +144,8 @@ def _each(jobs: Iterable[ManagedJob], change: Callable[[ManagedJob], None], fail
             changed.append(job.job_id)
         except NoSuchJobError:
             log.info("job %d: gone already", job.job_id)
+        except _FreeAnywayError as error:
+            log.info("job %d: nothing keeps it waiting any more, but: %s", job.job_id, error)
         except SlurmUnreachableError:
             raise
         except Exception as error:  # one job's fault must not keep the others

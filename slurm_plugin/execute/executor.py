@@ -59,6 +59,7 @@ from muri.slurm_plugin.records.journal import (
     JOIN,
     LARGEST_GROUP,
     PREEMPT,
+    RELEASE_REFUSED,
     SOLO,
     Journal,
     JournalError,
@@ -223,6 +224,11 @@ class Executor:
             open_gate(self._gateway, job, comment=comment)
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
+        except SlurmUnreachableError:
+            raise
+        except GatewayError as error:
+            self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
+            raise
 
     def _reset(self, action: ResetRequest) -> None:
         """Undo a share. If Slurm keeps refusing the change, the job is released with what it was given."""

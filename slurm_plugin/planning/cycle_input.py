@@ -26,6 +26,7 @@ class Knowledge:
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
+        refused_releases: Why Slurm lately refused to let jobs go, by job id.
     """
 
     profiles: Mapping[ProfileKey, StageProfile]
@@ -38,6 +39,7 @@ class Knowledge:
     served_gpu_s: Mapping[int, float] = field(default_factory=dict)
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
+    refused_releases: Mapping[int, str] = field(default_factory=dict)
 
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.

@@ -57,7 +57,7 @@ def decide(cycle: CycleInput, policy: Policy) -> Decision:
     releases = tuple(ReleaseSolo(job_id, (why,)) for job_id, why in stuck)
     abandoned = tuple(Abandon(token, why) for token, why in quarantine.intents.items())
     return replace(
-        decision, repairs=decision.repairs + abandoned, actions=releases + decision.actions, quarantine=quarantine
+        decision, repairs=decision.repairs + abandoned, actions=decision.actions + releases, quarantine=quarantine
     )
 
 
@@ -81,16 +81,30 @@ def _decide(cycle: CycleInput, policy: Policy) -> Decision:
     unlawful = {job_id: law.why for law in broken_laws(preparation.request, plan) for job_id in law.job_ids}
     starts, refused = within_limits(starts, preparation.room, view, unlawful)
     preparation = replace(preparation, waiting={**preparation.waiting, **refused})
-    why = ("Muri does not serve its partition, or cannot read how many GPUs it asks for",)
-    releases = tuple(ReleaseSolo(job.job_id, why) for job in view.having(Role.NOT_OURS))
-    releases += tuple(
-        ReleaseSolo(job_id, (f"Slurm decides when it starts: {why}",)) for job_id, why in preparation.to_slurm.items()
-    )
+    releases, stuck = _releases(preparation)
+    preparation = replace(preparation, waiting={**preparation.waiting, **stuck})
     runs = without_started(preparation, starts)
     # Jobs need not wait for what measures a model again: it comes behind them in Slurm's queue.
     new, again = tuple(run for run in runs if not run.again), tuple(run for run in runs if run.again)
-    actions = stops + releases + new + starts + again
+    # However many jobs Slurm is to decide about, and refuses to let go, what starts comes first.
+    actions = stops + new + starts + again + releases
     return Decision(view, repairs, preparation, plan, actions)
+
+
+def _releases(preparation: Preparation) -> tuple[tuple[ReleaseSolo, ...], dict[int, str]]:
+    """Leave to Slurm the jobs that Muri cannot plan.
+
+    Returns:
+        The releases, and why the other such jobs wait, by job id: Slurm lately refused to let them go, as it does with
+        a job that no nodes could ever hold.
+    """
+    cycle = preparation.cycle
+    why = "Muri does not serve its partition, or cannot read how many GPUs it asks for"
+    reasons = {job.job_id: why for job in cycle.view.having(Role.NOT_OURS)}
+    reasons |= {job_id: f"Slurm decides when it starts: {why}" for job_id, why in preparation.to_slurm.items()}
+    refused = cycle.knowledge.refused_releases
+    stuck = {job_id: f"{why}; {refused[job_id]}" for job_id, why in reasons.items() if job_id in refused}
+    return tuple(ReleaseSolo(job_id, (why,)) for job_id, why in reasons.items() if job_id not in stuck), stuck
 
 
 def ask(policy: Policy, preparation: Preparation) -> tuple[Settled, Preparation]:

@@ -363,9 +363,8 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "unreadable": [asdict(each) for each in snapshot.unreadable],
         "limits": asdict(snapshot.limits),
     }
-    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
-    # A byte of a user's text that could not be decoded becomes an escape of JSON's.
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    # In ASCII alone: users' texts hold bytes that cannot be decoded, and characters that terminals obey.
+    return json.dumps(document, indent=1) + "\n"
 
 
 def load_snapshot(path: Path) -> Snapshot:

@@ -53,6 +53,9 @@ profile key's text."""
 LARGEST_GROUP: Final = "largest-group"
 """Name of the facts that hold how large a group Slurm's limits lately left room for, why, and since when, by job id."""
 
+RELEASE_REFUSED: Final = "release-refused"
+"""Name of the facts that say why Slurm would not let a job go that it is to decide about, and since when, by job id."""
+
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
 

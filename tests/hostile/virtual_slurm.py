@@ -9,14 +9,17 @@ from fake_slurm import FakeSlurm
 from odd import DEPENDENCIES, Odd, written
 from users import BOB, Attack, dry_run_result, pilot_report
 
-from muri.slurm_plugin.gateway.base import NoSuchJobError
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import Job, JobState, NewJob, Node, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Snapshot
 from muri.slurm_plugin.records.gate import is_behind_licence
 
 DRY_RUN_S: Final = 60.0
 
 _HOSTILE_RUN_S: Final = 90.0
+
+_MOST_CPUS: Final = 10_000
+"""Slurm changes nothing in a job that asks for more than there is."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]+(,[A-Za-z0-9]+)*")
 
@@ -93,6 +96,23 @@ class VirtualSlurm(FakeSlurm):
             excluded_nodes=job.excluded_nodes, licenses=job.licenses, can_requeue=job.requeue, comment="",
         )  # fmt: skip
         return job_id
+
+    def refuses(self, job_id: int) -> bool:
+        """Whether no nodes could ever hold a job: Slurm neither changes nor releases it."""
+        job = self.jobs[job_id]
+        return job_id in self._acts and (job.cpu_count > _MOST_CPUS or job.node_count > len(self.nodes))
+
+    def _refuse(self, job_id: int) -> None:
+        if self.refuses(job_id):
+            raise GatewayError(f"cannot change job {job_id}: Requested partition configuration not available now")
+
+    def _modify(self, job_id: int, change: JobChange) -> None:
+        self._refuse(job_id)
+        super()._modify(job_id, change)
+
+    def release(self, job_id: int) -> None:
+        self._refuse(job_id)
+        super().release(job_id)
 
     def batch_script(self, job_id: int) -> str:
         if job_id in self._acts:

@@ -1,12 +1,16 @@
 """The licence as the gate of waiting jobs: who may start them, what survives, what happens when Muri stops."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, make_job, make_node, one_gpu, pilots
+from virtual_clock import VirtualClock
 
+from muri.slurm_plugin.execute.drain import drain_until_over
+from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
-from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.gate import GATE_LICENSE, with_gate, without_gate
 from muri.slurm_plugin.records.roles import Role, read_job
 
@@ -231,3 +235,51 @@ def test_killed_at_any_call_no_job_is_lost_or_runs_twice(make_controller, side, 
                     slurm.end(job.job_id)
     assert [slurm.jobs[n].state for n in (1, 2, 3, 4)] == [JobState.COMPLETED] * 4
     assert [slurm.starts[n] for n in (1, 2, 3, 4)] == [1] * 4
+
+
+def impossible(job_id: int) -> Job:
+    """A job of bob's on more nodes than there are, in which Slurm changes nothing."""
+    return behind_licence(make_job(job_id, user="bob", uid=1002, node_count=2 * 10**9))
+
+
+@pytest.fixture
+def refusing(monkeypatch) -> FakeSlurm:
+    """Two jobs of alice's behind five that cannot be changed."""
+    slurm = FakeSlurm(
+        [*map(impossible, range(1, 6)), *(behind_licence(make_job(n)) for n in (11, 12))],
+        [make_node("n1")], gate_license=True,
+    )  # fmt: skip
+    slurm.extend_lease(NOW_S + 600)
+    modify = slurm._modify
+
+    def refuse(job_id, change):
+        if job_id < 10:
+            raise GatewayError(f"cannot change job {job_id}: Requested partition configuration not available now")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", refuse)
+    return slurm
+
+
+def test_jobs_that_slurm_refuses_to_let_go_come_last_and_are_not_tried_in_each_cycle(make_controller, refusing):
+    slurm, asked = refusing, []
+    slurm.before_call = asked.append
+    with make_controller(slurm) as controller:
+        first = controller.cycle()
+        assert GATE_LICENSE not in slurm.jobs[11].licenses
+        assert len(first.errors) == 5
+        asked.clear()
+        slurm.now_s += 60
+        second = controller.cycle()
+        assert (asked, second.errors) == ([], ())
+        assert all("not available now" in job.reasons[0] for job in second.jobs if job.job_id < 10)
+        slurm.now_s += 3600
+        slurm.extend_lease(slurm.now_s + 600)
+        assert len(controller.cycle().errors) == 5
+
+
+def test_a_drain_ends_while_slurm_refuses_to_change_a_job_that_nothing_keeps_waiting(refusing):
+    drained = list(islice(drain_until_over(refusing, refusing.read_now, VirtualClock()), 5))
+    assert [each.failed for each in drained] == [()] * 2
+    assert drained[0].released == (11, 12)
+    assert drained[-1].is_over

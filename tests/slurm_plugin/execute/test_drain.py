@@ -13,7 +13,7 @@ from virtual_clock import VirtualClock
 from muri.slurm_plugin.cli.admin import drain as drain_command
 from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
 from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
-from muri.slurm_plugin.gateway.base import SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
 from muri.slurm_plugin.records.cluster import JobState
 
 
@@ -141,3 +141,21 @@ def test_a_drain_that_is_killed_is_finished_by_the_next(make_controller, side, n
 def test_a_drain_with_nothing_to_do_is_over_at_once():
     slurm = FakeSlurm([], [make_node("n1")])
     assert drain(slurm, slurm.snapshot).is_over
+
+
+def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
+    slurm = FakeSlurm([make_job(1), make_job(2)], [make_node("n1")])
+    release = slurm.release
+
+    def refuse(job_id):
+        if job_id == 1:
+            raise GatewayError("cannot change job 1: Requested partition configuration not available now")
+        release(job_id)
+
+    monkeypatch.setattr(slurm, "release", refuse)
+    clock = VirtualClock()
+    passes = list(drain_until_over(slurm, slurm.read_now, clock))
+    assert passes[0].released == (2,)
+    assert not passes[-1].is_over
+    assert "job 1: " in passes[-1].failed[0]
+    assert 60 <= clock() <= 90
