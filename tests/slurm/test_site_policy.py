@@ -141,7 +141,7 @@ def assert_asks_for_its_own(fields: dict[str, str]) -> None:
     assert "gres/gpu:1" in fields["TresPerNode"]
 
 
-@pytest.mark.parametrize("gateway", ["pyslurm"])
+@both_gateways
 def test_who_suspends_holds_or_cancels_the_jobs_of_a_group_is_obeyed(site: SiteCluster) -> None:
     driver = site.driver
     blocker = site.block("on1", gpus=1)
