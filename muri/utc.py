@@ -5,7 +5,7 @@ import sys
 import textwrap
 import time
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from muri.printable import printable, printable_lines
 
@@ -41,12 +41,20 @@ def age(text: str, now: datetime) -> str:
     return f"{seconds:.0f} s"
 
 
+_LONGEST_LINE: Final = 2000
+
+
 class _OneLine(logging.Formatter):
-    """Writes a record so that nothing in it looks like another one: messages quote job names and Slurm's own words."""
+    """Writes a record so that nothing in it looks like another one: messages quote job names and Slurm's own words.
+
+    Users can make those texts long; they must not fill the disk.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (overrides logging's method)
-        """The record's line; line breaks and control characters in it are shown as escapes."""
-        return printable(super().formatMessage(record))
+        """The record's line; line breaks and control characters in it are shown as escapes, and its end is cut."""
+        line = printable(super().formatMessage(record))
+        left_off = len(line) - _LONGEST_LINE
+        return line if left_off <= 0 else f"{line[:_LONGEST_LINE]}... ({left_off} more characters)"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (overrides logging's method)
         """The traceback, each line indented: no line of an error's text begins like a record."""

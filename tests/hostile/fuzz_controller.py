@@ -112,7 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gate", action="append", choices=get_args(Gate), help="gate, may be repeated [both]")
     parser.add_argument("--trials", type=int, default=40, help="runs spent on making a failing set smaller [40]")
     parser.add_argument("--json", action="store_true", help="print what came of each campaign, one JSON line for each")
-    parser.add_argument("--sandbox", metavar="NAME", help="submit the jobs on this sandbox instead, a real Slurm")
+    parser.add_argument(
+        "--sandbox",
+        metavar="NAME",
+        help="submit the jobs on this sandbox instead, a real Slurm, with both gateways; it needs a partition `train` "
+        "and a partition `measure` for dry runs",
+    )
     options = parser.parse_args(arguments)
     if options.sandbox:
         from real_campaign import main_on_sandbox

@@ -158,7 +158,7 @@ def _empty(driver: Driver) -> Iterator[None]:
 
 
 def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int, *, as_json: bool) -> int:
-    """Try both gateways on a sandbox that is up, of the shape that scripts/fuzz-controller's help tells."""
+    """Try both gateways on a sandbox that is up."""
     try:
         driver = Driver.of(name)
     except SandboxError as error:

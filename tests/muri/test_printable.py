@@ -51,6 +51,12 @@ def test_a_message_is_one_line_of_the_log() -> None:
     assert line.isprintable()
 
 
+def test_a_long_text_does_not_fill_the_log() -> None:
+    line = logged("\n" * 100_000)
+    assert len(line) < 2100
+    assert line.endswith(" more characters)\n")
+
+
 def test_no_line_of_a_traceback_looks_like_a_record() -> None:
     first, *others = logged("1", error=ValueError(HOSTILE)).splitlines()
     assert first.endswith("job 1")
