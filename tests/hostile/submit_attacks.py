@@ -15,7 +15,7 @@ from users import dry_run_result, pilot_report
 
 OPTIONS: Final = (
     ("-N", "2000000000"), ("-n", "2000000000"), ("-c", "2000000000"), ("-N", "1-2000000000"), ("-t", "2000000000"),
-    ("--begin=now+1000000000",), ("--array=0-9",), ("--array=0-999%1",), ("--array=0-999", "--begin=now+1day"),
+    ("--begin=now+1000000000",), ("--array=0-9",), ("--array=0-40%1",), ("--array=0-999", "--begin=now+1day"),
     ("--exclusive",), ("--nodelist=n1",),
     ("--exclude=n1",), ("--exclude=n[1-65536]",), ("--licenses=muri_gate:1",), ("--licenses=matlab:2",),
     ("--dependency=singleton",), ("--dependency=afterok:1",), ("--nice=2000000000",), ("--hold",), ("--no-requeue",),
