@@ -10,6 +10,7 @@ import re
 import secrets
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
@@ -31,7 +32,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     encoded,
     no_such_command,
 )
-from muri.slurm_plugin.records.cluster import Job, NewJob
+from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
 
 _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 """Variables of the controller that are not the user's to read or to live with."""
@@ -40,6 +41,12 @@ _MOST_OUTPUT: Final = 64 * 1024
 """Bytes. What a pipe holds: whoever writes more waits until the time limit."""
 
 _KILLED_WITHIN_S: Final = 5.0
+
+_HELD_BY_USER: Final = "JobHeldUser"
+"""The reason of a job submitted with --hold. No user can turn the reason of an administrator's hold into it."""
+
+_CLOCK_TOLERANCE_S: Final = 5.0
+"""Submit times are whole seconds, and where slurmctld does not tell its time, its clock may differ."""
 
 _JOB_ID: Final = re.compile(r"(\d{1,10})(?:;\S*)?\s*\Z", re.ASCII)
 
@@ -56,8 +63,9 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     """
     check_new_job(job)
     mark = job.admin_comment or f"muri-submitted:{secrets.token_hex(8)}"
+    begun_s = time.monotonic()
     job_id = _sbatch(commands, job, mark)
-    _check_identity(commands, job_id, job, mark)
+    _check_identity(commands, job_id, job, mark, begun_s)
     try:
         tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
         commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
@@ -94,26 +102,52 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     return int(match[1])
 
 
-def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str) -> None:
-    """Refuse a job that is not the one that was to be submitted."""
-    found = _look_up(commands, job_id)
+def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str, begun_s: float) -> None:
+    """Refuse a job that is not the one that was to be submitted.
+
+    The mark is no proof: the user's process has it among its arguments, and can write it into an older job. Releasing
+    that one could lift an administrator's hold.
+
+    Args:
+        commands: How commands are run.
+        job_id: What the user's process printed.
+        new: The job that was to be submitted.
+        mark: What stands in its Comment.
+        begun_s: When the user's process was started, by this process's monotonic clock.
+    """
+    found, now_s = _look_up(commands, job_id)
     if found is None:
         raise NoSuchJobError(f"cannot submit job {new.name!r}: there is no job {job_id}, which sbatch named")
-    # A site's job_submit may add to a comment.
-    if found.uid != new.uid or found.name != new.name or mark not in found.comment:
+    if why := _difference(found, new, mark, now_s - (time.monotonic() - begun_s)):
         raise GatewayError(
-            f"cannot submit job {new.name!r}: job {job_id}, which sbatch named, is another one (of {found.user}); it "
-            f"is left alone. A process of uid {new.uid} has tampered with sbatch, or job_submit changes the job's name "
-            "or comment"
+            f"cannot submit job {new.name!r}: job {job_id}, which sbatch named, is another one (of {found.user}): "
+            f"{why}; it is left alone. A process of uid {new.uid} has tampered with sbatch, or job_submit changes the "
+            "job's name, comment or hold"
         )
 
 
-def _look_up(commands: SlurmCommands, job_id: int) -> Job | None:
+def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
+    """Return what shows that a job is not the one that was submitted just now, "" where nothing does."""
+    # A site's job_submit may add to a comment.
+    if found.uid != new.uid or found.name != new.name or mark not in found.comment:
+        return "its user, name or comment differs"
+    if found.state is not JobState.PENDING or not found.held or found.reason != _HELD_BY_USER:
+        return f"it is not held as sbatch holds it, but {found.state}, {found.reason or 'without a reason'}"
+    if found.array or found.het or found.restart_count or found.admin_comment:
+        return "it is part of an array or a heterogeneous job, has run before, or has an AdminComment"
+    if found.submit_s < begun_s - _CLOCK_TOLERANCE_S:
+        return "it is older"
+    return ""
+
+
+def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
+    """Return a job and slurmctld's time; this machine's where slurmctld does not tell, as that of 22.05."""
     # Slurm 22.05 ignores --jobs.
     arguments = ["squeue", "--all", "--states=all", f"--jobs={job_id}", "--json"]
     document = json_records.parse_document(commands.run(f"look up job {job_id}", arguments), " ".join(arguments))
     found, _ = json_records.jobs(document, taken_s=0.0)
-    return next((job for job in found if job.job_id == job_id), None)
+    now_s = json_records.number(document.get("last_update")) or time.time()
+    return next((job for job in found if job.job_id == job_id), None), now_s
 
 
 def become(job: NewJob, own_uid: int) -> list[str]:

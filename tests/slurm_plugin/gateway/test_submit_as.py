@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -35,10 +36,13 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return stand_ins
 
 
-def known(stand_ins: Commands, **fields: object) -> None:
-    """Let squeue show job 17."""
-    record = {"job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, **fields}
-    stand_ins.add("squeue", json.dumps({"jobs": [record]}))
+def known(stand_ins: Commands, *, last_update: float = 0, **fields: object) -> None:
+    """Let squeue show job 17, submitted just now."""
+    record = {
+        "job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, "job_state": ["PENDING"],
+        "state_reason": "JobHeldUser", "priority": 0, "submit_time": int(time.time()) + 1, **fields,
+    }  # fmt: skip
+    stand_ins.add("squeue", json.dumps({"jobs": [record], "last_update": {"set": True, "number": last_update}}))
 
 
 def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +64,37 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
 
 
 @pytest.mark.parametrize(
-    "fields", [{"user_id": 1002}, {"name": "other"}, {"comment": "muri-host:guess"}, {"job_id": 3}]
+    "fields",
+    [
+        {"user_id": 1002},
+        {"name": "other"},
+        {"comment": "muri-host:guess"},
+        {"job_id": 3},
+        {"state_reason": "JobHeldAdmin"},
+        {"state_reason": "JobHoldMaxRequeue"},
+        {"state_reason": "Priority", "priority": 4711},
+        {"job_state": ["RUNNING"]},
+        {"job_state": ["PENDING", "SPECIAL_EXIT"]},
+        {"array_job_id": 17},
+        {"array_task_string": "1-3"},
+        {"het_job_id": 17},
+        {"restart_cnt": 1},
+        {"admin_comment": "muri:on"},
+        {"submit_time": 0},
+        {"submit_time": int(time.time()) - 3600},
+        {"submit_time": 5_000_000, "last_update": 5_000_060},
+    ],
 )
 def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Commands, fields: dict[str, object]) -> None:
     known(commands, **fields)
     with pytest.raises(GatewayError, match="job 17, which sbatch named"):
         submit(SlurmCommands(), new_job())
     assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "squeue"]
+
+
+def test_slurmctlds_own_clock_tells_when_a_job_was_submitted(commands: Commands) -> None:
+    known(commands, submit_time=5_000_000, last_update=5_000_001)
+    assert submit(SlurmCommands(), new_job()) == 17
 
 
 @pytest.mark.parametrize("output", ["", "17\n18\n", "x", "1" * 400, "17 --uid=0", "١٧"])
