@@ -133,8 +133,9 @@ def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
         return "its user, name or comment differs"
     if found.state is not JobState.PENDING or not found.held or found.reason != _HELD_BY_USER:
         return f"it is not held as sbatch holds it, but {found.state}, {found.reason or 'without a reason'}"
-    if found.array or found.het or found.restart_count or found.admin_comment:
-        return "it is part of an array or a heterogeneous job, has run before, or has an AdminComment"
+    # A site's job_submit may write an AdminComment of its own.
+    if found.array or found.het or found.restart_count or "muri" in found.admin_comment:
+        return "it is part of an array or a heterogeneous job, has run before, or has a tag of Muri's"
     if found.submit_s < begun_s - _CLOCK_TOLERANCE_S:
         return "it is older"
     return ""

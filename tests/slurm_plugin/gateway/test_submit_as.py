@@ -93,7 +93,7 @@ def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Command
 
 
 def test_slurmctlds_own_clock_tells_when_a_job_was_submitted(commands: Commands) -> None:
-    known(commands, submit_time=5_000_000, last_update=5_000_001)
+    known(commands, submit_time=5_000_000, last_update=5_000_001, admin_comment="a site's own")
     assert submit(SlurmCommands(), new_job()) == 17
 
 
