@@ -56,6 +56,14 @@ class SlurmUnreachableError(GatewayError):
     """slurmctld does not answer; the cycle is skipped and tried again at the next."""
 
 
+class CommandTimeoutError(SlurmUnreachableError):
+    """A command did not end in time: slurmctld does not answer, or the answer is too long."""
+
+
+class TooLongAnswerError(GatewayError):
+    """Slurm answered with more text than is read at once."""
+
+
 class NoSuchJobError(GatewayError):
     """slurmctld no longer knows the job, or the job has ended."""
 

@@ -30,7 +30,7 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     command_environment,
     decoded,
     encoded,
-    no_such_command,
+    not_started,
 )
 from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
 
@@ -145,10 +145,8 @@ def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
     """Return a job and slurmctld's time; this machine's where slurmctld does not tell, as that of 22.05."""
     # Slurm 22.05 ignores --jobs.
     arguments = ["squeue", "--all", "--states=all", f"--jobs={job_id}", "--json"]
-    document = json_records.parse_document(commands.run(f"look up job {job_id}", arguments), " ".join(arguments))
-    found, _ = json_records.jobs(document, taken_s=0.0)
-    now_s = json_records.number(document.get("last_update")) or time.time()
-    return next((job for job in found if job.job_id == job_id), None), now_s
+    queue = json_records.read_queue(commands.output(f"look up job {job_id}", arguments), " ".join(arguments), 0.0)
+    return next((job for job in queue.jobs if job.job_id == job_id), None), queue.slurmctld_s or time.time()
 
 
 def become(job: NewJob, own_uid: int) -> list[str]:
@@ -200,8 +198,8 @@ def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables
                 umask=0o022,
                 start_new_session=True,
             )
-        except FileNotFoundError as err:
-            raise no_such_command(action, arguments[0]) from err
+        except OSError as err:
+            raise not_started(action, arguments[0], err) from err
         try:
             return _output_of(child, timeout_s)
         finally:

@@ -1,5 +1,6 @@
 """Submitting as the user with stand-ins for setpriv, sbatch, squeue and scontrol."""
 
+import errno
 import json
 import os
 import time
@@ -127,6 +128,17 @@ def test_a_stopped_or_talkative_process_costs_one_job(commands: Commands, body: 
     with pytest.raises(GatewayError, match="did not end within 2 s") as caught:
         submit(SlurmCommands(timeout_s=2.0), new_job())
     assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with pytest.raises(SlurmUnreachableError, match="cannot be started"):
+        submit(SlurmCommands(), new_job())
 
 
 def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> None:
