@@ -13,7 +13,13 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, open_gate, stop
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError
-from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import (
+    Gateway,
+    GatewayError,
+    NoSuchJobError,
+    SlurmUnreachableError,
+    SubmissionTimeoutError,
+)
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -172,10 +178,15 @@ class Executor:
         self._journal.finish(token, "done")
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
-        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none."""
+        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none.
+
+        Where the user's process took too long, it is none for a while only: that says nothing about the jobs.
+        """
+        late = isinstance(error, SubmissionTimeoutError)
         for job_id in map(str, ids):
-            if is_limit_refusal(str(error)):
-                self._journal.set_fact(LARGEST_GROUP, job_id, [len(ids) - 1, str(error), self._now_s])
+            if late or is_limit_refusal(str(error)):
+                largest = 1 if late else len(ids) - 1
+                self._journal.set_fact(LARGEST_GROUP, job_id, [largest, str(error), self._now_s])
             else:
                 self._journal.set_fact(EXCLUSION, job_id, f"Slurm refused its group's pilot job: {error}")
 

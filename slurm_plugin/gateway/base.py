@@ -60,6 +60,10 @@ class CommandTimeoutError(SlurmUnreachableError):
     """A command did not end in time: slurmctld does not answer, or the answer is too long."""
 
 
+class SubmissionTimeoutError(GatewayError):
+    """A submission's process, which belongs to the job's user, did not end in time; that says nothing about the job."""
+
+
 class TooLongAnswerError(GatewayError):
     """Slurm answered with more text than is read at once."""
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 
-from muri.slurm_plugin.gateway import json_records, lease, submit_as, text_fields
+from muri.slurm_plugin.gateway import json_records, lease, text_fields
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
@@ -21,6 +21,7 @@ from muri.slurm_plugin.gateway.queue_reader import QueueReader
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, JobChange, NewJob, Reservation, Snapshot
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class CommandGateway:
         self._commands = commands or SlurmCommands()
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
+        self._submissions = Submissions(self._commands)
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
         self._slurm_version = settings.get("SLURM_VERSION", "")
@@ -107,7 +109,7 @@ class CommandGateway:
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
-        return submit_as.submit(self._commands, job)
+        return self._submissions.submit(job)
 
     def _update(self, job_id: int, settings: Sequence[str]) -> None:
         self._commands.run(f"change job {job_id}", ["scontrol", "update", f"JobId={job_id}", *settings])

@@ -11,7 +11,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
@@ -19,6 +19,7 @@ from muri.slurm_plugin.gateway import json_records, text_fields
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     NoSuchJobError,
+    SubmissionTimeoutError,
     check_new_job,
     explicit_environment,
     first_line,
@@ -40,7 +41,11 @@ _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 _MOST_OUTPUT: Final = 64 * 1024
 """Bytes. What a pipe holds: whoever writes more waits until the time limit."""
 
+_CHILD_ENDS_WITHIN_S: Final = 20.0
+
 _KILLED_WITHIN_S: Final = 5.0
+
+_NONE_FOR_S: Final = 300.0
 
 _HELD_BY_USER: Final = "JobHeldUser"
 """The reason of a job submitted with --hold. No user can turn the reason of an administrator's hold into it."""
@@ -51,6 +56,40 @@ _CLOCK_TOLERANCE_S: Final = 5.0
 _JOB_ID: Final = re.compile(r"(\d{1,10})(?:;\S*)?\s*\Z", re.ASCII)
 
 
+class Submissions:
+    """Submits jobs as their users, and for a while no more for one whose process did not end in time.
+
+    Such a user has stopped it, perhaps: each further one would take as long from the cycle that all users share.
+
+    Args:
+        commands: How commands are run.
+        clock: Tells the time.
+    """
+
+    def __init__(self, commands: SlurmCommands, clock: Callable[[], float] = time.monotonic) -> None:
+        self._commands = commands
+        self._clock = clock
+        self._again_s: dict[int, float] = {}
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id.
+
+        Raises:
+            SubmissionTimeoutError: A process of the user's did not end in time, now or not long ago.
+            GatewayError: As `submit` says.
+        """
+        if self._clock() < self._again_s.get(job.uid, 0.0):
+            raise SubmissionTimeoutError(
+                f"cannot submit job {job.name!r}: not tried, because an earlier sbatch of uid {job.uid} did not end in "
+                f"time. Muri submits no job of this user for {_NONE_FOR_S / 60:g} minutes"
+            )
+        try:
+            return submit(self._commands, job)
+        except SubmissionTimeoutError:
+            self._again_s[job.uid] = self._clock() + _NONE_FOR_S
+            raise
+
+
 def submit(commands: SlurmCommands, job: NewJob) -> int:
     """Submit a batch job as its user, tag it as root, and return its id.
 
@@ -58,7 +97,8 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     cannot set an AdminComment, and a user may not.
 
     Raises:
-        SlurmUnreachableError: slurmctld does not answer.
+        SlurmUnreachableError: slurmctld does not answer, or no process can be started.
+        SubmissionTimeoutError: The user's process did not end in time.
         GatewayError: Slurm refused, or what the user's process says is not true.
     """
     check_new_job(job)
@@ -91,11 +131,13 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
     try:
-        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), commands.timeout_s)
+        timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
+        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), timeout_s)
     except _ChildError as error:
         # The user may have written the reason. Whether slurmctld answers is asked in root's own name.
         commands.run(action, ["scontrol", "show", "config"])
-        raise GatewayError(f"cannot {action}: {error}") from error
+        kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
+        raise kind(f"cannot {action}: {error}") from error
     match = _JOB_ID.match(output)
     if match is None:
         raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
@@ -176,6 +218,10 @@ class _ChildError(Exception):
     """The user's process failed, in its own words."""
 
 
+class _ChildTimeoutError(_ChildError):
+    """The user's process did not end in time."""
+
+
 def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
     """Run a command of which the user is master, and return what it printed.
 
@@ -216,7 +262,7 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_KILLED_WITHIN_S)
-        raise _ChildError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
+        raise _ChildTimeoutError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
     if code:
         raise _ChildError(first_line(_held_by(child.stderr)) or f"sbatch ended with {code} and gave no reason")
     return _held_by(child.stdout)

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from stand_in_commands import Commands
 
-from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.gateway import submit_as
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.gateway.submit_as import become, sbatch_arguments, submit
+from muri.slurm_plugin.gateway.submit_as import Submissions, become, sbatch_arguments, submit
 from muri.slurm_plugin.records.cluster import NewJob
 
 MARK = "muri-host:abc"
@@ -128,6 +129,33 @@ def test_a_stopped_or_talkative_process_costs_one_job(commands: Commands, body: 
     with pytest.raises(GatewayError, match="did not end within 2 s") as caught:
         submit(SlurmCommands(timeout_s=2.0), new_job())
     assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_a_user_whose_process_stood_still_costs_one_time_limit(commands: Commands) -> None:
+    now_s = [1000.0]
+    submissions = Submissions(SlurmCommands(timeout_s=1.0), lambda: now_s[0])
+    commands.add("sbatch", body="import signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    with pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+        submissions.submit(new_job())
+    commands.add("sbatch", "17\n")
+    known(commands, user_id=1002)
+    assert submissions.submit(new_job(uid=1002)) == 17
+    known(commands)
+    calls = len(commands.calls())
+    with pytest.raises(SubmissionTimeoutError, match=r"uid 1001 .* for 5 minutes"):
+        submissions.submit(new_job())
+    assert len(commands.calls()) == calls
+    now_s[0] += 301
+    assert submissions.submit(new_job()) == 17
+
+
+def test_the_users_process_has_less_time_than_roots_commands(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 1.0)
+    commands.add("sbatch", body="import time; time.sleep(60)")
+    with pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+        submit(SlurmCommands(), new_job())
 
 
 def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
