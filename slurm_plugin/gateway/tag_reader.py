@@ -4,19 +4,33 @@ Nothing that a user may write is read: no name, comment, directory or command li
 form is skipped.
 """
 
+import logging
 import re
 import time
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.base import NoSuchJobError
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded
 from muri.slurm_plugin.records.cluster import Job, Snapshot
 
-_FIELDS: Final = (("JobID", 12), ("State", 16), ("PriorityLong", 22), ("Reason", 48), ("Licenses", 512))
+log = logging.getLogger(__name__)
 
-_LONGEST_COMMENT: Final = 16384
+_WIDTHS: Final = {
+    "JobID": 12, "State": 16, "PriorityLong": 22, "Reason": 48, "Licenses": 512, "admin_comment": 16384,
+}  # fmt: skip
+"""Bytes of each field, in the order of a line. squeue pads what is shorter and cuts off what is longer."""
 
-_LINE: Final = re.compile(r"(?P<id>[1-9][0-9]{0,10}) *\Z")
+_WIDER: Final = _WIDTHS | {"Licenses": 65536, "admin_comment": 131072}
+"""For the few jobs with a field that may have been cut off: licences are written back, so all of them must be known."""
+
+_AT_ONCE: Final = 500
+"""Jobs in one such command."""
+
+_TAG: Final = b"muri"
+
+_LINE: Final = re.compile(r"(?P<id>[1-9][0-9]{0,10})\Z")
 
 
 def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
@@ -26,28 +40,58 @@ def read_tagged_jobs(commands: SlurmCommands) -> Snapshot:
         SlurmUnreachableError: slurmctld does not answer.
         GatewayError: Slurm refused.
     """
-    form = ",".join([*(f"{name}:{width}" for name, width in _FIELDS), f"admin_comment:{_LONGEST_COMMENT}"])
-    text = commands.run("read the jobs' tags", ["squeue", "--all", "--states=all", "--noheader", f"--Format={form}"])
-    jobs = (_job(line) for line in text.split("\n"))
-    return Snapshot(time.time(), "", "", tuple(job for job in jobs if job is not None), ())
+    jobs, cut_off = _read(commands, _WIDTHS)
+    for start in range(0, len(cut_off), _AT_ONCE):
+        more, unknown = _read(commands, _WIDER, cut_off[start : start + _AT_ONCE])
+        jobs += more
+        if unknown:
+            log.warning("jobs %s are left out: their licences or tags are too long", unknown)
+    return Snapshot(time.time(), "", "", tuple(jobs), ())
 
 
-def _job(line: str) -> Job | None:
-    values, place = [], 0
-    for _, width in _FIELDS:
-        values.append(line[place : place + width].strip())
+def _read(
+    commands: SlurmCommands, widths: Mapping[str, int], job_ids: Sequence[int] = ()
+) -> tuple[list[Job], list[int]]:
+    """Return the tagged jobs of which every field is whole, and the ids of the other tagged jobs."""
+    form = ",".join(f"{name}:{width}" for name, width in widths.items())
+    chosen = [f"--jobs={','.join(map(str, job_ids))}"] if job_ids else []
+    arguments = ["squeue", "--all", "--states=all", "--noheader", f"--Format={form}", *chosen]
+    try:
+        # Line by line: each is as long as its widths together, and most jobs are not Muri's.
+        lines = commands.lines("read the jobs' tags", arguments, _TAG, sum(widths.values()) + 1)
+    except NoSuchJobError:
+        return [], []
+    jobs, cut_off = [], []
+    for fields in (_fields(line, widths) for line in lines):
+        if not _LINE.match(fields["JobID"]) or _TAG.decode() not in fields["admin_comment"]:
+            continue
+        if any(
+            len(fields[name].encode("utf-8", "surrogateescape")) >= widths[name]
+            for name in ("Licenses", "admin_comment")
+        ):
+            cut_off.append(int(fields["JobID"]))
+        else:
+            jobs.append(_job(fields))
+    return jobs, cut_off
+
+
+def _fields(line: bytes, widths: Mapping[str, int]) -> dict[str, str]:
+    values, place = {}, 0
+    for name, width in widths.items():
+        values[name] = decoded(line[place : place + width]).strip()
         place += width
-    job_id, state, priority, reason, licenses = values
-    comment = line[place:].strip()
-    if not _LINE.match(job_id) or "muri" not in comment:
-        return None
-    held = priority == "0"
+    return values
+
+
+def _job(fields: Mapping[str, str]) -> Job:
+    held = fields["PriorityLong"] == "0"
+    licenses = fields["Licenses"]
     return Job(
-        job_id=int(job_id), user="", uid=0, gid=0, account="", partition="", qos="", name="",
-        state=text_fields.job_state([state]), reason=text_fields.reason_text(reason), held=held, submit_s=0.0,
-        begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=0, gpu_count=1, gpu_request="", node_count=1, cpu_count=1,
-        cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
+        job_id=int(fields["JobID"]), user="", uid=0, gid=0, account="", partition="", qos="", name="",
+        state=text_fields.job_state([fields["State"]]), reason=text_fields.reason_text(fields["Reason"]), held=held,
+        submit_s=0.0, begin_s=0.0, start_s=0.0, end_s=0.0, time_limit_s=0, gpu_count=1, gpu_request="", node_count=1,
+        cpu_count=1, cpus_per_task=1, mem_per_node_mib=0, nodes="", required_nodes="", dependency="", can_requeue=True,
         restart_count=0, exit_code=0, batch=True, array=False, het=False, command="", work_dir="", submit_line="",
-        admin_comment=comment, comment="", priority=0 if held else 1,
+        admin_comment=fields["admin_comment"], comment="", priority=0 if held else 1,
         licenses="" if licenses in ("(null)", "N/A") else licenses,
     )  # fmt: skip

@@ -13,6 +13,7 @@ from odd import Odd
 
 from muri.slurm_plugin.gateway import json_records
 from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
+from muri.slurm_plugin.gateway.command_output import LinesWith
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.json_records import read_each
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
@@ -197,8 +198,10 @@ def test_a_drain_reads_damaged_lines(seed):
     line = f"{1:<12}{'PENDING':<16}{0:<22}{'JobHeldUser':<48}{'(null)':<512}{'muri:on':<16384}"
 
     class Squeue:
-        def run(self, action: str, arguments: Sequence[str]) -> str:
-            return f"{line}\n{damaged_table(Odd(seed), line)}\n"
+        def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:
+            found = LinesWith(word, longest)
+            found.take(f"{line}\n{damaged_table(Odd(seed), line)}\n".encode("utf-8", "surrogatepass"))
+            return found.lines()
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -1,5 +1,7 @@
 """What a drain reads: ids, states and tags, whatever else stands in the queue."""
 
+from muri.slurm_plugin.gateway.base import NoSuchJobError
+from muri.slurm_plugin.gateway.command_output import LinesWith
 from muri.slurm_plugin.gateway.tag_reader import read_tagged_jobs
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -10,9 +12,11 @@ class Commands:
         self.text = text
         self.asked: list[str] = []
 
-    def run(self, action: str, arguments: list[str]) -> str:
+    def lines(self, action: str, arguments: list[str], word: bytes, longest: int) -> list[bytes]:
         self.asked += arguments
-        return self.text
+        found = LinesWith(word, longest)
+        found.take(self.text.encode("utf-8", "surrogateescape"))
+        return found.lines()
 
 
 def line(job_id: object, state: str, priority: int, reason: str, licenses: str, comment: str) -> str:
@@ -43,3 +47,67 @@ def test_tagged_jobs_are_read_and_nothing_else():
     assert jobs[4].state is JobState.RUNNING
     form = commands.asked[-1].lower()
     assert not any(text in form for text in ("name", "command", "workdir", "std"))
+
+
+LONG = ",".join(f"site{n}:1" for n in range(100)) + ",muri_gate:1"
+
+
+class Squeue:
+    """squeue, which cuts off fields that are longer than their widths."""
+
+    def __init__(self, jobs: dict[int, tuple[str, str]]) -> None:
+        self.jobs = jobs
+        self.asked: list[list[str]] = []
+
+    def lines(self, action: str, arguments: list[str], word: bytes, longest: int) -> list[bytes]:
+        self.asked.append(arguments)
+        form = next(each.removeprefix("--Format=") for each in arguments if each.startswith("--Format="))
+        widths = {name: int(width) for name, width in (field.split(":") for field in form.split(","))}
+        chosen = [each.removeprefix("--jobs=").split(",") for each in arguments if each.startswith("--jobs=")]
+        known = {job_id: texts for job_id, texts in self.jobs.items() if not chosen or str(job_id) in chosen[0]}
+        if not known:
+            raise NoSuchJobError("Invalid job id specified")
+        found = LinesWith(word, longest)
+        for job_id, (licenses, comment) in known.items():
+            values = (str(job_id), "PENDING", "4711", "Licenses", licenses, comment)
+            cut = "".join(v[:width].ljust(width) for v, width in zip(values, widths.values(), strict=True))
+            found.take(cut.encode() + b"\n")
+        return found.lines()
+
+
+def test_licences_that_squeue_cuts_off_are_read_whole():
+    squeue = Squeue({1: (LONG, "muri:on muri-gate:licence"), 2: ("matlab:1", "muri:on"), 3: (LONG, "another's")})
+    jobs = {job.job_id: job for job in read_tagged_jobs(squeue).jobs}
+    assert {job_id: job.licenses for job_id, job in jobs.items()} == {1: LONG, 2: "matlab:1"}
+    assert [each for words in squeue.asked for each in words if each.startswith("--jobs")] == ["--jobs=1"]
+
+
+def test_tags_that_squeue_cuts_off_are_read_whole():
+    comment = "muri:on " + "site " * 4000 + "muri-gate:licence"
+    (job,) = read_tagged_jobs(Squeue({1: ("muri_gate:1", comment)})).jobs
+    assert job.admin_comment == comment
+
+
+def test_a_field_without_an_end_leaves_its_job_out(caplog):
+    squeue = Squeue({1: ("x:1," * 20_000, "muri:on"), 2: ("matlab:1", "muri:on")})
+    assert [job.job_id for job in read_tagged_jobs(squeue).jobs] == [2]
+    assert "[1]" in caplog.text
+
+
+def test_many_jobs_with_long_licences_are_asked_for_in_parts():
+    squeue = Squeue(dict.fromkeys(range(1, 1202), (LONG, "muri:on")))
+    assert len(read_tagged_jobs(squeue).jobs) == 1201
+    assert len(squeue.asked) == 4
+
+
+def test_a_job_that_has_gone_meanwhile_is_none():
+    squeue = Squeue({1: (LONG, "muri:on")})
+    whole = squeue.lines
+
+    def lines(*arguments):
+        found = whole(*arguments)
+        squeue.jobs = {}
+        return found
+
+    squeue.lines = lines
+    assert read_tagged_jobs(squeue).jobs == ()
