@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 MOST_OUTPUT: Final = 256 * 1024 * 1024
-"""Bytes. The records of 10,000 ordinary jobs take 80 MiB; reading and parsing this much takes about 1 GiB."""
+"""Bytes. The records of 10,000 ordinary jobs of Slurm 26.05 take 80 MiB; this much takes 512 MiB to read and parse."""
 
 _MOST_ERRORS: Final = 64 * 1024
 
