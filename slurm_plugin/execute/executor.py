@@ -172,12 +172,10 @@ class Executor:
         self._journal.finish(token, "done")
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
-        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none."""
+        """For a while try a smaller group than the refused one where a limit was in the way, else none."""
+        largest = len(ids) - 1 if is_limit_refusal(str(error)) else 1
         for job_id in map(str, ids):
-            if is_limit_refusal(str(error)):
-                self._journal.set_fact(LARGEST_GROUP, job_id, [len(ids) - 1, str(error), self._now_s])
-            else:
-                self._journal.set_fact(EXCLUSION, job_id, f"Slurm refused its group's pilot job: {error}")
+            self._journal.set_fact(LARGEST_GROUP, job_id, [largest, f"Slurm refused a pilot job: {error}", self._now_s])
 
     def _resume_group(self, action: ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
@@ -227,6 +225,8 @@ class Executor:
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
+            if not is_limit_refusal(str(error)):
+                raise
             self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
             raise
 

@@ -99,6 +99,24 @@ def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobod
     assert any("muri_gate" not in job.licenses for job in slurm.jobs.values())
 
 
+def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller, monkeypatch):
+    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
+
+    def fail(_job):
+        raise GatewayError("cannot submit job 'muri-host': the user's sbatch did not end")
+
+    with monkeypatch.context() as patched, make_controller(slurm) as controller:
+        patched.setattr(slurm, "submit", fail)
+        controller.cycle()
+        assert controller.decision().plan.groups == ()
+        assert controller._journal.facts(EXCLUSION) == {}
+    slurm.now_s += 2 * HOUR_S
+    slurm.extend_lease(slurm.now_s + 600)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert len(members(slurm)) == 4
+
+
 def test_a_site_policy_that_ignores_the_domains_starts_no_such_group(make_controller, monkeypatch):
     """A policy of a site's own may not know whom Slurm counts apart."""
     rich, poor = waiting(2)
