@@ -220,6 +220,15 @@ def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, 
     assert slurm.calls.count("hold") == 0
 
 
+def test_where_muri_holds_jobs_none_moves_behind_a_lease_that_nobody_extends(make_controller):
+    slurm = FakeSlurm([make_job(1)], [make_node("n1", usable=False)], gate_license=True)
+    slurm.extend_lease(NOW_S + 600)  # of a controller that had gate: licence
+    with make_controller(slurm, gate="hold") as controller:
+        controller.cycle()
+    job = read_job(slurm.jobs[1])
+    assert (job.gate, job.held, job.role, slurm.lease_end_s) == ("hold", True, Role.CANDIDATE, NOW_S + 600)
+
+
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_killed_at_any_call_no_job_is_lost_or_runs_twice(make_controller, side, nth):
