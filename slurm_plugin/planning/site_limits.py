@@ -158,7 +158,12 @@ class SiteRoom:
         if why:
             return 1, why
         for size in range(2, most + 1):
-            why = self.why_no_time(job, size) or self._why_not_together(self._like(job, size))
+            pilot, limit_s = self._pilot_like(job, size), pilot_limit_s(job, size)
+            why = (
+                self.why_no_time(job, size)
+                or self._why_not_allowed(pilot, max(1, job.node_count), limit_s)
+                or self._why_not_together([pilot, *([self._member_like(job)] * size)])
+            )
             if why:
                 return size - 1, why
         return most, ""
@@ -185,6 +190,36 @@ class SiteRoom:
         start = replace(self._alone(job), payer=replace(payer_of(job), partition=partition), is_new=True)
         why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
+
+    def capped(self, group: StartGroup) -> StartGroup:
+        """Return a group whose pilot has no more CPUs and memory than is allowed now.
+
+        What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
+        memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
+        """
+        ranks = group.gpus_per_node * group.node_count
+        asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
+        asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
+        cpus, mem_mib = self._most("cpu", group) // ranks, self._most("mem", group) // group.node_count
+        return replace(
+            group,
+            cpu_count=min(group.cpu_count, max(asked_cpus, cpus)),
+            mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib)),
+        )
+
+    def _most(self, resource: str, group: StartGroup) -> int:
+        """How much of a resource a group's pilot may have now."""
+        pilot, nodes = self._pilot(group), group.node_count
+        rules = self._book.single(pilot.payer)
+        most = [rule.amount for rule in rules.most if rule.resource == resource]
+        most += [rule.amount * nodes for rule in rules.most_per_node if rule.resource == resource]
+        if group.time_limit_s:
+            minutes = [rule.amount for rule in rules.most_minutes if rule.resource == resource]
+            most += [60 * amount // group.time_limit_s for amount in minutes]
+        others = sum(self._member(each, group.node, nodes).tres[resource] for each in group.members)
+        shared = [rule for rule in self._book.shared(pilot.payer) if rule.resource == resource]
+        most += [rule.most - others - _amount_of(rule, self._used, self._promised) for rule in shared]
+        return max(0, min(most, default=pilot.tres[resource]))
 
     def take_group(self, group: StartGroup) -> str:
         """Count a group that starts; return why it cannot, "" when it does."""
@@ -332,9 +367,20 @@ class SiteRoom:
         mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
         return _Start(payer_of(job), {"cpu": cpus, "mem": mem_mib, "node": max(1, job.node_count)})
 
-    def _like(self, job: Job, size: int) -> list[_Start]:
-        """A group of jobs like this one, before there is a plan."""
-        return [_Start(payer_of(job), _asked_by(job), is_new=True), *([self._member_like(job)] * size)]
+    def _pilot_like(self, job: Job, size: int) -> _Start:
+        """The pilot of a group of jobs like this one, before there is a plan: the least that it may have.
+
+        Other groups with the job may be larger than that in one thing, smaller in another; `take_group` looks again.
+        """
+        ranks = max(1, job.gpu_count)
+        asked = _asked_by(job)
+        tres = {**asked, "cpu": -(-job.cpu_count // ranks) * ranks, "mem": asked["mem"] * size}
+        return _Start(payer_of(job), tres, is_new=True)
+
+
+def pilot_limit_s(job: Job, size: int) -> int:
+    """Return the time limit of the pilot of a group of jobs like this one, in seconds, 0 for none."""
+    return job.time_limit_s * size + PILOT_EXTRA_S if job.time_limit_s else 0
 
 
 def payer_of(job: Job) -> Payer:
