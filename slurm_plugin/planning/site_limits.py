@@ -10,6 +10,7 @@ from typing import Final
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
+from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.host_lists import HostListError, names_in
@@ -61,7 +62,7 @@ class _Tally:
 
 
 class SiteRoom:
-    """The room that the site's limits leave in one cycle.
+    """The room that the site's limits, and reservations of others, leave in one cycle.
 
     Where limits that hold for a job are not known, it is not grouped: Muri changes time limits as an administrator,
     whom Slurm does not stop. Alone such a job is left to Slurm.
@@ -71,9 +72,13 @@ class SiteRoom:
 
     Args:
         view: The queue, and what the site allows.
+
+    Attributes:
+        places: Where jobs may run.
     """
 
     def __init__(self, view: View) -> None:
+        self.places = Places(view.snapshot)
         self._view = view
         self._book = RuleBook(view.snapshot.limits)
         self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
@@ -151,7 +156,15 @@ class SiteRoom:
         alike = (payer_of(job), job.time_limit_s, job.gpu_request, most, sizes)
         if alike not in self._largest:
             self._largest[alike] = self._largest_group(job, most)
-        return self._largest[alike]
+        return self._before_reservations(job, *self._largest[alike])
+
+    def _before_reservations(self, job: Job, most: int, why: str) -> tuple[int, str]:
+        """The largest group whose pilot ends before reservations begin on any nodes that the job may get."""
+        for size in range(2, most + 1):
+            late = self.places.of(job, pilot_limit_s(job, size)).left_to_slurm
+            if late:
+                return size - 1, f"the pilot job of a group of {size} could not start: {late}"
+        return most, why
 
     def _largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
         why = self._why_no_group(job)
@@ -230,8 +243,18 @@ class SiteRoom:
             if why:
                 return f"job {job.job_id}: {why}"
         starts = [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
-        why = self._why_not_allowed(starts[0], group.node_count, group.time_limit_s) or self._why_not_together(starts)
+        why = (
+            self._why_reserved(group)
+            or self._why_not_allowed(starts[0], group.node_count, group.time_limit_s)
+            or self._why_not_together(starts)
+        )
         return why or self._take(starts)
+
+    def _why_reserved(self, group: StartGroup) -> str:
+        """Why Slurm would not start a group's pilot: alone, its members may end early enough for these nodes."""
+        end_s = self._view.snapshot.taken_s + group.time_limit_s if group.time_limit_s else float("inf")
+        why = self.places.why_not_until(end_s, group.node, group.reservation)
+        return f"its pilot job could not start on {group.node}: {why}" if why else ""
 
     def take_join(self, join: Join) -> str:
         """Count a job that joins a running group; return why it cannot, "" when it does."""
