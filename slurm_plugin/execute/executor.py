@@ -26,6 +26,7 @@ from muri.slurm_plugin.planning.actions import (
     MemberPlan,
     MoveToLicence,
     Preempt,
+    Regroup,
     ReleaseSolo,
     ResetRequest,
     Restore,
@@ -116,6 +117,7 @@ class Executor:
             MoveToLicence: self._move_to_licence,
             ReturnToQueue: self._return_to_queue,
             AskForMore: self._ask_for_more,
+            Regroup: self._regroup,
             Join: self._join,
             StartDryRun: self._start_dry_run,
             KeepProfile: self._keep_profile,
@@ -286,6 +288,10 @@ class Executor:
 
     def _ask_for_more(self, action: AskForMore) -> None:
         self._journal.set_fact(GPU_MEM, str(action.job_id), action.gpu_mem_gib)
+        self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
+
+    def _regroup(self, action: Regroup) -> None:
+        self._journal.set_fact(LARGEST_GROUP, str(action.job_id), [action.largest_group, action.why, self._now_s])
         self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
 
     def _join(self, action: Join) -> None:

@@ -16,6 +16,7 @@ from muri.slurm_plugin.planning.actions import (
     KeepProfile,
     MoveToLicence,
     Preempt,
+    Regroup,
     ResetRequest,
     Restore,
     ResumeGroup,
@@ -121,7 +122,9 @@ def _members(
         elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
         elif _overdue(pilot, cycle):
-            yield Restore(job.job_id, f"pilot job {pilot.job_id} could not start in time")
+            # Slurm had something else for its GPUs; that says nothing against sharing.
+            size = len(pilot.pilot_tag.members) if pilot.pilot_tag is not None else 0
+            yield Regroup(job.job_id, max(1, size - 1), f"pilot job {pilot.job_id} could not start in time")
         elif (
             pilot.state is JobState.RUNNING
             and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
