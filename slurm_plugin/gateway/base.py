@@ -56,6 +56,18 @@ class SlurmUnreachableError(GatewayError):
     """slurmctld does not answer; the cycle is skipped and tried again at the next."""
 
 
+class CommandTimeoutError(SlurmUnreachableError):
+    """A command did not end in time: slurmctld does not answer, or the answer is too long."""
+
+
+class SubmissionTimeoutError(GatewayError):
+    """A submission's process, which belongs to the job's user, did not end in time; that says nothing about the job."""
+
+
+class TooLongAnswerError(GatewayError):
+    """Slurm answered with more text than is read at once."""
+
+
 class NoSuchJobError(GatewayError):
     """slurmctld no longer knows the job, or the job has ended."""
 

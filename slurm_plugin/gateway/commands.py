@@ -4,8 +4,9 @@ import logging
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 
-from muri.slurm_plugin.gateway import json_records, lease, submit_as, text_fields
+from muri.slurm_plugin.gateway import json_records, lease, text_fields
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
@@ -20,6 +21,7 @@ from muri.slurm_plugin.gateway.queue_reader import QueueReader
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, JobChange, NewJob, Reservation, Snapshot
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class CommandGateway:
         self._commands = commands or SlurmCommands()
         settings = config_settings(self._commands.run("read the configuration", ["scontrol", "show", "config"]))
         self._limits = LimitsReader(self._commands)
+        self._submissions = Submissions(self._commands)
         self._cluster = settings.get("ClusterName", "")
         self._state_save_location = settings.get("StateSaveLocation", "")
         self._slurm_version = settings.get("SLURM_VERSION", "")
@@ -60,11 +63,6 @@ class CommandGateway:
                 f"Slurm {self._slurm_version or 'of an unknown version'} is too old: Muri needs the JSON output of "
                 "Slurm 22.05 or newer"
             )
-        version = _version(self._slurm_version)
-        parsers = (
-            self._commands.run("list the forms of JSON", ["squeue", "--json=list"]) if version >= _LISTS_FORMS else ""
-        )
-        self._queue = QueueReader(self._commands, json_records.queue_command(parsers))
         self._node_command = json_records.node_command(_version(self._slurm_version))
         self._gres_separator = ":" if _version(self._slurm_version) < (22, 11) else "/"
 
@@ -73,25 +71,28 @@ class CommandGateway:
         """Return slurmctld's version."""
         return self._slurm_version
 
-    def _json_forms(self) -> str:
-        if _version(self._slurm_version) < _LISTS_FORMS:
-            return ""
-        return self._commands.run("list the forms of JSON", ["squeue", "--json=list"])
+    @cached_property
+    def _queue(self) -> QueueReader:
+        """The reader of the queue; `muri drain`, which needs none, works without Slurm's JSON plug-in."""
+        forms = ""
+        if _version(self._slurm_version) >= _LISTS_FORMS:
+            forms = self._commands.run("list the forms of JSON", ["squeue", "--json=list"])
+        return QueueReader(self._commands, json_records.queue_command(forms))
 
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations."""
         taken_s = time.time()
-        jobs, unreadable = self._queue.read(taken_s)
+        queue = self._queue.read(taken_s)
         nodes = self._json("read the nodes", self._node_command)
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
-            jobs=tuple(sorted(jobs, key=lambda job: job.job_id)),
+            jobs=tuple(sorted(queue.jobs, key=lambda job: job.job_id)),
             nodes=tuple(sorted(json_records.nodes(nodes), key=lambda node: node.name)),
             limits=self._limits.read(),
             reservations=self._reservations(),
-            unreadable=tuple(unreadable),
+            unreadable=tuple(queue.unreadable),
         )
 
     def _reservations(self) -> tuple[Reservation, ...]:
@@ -103,12 +104,12 @@ class CommandGateway:
 
     def requests(self, job_ids: Collection[int]) -> dict[int, tuple[int, tuple[str, ...]]]:
         """Return of each of these jobs how many GPUs it asks for and its special options, in one bulk RPC."""
-        jobs, _ = self._queue.read(time.time())
+        jobs = self._queue.read(time.time()).jobs
         return {job.job_id: (job.gpu_count, job.special) for job in jobs if job.job_id in job_ids}
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
-        return submit_as.submit(self._commands, job)
+        return self._submissions.submit(job)
 
     def _update(self, job_id: int, settings: Sequence[str]) -> None:
         self._commands.run(f"change job {job_id}", ["scontrol", "update", f"JobId={job_id}", *settings])

@@ -7,10 +7,11 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.gateway import json_stream, text_fields
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.gateway.special_options import OPTION_OF_FIELD, Request, special_options
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Unreadable
@@ -41,13 +42,24 @@ def parse_document(text: str, command: str) -> Mapping[str, Any]:
     try:
         document = json.loads(text, strict=False)
     except (ValueError, RecursionError) as err:
-        raise GatewayError(f"`{command}` did not print JSON ({err}): is its JSON plug-in installed?") from err
+        raise _no_json(command, err) from err
     if not isinstance(document, dict):
         raise GatewayError(f"`{command}` printed JSON that is not an object")
-    errors = [str(error.get("description") or error.get("error")) for error in document.get("errors") or []]
-    if errors:
-        raise GatewayError(f"`{command}` reports: {'; '.join(errors)}")
+    _check_errors(document, command)
     return document
+
+
+def _no_json(command: str, error: Exception) -> GatewayError:
+    return GatewayError(f"`{command}` did not print JSON ({error}): is its JSON plug-in installed?")
+
+
+def _check_errors(document: Mapping[str, Any], command: str) -> None:
+    errors = document.get("errors")
+    if errors and isinstance(errors, list):
+        said = [
+            error.get("description") or error.get("error") if isinstance(error, dict) else error for error in errors
+        ]
+        raise GatewayError(f"`{command}` reports: {'; '.join(map(str, said))}")
 
 
 def queue_command(data_parsers: str = "") -> list[str]:
@@ -97,6 +109,11 @@ def _text(record: Mapping[str, Any], name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
+def _free_text(record: Mapping[str, Any], name: str) -> str:
+    """Read a text that its user may make as long as he likes."""
+    return text_fields.kept_text(_text(record, name))
+
+
 def words(value: object) -> list[str]:
     """Read a list of words, which older versions write as one string."""
     if isinstance(value, str):
@@ -104,13 +121,40 @@ def words(value: object) -> list[str]:
     return [str(item) for item in value] if isinstance(value, list) else []
 
 
-def jobs(document: Mapping[str, Any], taken_s: float) -> tuple[list[Job], list[Unreadable]]:
-    """Convert `squeue --json`: the jobs, and those whose records cannot be read."""
-    return read_each(_records(document, "jobs"), lambda record: job(record, taken_s), _job_id)
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """What squeue prints.
+
+    Attributes:
+        jobs: The jobs.
+        unreadable: Those whose records cannot be read.
+        slurmctld_s: slurmctld's time, in seconds since the epoch; 0 where it does not tell.
+    """
+
+    jobs: list[Job]
+    unreadable: list[Unreadable]
+    slurmctld_s: float = 0.0
+
+
+def read_queue(output: bytes | bytearray, command: str, taken_s: float) -> Queue:
+    """Read the output of `squeue --json`, one record after the other.
+
+    Raises:
+        GatewayError: It is no JSON, holds no jobs, or Slurm reports errors inside.
+    """
+    document: dict[str, Any] = {}
+    try:
+        records = json_stream.items(output, "jobs", document)
+        found, unreadable = read_each(records, lambda record: job(record, taken_s), _job_id)
+    except (ValueError, RecursionError) as err:
+        raise _no_json(command, err) from err
+    _check_errors(document, command)
+    _records(document, "jobs")
+    return Queue(found, unreadable, number(document.get("last_update")))
 
 
 def read_each(
-    records: Sequence[Any], read: Callable[[Any], Record], job_id: Callable[[Any], int]
+    records: Iterable[Any], read: Callable[[Any], Record], job_id: Callable[[Any], int]
 ) -> tuple[list[Record], list[Unreadable]]:
     """Read records one by one, so that a broken one costs itself only.
 
@@ -150,7 +194,7 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         account=_text(record, "account"),
         partition=text_fields.first_partition(_text(record, "partition")),
         qos=_text(record, "qos"),
-        name=_text(record, "name"),
+        name=_free_text(record, "name"),
         state=state,
         reason=text_fields.reason_text(reason, words(record.get("job_state"))),
         held=priority == 0,
@@ -174,11 +218,11 @@ def job(record: Mapping[str, Any], taken_s: float) -> Job:
         batch=bool(record.get("batch_flag")),
         array=bool(number(record.get("array_job_id")) or record.get("array_task_string")),
         het=bool(number(record.get("het_job_id"))),
-        command=_text(record, "command"),
-        submit_line=_text(record, "submit_line"),
-        work_dir=_text(record, "current_working_directory"),
+        command=_free_text(record, "command"),
+        submit_line=_free_text(record, "submit_line"),
+        work_dir=_free_text(record, "current_working_directory"),
         admin_comment=_text(record, "admin_comment"),
-        comment=_text(record, "comment"),
+        comment=_free_text(record, "comment"),
         mem_per_cpu_mib=number(record.get("memory_per_cpu")),
         priority=priority,
         licenses=text_fields.license_text(_text(record, "licenses")),

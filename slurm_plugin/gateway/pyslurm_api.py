@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol
 
-from muri.slurm_plugin.gateway import lease, libslurm, submit_as
+from muri.slurm_plugin.gateway import lease, libslurm
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     GatewayUnavailableError,
@@ -24,6 +24,7 @@ from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
 
@@ -104,6 +105,7 @@ class PyslurmGateway:
         self._commands = SlurmCommands()
         self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._limits = LimitsReader(self._commands)
+        self._submissions = Submissions(self._commands)
         self._partitions = self._load_partitions()
 
     @property
@@ -194,7 +196,7 @@ class PyslurmGateway:
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
-        return submit_as.submit(self._commands, job)
+        return self._submissions.submit(job)
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence `muri_gate` until a time, in seconds since the epoch."""

@@ -1,12 +1,20 @@
 """Runs Slurm's commands: their environment, their time limit, and what their failures mean."""
 
+import errno
 import os
-import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muri.slurm_plugin.gateway.base import GatewayUnavailableError, SlurmUnreachableError, slurm_error
+from muri.slurm_plugin.gateway.base import (
+    CommandTimeoutError,
+    GatewayError,
+    GatewayUnavailableError,
+    SlurmUnreachableError,
+    TooLongAnswerError,
+    slurm_error,
+)
+from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, TooMuchOutputError, run_taking
 
 _PASSED: Final = ("SLURM_CONF", "SLURM_JWT", "PATH", "HOME", "TZ", "LD_LIBRARY_PATH")
 """Variables of the caller that the commands get. All SBATCH_*, SLURM_* and SQUEUE_* but these would act as options."""
@@ -34,32 +42,60 @@ class SlurmCommands:
 
         Raises:
             GatewayUnavailableError: There is no such command.
-            SlurmUnreachableError: slurmctld does not answer, or not in time.
+            SlurmUnreachableError: slurmctld does not answer, or not in time, or no process can be started.
             NoSuchJobError: slurmctld does not know the job.
+            TooLongAnswerError: The output is too long.
             GatewayError: Slurm refused.
         """
+        return decoded(self.output(action, arguments))
+
+    def output(self, action: str, arguments: Sequence[str]) -> bytearray:
+        """Run one command and return its output byte for byte; errors are those of `run`."""
+        collected = Collected()
+        self._run(action, arguments, collected.take)
+        return collected.content
+
+    def lines(self, action: str, arguments: Sequence[str], word: bytes, longest: int) -> list[bytes]:
+        """Run one command and return the lines of its output that hold a word; errors are those of `run`.
+
+        Args:
+            action: What it is for.
+            arguments: The command's name and its arguments.
+            word: What has to be in a line.
+            longest: Bytes; a longer line is dropped.
+        """
+        wanted = LinesWith(word, longest)
+        self._run(action, arguments, wanted.take)
+        return wanted.lines()
+
+    def _run(self, action: str, arguments: Sequence[str], take: Callable[[bytes], None]) -> None:
+        name = arguments[0]
         try:
-            done = subprocess.run(
-                [arguments[0], *map(encoded, arguments[1:])],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=False,
-                timeout=self.timeout_s,
-                env=command_environment(),
-            )
-        except FileNotFoundError as err:
-            raise no_such_command(action, arguments[0]) from err
-        except subprocess.TimeoutExpired as err:
-            raise SlurmUnreachableError(
-                f"cannot {action}: `{arguments[0]}` did not end within {self.timeout_s:g} s; is slurmctld running?"
+            code, errors = run_taking([*map(encoded, arguments)], command_environment(), self.timeout_s, take)
+        except TimeoutError as err:
+            raise CommandTimeoutError(
+                f"cannot {action}: `{name}` did not end within {self.timeout_s:g} s; is slurmctld running?"
             ) from err
-        if done.returncode != 0:
-            raise slurm_error(action, decoded(done.stderr))
-        return decoded(done.stdout)
+        except OSError as err:
+            raise not_started(action, name, err) from err
+        except TooMuchOutputError as err:
+            raise TooLongAnswerError(f"cannot {action}: `{name}` printed {err}") from err
+        if code != 0:
+            raise slurm_error(action, decoded(errors))
 
 
-def no_such_command(action: str, command: str) -> GatewayUnavailableError:
-    """Return the error that says which command is missing and what to install."""
+def not_started(action: str, command: str, error: OSError) -> GatewayError:
+    """Return the error that says why no process could be started.
+
+    That no process or memory is left is nobody's job's fault, so it ends the cycle as an unreachable slurmctld does.
+    """
+    if isinstance(error, FileNotFoundError):
+        return _no_such_command(action, command)
+    text = f"cannot {action}: `{command}` cannot be started: {error.strerror or error}"
+    return GatewayError(text) if error.errno == errno.E2BIG else SlurmUnreachableError(text)
+
+
+def _no_such_command(action: str, command: str) -> GatewayUnavailableError:
     package = "util-linux" if command == "setpriv" else "Slurm's client commands"
     return GatewayUnavailableError(f"cannot {action}: the command {command!r} is not in PATH. Install {package}")
 
@@ -74,6 +110,6 @@ def encoded(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def decoded(output: bytes) -> str:
+def decoded(output: bytes | bytearray) -> str:
     """Return a text that holds every byte of what Slurm printed: users write theirs in any encoding."""
     return output.decode("utf-8", "surrogateescape")

@@ -10,7 +10,8 @@ import re
 import secrets
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Final
 
@@ -18,6 +19,7 @@ from muri.slurm_plugin.gateway import json_records, text_fields
 from muri.slurm_plugin.gateway.base import (
     GatewayError,
     NoSuchJobError,
+    SubmissionTimeoutError,
     check_new_job,
     explicit_environment,
     first_line,
@@ -29,9 +31,9 @@ from muri.slurm_plugin.gateway.slurm_commands import (
     command_environment,
     decoded,
     encoded,
-    no_such_command,
+    not_started,
 )
-from muri.slurm_plugin.records.cluster import Job, NewJob
+from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
 
 _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 """Variables of the controller that are not the user's to read or to live with."""
@@ -39,9 +41,53 @@ _KEPT_FROM_USERS: Final = ("SLURM_JWT", "HOME")
 _MOST_OUTPUT: Final = 64 * 1024
 """Bytes. What a pipe holds: whoever writes more waits until the time limit."""
 
+_CHILD_ENDS_WITHIN_S: Final = 20.0
+
 _KILLED_WITHIN_S: Final = 5.0
 
+_NONE_FOR_S: Final = 300.0
+
+_HELD_BY_USER: Final = "JobHeldUser"
+"""The reason of a job submitted with --hold. No user can turn the reason of an administrator's hold into it."""
+
+_CLOCK_TOLERANCE_S: Final = 5.0
+"""Submit times are whole seconds, and where slurmctld does not tell its time, its clock may differ."""
+
 _JOB_ID: Final = re.compile(r"(\d{1,10})(?:;\S*)?\s*\Z", re.ASCII)
+
+
+class Submissions:
+    """Submits jobs as their users, and for a while no more for one whose process did not end in time.
+
+    Such a user has stopped it, perhaps: each further one would take as long from the cycle that all users share.
+
+    Args:
+        commands: How commands are run.
+        clock: Tells the time.
+    """
+
+    def __init__(self, commands: SlurmCommands, clock: Callable[[], float] = time.monotonic) -> None:
+        self._commands = commands
+        self._clock = clock
+        self._again_s: dict[int, float] = {}
+
+    def submit(self, job: NewJob) -> int:
+        """Submit a batch job as its user and return its id.
+
+        Raises:
+            SubmissionTimeoutError: A process of the user's did not end in time, now or not long ago.
+            GatewayError: As `submit` says.
+        """
+        if self._clock() < self._again_s.get(job.uid, 0.0):
+            raise SubmissionTimeoutError(
+                f"cannot submit job {job.name!r}: not tried, because an earlier sbatch of uid {job.uid} did not end in "
+                f"time. Muri submits no job of this user for {_NONE_FOR_S / 60:g} minutes"
+            )
+        try:
+            return submit(self._commands, job)
+        except SubmissionTimeoutError:
+            self._again_s[job.uid] = self._clock() + _NONE_FOR_S
+            raise
 
 
 def submit(commands: SlurmCommands, job: NewJob) -> int:
@@ -51,13 +97,15 @@ def submit(commands: SlurmCommands, job: NewJob) -> int:
     cannot set an AdminComment, and a user may not.
 
     Raises:
-        SlurmUnreachableError: slurmctld does not answer.
+        SlurmUnreachableError: slurmctld does not answer, or no process can be started.
+        SubmissionTimeoutError: The user's process did not end in time.
         GatewayError: Slurm refused, or what the user's process says is not true.
     """
     check_new_job(job)
     mark = job.admin_comment or f"muri-submitted:{secrets.token_hex(8)}"
+    begun_s = time.monotonic()
     job_id = _sbatch(commands, job, mark)
-    _check_identity(commands, job_id, job, mark)
+    _check_identity(commands, job_id, job, mark, begun_s)
     try:
         tag = [f"AdminComment={job.admin_comment}"] if job.admin_comment else []
         commands.run(f"tag job {job_id}", ["scontrol", "update", f"JobId={job_id}", *tag, "Comment="])
@@ -83,37 +131,64 @@ def _sbatch(commands: SlurmCommands, job: NewJob, mark: str) -> int:
     arguments = [*become(job, os.geteuid()), *sbatch_arguments(job, mark)]
     variables = "".join(f"{name}={value}\0" for name, value in explicit_environment(job).items())
     try:
-        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), commands.timeout_s)
+        timeout_s = min(_CHILD_ENDS_WITHIN_S, commands.timeout_s)
+        output = _run_as_user(action, arguments, encoded(job.script), encoded(variables), timeout_s)
     except _ChildError as error:
         # The user may have written the reason. Whether slurmctld answers is asked in root's own name.
         commands.run(action, ["scontrol", "show", "config"])
-        raise GatewayError(f"cannot {action}: {error}") from error
+        kind = SubmissionTimeoutError if isinstance(error, _ChildTimeoutError) else GatewayError
+        raise kind(f"cannot {action}: {error}") from error
     match = _JOB_ID.match(output)
     if match is None:
         raise GatewayError(f"cannot {action}: sbatch printed {output[:80]!r} instead of a job id")
     return int(match[1])
 
 
-def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str) -> None:
-    """Refuse a job that is not the one that was to be submitted."""
-    found = _look_up(commands, job_id)
+def _check_identity(commands: SlurmCommands, job_id: int, new: NewJob, mark: str, begun_s: float) -> None:
+    """Refuse a job that is not the one that was to be submitted.
+
+    The mark is no proof: the user's process has it among its arguments, and can write it into an older job. Releasing
+    that one could lift an administrator's hold.
+
+    Args:
+        commands: How commands are run.
+        job_id: What the user's process printed.
+        new: The job that was to be submitted.
+        mark: What stands in its Comment.
+        begun_s: When the user's process was started, by this process's monotonic clock.
+    """
+    found, now_s = _look_up(commands, job_id)
     if found is None:
         raise NoSuchJobError(f"cannot submit job {new.name!r}: there is no job {job_id}, which sbatch named")
-    # A site's job_submit may add to a comment.
-    if found.uid != new.uid or found.name != new.name or mark not in found.comment:
+    if why := _difference(found, new, mark, now_s - (time.monotonic() - begun_s)):
         raise GatewayError(
-            f"cannot submit job {new.name!r}: job {job_id}, which sbatch named, is another one (of {found.user}); it "
-            f"is left alone. A process of uid {new.uid} has tampered with sbatch, or job_submit changes the job's name "
-            "or comment"
+            f"cannot submit job {new.name!r}: job {job_id}, which sbatch named, is another one (of {found.user}): "
+            f"{why}; it is left alone. A process of uid {new.uid} has tampered with sbatch, or job_submit changes the "
+            "job's name, comment or hold"
         )
 
 
-def _look_up(commands: SlurmCommands, job_id: int) -> Job | None:
+def _difference(found: Job, new: NewJob, mark: str, begun_s: float) -> str:
+    """Return what shows that a job is not the one that was submitted just now, "" where nothing does."""
+    # A site's job_submit may add to a comment.
+    if found.uid != new.uid or found.name != new.name or mark not in found.comment:
+        return "its user, name or comment differs"
+    if found.state is not JobState.PENDING or not found.held or found.reason != _HELD_BY_USER:
+        return f"it is not held as sbatch holds it, but {found.state}, {found.reason or 'without a reason'}"
+    # A site's job_submit may write an AdminComment of its own.
+    if found.array or found.het or found.restart_count or "muri" in found.admin_comment:
+        return "it is part of an array or a heterogeneous job, has run before, or has a tag of Muri's"
+    if found.submit_s < begun_s - _CLOCK_TOLERANCE_S:
+        return "it is older"
+    return ""
+
+
+def _look_up(commands: SlurmCommands, job_id: int) -> tuple[Job | None, float]:
+    """Return a job and slurmctld's time; this machine's where slurmctld does not tell, as that of 22.05."""
     # Slurm 22.05 ignores --jobs.
     arguments = ["squeue", "--all", "--states=all", f"--jobs={job_id}", "--json"]
-    document = json_records.parse_document(commands.run(f"look up job {job_id}", arguments), " ".join(arguments))
-    found, _ = json_records.jobs(document, taken_s=0.0)
-    return next((job for job in found if job.job_id == job_id), None)
+    queue = json_records.read_queue(commands.output(f"look up job {job_id}", arguments), " ".join(arguments), 0.0)
+    return next((job for job in queue.jobs if job.job_id == job_id), None), queue.slurmctld_s or time.time()
 
 
 def become(job: NewJob, own_uid: int) -> list[str]:
@@ -143,6 +218,10 @@ class _ChildError(Exception):
     """The user's process failed, in its own words."""
 
 
+class _ChildTimeoutError(_ChildError):
+    """The user's process did not end in time."""
+
+
 def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables: bytes, timeout_s: float) -> str:
     """Run a command of which the user is master, and return what it printed.
 
@@ -165,8 +244,8 @@ def _run_as_user(action: str, arguments: Sequence[str], script: bytes, variables
                 umask=0o022,
                 start_new_session=True,
             )
-        except FileNotFoundError as err:
-            raise no_such_command(action, arguments[0]) from err
+        except OSError as err:
+            raise not_started(action, arguments[0], err) from err
         try:
             return _output_of(child, timeout_s)
         finally:
@@ -183,7 +262,7 @@ def _output_of(child: "subprocess.Popen[bytes]", timeout_s: float) -> str:
             os.killpg(child.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             child.wait(_KILLED_WITHIN_S)
-        raise _ChildError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
+        raise _ChildTimeoutError(f"sbatch did not end within {timeout_s:g} s; the user may have stopped it") from err
     if code:
         raise _ChildError(first_line(_held_by(child.stderr)) or f"sbatch ended with {code} and gave no reason")
     return _held_by(child.stdout)

@@ -1,5 +1,6 @@
 """Slurm's small notations, read the same way for both gateways: states, GRES, dependencies, numbers."""
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -46,6 +47,18 @@ LARGEST: Final = 2**53 - 1
 """The largest number that JSON, SQLite and floating-point numbers all keep exactly."""
 
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB, "T": KIB * GIB}
+
+
+_LONGEST_KEPT: Final = 16 * 1024
+"""Characters. Slurm takes a submit line of 1 MiB, and each record of each job is in memory at once."""
+
+
+def kept_text(text: str) -> str:
+    """Return a text that users write, or what tells it from others in place of a very long one."""
+    if len(text) <= _LONGEST_KEPT:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{len(text)} characters with the SHA-256 {digest}"
 
 
 def bounded(value: int, most: int = LARGEST) -> int:

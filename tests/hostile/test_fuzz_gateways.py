@@ -1,6 +1,7 @@
 """Damaged records at the gateways: no exception leaves a snapshot, and what is not damaged is read."""
 
 import json
+import tracemalloc
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from damage import OddRecord, damaged, damaged_table
 from odd import Odd
 
 from muri.slurm_plugin.gateway import json_records
-from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.gateway.base import GatewayError, TooLongAnswerError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.json_records import read_each
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
@@ -75,6 +76,9 @@ class Commands:
             return self.nodes
         return next(text for name, text in self.texts.items() if name in arguments)
 
+    def output(self, action: str, arguments: Sequence[str]) -> bytes:
+        return self.run(action, arguments).encode()
+
     def _queue(self, arguments: Sequence[str]) -> str:
         if "--json=list" in arguments:
             return "v0.0.45\nv0.0.44\n"
@@ -105,6 +109,46 @@ def test_a_damaged_record_of_squeue_costs_itself(version, seed):
     }
 
 
+class Bounded(Commands):
+    """Answers no more than 10 MB at once, as the real commands answer no more than 256 MiB."""
+
+    def output(self, action: str, arguments: Sequence[str]) -> bytes:
+        chosen = [word.removeprefix("--jobs=").split(",") for word in arguments if word.startswith("--jobs=")]
+        records = [each for each in self.jobs["jobs"] if not chosen or str(each["job_id"]) in chosen[0]]
+        answer = json.dumps(self.jobs | {"jobs": records}, ensure_ascii=False).encode()
+        if len(answer) > 10_000_000:
+            raise TooLongAnswerError("too long")
+        return answer
+
+
+@pytest.mark.parametrize("sign", ["x", "é", "😀"])
+def test_huge_submit_lines_cost_others_nothing(sign):
+    commands = Bounded("26.05.5")
+    intact = {job.job_id: job for job in CommandGateway(commands).snapshot().jobs}
+    hostile = commands.jobs["jobs"][0] | {"submit_line": sign + "sbatch " * 140_000}
+    commands.jobs["jobs"] += [hostile | {"job_id": job_id} for job_id in range(5_000, 5_040)]
+    commands.jobs["jobs"].append(hostile | {"job_id": 6_000, "submit_line": sign + "x" * 11_000_000})
+    found = checked(CommandGateway(commands).snapshot())
+    jobs = {job.job_id: job for job in found.jobs}
+    assert {job_id: jobs.get(job_id) for job_id in intact} == intact
+    assert len(jobs) == len(intact) + 40
+    assert [each.job_id for each in found.unreadable] == [6_000]
+    assert max(len(job.submit_line) for job in found.jobs) < 20_000
+
+
+def test_an_emoji_in_a_huge_submit_line_does_not_multiply_the_memory():
+    records = recorded("jobs-26.05.5")
+    hostile = records["jobs"][0] | {"submit_line": "😀" + "sbatch " * 140_000}
+    records["jobs"] += [hostile] * 20
+    output = json.dumps(records, ensure_ascii=False).encode()
+    tracemalloc.start()
+    queue = json_records.read_queue(output, "squeue", 0.0)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(queue.jobs) == len(records["jobs"])
+    assert peak < 2 * len(output)
+
+
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.parametrize("what", ["config", "reservation", "partition", "qos", "associations", "nodes"])
 def test_damaged_tables_cost_no_snapshot(what, seed):
@@ -126,8 +170,8 @@ def test_a_document_that_is_none_is_refused_with_a_sentence(seed):
     odd, document = Odd(seed), recorded("jobs-26.05.5")
     text = json.dumps(damaged(odd, document))
     try:
-        json_records.jobs(json_records.parse_document(text[: odd.random.randrange(len(text))], "squeue"), 0.0)
-        json_records.jobs(json_records.parse_document(text, "squeue"), 0.0)
+        json_records.read_queue(text[: odd.random.randrange(len(text))].encode(), "squeue", 0.0)
+        json_records.read_queue(text.encode(), "squeue", 0.0)
     except GatewayError as error:
         assert str(error)
 

@@ -1,5 +1,6 @@
 """What users must not be able to do through a gateway, tried on a real Slurm: hostile jobs beside ordinary ones."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -162,6 +163,31 @@ def test_another_users_job_is_never_tagged(inside: GatewayInside) -> None:
     assert caught.value.error == "GatewayError"
     job = inside.job(victim)
     assert (job.admin_comment, job.held) == ("", True)
+
+
+REWRITING = """#!/bin/sh
+/usr/bin/scontrol update jobid={job_id} jobname=safety comment=muri-host:x
+echo {job_id}
+"""
+
+
+@pytest.mark.parametrize("held_by", ["root", "bob"])
+def test_a_users_older_job_is_neither_tagged_nor_released(inside: GatewayInside, held_by: str) -> None:
+    driver = inside.driver
+    older = driver.submit("--hold", "--wrap=true", user="bob")
+    driver.run("scontrol", "hold" if held_by == "root" else "uhold", str(older), user=held_by)
+    time.sleep(8 if held_by == "bob" else 0)
+    driver.run("sh", "-c", "mkdir -p /tmp/rewrite && chmod 755 /tmp/rewrite", user="root")
+    driver.write("/tmp/rewrite/sbatch", REWRITING.format(job_id=older), user="root")
+    path = driver.run("sh", "-c", "echo $PATH", user="root").stdout.strip()
+    inside.environment = {"PATH": f"/tmp/rewrite:{path}"}
+    try:
+        with pytest.raises(RefusedError, match="it is older" if held_by == "bob" else "JobHeldAdmin"):
+            inside.submit(new_job(uid=BOB, admin_comment="muri-host:x"))
+    finally:
+        inside.environment = {}
+    job = inside.job(older)
+    assert (job.name, job.comment, job.admin_comment, job.held) == ("safety", "muri-host:x", "", True)
 
 
 @pytest.mark.parametrize("word", ["#SBATCH", "#SLURM", "#PBS", "#BSUB"])

@@ -71,6 +71,7 @@ def test_what_the_services_may_write_is_what_the_configuration_names():
         assert (service["StateDirectoryMode"], service["ProtectSystem"]) == ("0700", "strict")
         assert {"CapabilityBoundingSet", "SystemCallFilter", "MemoryMax"} <= {*service}
     controller_unit = services["muri-controller.service"]
+    assert controller_unit["OOMPolicy"] == "continue"
     runtime = [f"/run/{name}" for name in controller_unit["RuntimeDirectory"].split()]
     assert runtime == [str(SITE_RUN_DIR), str(config.status_dir)]
     assert controller_unit["RuntimeDirectoryPreserve"] == "yes"  # a oneshot service ends after each cycle

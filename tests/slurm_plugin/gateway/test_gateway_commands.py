@@ -1,5 +1,6 @@
 """The command gateway with stand-ins for Slurm's commands: what is run, and what failures become."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -91,4 +92,30 @@ def test_job_that_slurm_would_misread_is_refused(commands: Commands, fields: dic
               "partition": "p", **fields}  # fmt: skip
     with pytest.raises(GatewayError, match=said):
         CommandGateway().submit(NewJob(**values))  # type: ignore[arg-type]
-    assert [name for name, _ in commands.calls()] == ["scontrol", "squeue"]
+    assert [name for name, _ in commands.calls()] == ["scontrol"]
+
+
+def test_a_drains_changes_need_no_json(commands: Commands) -> None:
+    commands.add("squeue", stderr="squeue: fatal: Unable to find plugin: serializer/json\n", code=1)
+    CommandGateway().end_lease()
+    assert "squeue" not in [name for name, _ in commands.calls()]
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.ENOMEM, errno.EMFILE])
+def test_a_process_that_cannot_be_started_ends_the_cycle(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    gateway = CommandGateway()
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with pytest.raises(SlurmUnreachableError, match=f"cannot be started: {os.strerror(number)}"):
+        gateway.hold(5)
+
+
+def test_arguments_that_are_too_long_are_their_jobs_fault(commands: Commands) -> None:
+    gateway = CommandGateway()
+    with pytest.raises(GatewayError, match="Argument list too long") as caught:
+        gateway.modify(5, JobChange(admin_comment="x" * 200_000))
+    assert not isinstance(caught.value, SlurmUnreachableError)

@@ -19,11 +19,9 @@ FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 def snapshot() -> Snapshot:
-    read = (json.loads((FIXTURES / f"{kind}-26.05.5.json").read_text(encoding="utf-8")) for kind in ("jobs", "nodes"))
-    jobs, nodes = read
-    return Snapshot(
-        1e9 + 0.25, "invented", "26.05.5", tuple(json_records.jobs(jobs, 0.0)[0]), tuple(json_records.nodes(nodes))
-    )
+    jobs, nodes = ((FIXTURES / f"{kind}-26.05.5.json").read_bytes() for kind in ("jobs", "nodes"))
+    queue = json_records.read_queue(jobs, "squeue", 0.0)
+    return Snapshot(1e9 + 0.25, "invented", "26.05.5", tuple(queue.jobs), tuple(json_records.nodes(json.loads(nodes))))
 
 
 def test_snapshot_survives_a_file(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ def document(kind: str, version: str) -> Any:
 
 
 def jobs(version: str) -> dict[str, Job]:
-    return {job.name: job for job in json_records.jobs(document("jobs", version), taken_s=0.0)[0]}
+    output = (FIXTURES / f"jobs-{version}.json").read_bytes()
+    return {job.name: job for job in json_records.read_queue(output, "squeue", taken_s=0.0).jobs}
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -110,11 +111,13 @@ def test_number_in_every_form(value: object, expected: int) -> None:
 def test_output_that_is_no_answer(text: str, said: str) -> None:
     with pytest.raises(GatewayError, match=said):
         json_records.parse_document(text, "squeue --json")
+    with pytest.raises(GatewayError, match="did not print JSON" if text == "[]" else said):
+        json_records.read_queue(text.encode(), "squeue --json", 0.0)
 
 
 def test_document_of_an_unknown_form_is_not_an_empty_queue() -> None:
     with pytest.raises(GatewayError, match="'jobs'"):
-        list(json_records.jobs({"queue": []}, 0.0))
+        json_records.read_queue(b'{"queue": []}', "squeue", 0.0)
     with pytest.raises(GatewayError, match="'nodes'"):
         list(json_records.nodes({"sinfo": []}))
 
@@ -128,11 +131,11 @@ def test_broken_record_costs_itself(name: str, value: object) -> None:
     record = content["jobs"][1]
     record[name] = value
     content["jobs"].append("no record")
-    found, unreadable = json_records.jobs(content, 0.0)
-    broken = [each.job_id for each in unreadable]
+    queue = json_records.read_queue(json.dumps(content).encode(), "squeue", 0.0)
+    broken = [each.job_id for each in queue.unreadable]
     assert broken == ([0] if name == "job_state" else [record["job_id"], 0])
-    assert len(found) + len(unreadable) == len(content["jobs"])
-    assert all("cannot be read" in each.why for each in unreadable)
+    assert len(queue.jobs) + len(queue.unreadable) == len(content["jobs"])
+    assert all("cannot be read" in each.why for each in queue.unreadable)
 
 
 def test_numbers_are_bounded() -> None:

@@ -33,12 +33,11 @@ TABLE = (
 
 @pytest.mark.parametrize("version", ["22.05.8", "26.05.5"])
 def test_commands_tell_the_memory_of_nodes_and_jobs(version):
-    def document(kind):
-        return json.loads((FIXTURES / f"{kind}-{version}.json").read_text(encoding="utf-8"))
-
-    node = next(node for node in json_records.nodes(document("nodes")) if node.name == "n1")
+    nodes = json.loads((FIXTURES / f"nodes-{version}.json").read_text(encoding="utf-8"))
+    node = next(node for node in json_records.nodes(nodes) if node.name == "n1")
     assert (node.mem_mib, node.mem_allocated_mib, node.threads_per_core) == (64000, 2000, 1)
-    jobs = {job.name: job for job in json_records.jobs(document("jobs"), taken_s=0.0)[0]}
+    queue = json_records.read_queue((FIXTURES / f"jobs-{version}.json").read_bytes(), "squeue", 0.0)
+    jobs = {job.name: job for job in queue.jobs}
     assert (jobs["running"].mem_per_node_mib, jobs["running"].mem_per_cpu_mib) == (2000, 2000)
     assert (jobs["details"].mem_per_node_mib, jobs["details"].mem_per_cpu_mib) == (500, 0)
 

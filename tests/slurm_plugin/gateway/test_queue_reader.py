@@ -5,7 +5,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError
+from muri.slurm_plugin.gateway.base import (
+    CommandTimeoutError,
+    GatewayError,
+    NoGateLicenseError,
+    SlurmUnreachableError,
+    TooLongAnswerError,
+)
 from muri.slurm_plugin.gateway.lease import end_lease, extend_lease
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
@@ -27,8 +33,11 @@ class StandIn:
         self.calls.append(list(arguments))
         return self.answer(list(arguments))
 
+    def output(self, action: str, arguments: Sequence[str]) -> bytearray:
+        return bytearray(self.run(action, arguments).encode())
 
-def reader(broken: set[int], *, chooses: bool = True) -> QueueReader:
+
+def reader(broken: set[int], *, chooses: bool = True, error: GatewayError | None = None) -> QueueReader:
     everyone = list(range(1, 101))
 
     def answer(arguments: list[str]) -> str:
@@ -37,6 +46,8 @@ def reader(broken: set[int], *, chooses: bool = True) -> QueueReader:
         chosen = [argument for argument in arguments if argument.startswith("--jobs=")] if chooses else []
         ids = [int(word) for word in chosen[0].removeprefix("--jobs=").split(",")] if chosen else everyone
         records = [{"job_id": job_id, "user_id": 1, "group_id": 1} for job_id in ids]
+        if error is not None and broken.intersection(ids):
+            raise error
         return json.dumps({"jobs": records}) + ("}" if broken.intersection(ids) else "")
 
     return QueueReader(StandIn(answer), ["squeue", "--json"])  # type: ignore[arg-type]
@@ -44,10 +55,30 @@ def reader(broken: set[int], *, chooses: bool = True) -> QueueReader:
 
 def test_jobs_that_break_the_whole_output_cost_themselves() -> None:
     queue = reader({7, 60})
-    jobs, unreadable = queue.read(0.0)
-    assert [each.job_id for each in unreadable] == [7, 60]
-    assert len(jobs) == 98
+    found = queue.read(0.0)
+    assert [each.job_id for each in found.unreadable] == [7, 60]
+    assert len(found.jobs) == 98
     assert len(queue.commands.calls) < 40  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("error", [TooLongAnswerError("too long"), CommandTimeoutError("too slow")])
+def test_jobs_with_too_much_text_cost_themselves(error: GatewayError) -> None:
+    found = reader({7, 60}, error=error).read(0.0)
+    assert [(each.job_id, each.why) for each in found.unreadable] == [(7, str(error)), (60, str(error))]
+    assert len(found.jobs) == 98
+
+
+def test_slurmctld_that_does_not_answer_is_asked_once() -> None:
+    queue = reader({7}, error=SlurmUnreachableError("no answer"))
+    with pytest.raises(SlurmUnreachableError, match="no answer"):
+        queue.read(0.0)
+    assert len(queue.commands.calls) == 1  # type: ignore[attr-defined]
+
+
+def test_reading_in_parts_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muri.slurm_plugin.gateway.queue_reader._PARTS_WITHIN_S", -1.0)
+    with pytest.raises(SlurmUnreachableError, match="in parts"):
+        reader({7}, error=CommandTimeoutError("too slow")).read(0.0)
 
 
 def test_output_that_is_broken_whatever_is_asked_for_is_no_empty_queue() -> None:

@@ -1,15 +1,18 @@
 """Submitting as the user with stand-ins for setpriv, sbatch, squeue and scontrol."""
 
+import errno
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 from stand_in_commands import Commands
 
-from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.gateway import submit_as
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, SubmissionTimeoutError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
-from muri.slurm_plugin.gateway.submit_as import become, sbatch_arguments, submit
+from muri.slurm_plugin.gateway.submit_as import Submissions, become, sbatch_arguments, submit
 from muri.slurm_plugin.records.cluster import NewJob
 
 MARK = "muri-host:abc"
@@ -35,10 +38,13 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return stand_ins
 
 
-def known(stand_ins: Commands, **fields: object) -> None:
-    """Let squeue show job 17."""
-    record = {"job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, **fields}
-    stand_ins.add("squeue", json.dumps({"jobs": [record]}))
+def known(stand_ins: Commands, *, last_update: float = 0, **fields: object) -> None:
+    """Let squeue show job 17, submitted just now."""
+    record = {
+        "job_id": 17, "user_id": 1001, "group_id": 1001, "name": "n; rm", "comment": MARK, "job_state": ["PENDING"],
+        "state_reason": "JobHeldUser", "priority": 0, "submit_time": int(time.time()) + 1, **fields,
+    }  # fmt: skip
+    stand_ins.add("squeue", json.dumps({"jobs": [record], "last_update": {"set": True, "number": last_update}}))
 
 
 def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,13 +66,37 @@ def test_sbatch_runs_as_the_user_and_root_only_tags(commands: Commands, monkeypa
 
 
 @pytest.mark.parametrize(
-    "fields", [{"user_id": 1002}, {"name": "other"}, {"comment": "muri-host:guess"}, {"job_id": 3}]
+    "fields",
+    [
+        {"user_id": 1002},
+        {"name": "other"},
+        {"comment": "muri-host:guess"},
+        {"job_id": 3},
+        {"state_reason": "JobHeldAdmin"},
+        {"state_reason": "JobHoldMaxRequeue"},
+        {"state_reason": "Priority", "priority": 4711},
+        {"job_state": ["RUNNING"]},
+        {"job_state": ["PENDING", "SPECIAL_EXIT"]},
+        {"array_job_id": 17},
+        {"array_task_string": "1-3"},
+        {"het_job_id": 17},
+        {"restart_cnt": 1},
+        {"admin_comment": "muri:on"},
+        {"submit_time": 0},
+        {"submit_time": int(time.time()) - 3600},
+        {"submit_time": 5_000_000, "last_update": 5_000_060},
+    ],
 )
 def test_a_job_that_the_users_process_lied_about_is_left_alone(commands: Commands, fields: dict[str, object]) -> None:
     known(commands, **fields)
     with pytest.raises(GatewayError, match="job 17, which sbatch named"):
         submit(SlurmCommands(), new_job())
     assert [name for name, _ in commands.calls()] == ["setpriv", "sbatch", "squeue"]
+
+
+def test_slurmctlds_own_clock_tells_when_a_job_was_submitted(commands: Commands) -> None:
+    known(commands, submit_time=5_000_000, last_update=5_000_001, admin_comment="a site's own")
+    assert submit(SlurmCommands(), new_job()) == 17
 
 
 @pytest.mark.parametrize("output", ["", "17\n18\n", "x", "1" * 400, "17 --uid=0", "١٧"])
@@ -99,6 +129,44 @@ def test_a_stopped_or_talkative_process_costs_one_job(commands: Commands, body: 
     with pytest.raises(GatewayError, match="did not end within 2 s") as caught:
         submit(SlurmCommands(timeout_s=2.0), new_job())
     assert not isinstance(caught.value, SlurmUnreachableError)
+
+
+def test_a_user_whose_process_stood_still_costs_one_time_limit(commands: Commands) -> None:
+    now_s = [1000.0]
+    submissions = Submissions(SlurmCommands(timeout_s=1.0), lambda: now_s[0])
+    commands.add("sbatch", body="import signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    with pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+        submissions.submit(new_job())
+    commands.add("sbatch", "17\n")
+    known(commands, user_id=1002)
+    assert submissions.submit(new_job(uid=1002)) == 17
+    known(commands)
+    calls = len(commands.calls())
+    with pytest.raises(SubmissionTimeoutError, match=r"uid 1001 .* for 5 minutes"):
+        submissions.submit(new_job())
+    assert len(commands.calls()) == calls
+    now_s[0] += 301
+    assert submissions.submit(new_job()) == 17
+
+
+def test_the_users_process_has_less_time_than_roots_commands(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 1.0)
+    commands.add("sbatch", body="import time; time.sleep(60)")
+    with pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+        submit(SlurmCommands(), new_job())
+
+
+def test_a_user_who_leaves_no_process_to_start_excludes_nobody(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr("subprocess.Popen", refuse)
+    with pytest.raises(SlurmUnreachableError, match="cannot be started"):
+        submit(SlurmCommands(), new_job())
 
 
 def test_job_that_cannot_be_tagged_is_not_left_behind(commands: Commands) -> None:

@@ -1,0 +1,72 @@
+"""What a process prints is read up to a limit, in little memory."""
+
+import sys
+import time
+import tracemalloc
+
+import pytest
+
+from muri.slurm_plugin.gateway.base import CommandTimeoutError, GatewayError, SlurmUnreachableError, TooLongAnswerError
+from muri.slurm_plugin.gateway.command_output import Collected, LinesWith, TooMuchOutputError, run_taking
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def test_output_and_errors_are_kept_apart() -> None:
+    collected = Collected()
+    script = "import sys; sys.stdout.write('o' * 10**6); sys.stderr.write('e' * 10**6); sys.exit(3)"
+    code, errors = run_taking(python(script), {}, 30.0, collected.take)
+    assert (code, len(collected.content), errors) == (3, 10**6, b"e" * 65536)
+
+
+def test_a_process_that_prints_without_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Collected.__init__, "__defaults__", (10**6,))
+    begin_s = time.monotonic()
+    with pytest.raises(TooLongAnswerError, match="more than 1000000 bytes") as caught:
+        SlurmCommands().run("read", python("while True: print('x' * 1000)"))
+    assert not isinstance(caught.value, SlurmUnreachableError)
+    assert time.monotonic() - begin_s < 20
+
+
+SLOW = "import time; time.sleep(60)"
+
+
+@pytest.mark.parametrize("script", [SLOW, f"import os; os.close(1); os.close(2); {SLOW}", "while True: print()"])
+def test_a_process_that_takes_too_long_is_ended(script: str) -> None:
+    with pytest.raises(CommandTimeoutError, match=r"within 0\.5 s"):
+        SlurmCommands(timeout_s=0.5).lines("read", python(script), b"x", 10)
+
+
+def test_a_failure_is_told_in_the_commands_words() -> None:
+    with pytest.raises(GatewayError, match="cannot read: no such thing"):
+        SlurmCommands().lines("read", python("import sys; sys.exit('no such thing')"), b"x", 10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_only_lines_with_the_word_are_kept(size: int) -> None:
+    text = b"a muri   \nb\n\nmuri" + b"x" * 99 + b"\nmuri\xff\nlast muri"
+    lines = LinesWith(b"muri", 50)
+    for start in range(0, len(text), size):
+        lines.take(text[start : start + size])
+    assert lines.lines() == [b"a muri", b"muri\xff", b"last muri"]
+
+
+def test_lines_without_the_word_take_no_memory() -> None:
+    lines, padded = LinesWith(b"muri", 20_000), b"x".ljust(17_000) + b"\n"
+    tracemalloc.start()
+    for _ in range(2_000):
+        lines.take(padded)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1_000_000
+    assert lines.lines() == []
+
+
+def test_collected_output_has_a_limit() -> None:
+    collected = Collected(3)
+    collected.take(b"abc")
+    with pytest.raises(TooMuchOutputError):
+        collected.take(b"d")
