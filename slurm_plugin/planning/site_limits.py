@@ -103,7 +103,7 @@ class SiteRoom:
     def longest_s(self, job: Job) -> int | None:
         """Return the longest time limit that partition, QOS and association allow, in seconds; None for any."""
         rules = self._book.single(payer_of(job))
-        tres = _asked_by(job)
+        tres = _asked_by(job) if rules.most_minutes else {}
         limits = [rule.amount for rule in rules.wall]
         limits += [60 * rule.amount // tres[rule.resource] for rule in rules.most_minutes if tres.get(rule.resource)]
         return min(limits, default=None)
@@ -125,19 +125,20 @@ class SiteRoom:
         most_s = longest_s - PILOT_EXTRA_S - after_s
         return max(own_s, min(own_s * size, most_s) if own_s else most_s)
 
-    def why_no_time(self, job: Job, size: int, after_s: int = 0) -> str:
+    def why_no_time(self, job: Job, size: int, after_s: int = 0, limit_s: int | None = None) -> str:
         """Return why a job cannot get the time that it needs in a group, "" when it can.
 
         Args:
             job: As its user submitted it.
             size: Members of the group.
             after_s: How long after the pilot it starts.
+            limit_s: The time limit that its user asked for, where it has another one now.
         """
-        longest_s = self.longest_s(job)
-        needed_s = job.time_limit_s * size + PILOT_EXTRA_S + after_s
-        if longest_s is None or (job.time_limit_s and needed_s <= longest_s):
+        longest_s, own_s = self.longest_s(job), job.time_limit_s if limit_s is None else limit_s
+        needed_s = own_s * size + PILOT_EXTRA_S + after_s
+        if longest_s is None or (own_s and needed_s <= longest_s):
             return ""
-        asked = _hours(needed_s) if job.time_limit_s else "any time"
+        asked = _hours(needed_s) if own_s else "any time"
         return (
             f"a group of {size} would need a time limit of {asked} for its pilot job, {_hours(longest_s)} are allowed"
         )
@@ -259,17 +260,22 @@ class SiteRoom:
     def take_join(self, join: Join) -> str:
         """Count a job that joins a running group; return why it cannot, "" when it does."""
         job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
+        start = self._member(join.member, join.node, max(1, pilot.node_count))
+        why = self._why_no_member(job) or self.why_too_late(join) or self._why_not_together([start])
+        return why or self._take([start])
+
+    def why_too_late(self, join: Join) -> str:
+        """Return why a join would leave somebody too little time, or give more than there is; "" when it would not."""
+        job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
         longest_s = self.longest_s(job)
         if longest_s is not None and join.pilot_limit_s > longest_s:
             return (
                 f"the group's pilot job would need a time limit of {_hours(join.pilot_limit_s)}, "
                 f"{_hours(longest_s)} are allowed"
             )
-        start = self._member(join.member, join.node, max(1, pilot.node_count))
-        why = self._why_no_member(job) or self._why_too_late(job, join, pilot) or self._why_not_together([start])
-        return why or self._take([start])
+        return self._why_too_little_time(job, join, pilot) or self._why_past_reservation(join, pilot)
 
-    def _why_too_late(self, job: ManagedJob, join: Join, pilot: Job) -> str:
+    def _why_too_little_time(self, job: ManagedJob, join: Join, pilot: Job) -> str:
         """Why a join would leave somebody less time than sharing takes."""
         size, now_s = len(join.others) + 1, self._view.snapshot.taken_s
         why = self.why_no_time(job, size, int(max(0.0, now_s - pilot.start_s)))
@@ -277,9 +283,19 @@ class SiteRoom:
             other = self._view.jobs[job_id]
             if why or other.membership is None:
                 continue
-            as_asked = replace(other, time_limit_s=other.membership.original.time_limit_s)
-            why = self.why_no_time(as_asked, size, int(max(0.0, other.start_s - pilot.start_s)))
+            own_s = other.membership.original.time_limit_s
+            why = self.why_no_time(other, size, int(max(0.0, other.start_s - pilot.start_s)), own_s)
         return why
+
+    def _why_past_reservation(self, join: Join, pilot: Job) -> str:
+        """Why new ends would be too late: Slurm lets an administrator, and so Muri, move them into a reservation."""
+        limit_s = join.member.time_limit_s
+        ends = [self._view.snapshot.taken_s + limit_s if limit_s else float("inf")]
+        others = [(self._view.jobs[job_id], limit_s) for job_id, limit_s in join.others]
+        extended = [(pilot, join.pilot_limit_s), *others]
+        ends += [job.start_s + limit_s for job, limit_s in extended if limit_s > job.time_limit_s]
+        why = self.places.why_not_until(max(ends), join.node, pilot.reservation)
+        return f"its group could not take so long: {why}" if why else ""
 
     def _why_no_group(self, job: ManagedJob) -> str:
         """Why a job cannot be in any group."""
