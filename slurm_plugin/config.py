@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -241,7 +242,9 @@ class Config(Section):
         "them behind the gate again.",
     )
     cycle_limit_s: float = Field(
-        300.0, gt=0, description="A cycle that takes longer leaves the rest of its actions to the next."
+        300.0,
+        gt=0,
+        description="Repairs, and then starts, that take longer than half of this leave the rest to the next cycle.",
     )
     state_dir: Path = Field(
         Path("/var/lib/muri"),
@@ -292,7 +295,7 @@ def load_config(path: Path | None) -> Config:
         loaded = yaml.safe_load(path.read_text())
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path}: expected keys and values, found a {type(loaded).__name__}")
@@ -301,6 +304,21 @@ def load_config(path: Path | None) -> Config:
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(dict(problem))}" for problem in error.errors())
         raise ConfigError(f"{path} has {error.error_count()} problem(s):\n{problems}") from error
+
+
+def state_dir_of_refused(path: Path | None) -> Path | None:
+    """Find the state_dir in a configuration that is refused for another reason: there a drain looks for the controller.
+
+    Returns:
+        None where it names none, cannot be read, or others could have written it.
+    """
+    try:
+        require_trusted(path)
+        text = "" if path is None else path.read_text(errors="replace")
+    except (ConfigError, OSError):
+        return None
+    found = re.search(r"""^state_dir:\s*["']?(/[^"'#\n]*)""", text, re.MULTILINE)
+    return None if found is None else Path(found[1].strip())
 
 
 def require_trusted(path: Path | None) -> None:

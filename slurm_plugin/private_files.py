@@ -15,6 +15,9 @@ ROOT_UID: Final = 0
 _OTHERS_MAY: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
 
+_MOST_LINKS: Final = 40
+"""As many as the kernel follows."""
+
 
 class UnsafeFileError(MuriError):
     """A file or directory belongs to somebody else, is a link, or others could change it."""
@@ -88,31 +91,36 @@ def why_unsafe(path: Path) -> str | None:
     """Say why a file's content must not be trusted; None when only root and this process's user could change it.
 
     Args:
-        path: An existing file or directory; of a link both the link's directories and those of its target count.
+        path: An existing file or directory; each link on the way to it counts, with its directories.
 
     Raises:
         OSError: It, or a directory on the way, cannot be looked at.
     """
-    seen: set[Path] = set()
     for place in _on_the_way(path):
-        if place in seen:
-            continue
-        seen.add(place)
-        facts = place.stat()
+        facts = place.lstat()
         if facts.st_uid not in {ROOT_UID, os.geteuid()}:
             return f"{place} belongs to {user_name(facts.st_uid)}"
         # In a directory like /tmp nobody can replace what another user owns.
         shielded = stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX
-        if facts.st_mode & _OTHERS_WRITE and not shielded:
+        if facts.st_mode & _OTHERS_WRITE and not shielded and not stat.S_ISLNK(facts.st_mode):
             return f"others may write {place} (mode {stat.S_IMODE(facts.st_mode):04o})"
     return None
 
 
 def _on_the_way(path: Path) -> Iterator[Path]:
-    real = path.resolve(strict=True)
-    yield real
-    yield from real.parents
-    yield from path.absolute().parents
+    """Each directory and link that the kernel passes when it opens a path, and where it ends."""
+    here, links, left = Path("/"), 0, list(reversed(path.absolute().parts))
+    while left:
+        # An absolute link's first part is "/", which starts over.
+        here = here.parent if left[-1] == ".." else here / left[-1]
+        left.pop()
+        yield here
+        if here.is_symlink():
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            left += reversed(here.readlink().parts)
+            here = here.parent
 
 
 def _require_own(path: Path, uid: int) -> None:

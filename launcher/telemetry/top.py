@@ -46,6 +46,8 @@ of the time each resource is held, and by whom at this moment.
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
 
+_LARGEST_STATUS: Final = 4 << 20
+
 _STATUS_NAME: Final = re.compile(r"host-\d+\.json")
 _RUN_DIR_NAME: Final = re.compile(r"(?:muri-)?(\d+)")
 BAR_WIDTH: Final = 16
@@ -164,14 +166,17 @@ def _single_keys() -> Iterator[Callable[[float], str]]:
         termios.tcsetattr(file, termios.TCSADRAIN, before)
 
 
-def read_group(path: Path, now_s: float | None = None) -> GroupView:
+def read_group(path: Path, now_s: float | None = None, *, follow_links: bool = True) -> GroupView:
     """Read one status file.
 
     Raises:
         StatusFileError: It is missing, unreadable or something else.
     """
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
+        # O_NONBLOCK: a pipe of that name must not keep the reader waiting.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
+        with os.fdopen(os.open(path, flags), "rb") as file:
+            status = json.loads(file.read(_LARGEST_STATUS))
     except OSError as error:
         raise StatusFileError(f"cannot read the status file {path}: {error.strerror}") from error
     except ValueError as error:
@@ -217,21 +222,16 @@ def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
     looked, groups = run_dirs(environment), []
     for run_dir in looked:
         try:
-            names = sorted(path for path in run_dir.iterdir() if _is_status_file(path))
+            names = sorted(path for path in run_dir.iterdir() if _STATUS_NAME.fullmatch(path.name))
         except OSError:
             continue
         for path in names:
             with contextlib.suppress(StatusFileError):
-                groups.append(read_group(path))
+                groups.append(read_group(path, follow_links=False))  # root must not follow a user's link
     groups = [group for group in groups if not group.left_behind]
     if not groups:
         raise NoGroupError(_nothing_found(looked))
     return groups
-
-
-def _is_status_file(path: Path) -> bool:
-    """Whether a plain file has the name of a status file: root must not follow a user's link."""
-    return _STATUS_NAME.fullmatch(path.name) is not None and stat.S_ISREG(path.lstat().st_mode)
 
 
 def _nothing_found(looked: list[Path]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -77,6 +78,8 @@ def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.assemble import open_controller
     from muri.slurm_plugin.controller.loop import run_forever, run_once
 
+    if os.geteuid() != 0:
+        raise UsageError("muri-controller must run as root: it submits pilot jobs and dry runs as their users")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -164,14 +167,19 @@ def drain(config_file: Path | None, stale_s: float | None, wait: bool, as_json: 
 
 def _config_to_drain_with(config_file: Path | None) -> Config:
     """Read the configuration; where it is broken, jobs are given back all the same."""
-    from muri.slurm_plugin.config import ConfigError
+    from muri.slurm_plugin.config import ConfigError, state_dir_of_refused
     from muri.slurm_plugin.controller.assemble import read_trusted_config
 
     try:
         return read_trusted_config(config_file)
     except ConfigError as error:
-        click.echo(f"muri: {printable_lines(str(error))}\nmuri: going on with the built-in settings", err=True)
-        return Config()
+        built_in = Config()
+        state_dir = state_dir_of_refused(config_path(config_file)) or built_in.state_dir
+        click.echo(
+            f"muri: {printable_lines(str(error))}\nmuri: going on with the built-in settings and state_dir {state_dir}",
+            err=True,
+        )
+        return built_in.model_copy(update={"state_dir": state_dir})
 
 
 @contextmanager
@@ -196,14 +204,16 @@ def _only_one_unless_hung(state_dir: Path, stale_s: float | None) -> Iterator[No
 
 
 def _print_drained(done: "Drained", *, as_json: bool, one_line: bool) -> None:
+    from muri.terminal import say
+
     fields = {name: values for name, values in asdict(done).items() if values or not one_line}
     if as_json:
         click.echo(json.dumps(asdict(done), indent=None if one_line else 1))
     elif one_line:
-        click.echo("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in fields.items()) or "all done")
+        say("; ".join(f"{name} {', '.join(map(str, values))}" for name, values in fields.items()) or "all done")
     else:
         for name, values in fields.items():
-            click.echo(f"{name:<10}{', '.join(map(str, values)) or '-'}")
+            say(f"{name:<10}{', '.join(map(str, values)) or '-'}")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})

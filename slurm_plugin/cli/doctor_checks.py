@@ -102,6 +102,9 @@ def _wrong_place(folder: Folder) -> Finding | None:
 
 
 def _wrong_access(folder: Folder) -> Finding | None:
+    if folder.owner != "root":
+        remedy = f"chown -R root {folder.path}, and run the controller as root: Slurm lets nobody else submit for users"
+        return Finding(_STATE, Level.PROBLEM, f"{folder.path} belongs to {folder.owner}, not to root", remedy)
     if folder.foreign_files:
         files = ", ".join(folder.foreign_files)
         remedy = f"chown {folder.owner} them: a controller that runs as {folder.owner} cannot write them"

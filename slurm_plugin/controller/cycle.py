@@ -174,18 +174,12 @@ class Controller:
         Repairs come first and are followed by a fresh snapshot when there were any, so that the plan
         rests on what is true now.
         """
-        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s)
-        errors: list[str] = []
         decision = self.decision()
-        try:
-            errors += self._extend_lease(gateway, decision)
-            if decision.repairs:
-                self._apply(gateway, decision, decision.repairs, errors)
-                decision = self.decision()
-            self._apply(gateway, decision, decision.actions, errors)
-        except CycleCutShortError as error:
-            log.warning("%s", error)
-            errors.append(str(error))
+        errors = self._extend_lease(decision)
+        if decision.repairs:
+            self._apply(decision, decision.repairs, errors)
+            decision = self.decision()
+        self._apply(decision, decision.actions, errors)
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
         report(self._config, status, decision.view)
@@ -214,16 +208,16 @@ class Controller:
                 log.warning("job %d: its gate stays open: %s", job.job_id, error)
         return any(job.state is JobState.PENDING for job in open_members)
 
-    def _extend_lease(self, gateway: Gateway, decision: Decision) -> list[str]:
+    def _extend_lease(self, decision: Decision) -> list[str]:
         """Keep waiting jobs behind the licence for another while.
 
         This comes after the decision: a controller that cannot decide any more lets the lease end, and Slurm starts
         every job by itself.
         """
-        if self._config.gate != "licence":
+        if self._config.gate != "licence" or self._stop.is_set():
             return []
         try:
-            gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
+            self._gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -250,12 +244,23 @@ class Controller:
         policy = self._policy_for(snapshot.limits.priority_type)
         return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
-    def _apply(self, gateway: Gateway, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
-        """Carry out actions; what Slurm refuses is added to `errors`."""
-        if actions:
-            policy = self._policy_for(decision.view.snapshot.limits.priority_type)
-            executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
+    def _apply(self, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
+        """Carry out actions; what Slurm refuses is added to `errors`.
+
+        Repairs and starts have half of a cycle's time each: slow repairs of one user's jobs delay nobody's start for
+        ever. The time for deciding does not count, or a queue that is long to plan would never be served.
+        """
+        if not actions:
+            return
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s / 2)
+        policy = self._policy_for(decision.view.snapshot.limits.priority_type)
+        executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
+        try:
+            gateway.in_time()  # else a start would be noted as begun
             executor.carry_out(actions)
+        except CycleCutShortError as error:
+            log.warning("%s", error)
+            errors.append(str(error))
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
         # Seen before the actions: what they change shows in Slurm at once and here at the next cycle,

@@ -76,7 +76,9 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     own += view.having(Role.DRY_RUN)
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
     released = _each(held, lambda job: _release(gateway, job, lease_is_over=lease_is_over), failed)
-    waiting = [job for job in view.having(Role.RELEASED) if job.state is JobState.PENDING]
+    waiting = [
+        job for role in (Role.RELEASED, Role.USER_HELD) for job in view.having(role) if job.state is JobState.PENDING
+    ]
     given = [job for job in waiting if job.given is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)

@@ -13,13 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.execute.allocate import give_share, reset_or_release, reset_request
 from muri.slurm_plugin.execute.gate import close_gate, move_to_licence, open_gate, stop
 from muri.slurm_plugin.execute.interruptible import CycleCutShortError
-from muri.slurm_plugin.gateway.base import (
-    Gateway,
-    GatewayError,
-    NoSuchJobError,
-    SlurmUnreachableError,
-    SubmissionTimeoutError,
-)
+from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.planning.actions import (
     Abandon,
     Action,
@@ -32,6 +26,7 @@ from muri.slurm_plugin.planning.actions import (
     MemberPlan,
     MoveToLicence,
     Preempt,
+    Regroup,
     ReleaseSolo,
     ResetRequest,
     Restore,
@@ -122,6 +117,7 @@ class Executor:
             MoveToLicence: self._move_to_licence,
             ReturnToQueue: self._return_to_queue,
             AskForMore: self._ask_for_more,
+            Regroup: self._regroup,
             Join: self._join,
             StartDryRun: self._start_dry_run,
             KeepProfile: self._keep_profile,
@@ -178,17 +174,10 @@ class Executor:
         self._journal.finish(token, "done")
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
-        """Keep a refused group from being tried again: a smaller one where a limit was in the way, else none.
-
-        Where the user's process took too long, it is none for a while only: that says nothing about the jobs.
-        """
-        late = isinstance(error, SubmissionTimeoutError)
+        """For a while try a smaller group than the refused one where a limit was in the way, else none."""
+        largest = len(ids) - 1 if is_limit_refusal(str(error)) else 1
         for job_id in map(str, ids):
-            if late or is_limit_refusal(str(error)):
-                largest = 1 if late else len(ids) - 1
-                self._journal.set_fact(LARGEST_GROUP, job_id, [largest, str(error), self._now_s])
-            else:
-                self._journal.set_fact(EXCLUSION, job_id, f"Slurm refused its group's pilot job: {error}")
+            self._journal.set_fact(LARGEST_GROUP, job_id, [largest, f"Slurm refused a pilot job: {error}", self._now_s])
 
     def _resume_group(self, action: ResumeGroup) -> None:
         pilot = find_pilot(self._view, action.token)
@@ -238,6 +227,8 @@ class Executor:
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
+            if not is_limit_refusal(str(error)):
+                raise
             self._journal.set_fact(RELEASE_REFUSED, str(action.job_id), [str(error), self._now_s])
             raise
 
@@ -297,6 +288,10 @@ class Executor:
 
     def _ask_for_more(self, action: AskForMore) -> None:
         self._journal.set_fact(GPU_MEM, str(action.job_id), action.gpu_mem_gib)
+        self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
+
+    def _regroup(self, action: Regroup) -> None:
+        self._journal.set_fact(LARGEST_GROUP, str(action.job_id), [action.largest_group, action.why, self._now_s])
         self._return_to_queue(ReturnToQueue(action.job_id, "", action.why))
 
     def _join(self, action: Join) -> None:

@@ -42,12 +42,17 @@ class InterruptibleGateway:
         """Return the gateway's own name."""
         return self._gateway.name
 
-    def _next(self) -> Gateway:
+    def in_time(self) -> Gateway:
+        """Return the way to Slurm.
+
+        Raises:
+            CycleCutShortError: It is time to end.
+        """
         if self._stop.is_set():
             raise CycleCutShortError("the controller was told to stop; its next cycle resumes")
         if self._clock() > self._end_s:
             raise CycleCutShortError(
-                f"the cycle took longer than {self._limit_s:g} s (cycle_limit_s); the next resumes"
+                f"repairs or starts took longer than {self._limit_s:g} s, half of cycle_limit_s; the next cycle resumes"
             )
         return self._gateway
 
@@ -57,40 +62,40 @@ class InterruptibleGateway:
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
-        return self._next().submit(job)
+        return self.in_time().submit(job)
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a job."""
-        self._next().modify(job_id, change)
+        self.in_time().modify(job_id, change)
 
     def extend_lease(self, end_s: float) -> None:
         """Withhold the licence until a time."""
-        self._next().extend_lease(end_s)
+        self.in_time().extend_lease(end_s)
 
     def end_lease(self) -> None:
         """Withhold the licence no longer."""
-        self._next().end_lease()
+        self.in_time().end_lease()
 
     def hold(self, job_id: int) -> None:
         """Hold a pending job."""
-        self._next().hold(job_id)
+        self.in_time().hold(job_id)
 
     def release(self, job_id: int) -> None:
         """Release a held job."""
-        self._next().release(job_id)
+        self.in_time().release(job_id)
 
     def requeue(self, job_id: int) -> None:
         """End a running job and put it back into the queue."""
-        self._next().requeue(job_id)
+        self.in_time().requeue(job_id)
 
     def requeue_hold(self, job_id: int) -> None:
         """End a running job, put it back into the queue and hold it."""
-        self._next().requeue_hold(job_id)
+        self.in_time().requeue_hold(job_id)
 
     def cancel(self, job_id: int) -> None:
         """Cancel a job."""
-        self._next().cancel(job_id)
+        self.in_time().cancel(job_id)
 
     def job_environment(self, job_id: int) -> dict[str, str] | None:
         """Return the environment that a pending job was submitted with, None when it cannot be read."""
-        return self._next().job_environment(job_id)
+        return self.in_time().job_environment(job_id)

@@ -2,8 +2,9 @@
 --
 --     local muri = require("muri")
 --     muri.submit(job_desc, submit_uid)   -- in slurm_job_submit, after your own rules
+--     muri.modify(job_desc, modify_uid)   -- in slurm_job_modify, after your own rules
 --
--- submit() never raises and does no I/O, and its cost does not grow with the queue. The module runs
+-- Both never raise and do no I/O, and their cost does not grow with the queue. The module runs
 -- in Lua 5.1, which Debian's Slurm links, up to 5.4.
 
 local M = {}
@@ -160,6 +161,34 @@ local function reason_not(job_desc, mark)
   return nil
 end
 
+-- The same licences, with the gate's, if it is among them, once and with a count of 1. Slurm takes "," ";" and "|"
+-- between them, and ":" or "=" before a count.
+function M.one_gate(licenses)
+  local kept, seen = {}, false
+  for item, separator in (licenses .. ","):gmatch("([^,;|]*)([,;|])") do
+    local is_gate = item:match("^[^@:=*%s]*") == GATE
+    if not (is_gate and seen) then
+      kept[#kept + 1] = (is_gate and GATE .. ":1" or item) .. separator
+    end
+    seen = seen or is_gate
+  end
+  return table.concat(kept):sub(1, -2)
+end
+
+-- Keep a user's job from asking for more than one of the gate's licence. All wait while a reservation withholds it; but
+-- once that ends, the one job that had asked for all would run, and everybody else's would go on waiting.
+local function limit_gate(job_desc, uid)
+  local licenses = job_desc.licenses
+  if uid == 0 or type(licenses) ~= "string" or not licenses:find(GATE, 1, true) then
+    return
+  end
+  local limited = M.one_gate(licenses)
+  if limited ~= licenses then
+    job_desc.licenses = limited
+    slurm.log_user("%s", "muri: a job has one licence " .. GATE .. " at most: " .. limited)
+  end
+end
+
 -- True while the controller keeps its reservation. Without it the licence is free, or slurm.conf lacks it.
 local function lease_runs()
   local reservation = slurm.reservations and slurm.reservations[GATE]
@@ -192,7 +221,7 @@ end
 local function keep_by_licence(job_desc, mark)
   job_desc.admin_comment = M.merge_comment(job_desc.admin_comment, tokens_of(job_desc, mark, "licence"))
   local licenses = job_desc.licenses or ""
-  job_desc.licenses = licenses .. (licenses == "" and "" or ",") .. GATE .. ":1"
+  job_desc.licenses = M.one_gate(licenses .. (licenses == "" and "" or ",") .. GATE .. ":1")
   if job_desc.priority == 0 then
     return "muri: held by --hold; once released it waits until Muri starts it"
   end
@@ -232,18 +261,29 @@ local function submit(job_desc)
   return gate
 end
 
--- Tag a job marked with --muri and keep it until Muri starts it. Returns "licence" or "hold" (what keeps it), "open"
--- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", or "failed" (logged;
--- the job is submitted unchanged).
-function M.submit(job_desc, submit_uid)
-  local fine, result = pcall(submit, job_desc)
+-- What a function returns, or "failed" where it raises; that goes to the log.
+local function guarded(act, job_desc, uid)
+  local fine, result = pcall(act, job_desc, uid)
   if fine then
     return result
   end
   pcall(function()
-    slurm.log_info("muri: job_submit: uid %s: %s; job left unchanged", tostring(submit_uid), tostring(result))
+    slurm.log_info("muri: job_submit: uid %s: %s; job left unchanged", tostring(uid), tostring(result))
   end)
   return "failed"
+end
+
+-- Tag a job marked with --muri and keep it until Muri starts it. Returns "licence" or "hold" (what keeps it), "open"
+-- (tagged, but nothing keeps it), "ordinary" (marked, but Muri does not take it), "unmarked", or "failed" (logged;
+-- the job is submitted unchanged).
+function M.submit(job_desc, submit_uid)
+  guarded(limit_gate, job_desc, submit_uid)
+  return guarded(submit, job_desc, submit_uid)
+end
+
+-- Look at a change of a job. A user may take the gate's licence off a job, but not ask for more of it.
+function M.modify(job_desc, modify_uid)
+  guarded(limit_gate, job_desc, modify_uid)
 end
 
 return M

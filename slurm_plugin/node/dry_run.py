@@ -45,14 +45,17 @@ def measure(script: bytes, arguments: Sequence[str], limits: Limits) -> dict[str
         path.chmod(0o700)
         environment = {**os.environ, **request.environment()}
         with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [path, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                env=environment,
-                start_new_session=True,
-            )
+            try:
+                process = subprocess.Popen(
+                    [path, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream,
+                    stderr=stream,
+                    env=environment,
+                    start_new_session=True,
+                )
+            except OSError as error:  # no such interpreter, or a temporary directory mounted noexec
+                return {"error": f"its script cannot be started from {folder}: {error.strerror}"}
             try:
                 in_time = _wait(process, request)
             finally:

@@ -236,6 +236,21 @@ class AskForMore:
 
 
 @dataclass(frozen=True, slots=True)
+class Regroup:
+    """Make a member whose pilot job did not start a candidate again, for a smaller group.
+
+    Attributes:
+        job_id: The job.
+        largest_group: How large a group it may be in for a while, 1 when it is to run alone.
+        why: For people.
+    """
+
+    job_id: int
+    largest_group: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Join:
     """Add a waiting job to a group that runs.
 
@@ -303,6 +318,7 @@ Action = (
     | MoveToLicence
     | ReturnToQueue
     | AskForMore
+    | Regroup
     | Join
     | KeepProfile
     | DryRunFailed

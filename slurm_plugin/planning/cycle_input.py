@@ -22,7 +22,7 @@ class Knowledge:
         stale: Keys whose profile is in use but is to be measured again.
         failures: Failed dry runs that have not expired, by key text: how many, and the last cause.
         exclusions: Why a job must not be grouped again, by job id.
-        largest_group: How large a group a limit lately left room for, and why no larger, by job id.
+        largest_group: How large a group Slurm lately had room for, and why no larger, by job id.
         served_gpu_s: GPU-seconds that a job had before it was stopped, by job id.
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.

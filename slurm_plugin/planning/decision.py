@@ -136,27 +136,40 @@ def within_limits(
         unlawful: Why jobs must not share GPUs as planned, by job id.
 
     Returns:
-        The starts for which there is room, and why the other jobs wait, by job id.
+        The starts for which there is room, and why the other jobs wait, by job id. Of a group without room the oldest
+        job starts alone.
     """
     kept: list[Action] = []
     refused: dict[int, str] = {}
     for action in starts:
-        match action:
-            case StartGroup(members=members) if members[0].job_id in unlawful:
-                why = unlawful[members[0].job_id]
-            case StartGroup():
-                why = room.take_group(action)
-            case ReleaseSolo(job_id=job_id):
-                why = room.take_alone(view.jobs[job_id])
-            case Join():
-                why = room.take_join(action)
-            case _:
-                why = ""
-        if why:
-            refused |= dict.fromkeys(started((action,)), why)
-        else:
-            kept.append(action)
+        taken, why = _taken(action, room, view, unlawful)
+        kept += taken
+        refused |= dict.fromkeys(started((action,)) - started(taken), why)
     return tuple(kept), refused
+
+
+def _taken(action: Action, room: SiteRoom, view: View, unlawful: Mapping[int, str]) -> tuple[tuple[Action, ...], str]:
+    """What can be done of a start, and why not all of it."""
+    why = ""
+    match action:
+        case StartGroup(members=members):
+            group = room.capped(action)
+            why = unlawful.get(members[0].job_id, "") or room.take_group(group)
+            return (_oldest_alone(group, room, view, why), why) if why else ((group,), "")
+        case ReleaseSolo(job_id=job_id):
+            why = room.take_alone(view.jobs[job_id])
+        case Join():
+            why = room.take_join(action)
+    return () if why else (action,), why
+
+
+def _oldest_alone(group: StartGroup, room: SiteRoom, view: View, why: str) -> tuple[ReleaseSolo, ...]:
+    """Start the oldest job of a group that cannot start.
+
+    Planned again in the next cycle, the same group would be refused again, and its GPUs would stay idle for ever.
+    """
+    oldest = min((view.jobs[member.job_id] for member in group.members), key=lambda job: (job.submit_s, job.job_id))
+    return () if room.take_alone(oldest) else (ReleaseSolo(oldest.job_id, (f"it starts alone: {why}",)),)
 
 
 def without_started(preparation: Preparation, starts: Sequence[Action]) -> tuple[StartDryRun, ...]:

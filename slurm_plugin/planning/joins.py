@@ -1,11 +1,13 @@
 """Waiting jobs that join a running group instead of waiting for GPUs of their own. Pure."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
-from muri.policies.speed.model import SpeedModel, shape_of
+from muri.policies.speed.model import Floats, Shape, SpeedModel, shape_of
 from muri.policies.speed.registry import speed_model
 from muri.policies.types import Plan
 from muri.profiler.estimates import why_estimated
@@ -17,7 +19,7 @@ from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import member_plan
-from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
@@ -56,82 +58,162 @@ def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:
             yield join_in(intent.payload, intent.token)
 
 
+@dataclass(frozen=True, slots=True)
+class _OpenGroup:
+    """A running group that a job could join.
+
+    Attributes:
+        group: The group.
+        others: Its members with the time limits that they need beside one more.
+        shapes: Of its members' profiles.
+        speed: Its members' total speed now, in jobs running alone at full speed.
+        gpu_mem_gib: Memory of its GPU, 0 when unknown.
+    """
+
+    group: RunningGroup
+    others: tuple[tuple[int, int], ...]
+    shapes: tuple[Shape, ...]
+    speed: float
+    gpu_mem_gib: float
+
+
+_Kind = tuple[int, str, str]
+"""What a job and a group must have in common for a join: user, partition and domain."""
+
+
 def find_joins(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...]:
     """Return the joins of a cycle: waiting jobs in the plan's order, each to the group that gains most.
 
-    A group takes one new member in a cycle, so that the next decision rests on what is true then.
+    A group takes one new member in a cycle, so that the next decision rests on what is true then. A job whose joins
+    would all end too late has the best of them here, which the limits will refuse: that tells its user why.
     """
     grouping = cycle.config.grouping
     if not grouping.join or grouping.discipline == "lockstep" or grouping.max_group_size < 2:
         return ()
-    groups = {group.pilot.job_id: group for group in running_groups(cycle.view)}
-    model = speed_model("fair" if grouping.speed_model == "default" else grouping.speed_model)
+    gains = _Gains(speed_model("fair" if grouping.speed_model == "default" else grouping.speed_model))
+    groups = _open_groups(cycle, gains.model, room)
     joins: list[Join] = []
-    for waiting in plan.waiting:
+    for waiting in plan.waiting if groups else ():
         job = cycle.view.jobs[waiting.job_id]
-        if job.role is not Role.CANDIDATE or alone_reason(job, cycle):
+        possible = groups.get((job.uid, job.partition, domain_of(job)))
+        if not possible or job.role is not Role.CANDIDATE or alone_reason(job, cycle):
             continue
-        gains = {pilot: _gain(job, group, cycle, model) for pilot, group in groups.items()}
-        best = max(gains, key=lambda pilot: (gains[pilot][0], -pilot), default=None)
-        if best is None or gains[best][0] < _LEAST_GAIN:
+        wanted = _joins_of(job, possible.values(), gains, cycle, room)
+        best = next(wanted, None)
+        if best is None:
             continue
-        group, (gain, speed) = groups.pop(best), gains[best]
-        joins.append(join_to(job, group, speed, cycle, room, (_why(group, gain),)))
+        join = next((each for each in chain((best,), wanted) if not room.why_too_late(each)), None)
+        if join is not None:
+            del possible[join.pilot]  # other jobs may still have the group that refuses this one
+        joins.append(join or best)
     return tuple(joins)
 
 
-def _gain(job: ManagedJob, group: RunningGroup, cycle: CycleInput, model: SpeedModel) -> tuple[float, float]:
-    """What a join adds to a group's total speed, and the new member's own speed; (0, 0) when it cannot join."""
-    profiles = [_profile(member, group.pilot, cycle) for member in group.members]
-    own = cycle.knowledge.profile_for(job, cycle.key_of(job))
-    if own is None or None in profiles or why_no_room(job, group, cycle):
-        return 0.0, 0.0
-    shapes = [shape_of(profile) for profile in (*profiles, own) if profile is not None]
-    gpu_mem_gib = _gpu_mem_gib(group, cycle)
-    if gpu_mem_gib and sum(shape.gpu_mem_gib for shape in shapes) > gpu_mem_gib:
-        return 0.0, 0.0
-    count = len(shapes)
-    before = float(model.evaluate(shapes[:-1], np.arange(count - 1).reshape(1, -1)).speed.sum())
-    after = model.evaluate(shapes, np.arange(count).reshape(1, -1)).speed[0]
-    return float(after.sum()) - before, float(after[-1])
+def _open_groups(cycle: CycleInput, model: SpeedModel, room: SiteRoom) -> dict[_Kind, dict[int, _OpenGroup]]:
+    """The groups that a job could join, by what it must have in common with them and by their pilots' ids."""
+    nodes = {node.name: node for node in cycle.nodes}
+    found: dict[_Kind, dict[int, _OpenGroup]] = {}
+    for group in running_groups(cycle.view):
+        pilot, node = group.pilot, nodes.get(group.pilot.nodes)
+        members = [as_submitted(member, pilot) for member in group.members]
+        domains = {domain_of(member) for member in members}
+        if node is None or len(domains) != 1 or _why_closed(group, node, cycle):
+            continue
+        profiles = [cycle.knowledge.profile_of(cycle.key_of(member)) for member in members]
+        shapes = tuple(shape_of(profile) for profile in profiles if profile is not None)
+        if len(shapes) < len(members):
+            continue
+        speed = float(_speeds(shapes, model).sum())
+        gpu_mem_gib = cycle.config.gpu_mem_gib.get(node.gpu_type, 0.0)
+        alike = found.setdefault((pilot.uid, pilot.partition, domains.pop()), {})
+        alike[pilot.job_id] = _OpenGroup(group, limits_beside(group, room), shapes, speed, gpu_mem_gib)
+    return found
 
 
-def _profile(member: ManagedJob, pilot: Job, cycle: CycleInput) -> StageProfile | None:
-    return cycle.knowledge.profile_of(cycle.key_of(as_submitted(member, pilot)))
+def _speeds(shapes: Sequence[Shape], model: SpeedModel) -> Floats:
+    together: Floats = model.evaluate(shapes, np.arange(len(shapes)).reshape(1, -1)).speed[0]
+    return together
 
 
-def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput) -> str:
+@dataclass(slots=True)
+class _Gains:
+    """What joins add to groups' total speed; equal jobs are computed once."""
+
+    model: SpeedModel
+    _known: dict[tuple[Shape, tuple[Shape, ...]], tuple[float, float]] = field(default_factory=dict)
+
+    def of(self, own: Shape, target: _OpenGroup) -> tuple[float, float]:
+        """Return what a join adds to a group's total speed, and the new member's own speed."""
+        name = own, target.shapes
+        if name not in self._known:
+            after = _speeds((*target.shapes, own), self.model)
+            self._known[name] = float(after.sum()) - target.speed, float(after[-1])
+        return self._known[name]
+
+
+def _joins_of(
+    job: ManagedJob, groups: Iterable[_OpenGroup], gains: _Gains, cycle: CycleInput, room: SiteRoom
+) -> Iterator[Join]:
+    """A job's joins that would pay, to groups of its own kind, the best first."""
+    profile = cycle.knowledge.profile_for(job, cycle.key_of(job))
+    if profile is None:
+        return
+    own, nodes = shape_of(profile), room.places.of(job).nodes
+    found: list[tuple[float, int, float, _OpenGroup]] = []
+    for target in groups:
+        mem_gib = sum(shape.gpu_mem_gib for shape in (*target.shapes, own))
+        if _why_no_place(job, target.group, nodes) or 0 < target.gpu_mem_gib < mem_gib:
+            continue
+        gain, speed = gains.of(own, target)
+        if gain >= _LEAST_GAIN:
+            found.append((-gain, target.group.pilot.job_id, speed, target))
+    for loss, _, speed, target in sorted(found, key=lambda item: item[:2]):
+        joiner, why = Joiner(job, profile, speed), _why(target.group, -loss)
+        yield join_to(joiner, target.group, target.others, cycle, room, (why,))
+
+
+def why_no_room(job: Job, group: RunningGroup, cycle: CycleInput, places: Places) -> str:
     """Return why a job cannot join a group now, "" when it can.
 
     Args:
         job: The job.
         group: The group.
         cycle: What the cycle decides on.
+        places: Where jobs may run.
     """
-    pilot, node = group.pilot, next((node for node in cycle.nodes if node.name == group.pilot.nodes), None)
+    pilot = group.pilot
+    if (job.uid, job.partition) != (pilot.uid, pilot.partition):
+        return "the group is of another user or partition"
+    domain = domain_of(job)
+    if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
+        return f"the group is not of {domain}"
+    node = next((node for node in cycle.nodes if node.name == pilot.nodes), None)
+    return _why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
+
+
+def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
+    """Why nobody can join a group now."""
     # A group that is starting or ending is left alone, and a group on several GPUs has a runtime on each of them.
-    checks = (
-        (any(member.state is not JobState.RUNNING for member in group.members), "a member of the group is not at work"),
-        ((job.uid, job.partition) != (pilot.uid, pilot.partition), "the group is of another user or partition"),
-        (
-            any(domain_of(as_submitted(member, pilot)) != domain_of(job) for member in group.members),
-            f"the group is not of {domain_of(job)}",
-        ),
-        (pilot.nodes not in Places(cycle.view.snapshot).of(job).nodes, "the group's node is none that it may get"),
-        (job.gpu_count != pilot.gpu_count or pilot.gpu_count != 1, "only jobs on one GPU are joined"),
-        (group.mode == "plain", "the group's members share without turns, and only they were measured to get on so"),
-        (len(group.members) >= cycle.config.grouping.max_group_size, "the group is full (grouping.max_group_size)"),
-        (node is None or not node.usable, "the group's node takes no new work"),
-        (node is not None and node.cpu_count <= node.cpus_allocated, "the group's node has no CPU left for its script"),
-        (not _memory_fits(job, group), "the group's job has not asked for enough host memory for both"),
-    )
-    return next((why for applies, why in checks if applies), "")
+    if any(member.state is not JobState.RUNNING for member in group.members):
+        return "a member of the group is not at work"
+    if group.pilot.gpu_count != 1:
+        return "only jobs on one GPU are joined"
+    if group.mode == "plain":
+        return "the group's members share without turns, and only they were measured to get on so"
+    if len(group.members) >= cycle.config.grouping.max_group_size:
+        return "the group is full (grouping.max_group_size)"
+    if node is None or not node.usable:
+        return "the group's node takes no new work"
+    return "the group's node has no CPU left for its script" if node.cpu_count <= node.cpus_allocated else ""
 
 
-def _gpu_mem_gib(group: RunningGroup, cycle: CycleInput) -> float:
-    """Memory of the group's GPU, 0 when unknown."""
-    types = (node.gpu_type for node in cycle.nodes if node.name == group.pilot.nodes)
-    return next((cycle.config.gpu_mem_gib.get(kind, 0.0) for kind in types), 0.0)
+def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
+    """Why a job cannot be where a group is; `nodes` are those that it may get."""
+    if job.gpu_count != 1:
+        return "only jobs on one GPU are joined"
+    if group.pilot.nodes not in nodes:
+        return "the group's node is none that it may get"
+    return "" if _memory_fits(job, group) else "the group's job has not asked for enough host memory for both"
 
 
 def _memory_fits(job: Job, group: RunningGroup) -> bool:
@@ -141,26 +223,51 @@ def _memory_fits(job: Job, group: RunningGroup) -> bool:
     return job.mem_per_node_mib == 0 or present + job.mem_per_node_mib <= group.pilot.mem_per_node_mib
 
 
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """A job that joins a group.
+
+    Attributes:
+        job: The job.
+        profile: Its model's.
+        speed: Its speed there, 1 = as fast as alone.
+    """
+
+    job: ManagedJob
+    profile: StageProfile
+    speed: float
+
+
 def join_to(
-    job: ManagedJob, group: RunningGroup, speed: float, cycle: CycleInput, room: SiteRoom, reasons: tuple[str, ...]
+    joiner: Joiner,
+    group: RunningGroup,
+    others: tuple[tuple[int, int], ...],
+    cycle: CycleInput,
+    room: SiteRoom,
+    reasons: tuple[str, ...],
 ) -> Join:
     """Return the join of a job to a group.
 
     Args:
-        job: The job; its model has a profile.
+        joiner: The job.
         group: The group.
-        speed: The job's speed there, 1 = as fast as alone.
+        others: Its members with the time limits that they need then, by `limits_beside`.
         cycle: What the cycle decides on.
         room: What the site's limits allow.
         reasons: Why, for people.
     """
     pilot, size = group.pilot, len(group.members) + 1
-    profile = cycle.knowledge.known_profile(cycle.key_of(job))
+    job, profile = joiner.job, joiner.profile
     limit_s = room.member_limit_s(job, size, int(max(0.0, cycle.now_s - pilot.start_s)))
-    member = member_plan(job, profile, speed, cycle.knowledge, limit_s)
-    others = tuple((other.job_id, _limit_beside(other, pilot, size, room)) for other in group.members)
+    member = member_plan(job, profile, joiner.speed, cycle.knowledge, limit_s)
     why = (*reasons, *filter(None, (why_estimated(profile),)))
     return Join(pilot.job_id, pilot.nodes, member, others, _pilot_limit_s(pilot, member, others, cycle.now_s), why)
+
+
+def limits_beside(group: RunningGroup, room: SiteRoom) -> tuple[tuple[int, int], ...]:
+    """Return a group's members with the time limits that they need beside one more, 0 = unlimited."""
+    size = len(group.members) + 1
+    return tuple((other.job_id, _limit_beside(other, group.pilot, size, room)) for other in group.members)
 
 
 def _why(group: RunningGroup, gain: float) -> str:

@@ -29,7 +29,7 @@ from muri.policies.types import (
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.planning.actions import Action, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.joins import join_to, why_no_room
+from muri.slurm_plugin.planning.joins import Joiner, join_to, limits_beside, why_no_room
 from muri.slurm_plugin.planning.model_traits import batch_model, interference_table
 from muri.slurm_plugin.planning.request import Preparation
 from muri.slurm_plugin.planning.running import RunningGroup, running_groups, running_units
@@ -155,10 +155,12 @@ class PlacementOutcome:
 
     def _join(self, sharer: Sharer, planned: PlanJob, group: RunningGroup, cycle: CycleInput) -> None:
         job = cycle.view.jobs[sharer.job_id]
-        if why := why_no_room(job, group, cycle):
+        if why := why_no_room(job, group, cycle, self._room.places):
             self.waiting.append(Waiting(sharer.job_id, (*sharer.reasons, Reason("it cannot join yet: {}", (why,)))))
             return
-        join = join_to(job, group, sharer.speed, cycle, self._room, sentences(sharer.reasons))
+        joiner = Joiner(job, cycle.knowledge.known_profile(cycle.key_of(job)), sharer.speed)
+        others = limits_beside(group, self._room)
+        join = join_to(joiner, group, others, cycle, self._room, sentences(sharer.reasons))
         self.joins.append(replace(join, member=_split(join.member, planned, sharer.accumulate_steps)))
 
 

@@ -59,9 +59,9 @@ class Places:
     snapshot: Snapshot
     _known: dict[tuple[str | int, ...], Place] = field(default_factory=dict)
 
-    def of(self, job: Job) -> Place:
-        """Return where a job may run."""
-        blocking = self._blocking(job)
+    def of(self, job: Job, time_limit_s: int | None = None) -> Place:
+        """Return where a job may run; `time_limit_s` goes before its own, 0 for none."""
+        blocking = self._blocking(job.reservation, job.time_limit_s if time_limit_s is None else time_limit_s)
         request: tuple[str | int, ...] = (
             job.partition, job.node_count, job.required_nodes, job.excluded_nodes, job.features, job.reservation,
             *(each.name for each in blocking),
@@ -79,14 +79,31 @@ class Places:
                 found[name].add(place.name)
         return {name: tuple(sorted(partitions)) for name, partitions in found.items()}
 
-    def _blocking(self, job: Job) -> tuple[Reservation, ...]:
-        """The reservations of others that begin before the job would end."""
+    def why_not_until(self, end_s: float, nodes: str, reservation: str) -> str:
+        """Return why Slurm would not let a job run on some nodes until a time, "" when it would.
+
+        Args:
+            end_s: The time.
+            nodes: The nodes, folded host list.
+            reservation: The job's own.
+        """
+        try:
+            names = names_in(nodes)
+            found = [each for each in self._before(end_s, reservation) if names & names_in(each.nodes)]
+        except HostListError as error:
+            return f"Muri cannot tell which nodes are reserved: {error}"
+        return f"it would not end before reservation {', '.join(each.name for each in found)}" if found else ""
+
+    def _blocking(self, reservation: str, time_limit_s: int) -> tuple[Reservation, ...]:
+        """The reservations of others that begin before a job would end that starts now."""
+        return self._before(self.snapshot.taken_s + time_limit_s if time_limit_s else float("inf"), reservation)
+
+    def _before(self, end_s: float, own: str) -> tuple[Reservation, ...]:
         now_s = self.snapshot.taken_s
-        end_s = now_s + job.time_limit_s if job.time_limit_s else float("inf")
         return tuple(
             each
             for each in self.snapshot.reservations
-            if each.nodes and each.name != job.reservation and each.start_s < end_s and each.end_s > now_s
+            if each.nodes and each.name != own and each.start_s < end_s and each.end_s > now_s
         )
 
     def _find(self, job: Job, blocking: tuple[Reservation, ...]) -> Place:

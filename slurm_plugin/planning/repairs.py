@@ -16,6 +16,7 @@ from muri.slurm_plugin.planning.actions import (
     KeepProfile,
     MoveToLicence,
     Preempt,
+    Regroup,
     ResetRequest,
     Restore,
     ResumeGroup,
@@ -23,6 +24,7 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
+from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in
 from muri.slurm_plugin.records.gate import is_behind_licence, lease_end_s
@@ -62,19 +64,20 @@ def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
     for job in view.having(Role.DRY_RUN):
         if job.dry_run not in known:
             actions.append(Cancel(job.job_id, "the dry run is no longer needed"))
-    actions += _half_submitted(cycle)
+    actions += _half_submitted(cycle)  # last: a comment that its user wrote decides
     return tuple(actions)
 
 
 def _half_submitted(cycle: CycleInput) -> Iterator[Action]:
     """Cancel what a killed controller left between submitting a job of its own and tagging it.
 
-    The command gateway submits with the tag in the job's own comment and moves it to AdminComment before
-    the job is released.
+    Jobs are submitted held, with the tag in their own comment; it moves to AdminComment before the job is released.
+    A comment may say anything, so the name must be Muri's, too.
     """
     for job in cycle.view.having(Role.OTHER):
         waits = job.held and job.state is JobState.PENDING
-        if job.reports.unfinished and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
+        own = job.reports.unfinished and job.name in {PILOT_NAME, DRY_RUN_NAME}
+        if own and waits and cycle.now_s - job.submit_s > _PILOT_GRACE_S:
             yield Cancel(job.job_id, "its submission was cut off")
 
 
@@ -119,7 +122,9 @@ def _members(
         elif job.gated:
             yield Restore(job.job_id, "it was taken out of its group")
         elif _overdue(pilot, cycle):
-            yield Restore(job.job_id, f"pilot job {pilot.job_id} could not start in time")
+            # Slurm had something else for its GPUs; that says nothing against sharing.
+            size = len(pilot.pilot_tag.members) if pilot.pilot_tag is not None else 0
+            yield Regroup(job.job_id, max(1, size - 1), f"pilot job {pilot.job_id} could not start in time")
         elif (
             pilot.state is JobState.RUNNING
             and _waited_s(job, pilot, since_s, cycle.now_s) > cycle.config.host.attach_timeout_s
@@ -241,7 +246,8 @@ def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | M
         cycle: What the cycle decides on.
         settled: Jobs that other actions look after.
     """
-    if not lease_end_s(cycle.view.snapshot):
+    # A lease of an earlier configuration runs on for a while, but nobody extends it.
+    if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):
         return
     for job in cycle.view.having(Role.MEMBER):
         if job.state is JobState.RUNNING and not is_behind_licence(job) and job.gate == "licence":

@@ -122,6 +122,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
             waiting[job.job_id] = reason
         elif reason := places.of(job).left_to_slurm:
             to_slurm[job.job_id] = reason
+        elif job.job_id in cycle.knowledge.refused_releases:
+            to_slurm[job.job_id] = "Slurm changes nothing in it"
         elif reason := room.why_no_room(job):
             waiting[job.job_id] = reason
         else:

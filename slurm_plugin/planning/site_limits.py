@@ -10,6 +10,7 @@ from typing import Final
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
+from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.host_lists import HostListError, names_in
@@ -61,7 +62,7 @@ class _Tally:
 
 
 class SiteRoom:
-    """The room that the site's limits leave in one cycle.
+    """The room that the site's limits, and reservations of others, leave in one cycle.
 
     Where limits that hold for a job are not known, it is not grouped: Muri changes time limits as an administrator,
     whom Slurm does not stop. Alone such a job is left to Slurm.
@@ -71,9 +72,13 @@ class SiteRoom:
 
     Args:
         view: The queue, and what the site allows.
+
+    Attributes:
+        places: Where jobs may run.
     """
 
     def __init__(self, view: View) -> None:
+        self.places = Places(view.snapshot)
         self._view = view
         self._book = RuleBook(view.snapshot.limits)
         self._types = _gpu_types(view) if self._book.names("gres/gpu:") else {}
@@ -98,7 +103,7 @@ class SiteRoom:
     def longest_s(self, job: Job) -> int | None:
         """Return the longest time limit that partition, QOS and association allow, in seconds; None for any."""
         rules = self._book.single(payer_of(job))
-        tres = _asked_by(job)
+        tres = _asked_by(job) if rules.most_minutes else {}
         limits = [rule.amount for rule in rules.wall]
         limits += [60 * rule.amount // tres[rule.resource] for rule in rules.most_minutes if tres.get(rule.resource)]
         return min(limits, default=None)
@@ -120,19 +125,20 @@ class SiteRoom:
         most_s = longest_s - PILOT_EXTRA_S - after_s
         return max(own_s, min(own_s * size, most_s) if own_s else most_s)
 
-    def why_no_time(self, job: Job, size: int, after_s: int = 0) -> str:
+    def why_no_time(self, job: Job, size: int, after_s: int = 0, limit_s: int | None = None) -> str:
         """Return why a job cannot get the time that it needs in a group, "" when it can.
 
         Args:
             job: As its user submitted it.
             size: Members of the group.
             after_s: How long after the pilot it starts.
+            limit_s: The time limit that its user asked for, where it has another one now.
         """
-        longest_s = self.longest_s(job)
-        needed_s = job.time_limit_s * size + PILOT_EXTRA_S + after_s
-        if longest_s is None or (job.time_limit_s and needed_s <= longest_s):
+        longest_s, own_s = self.longest_s(job), job.time_limit_s if limit_s is None else limit_s
+        needed_s = own_s * size + PILOT_EXTRA_S + after_s
+        if longest_s is None or (own_s and needed_s <= longest_s):
             return ""
-        asked = _hours(needed_s) if job.time_limit_s else "any time"
+        asked = _hours(needed_s) if own_s else "any time"
         return (
             f"a group of {size} would need a time limit of {asked} for its pilot job, {_hours(longest_s)} are allowed"
         )
@@ -151,14 +157,27 @@ class SiteRoom:
         alike = (payer_of(job), job.time_limit_s, job.gpu_request, most, sizes)
         if alike not in self._largest:
             self._largest[alike] = self._largest_group(job, most)
-        return self._largest[alike]
+        return self._before_reservations(job, *self._largest[alike])
+
+    def _before_reservations(self, job: Job, most: int, why: str) -> tuple[int, str]:
+        """The largest group whose pilot ends before reservations begin on any nodes that the job may get."""
+        for size in range(2, most + 1):
+            late = self.places.of(job, pilot_limit_s(job, size)).left_to_slurm
+            if late:
+                return size - 1, f"the pilot job of a group of {size} could not start: {late}"
+        return most, why
 
     def _largest_group(self, job: ManagedJob, most: int) -> tuple[int, str]:
         why = self._why_no_group(job)
         if why:
             return 1, why
         for size in range(2, most + 1):
-            why = self.why_no_time(job, size) or self._why_not_together(self._like(job, size))
+            pilot, limit_s = self._pilot_like(job, size), pilot_limit_s(job, size)
+            why = (
+                self.why_no_time(job, size)
+                or self._why_not_allowed(pilot, max(1, job.node_count), limit_s)
+                or self._why_not_together([pilot, *([self._member_like(job)] * size)])
+            )
             if why:
                 return size - 1, why
         return most, ""
@@ -186,6 +205,36 @@ class SiteRoom:
         why = self._why_not_allowed(start, max(1, job.node_count), time_limit_s) or self._why_not_together([start])
         return why or self._take([start])
 
+    def capped(self, group: StartGroup) -> StartGroup:
+        """Return a group whose pilot has no more CPUs and memory than is allowed now.
+
+        What a plan gives it beyond its members' requests is cut. It keeps the CPUs of the largest request, and the
+        memory of all: with less, members would be worse off than alone, and `take_group` says why it cannot start.
+        """
+        ranks = group.gpus_per_node * group.node_count
+        asked_cpus = max(-(-member.original.cpu_count // ranks) for member in group.members)
+        asked_mib = sum(member.original.mem_per_node_mib for member in group.members)
+        cpus, mem_mib = self._most("cpu", group) // ranks, self._most("mem", group) // group.node_count
+        return replace(
+            group,
+            cpu_count=min(group.cpu_count, max(asked_cpus, cpus)),
+            mem_per_node_mib=min(group.mem_per_node_mib, max(asked_mib, mem_mib)),
+        )
+
+    def _most(self, resource: str, group: StartGroup) -> int:
+        """How much of a resource a group's pilot may have now."""
+        pilot, nodes = self._pilot(group), group.node_count
+        rules = self._book.single(pilot.payer)
+        most = [rule.amount for rule in rules.most if rule.resource == resource]
+        most += [rule.amount * nodes for rule in rules.most_per_node if rule.resource == resource]
+        if group.time_limit_s:
+            minutes = [rule.amount for rule in rules.most_minutes if rule.resource == resource]
+            most += [60 * amount // group.time_limit_s for amount in minutes]
+        others = sum(self._member(each, group.node, nodes).tres[resource] for each in group.members)
+        shared = [rule for rule in self._book.shared(pilot.payer) if rule.resource == resource]
+        most += [rule.most - others - _amount_of(rule, self._used, self._promised) for rule in shared]
+        return max(0, min(most, default=pilot.tres[resource]))
+
     def take_group(self, group: StartGroup) -> str:
         """Count a group that starts; return why it cannot, "" when it does."""
         size = len(group.members)
@@ -195,11 +244,28 @@ class SiteRoom:
             if why:
                 return f"job {job.job_id}: {why}"
         starts = [self._pilot(group), *(self._member(each, group.node, group.node_count) for each in group.members)]
-        why = self._why_not_allowed(starts[0], group.node_count, group.time_limit_s) or self._why_not_together(starts)
+        why = (
+            self._why_reserved(group)
+            or self._why_not_allowed(starts[0], group.node_count, group.time_limit_s)
+            or self._why_not_together(starts)
+        )
         return why or self._take(starts)
+
+    def _why_reserved(self, group: StartGroup) -> str:
+        """Why Slurm would not start a group's pilot: alone, its members may end early enough for these nodes."""
+        end_s = self._view.snapshot.taken_s + group.time_limit_s if group.time_limit_s else float("inf")
+        why = self.places.why_not_until(end_s, group.node, group.reservation)
+        return f"its pilot job could not start on {group.node}: {why}" if why else ""
 
     def take_join(self, join: Join) -> str:
         """Count a job that joins a running group; return why it cannot, "" when it does."""
+        job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
+        start = self._member(join.member, join.node, max(1, pilot.node_count))
+        why = self._why_no_member(job) or self.why_too_late(join) or self._why_not_together([start])
+        return why or self._take([start])
+
+    def why_too_late(self, join: Join) -> str:
+        """Return why a join would leave somebody too little time, or give more than there is; "" when it would not."""
         job, pilot = self._view.jobs[join.member.job_id], self._view.jobs[join.pilot]
         longest_s = self.longest_s(job)
         if longest_s is not None and join.pilot_limit_s > longest_s:
@@ -207,11 +273,9 @@ class SiteRoom:
                 f"the group's pilot job would need a time limit of {_hours(join.pilot_limit_s)}, "
                 f"{_hours(longest_s)} are allowed"
             )
-        start = self._member(join.member, join.node, max(1, pilot.node_count))
-        why = self._why_no_member(job) or self._why_too_late(job, join, pilot) or self._why_not_together([start])
-        return why or self._take([start])
+        return self._why_too_little_time(job, join, pilot) or self._why_past_reservation(join, pilot)
 
-    def _why_too_late(self, job: ManagedJob, join: Join, pilot: Job) -> str:
+    def _why_too_little_time(self, job: ManagedJob, join: Join, pilot: Job) -> str:
         """Why a join would leave somebody less time than sharing takes."""
         size, now_s = len(join.others) + 1, self._view.snapshot.taken_s
         why = self.why_no_time(job, size, int(max(0.0, now_s - pilot.start_s)))
@@ -219,9 +283,19 @@ class SiteRoom:
             other = self._view.jobs[job_id]
             if why or other.membership is None:
                 continue
-            as_asked = replace(other, time_limit_s=other.membership.original.time_limit_s)
-            why = self.why_no_time(as_asked, size, int(max(0.0, other.start_s - pilot.start_s)))
+            own_s = other.membership.original.time_limit_s
+            why = self.why_no_time(other, size, int(max(0.0, other.start_s - pilot.start_s)), own_s)
         return why
+
+    def _why_past_reservation(self, join: Join, pilot: Job) -> str:
+        """Why new ends would be too late: Slurm lets an administrator, and so Muri, move them into a reservation."""
+        limit_s = join.member.time_limit_s
+        ends = [self._view.snapshot.taken_s + limit_s if limit_s else float("inf")]
+        others = [(self._view.jobs[job_id], limit_s) for job_id, limit_s in join.others]
+        extended = [(pilot, join.pilot_limit_s), *others]
+        ends += [job.start_s + limit_s for job, limit_s in extended if limit_s > job.time_limit_s]
+        why = self.places.why_not_until(max(ends), join.node, pilot.reservation)
+        return f"its group could not take so long: {why}" if why else ""
 
     def _why_no_group(self, job: ManagedJob) -> str:
         """Why a job cannot be in any group."""
@@ -332,9 +406,20 @@ class SiteRoom:
         mem_mib = min(job.mem_per_node_mib, MEMBER_MEM_MIB) * max(1, job.node_count)
         return _Start(payer_of(job), {"cpu": cpus, "mem": mem_mib, "node": max(1, job.node_count)})
 
-    def _like(self, job: Job, size: int) -> list[_Start]:
-        """A group of jobs like this one, before there is a plan."""
-        return [_Start(payer_of(job), _asked_by(job), is_new=True), *([self._member_like(job)] * size)]
+    def _pilot_like(self, job: Job, size: int) -> _Start:
+        """The pilot of a group of jobs like this one, before there is a plan: the least that it may have.
+
+        Other groups with the job may be larger than that in one thing, smaller in another; `take_group` looks again.
+        """
+        ranks = max(1, job.gpu_count)
+        asked = _asked_by(job)
+        tres = {**asked, "cpu": -(-job.cpu_count // ranks) * ranks, "mem": asked["mem"] * size}
+        return _Start(payer_of(job), tres, is_new=True)
+
+
+def pilot_limit_s(job: Job, size: int) -> int:
+    """Return the time limit of the pilot of a group of jobs like this one, in seconds, 0 for none."""
+    return job.time_limit_s * size + PILOT_EXTRA_S if job.time_limit_s else 0
 
 
 def payer_of(job: Job) -> Payer:

@@ -19,6 +19,10 @@ _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
 
 _KEPT = ("SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST", "MURI_RUN_DIR")
 
+PILOT_NAME: Final = "muri-host"
+
+DRY_RUN_NAME: Final = "muri-dryrun"
+
 MEMBER_MEM_MIB: Final = 512
 """What a member's own batch script needs while the runtime does its work."""
 
@@ -64,7 +68,7 @@ def pilot_job(action: StartGroup, token: str, config: Config) -> NewJob:
     spec = group_spec(action, config).to_text()
     command = [config.node_python, "-m", "muri.slurm_plugin.node.pilot", "--group", spec]
     return NewJob(
-        name="muri-host",
+        name=PILOT_NAME,
         uid=action.uid,
         gid=action.gid,
         script=f"#!/bin/sh\nexec {shlex.join(command)}\n",
@@ -124,7 +128,7 @@ def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Confi
         "--", *script_arguments(job),
     ]  # fmt: skip
     return NewJob(
-        name="muri-dryrun",
+        name=DRY_RUN_NAME,
         uid=job.uid,
         gid=job.gid,
         script=f"#!/bin/sh\nexec {shlex.join(command)}\n",

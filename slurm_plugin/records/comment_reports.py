@@ -44,6 +44,8 @@ _DISCIPLINE: Final = "d"
 
 FAULT_PREFIX: Final = "muri-fault:"
 
+_JOB_ID: Final = re.compile("[0-9]{1,10}")
+
 _LONGEST_CAUSE: Final = 200
 """Characters; the whole comment must stay within `MOST_BYTES`."""
 
@@ -209,7 +211,8 @@ def parse_fault(comment: str) -> Fault | None:
         return None
     culprits = report.get("culprits")
     ids = culprits if isinstance(culprits, list) else []
-    return Fault(str(report.get("cause", "")), tuple(int(each) for each in ids if str(each).isdecimal()))
+    # Python refuses to read a number of thousands of digits.
+    return Fault(str(report.get("cause", "")), tuple(int(each) for each in ids if _JOB_ID.fullmatch(str(each))))
 
 
 def out_of_memory_text(run: int, times: int) -> str:
@@ -239,8 +242,8 @@ class JobReports:
         dry_run: A dry run's result.
         speeds: A pilot's report of its group's members, for `member_report`.
         fault: Why a pilot's group ended.
-        unfinished: Whether it is a job of Muri's own whose submission was cut off: the command gateway submits with
-            the tag in this comment and moves it to AdminComment before it releases the job.
+        unfinished: Whether it may be a job of Muri's own whose submission was cut off: such jobs are submitted with
+            the tag in this comment, and it moves to AdminComment before they are released.
     """
 
     checkpoint_run: int | None = None

@@ -53,7 +53,7 @@ def is_behind_own_hold(job: Job) -> bool:
     A job without the gate's word was held by a Muri that knew no other gate. Once Muri has lifted its hold, only a
     requeue by Muri holds the job again.
     """
-    if job.state is not JobState.PENDING or not job.held:
+    if job.state is not JobState.PENDING or not job.held or tags.USER_HOLD in job.admin_comment.split():
         return False
     word = tags.token(job.admin_comment, tags.GATE_PREFIX)
     own = {None: {_REQUEUED_HELD, _HELD_BY_USER}, "hold": {_REQUEUED_HELD, _HELD_BY_USER}, OPEN: {_REQUEUED_HELD}}

@@ -51,7 +51,7 @@ DRY_RUN_FAILED: Final = "dry-run-failed"
 profile key's text."""
 
 LARGEST_GROUP: Final = "largest-group"
-"""Name of the facts that hold how large a group Slurm's limits lately left room for, why, and since when, by job id."""
+"""Name of the facts that hold how large a group Slurm lately had room for, why, and since when, by job id."""
 
 RELEASE_REFUSED: Final = "release-refused"
 """Name of the facts that say why Slurm would not let a job go that it is to decide about, and since when, by job id."""

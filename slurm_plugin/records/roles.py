@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Final
 
@@ -26,8 +26,8 @@ class Role(StrEnum):
     RELEASED: submitted with `--muri` and no longer behind the gate: Slurm alone decides.
     PILOT: holds a group's GPUs.
     DRY_RUN: measures a model.
-    NOT_OURS: behind the gate, but Muri cannot plan it (a partition it does not serve, no GPU count that it can
-        read). Muri opens its gate at once.
+    NOT_OURS: behind the gate, but Muri cannot plan it (a partition it does not serve, no GPU count or no AdminComment
+        that it can read). Muri opens its gate at once.
     USER_HELD: held by its user, an administrator or Slurm; Muri leaves it alone until they release it.
     OTHER: none of Muri's business.
     """
@@ -91,8 +91,8 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
     comment = job.admin_comment
     request = parse_request(comment)
     pilot_tag, dry_run = tags.parse_pilot(comment), tags.token(comment, tags.DRY_RUN_PREFIX)
-    own_hold = is_behind_own_hold(job) and not (request is not None and request.user_hold)
-    gated = job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
+    own_hold = is_behind_own_hold(job)
+    gated = _is_gated(job, own_hold=own_hold)
     held_by_others = job.held and not own_hold
     role = Role.PILOT if pilot_tag else Role.DRY_RUN if dry_run is not None else Role.OTHER
     if role is Role.OTHER and request is not None:
@@ -161,11 +161,36 @@ def view_of(snapshot: Snapshot, partitions: tuple[str, ...] = ()) -> View:
 
 
 def _read_or_leave(job: Job, partitions: tuple[str, ...]) -> ManagedJob:
-    try:
-        return read_job(job, partitions)
-    except Exception:
-        log.exception("job %d: its comments cannot be read; Muri leaves it alone", job.job_id)
-        return ManagedJob(**{name: getattr(job, name) for name in _RECORD})
+    """Read a job's comments; what cannot be read costs the job no more than being planned.
+
+    What Muri did with it stands in AdminComment. Without the user's comment, which is the likelier fault, all that
+    can be undone.
+    """
+    for record in (job, replace(job, comment="")):
+        try:
+            return read_job(record, partitions)
+        except Exception:
+            log.exception("job %d: a comment cannot be read", job.job_id)
+    log.error("job %d: Muri leaves it to Slurm", job.job_id)
+    return _unreadable(job)
+
+
+def _unreadable(job: Job) -> ManagedJob:
+    """A job of which only its gate is known, which must not stay closed while the lease goes on."""
+    own_hold = is_behind_own_hold(job)
+    gated = _is_gated(job, own_hold=own_hold)
+    submitted = tags.token(job.admin_comment, tags.REQUEST_PREFIX) is not None
+    return ManagedJob(
+        **{name: getattr(job, name) for name in _RECORD},
+        role=Role.NOT_OURS if gated and submitted else Role.OTHER,
+        gate=gate_of(job),
+        gated=gated,
+        held_by_others=job.held and not own_hold,
+    )
+
+
+def _is_gated(job: Job, *, own_hold: bool) -> bool:
+    return job.state is JobState.PENDING and (own_hold or is_behind_licence(job))
 
 
 def gpu_type_of(job: Job, nodes: tuple[Node, ...]) -> str:

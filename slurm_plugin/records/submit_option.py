@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, USER_HOLD, token
+from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX, token
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,6 @@ class SubmitRequest:
     accumulate: int = 1
     """The script can split each batch into up to N parts (muri.accumulate)."""
     # end of the generated part
-    user_hold: bool = False
-    """The user submitted the job held; only the user releases it."""
 
 
 def _name(longest: int) -> Callable[[str], str | None]:
@@ -75,7 +73,4 @@ def parse_request(admin_comment: str) -> SubmitRequest | None:
         if key in _READERS:
             field, read = _READERS[key]
             given[field] = read(value)
-    return SubmitRequest(
-        **{field: value for field, value in given.items() if value is not None},
-        user_hold=USER_HOLD in admin_comment.split(),
-    )
+    return SubmitRequest(**{field: value for field, value in given.items() if value is not None})

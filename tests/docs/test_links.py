@@ -14,7 +14,7 @@ MODULE = re.compile(r"(?<![\w/])muri(?:\.[a-zA-Z_]+)+")
 # Made by a command that the page shows.
 BUILT = {"slurm_plugin/spank/build/muri_options"}
 # Files of a site, a unit, the Lua module and a group of entry points.
-NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.gate", "muri.schedulers"}
+NO_MODULES = {"muri.yaml", "muri.mount", "muri.lua", "muri.submit", "muri.modify", "muri.gate", "muri.schedulers"}
 
 
 def fragments(page):

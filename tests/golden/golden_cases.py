@@ -211,7 +211,7 @@ def not_served_held_by_users_and_not_ready() -> Case:
         job(8, "cpu") | {"admin_comment": f"muri:model=cpu,batch-size=8 {tag('muri-given:', given)}"},
         job(9, "gpu", admin_comment="site-text muri:model=gpu,batch-size=8,duration=100"),
         job(10, admin_comment="nothing of Muri's", held=False),
-        job(11, admin_comment="", comment="muri-host:abc:1,2"),
+        job(11, name="muri-host", admin_comment="", comment="muri-host:abc:1,2"),
         job(12, admin_comment="muri:"),
     ]
     nodes = [node("n1", 2), node("n2", usable=False, state="DOWN"), node("n3", partitions=["other"])]
@@ -529,7 +529,7 @@ def starts_that_were_cut_off() -> Case:
         host(52, "dd", [99], "n2", submit_s=NOW_S - 30),
         host(53, "ee", [98], "n2"),
         host(54, "lost", [97], "n2"),
-        job(60, admin_comment="", comment="muri-host:ff:1,2", submit_s=NOW_S - 100),
+        job(60, name="muri-host", admin_comment="", comment="muri-host:ff:1,2", submit_s=NOW_S - 100),
         job(61, admin_comment="", comment="muri-dryrun:gg", submit_s=NOW_S - 10),
     ]
     intents = [

@@ -165,6 +165,34 @@ def test_a_link_is_as_safe_as_both_its_ends(config: Path, tmp_path: Path) -> Non
     assert "others may write" in (why_unsafe(link) or "")
 
 
+def test_each_link_on_the_way_counts(config: Path, tmp_path: Path) -> None:
+    outer, between = tmp_path / "etc", tmp_path / "shared"
+    outer.mkdir()
+    between.mkdir()
+    (between / "current").symlink_to(config)
+    (outer / "muri.yaml").symlink_to("../shared/current")
+    (outer / "folder").symlink_to(between)
+    places = (outer / "muri.yaml", outer / "folder" / "current")
+    assert [why_unsafe(place) for place in places] == [None, None]
+    between.chmod(0o777)
+    assert all("others may write" in (why_unsafe(place) or "") for place in places)
+
+
+def test_links_in_a_circle_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*: Too many levels of symbolic links"):
+        require_trusted(tmp_path / "a")
+
+
+@as_root
+def test_a_link_of_another_user_is_refused(config: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to(config)
+    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    assert why_unsafe(link) == f"{link} belongs to {STRANGER}"
+
+
 @as_root
 def test_one_of_another_user_is_refused(config: Path) -> None:
     os.chown(config, STRANGER, STRANGER)

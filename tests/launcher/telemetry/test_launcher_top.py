@@ -153,6 +153,18 @@ def test_root_looks_only_into_directories_that_belong_to_their_user(tmp_path: Pa
     assert [p.name for p in tmp_path.glob("muri-*") if top._belongs_to_its_user(p)] == ["muri-1001"]
 
 
+def test_neither_links_nor_pipes_of_users_are_followed(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere.json"
+    real.write_text(json.dumps(status(**{"7": member()})))
+    (tmp_path / "host-7.json").symlink_to(real)
+    os.mkfifo(tmp_path / "host-8.json")
+    with pytest.raises(NoGroupError):
+        find_groups({"MURI_RUN_DIR": str(tmp_path)})
+    (tmp_path / "host-7.json").unlink()
+    real.rename(tmp_path / "host-7.json")
+    assert len(find_groups({"MURI_RUN_DIR": str(tmp_path)})) == 1
+
+
 def test_no_group_says_where_to_look(tmp_path: Path) -> None:
     (tmp_path / "host-7.json").write_text("half a fi")
     (tmp_path / "host-7.trace.json").write_text("[]")

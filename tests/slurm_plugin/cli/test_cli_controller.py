@@ -14,6 +14,7 @@ from muri.slurm_plugin.cli.admin import controller, drain
 from muri.slurm_plugin.controller import assemble
 from muri.slurm_plugin.controller.loop import LOCK_NAME, only_one
 from muri.slurm_plugin.controller.status import STATUS_NAME
+from muri.slurm_plugin.gateway.base import GatewayError
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +74,41 @@ def test_a_configuration_that_others_can_write_stops_the_controller_but_no_drain
     assert "is not safe to obey: others may write" in capsys.readouterr().err
     assert not slurm.jobs[1].held
     assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("damage", ["colour: blue\n", "policy: [\n", "policy: \xff\n"])
+def test_a_drain_with_a_broken_configuration_looks_for_the_controller_where_it_is(
+    config: Path, slurm: FakeSlurm, tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str
+) -> None:
+    config.write_bytes(config.read_bytes() + damage.encode("latin-1"))
+    with only_one(tmp_path / "state"):
+        (tmp_path / "state" / STATUS_NAME).touch()
+        assert run_command(drain, ["--if-stale", "1800", "--config", str(config)]) == 0
+    captured = capsys.readouterr()
+    assert f"going on with the built-in settings and state_dir {tmp_path}/state" in captured.err
+    assert "nothing to do" in captured.out
+    assert slurm.jobs[1].held
+
+
+def test_a_controller_that_is_not_root_says_so(
+    config: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("muri.slurm_plugin.cli.admin.os.geteuid", lambda: 64030)
+    assert run_command(controller, ["--once", "--config", str(config)]) == 2
+    assert "muri-controller must run as root" in capsys.readouterr().err
+    assert slurm.jobs[1].held
+
+
+def test_what_slurm_says_to_a_drain_is_shown_as_text(
+    config: Path, slurm: FakeSlurm, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_job_id: int) -> None:
+        raise GatewayError("no \x1b]0;owned\x07")
+
+    monkeypatch.setattr(slurm, "release", refuse)
+    with pytest.raises(SystemExit):
+        run_command(drain, ["--config", str(config)])
+    assert "\x1b" not in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make directories of another user")

@@ -190,11 +190,12 @@ def test_directories_for_users_are_writable_by_one_only(judge, tmp_path):
         (judge_cycle(2000, 360), Level.WARNING),
         (judge_folder(Folder(Path("/x"), exists=False)), Level.WARNING),
         (judge_folder(Folder(Path("/x"), exists=True)), Level.PROBLEM),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "bob", writable=False)), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", True, ("profiles.db",))), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True)), Level.OK),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True, mode=0o755)), Level.WARNING),
-        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True, is_link=True)), Level.PROBLEM),
+        (judge_folder(Folder(Path("/x"), True, True, "root", "bob", writable=False)), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "root", "root", True, ("profiles.db",))), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True)), Level.OK),
+        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True, mode=0o755)), Level.WARNING),
+        (judge_folder(Folder(Path("/x"), True, True, "root", "root", writable=True, is_link=True)), Level.PROBLEM),
+        (judge_folder(Folder(Path("/x"), True, True, "slurm", "slurm", writable=True)), Level.PROBLEM),
     ],
 )
 def test_each_finding_has_its_level_and_says_what_to_do(finding, level):

@@ -220,6 +220,15 @@ def test_jobs_that_an_older_muri_holds_move_behind_the_licence(make_controller, 
     assert slurm.calls.count("hold") == 0
 
 
+def test_where_muri_holds_jobs_none_moves_behind_a_lease_that_nobody_extends(make_controller):
+    slurm = FakeSlurm([make_job(1)], [make_node("n1", usable=False)], gate_license=True)
+    slurm.extend_lease(NOW_S + 600)  # of a controller that had gate: licence
+    with make_controller(slurm, gate="hold") as controller:
+        controller.cycle()
+    job = read_job(slurm.jobs[1])
+    assert (job.gate, job.held, job.role, slurm.lease_end_s) == ("hold", True, Role.CANDIDATE, NOW_S + 600)
+
+
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("nth", range(1, 6))
 def test_killed_at_any_call_no_job_is_lost_or_runs_twice(make_controller, side, nth):
@@ -283,3 +292,34 @@ def test_a_drain_ends_while_slurm_refuses_to_change_a_job_that_nothing_keeps_wai
     assert [each.failed for each in drained] == [()] * 2
     assert drained[0].released == (11, 12)
     assert drained[-1].is_over
+
+
+def test_a_job_in_which_slurm_changes_nothing_takes_nobodys_place(make_controller, monkeypatch):
+    """Slurm finds no node for the memory that bob's older job asks for; Muri's plan may not know."""
+    jobs = [make_job(1, user="bob", uid=1002, submit_s=NOW_S - 9000), make_job(2)]
+    slurm = FakeSlurm(map(behind_licence, jobs), one_gpu(), gate_license=True)
+    modify = slurm._modify
+
+    def refuse(job_id, change):
+        if job_id == 1:
+            raise GatewayError("cannot change job 1: Requested partition configuration not available now")
+        modify(job_id, change)
+
+    monkeypatch.setattr(slurm, "_modify", refuse)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+        assert GATE_LICENSE in slurm.jobs[2].licenses
+        slurm.now_s += 60
+        controller.cycle()
+    assert GATE_LICENSE not in slurm.jobs[2].licenses
+
+
+def test_a_release_that_fails_in_passing_is_tried_again_in_the_next_cycle(make_controller, monkeypatch):
+    slurm = FakeSlurm([behind_licence(make_job(1))], one_gpu(), gate_license=True)
+    with make_controller(slurm) as controller:
+        with monkeypatch.context() as patched:
+            patched.setattr(slurm, "_modify", lambda *_: (_ for _ in ()).throw(GatewayError("Job is in transition")))
+            assert len(controller.cycle().errors) == 1
+        slurm.now_s += 60
+        controller.cycle()
+    assert GATE_LICENSE not in slurm.jobs[1].licenses

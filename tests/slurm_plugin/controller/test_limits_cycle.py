@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 import pytest
-from fake_slurm import FakeSlurm, behind_licence, make_job, make_node, one_gpu, pilots
+from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, one_gpu, pilots
 
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.planning import decision as decision_module
-from muri.slurm_plugin.records.cluster import Job
+from muri.slurm_plugin.planning.actions import StartGroup
+from muri.slurm_plugin.planning.site_limits import SiteRoom
+from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.journal import EXCLUSION
 from muri.slurm_plugin.records.limits import Association, Limits, PartitionLimits, Qos, SiteLimits, Tres
 from muri.slurm_plugin.records.roles import read_job
@@ -97,6 +99,85 @@ def test_a_pilot_that_a_limit_refuses_is_tried_with_fewer_members_and_bars_nobod
     slurm.tick()
     assert not pilots(slurm)
     assert any("muri_gate" not in job.licenses for job in slurm.jobs.values())
+
+
+def test_a_pilot_that_could_not_be_submitted_bars_nobody_for_good(make_controller, monkeypatch):
+    slurm = FakeSlurm(waiting(), one_gpu(), gate_license=True)
+
+    def fail(_job):
+        raise GatewayError("cannot submit job 'muri-host': the user's sbatch did not end")
+
+    with monkeypatch.context() as patched, make_controller(slurm) as controller:
+        patched.setattr(slurm, "submit", fail)
+        controller.cycle()
+        assert controller.decision().plan.groups == ()
+        assert controller._journal.facts(EXCLUSION) == {}
+    slurm.now_s += 2 * HOUR_S
+    slurm.extend_lease(slurm.now_s + 600)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert len(members(slurm)) == 4
+
+
+def starting(slurm: FakeSlurm) -> list[int]:
+    """Jobs that Slurm may start now."""
+    return [job.job_id for job in slurm.jobs.values() if "muri_gate" not in job.licenses]
+
+
+@pytest.mark.parametrize("policy", ["muri-l", "muri-slurm", "sjf-bsbf"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        site(qos=Limits(max_tres_per_job=(Tres("mem", 65536),))),
+        site(qos=Limits(max_tres_per_user=(Tres("mem", 65536),))),
+        site(association=Limits(max_tres_per_job=(Tres("mem", 65536),))),
+        replace(site(), partitions=(PartitionLimits("main", max_mem_per_node_mib=65536),)),
+    ],
+    ids=["qos", "qos, each user", "association", "partition"],
+)
+def test_jobs_whose_pilot_would_have_too_much_memory_run_alone_and_hold_nobody_up(make_controller, policy, limits):
+    """They and the job of another user behind them get the only GPU one after the other."""
+    bob = behind_licence(make_job(9, user="bob", uid=1002, admin_comment="muri:alone=1", submit_s=NOW_S))
+    nodes = [make_node("n1", gpu_count=1, cpu_count=64, mem_mib=500_000)]
+    slurm = FakeSlurm([*waiting(2, mem_per_node_mib=40_000), bob], nodes, gate_license=True)
+    slurm.limits = replace(limits, associations=(*limits.associations, Association("", "bob")))
+    options = {"policy": policy, "gpu_mem_gib": {"gpu": 80.0}, "profiling": {"at_once": 0}}
+    started = []
+    with make_controller(slurm, **options) as controller:
+        for _ in range(3):
+            controller.cycle()
+            slurm.tick()
+            (running,) = (job for job in slurm.jobs.values() if job.state is JobState.RUNNING)
+            started.append(running.job_id)
+            slurm.end(running.job_id)
+        assert controller._journal.facts(EXCLUSION) == {}
+    assert started == [1, 2, 9]
+
+
+@pytest.mark.parametrize("policy", ["sjf-bsbf", "horus", "sjf-ffs"])
+def test_a_pilot_with_room_for_a_second_job_keeps_to_the_limit_on_cpus(make_controller, policy):
+    slurm = FakeSlurm(waiting(1, cpu_count=6, cpus_per_task=6), [make_node("n1", cpu_count=64)], gate_license=True)
+    slurm.limits = site(qos=Limits(max_tres_per_job=(Tres("cpu", 8),)))
+    with make_controller(slurm, policy=policy, gpu_mem_gib={"gpu": 80.0}) as controller:
+        (start,) = controller.decision().actions
+    assert isinstance(start, StartGroup)
+    assert start.cpu_count == 8
+
+
+def test_of_a_group_that_is_refused_although_it_was_planned_the_oldest_job_starts_alone(make_controller, monkeypatch):
+    """Whatever the reason: planned again in each cycle, its GPUs would stay idle for ever."""
+    monkeypatch.setattr(SiteRoom, "largest_group", lambda room, job, most: (most, ""))
+    slurm = FakeSlurm(
+        waiting(3, mem_per_node_mib=40_000), [make_node("n1", gpu_count=1, mem_mib=500_000)], gate_license=True
+    )
+    slurm.limits = site(qos=Limits(max_tres_per_job=(Tres("mem", 65536),)))
+    with make_controller(slurm) as controller:
+        status = controller.cycle()
+        assert starting(slurm) == [1]
+        assert controller._journal.facts(EXCLUSION) == {}
+    reasons = {job.job_id: " ".join(job.reasons) for job in status.jobs}
+    assert "it starts alone: QOS normal allows 65536 MiB of memory for each job" in reasons[1]
+    assert "QOS normal allows 65536 MiB" in reasons[2]
 
 
 def test_a_site_policy_that_ignores_the_domains_starts_no_such_group(make_controller, monkeypatch):

@@ -4,16 +4,18 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
-from fake_slurm import FakeSlurm, Killed, make_job, make_node
+from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, make_job, make_node
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.cli.admin import drain as drain_command
 from muri.slurm_plugin.controller.loop import LOCK_NAME, AnotherControllerError, only_one
 from muri.slurm_plugin.execute.drain import Drained, drain, drain_until_over
 from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
 
 
@@ -159,3 +161,14 @@ def test_a_drain_ends_when_slurm_refuses_the_same_for_a_minute(monkeypatch):
     assert not passes[-1].is_over
     assert "job 1: " in passes[-1].failed[0]
     assert 60 <= clock() <= 90
+
+
+def test_a_job_that_its_user_holds_gets_its_own_request_back_and_stays_held():
+    given = tags.format_given(tags.Given(int(NOW_S) - 10, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+    job = make_job(1, cpu_count=12, cpus_per_task=12, required_nodes="n1",
+                   admin_comment=f"muri:alone=1 {tags.GIVEN_PREFIX}{given}")  # fmt: skip
+    held = replace(behind_licence(job), held=True, reason="JobHeldUser", priority=0)
+    slurm = FakeSlurm([held], [make_node("n1")], gate_license=True)
+    assert drain(slurm, slurm.read_now).restored == (1,)
+    left = slurm.jobs[1]
+    assert (left.cpu_count, left.required_nodes, left.held) == (4, "", True)

@@ -3,7 +3,7 @@
 import importlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,11 @@ class Slurm:
         job.update(fields)
         return self.lua.table_from({name: value for name, value in job.items() if value is not None})
 
-    def submit(self, job: Any) -> int:
-        return self.lua.globals().slurm_job_submit(job, self.lua.table(), ALICE)
+    def submit(self, job: Any, uid: int = ALICE) -> int:
+        return self.lua.globals().slurm_job_submit(job, self.lua.table(), uid)
+
+    def modify(self, change: Any, uid: int = ALICE) -> int:
+        return self.lua.globals().slurm_job_modify(change, self.lua.table(), self.lua.table(), uid)
 
 
 @pytest.fixture(params=["lua51", "lua53", "lua54"])
@@ -101,6 +104,72 @@ def test_without_a_controller_nothing_keeps_a_job(slurm: Slurm, lease: str) -> N
     assert job.admin_comment == f"muri:{FULL_MARK} muri-gate:open"
     assert (job.priority, job.licenses) == (NO_VAL, None)
     assert slurm.told == ["muri: no controller is at work; submitted as an ordinary job"]
+
+
+MORE_THAN_ONE_GATE = [
+    ("muri_gate:1000000", "muri_gate:1"),
+    ("muri_gate", "muri_gate:1"),
+    ("muri_gate:0", "muri_gate:1"),
+    ("muri_gate=5", "muri_gate:1"),
+    ("muri_gate*5", "muri_gate:1"),
+    ("muri_gate: 5", "muri_gate:1"),
+    ("muri_gate@x:5", "muri_gate:1"),
+    ("muri_gate:3,muri_gate:4", "muri_gate:1"),
+    ("muri_gate:3;matlab:1,muri_gate", "muri_gate:1;matlab:1"),
+    ("matlab:1|muri_gate:5", "matlab:1|muri_gate:1"),
+    ("matlab:1,,muri_gate:2", "matlab:1,,muri_gate:1"),
+]
+
+ONE_GATE_AT_MOST = [
+    "",
+    "matlab:5",
+    "muri_gate:1",
+    "matlab:2;muri_gate:1",
+    "muri_gate_2:5",
+    "my_muri_gate:5",
+    ",muri_gate:1;",
+]
+
+
+@pytest.mark.parametrize("mark", [None, "on"])
+@pytest.mark.parametrize(("asked", "licenses"), MORE_THAN_ONE_GATE)
+def test_no_user_gets_more_than_one_of_the_gates_licence(
+    slurm: Slurm, asked: str, licenses: str, mark: str | None
+) -> None:
+    job, change = slurm.job(mark, licenses=asked), slurm.lua.table_from({"licenses": asked})
+    assert (slurm.submit(job), slurm.modify(change)) == (0, 0)
+    assert (job.licenses, change.licenses) == (licenses, licenses)
+    assert slurm.told[0] == slurm.told[-1] == f"muri: a job has one licence muri_gate at most: {licenses}"
+
+
+@pytest.mark.parametrize("licenses", ONE_GATE_AT_MOST)
+def test_other_licences_are_left_alone(slurm: Slurm, licenses: str) -> None:
+    job, change = slurm.job(None, licenses=licenses), slurm.lua.table_from({"licenses": licenses})
+    slurm.submit(job)
+    slurm.modify(change)
+    assert (job.licenses, change.licenses, slurm.told) == (licenses, licenses, [])
+
+
+def test_an_administrator_may_ask_for_any_number(slurm: Slurm) -> None:
+    job, change = slurm.job(None, licenses="muri_gate:5"), slurm.lua.table_from({"licenses": "muri_gate:5"})
+    slurm.submit(job, uid=0)
+    slurm.modify(change, uid=0)
+    assert (job.licenses, change.licenses) == ("muri_gate:5", "muri_gate:5")
+
+
+@given(licenses=st.text(alphabet="muri_gate:1=5,;|@ x", max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_is_asked_for_the_gate_counts_once_and_the_rest_stays(slurm: Slurm, licenses: str) -> None:
+    one_gate = muri(slurm).one_gate
+    kept = one_gate(licenses)
+    assert one_gate(kept) == kept
+
+    def split(text: str) -> tuple[list[str], list[str]]:
+        items = re.split("[,;|]", text)
+        gates = [each for each in items if re.match(r"muri_gate([@:=*\s]|$)", each)]
+        return gates, [each for each in items if each not in gates]
+
+    assert split(kept) == (["muri_gate:1"] if split(licenses)[0] else [], split(licenses)[1])
 
 
 def is_kept(job: Any) -> bool:
@@ -282,13 +351,23 @@ def test_a_job_that_cannot_be_tagged_is_not_kept(slurm: Slurm, gate: str) -> Non
 @pytest.mark.parametrize("nonsense", ["nil", "42", "{}", "{spank_job_env = 3}", "{spank_job_env = {[0] = {}}}"])
 def test_nonsense_never_raises(slurm: Slurm, nonsense: str) -> None:
     assert slurm.submit(slurm.lua.eval(nonsense)) == 0
+    assert slurm.modify(slurm.lua.eval(nonsense)) == 0
 
 
-def test_modifying_a_job_changes_nothing(slurm: Slurm) -> None:
-    modify: Callable[..., int] = slurm.lua.globals().slurm_job_modify
+def test_modifying_a_job_changes_nothing_else(slurm: Slurm) -> None:
     change = slurm.job(admin_comment="muri:on", priority=7)
-    assert modify(change, slurm.job(), slurm.lua.table(), ALICE) == 0
-    assert (change.admin_comment, change.priority) == ("muri:on", 7)
+    assert slurm.modify(change) == 0
+    assert (change.admin_comment, change.priority, change.licenses) == ("muri:on", 7, None)
+
+
+def test_a_job_whose_licences_cannot_be_changed_goes_on(slurm: Slurm) -> None:
+    job = slurm.lua.eval(
+        """setmetatable({}, {
+             __index = {licenses = "muri_gate:5"}, __newindex = function() error("cannot set licenses") end})"""
+    )
+    assert (slurm.submit(job), slurm.modify(job)) == (0, 0)
+    assert all("cannot set licenses" in line for line in slurm.logged)
+    assert len(slurm.logged) == 2
 
 
 @pytest.mark.parametrize("lua", ["lua51", "lua54"])

@@ -4,7 +4,10 @@ import pytest
 from fake_slurm import NOW_S, FakeSlurm, behind_licence, make_job, make_node, pilots
 
 from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.records.cluster import JobState, Reservation, Snapshot
+from muri.slurm_plugin.records.journal import EXCLUSION
+from muri.slurm_plugin.records.roles import read_job, view_of
 
 NODES = (
     make_node("n1", features=("a100", "big")),
@@ -166,3 +169,97 @@ def test_a_job_on_too_many_nodes_says_nothing_of_other_jobs(order):
     found = {count: places.of(make_job(1, node_count=count)).left_to_slurm for count in order}
     assert found[1] == ""
     assert "2000000000 nodes" in found[2_000_000_000]
+
+
+# A group's pilot has a longer time limit than its members
+
+TWO_H = 2 * 3600
+
+
+def two_waiting(**changes):
+    return [
+        behind_licence(
+            make_job(n, time_limit_s=TWO_H, admin_comment=f"muri:model=m{n},batch-size=8,duration=100", **changes)
+        )
+        for n in (1, 2)
+    ]
+
+
+def largest_before(hours: float, nodes: str = "n[1-3]", **changes) -> tuple[int, str]:
+    job = make_job(1, time_limit_s=TWO_H, **changes)
+    reservation = Reservation("maint", nodes, NOW_S + hours * 3600, NOW_S + 90 * 3600, ("MAINT",))
+    view = view_of(Snapshot(NOW_S, "c", "26.05", (job,), NODES, (reservation,)))
+    return SiteRoom(view).largest_group(view.jobs[1], 4)
+
+
+@pytest.mark.parametrize(("hours", "size"), [(3, 1), (4, 1), (4.2, 2), (6.1, 2), (6.2, 3), (9, 4)])
+def test_a_group_is_as_large_as_its_pilot_ends_before_the_maintenance(hours, size):
+    found, why = largest_before(hours)
+    assert found == size
+    if size < 4:
+        assert (
+            why == f"the pilot job of a group of {size + 1} could not start: it would not end before reservation maint"
+        )
+
+
+def test_a_maintenance_on_some_nodes_leaves_groups_to_the_others():
+    assert largest_before(3, "n[1-2]") == (4, "")
+    assert largest_before(3, "n[1-2]", features="a100")[0] == 1
+    assert largest_before(3, reservation="maint")[0] == 1, "its own reservation has not begun"
+
+
+def test_jobs_that_can_end_only_alone_before_a_maintenance_run_alone(make_controller):
+    slurm = FakeSlurm(two_waiting(), [make_node("n1", gpu_count=1)], gate_license=True)
+    slurm.reservations = (Reservation("maint", "n1", NOW_S + 3 * 3600, NOW_S + 8 * 3600, ("MAINT",)),)
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    assert not pilots(slurm)
+    assert "muri_gate" not in slurm.jobs[1].licenses
+
+
+def test_where_a_plan_puts_a_group_on_a_node_with_a_maintenance_its_oldest_job_starts_alone(make_controller):
+    """Policies do not know that a group needs other nodes than each of its jobs."""
+    away = make_node("n2", gpu_count=1, gpus_allocated=1)
+    busy = make_job(9, state=JobState.RUNNING, held=False, nodes="n2", admin_comment="")
+    slurm = FakeSlurm([*two_waiting(), busy], [make_node("n1", gpu_count=1), away], gate_license=True)
+    slurm.reservations = (Reservation("maint", "n1", NOW_S + 3 * 3600, NOW_S + 8 * 3600, ("MAINT",)),)
+    with make_controller(slurm) as controller:
+        assert controller.decision().plan.groups
+        controller.cycle()
+    assert not pilots(slurm)
+    assert "muri_gate" not in slurm.jobs[1].licenses
+    assert "muri_gate" in slurm.jobs[2].licenses
+
+
+@pytest.mark.parametrize("gate_license", [True, False])
+def test_members_of_a_pilot_that_starts_too_late_are_regrouped_and_not_barred(make_controller, gate_license):
+    jobs = [make_job(n, admin_comment=f"muri:model=m{n},batch-size=8,duration=100") for n in (1, 2, 3)]
+    slurm = FakeSlurm(
+        [behind_licence(job) if gate_license else job for job in jobs],
+        [make_node("n1", gpu_count=1)],
+        gate_license=gate_license,
+    )
+
+    def members() -> list[int]:
+        return [job.job_id for job in slurm.jobs.values() if read_job(job).membership is not None]
+
+    with make_controller(slurm) as controller:
+        sizes = []
+        for _ in range(3):
+            controller.cycle()
+            sizes.append(len(members()))
+            slurm.now_s += 200
+        assert sizes == [3, 2, 0]
+        assert controller._journal.facts(EXCLUSION) == {}
+        assert sum(job.state.is_active for job in pilots(slurm)) == 0
+        (first,) = (
+            job
+            for job in jobs
+            if "muri_gate" not in slurm.jobs[job.job_id].licenses and not slurm.jobs[job.job_id].held
+        )
+        assert slurm.jobs[first.job_id].gpu_request == "gres/gpu:1"
+        assert slurm.jobs[first.job_id].dependency == ""
+        slurm._update(first.job_id, state=JobState.COMPLETED)
+        slurm.now_s += 3700
+        controller.cycle()
+        assert len(members()) == 2, "after an hour they are tried together again"

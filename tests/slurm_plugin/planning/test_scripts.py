@@ -56,6 +56,12 @@ def test_a_script_is_ended_as_soon_as_its_model_is_measured(tmp_path):
     assert not later.exists()
 
 
+def test_a_script_that_cannot_be_started_is_a_failure_that_says_why():
+    result = dry_run.measure(b"#!/no/such/interpreter\n", [], LIMITS)
+    assert result["error"].startswith("its script cannot be started from /")
+    assert result["error"].endswith(": No such file or directory")
+
+
 def test_a_script_that_fails_tells_its_last_words():
     result = dry_run.measure(b"#!/bin/sh\necho no such dataset: $1 >&2\nexit 4\n", ["cats"], LIMITS)
     assert "code 4" in result["error"]

@@ -249,13 +249,51 @@ def test_a_qos_scales_the_limits_of_associations():
 
 def test_a_pilot_has_the_memory_of_all_members():
     limits = site(Limits(max_tres_per_job=(Tres("mem", 2500),)))
-    assert largest(limits, hep_job(1, mem_per_node_mib=1000))[0] == 4
+    why = "QOS normal allows 2500 MiB of memory for each job (MaxTRES), Muri's would have 3000"
+    assert largest(limits, hep_job(1, mem_per_node_mib=1000)) == (2, why)
     jobs = [hep_job(job, mem_per_node_mib=1000) for job in (1, 2, 3)]
     room, _ = room_of(limits, *jobs)
-    assert room.take_group(group_of(*jobs)) == (
-        "QOS normal allows 2500 MiB of memory for each job (MaxTRES), Muri's would have 3000"
-    )
+    assert room.take_group(group_of(*jobs)) == why
     assert room.take_group(group_of(*jobs[:2])) == ""
+
+
+@pytest.mark.parametrize(
+    ("limits", "size"),
+    [
+        (site(Limits(max_tres_per_job=(Tres("mem", 3000),))), 3),
+        (site(Limits(max_tres_per_node=(Tres("mem", 2000),))), 2),
+        (site(max_mem_per_node_mib=1500), 1),
+        (site(Limits(max_tres_per_user=(Tres("mem", 3100),))), 2),
+        (site(Limits(max_tres_minutes_per_job=(Tres("mem", 2000 * 130),))), 2),
+        (site(Limits(max_tres_per_job=(Tres("cpu", 4),))), 4),
+        (site(Limits(max_tres_per_user=(Tres("cpu", 6),))), 2),
+    ],
+)
+def test_the_largest_group_is_the_largest_whose_pilot_is_allowed(limits, size):
+    assert largest(limits, hep_job(1, mem_per_node_mib=1000))[0] == size
+
+
+def test_a_pilot_with_whole_cpus_for_each_task_may_have_more_than_its_members():
+    job = hep_job(1, cpu_count=7, gpu_count=2, gpu_request="gres/gpu:2")
+    assert largest(site(Limits(max_tres_per_job=(Tres("cpu", 7),))), job)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("limits", "cpus", "mem_mib"),
+    [
+        (site(), 12, 9000),
+        (site(Limits(max_tres_per_job=(Tres("cpu", 8), Tres("mem", 5000)))), 8, 5000),
+        (site(Limits(max_tres_per_node=(Tres("cpu", 3), Tres("mem", 3000)))), 4, 4000),
+        (site(max_mem_per_node_mib=6000), 12, 6000),
+        (site(Limits(max_tres_per_user=(Tres("cpu", 15), Tres("mem", 7024)))), 9, 5000),
+        (site(Limits(max_tres_minutes_per_job=(Tres("cpu", 1300),))), 10, 9000),
+    ],
+)
+def test_what_a_plan_gives_beyond_the_requests_is_cut_to_what_is_allowed(limits, cpus, mem_mib):
+    jobs = [hep_job(1, mem_per_node_mib=2000), hep_job(2, mem_per_node_mib=2000)]
+    room, _ = room_of(limits, *jobs, running(9, mem_per_node_mib=1000))
+    found = room.capped(group_of(*jobs, cpu_count=12, mem_per_node_mib=9000))
+    assert (found.cpu_count, found.mem_per_node_mib) == (cpus, mem_mib)
 
 
 def test_a_pilot_keeps_to_the_partitions_memory():
@@ -512,14 +550,8 @@ def test_a_group_as_large_as_a_job_may_be_in_is_never_refused(seed):
             continue
         size, why = room.largest_group(view.jobs[job.job_id], 4)
         assert (size < 4) == bool(why)
-        alike = [replace(job, mem_per_node_mib=0) for _ in range(size)]
         if size > 1:
             fresh, _ = room_of(limits, *jobs)
-            group = group_of(
-                *alike,
-                cpu_count=-(-job.cpu_count // job.gpu_count),
-                gpus_per_node=job.gpu_count,
-                mem_per_node_mib=job.mem_per_node_mib,
-            )
-            if group.cpu_count * group.gpus_per_node == job.cpu_count:
-                assert fresh.take_group(group) == ""
+            cpus = -(-job.cpu_count // job.gpu_count)
+            group = group_of(*[job] * size, cpu_count=cpus, gpus_per_node=job.gpu_count)
+            assert fresh.take_group(group) == ""

@@ -30,7 +30,3 @@ def test_a_job_without_a_tag_is_none_of_our_business():
 )
 def test_what_cannot_be_read_counts_as_not_given(text):
     assert parse_request(text) == SubmitRequest()
-
-
-def test_a_users_hold_is_seen():
-    assert parse_request("muri:on muri-hold:user").user_hold

@@ -1,0 +1,134 @@
+"""Waiting jobs that join running groups: before whose reservation all of them end, and how much looking that takes."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node
+
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import policy_of
+from muri.slurm_plugin.planning.actions import Join
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
+from muri.slurm_plugin.records.roles import view_of
+
+HOUR_S = 3600
+
+
+def candidate(job_id: int, model: str = "m2", **changes: Any) -> Job:
+    return make_job(job_id, admin_comment=f"muri:model={model},batch-size=8,duration=100", **changes)
+
+
+def group(number: int, own_limit_s: int = 2 * HOUR_S, limit_s: int = 2 * HOUR_S, pilot_s: int = 9000) -> list[Job]:
+    """A pilot and its only member on a node of their own; they have run for ten minutes."""
+    at_work = {"state": JobState.RUNNING, "held": False, "reason": "", "nodes": f"n{number}", "start_s": NOW_S - 600}
+    pilot_id, member_id = 1000 + number, 2000 + number
+    original = tags.Original("gres/gpu:1", "", 4, 4, 0, own_limit_s)
+    state = tags.STATE_PREFIX + tags.format_state(tags.MemberState(pilot_id, original))
+    member = candidate(member_id, "m1", gpu_count=0, gpu_request="", cpu_count=1, time_limit_s=limit_s, **at_work)
+    tag = tags.PILOT_PREFIX + tags.format_pilot(f"t{number}", (member_id,))
+    return [
+        make_job(pilot_id, time_limit_s=pilot_s, admin_comment=tag, **at_work),
+        replace(member, admin_comment=f"{member.admin_comment} {state}"),
+    ]
+
+
+def full_nodes(count: int) -> list[Node]:
+    return [make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=6) for number in range(count)]
+
+
+def decided(jobs: list[Job], nodes: list[Node], *reservations: Reservation) -> Decision:
+    config = Config(policy="muri-s")
+    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations)
+    knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS})
+    return decide(CycleInput(view_of(snapshot), knowledge, config), policy_of(config))
+
+
+def joins(decision: Decision) -> dict[int, int]:
+    """Pilots by the jobs that join them."""
+    return {action.member.job_id: action.pilot for action in decision.actions if isinstance(action, Join)}
+
+
+def maintenance(in_s: float, nodes: str = "n0") -> Reservation:
+    return Reservation("maint", nodes, NOW_S + in_s, NOW_S + in_s + 9 * HOUR_S, ("MAINT",))
+
+
+def test_a_join_extends_nobody_into_a_reservation():
+    """The joiner alone would end in time; the member beside it, and the pilot, would not."""
+    jobs, nodes = [candidate(1, time_limit_s=HOUR_S), *group(0)], full_nodes(1)
+    assert joins(decided(jobs, nodes)) == {1: 1000}
+    refused = decided(jobs, nodes, maintenance(9000))
+    assert joins(refused) == {}
+    assert refused.preparation.waiting[1] == (
+        "its group could not take so long: it would not end before reservation maint"
+    )
+    (join,) = (each for each in decided(jobs, nodes, maintenance(4 * HOUR_S)).actions if isinstance(each, Join))
+    assert join.others == ((2000, 4 * HOUR_S),)
+    assert join.pilot_limit_s == 4 * HOUR_S + 600
+
+
+@pytest.mark.parametrize(("end_s", "joined"), [(2 * HOUR_S + 1, True), (2 * HOUR_S - 1, False)])
+def test_where_nobody_else_is_extended_the_joiner_itself_has_to_end_in_time(end_s, joined):
+    long_group = group(0, limit_s=4 * HOUR_S, pilot_s=5 * HOUR_S)
+    found = decided([candidate(1, time_limit_s=HOUR_S), *long_group], full_nodes(1), maintenance(end_s))
+    assert bool(joins(found)) is joined
+
+
+def test_the_pilot_alone_must_not_be_extended_into_a_reservation():
+    """All members end before it; the pilot outlives them by ten minutes."""
+    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0, own_limit_s=HOUR_S, limit_s=HOUR_S, pilot_s=HOUR_S + 600)]
+    assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 500))) == {}
+    assert joins(decided(jobs, full_nodes(1), maintenance(2 * HOUR_S + 601))) == {1: 1000}
+
+
+def test_reservations_elsewhere_or_of_the_job_itself_do_not_matter():
+    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0)]
+    assert joins(decided(jobs, full_nodes(2), maintenance(9000, "n1"))) == {1: 1000}
+    mine = [replace(job, reservation="course") for job in jobs]
+    course = Reservation("course", "n0", NOW_S - 60, NOW_S + 9 * HOUR_S)
+    assert joins(decided(mine, full_nodes(1), course)) == {1: 1000}
+
+
+def test_a_group_that_ends_too_late_leaves_the_job_to_another():
+    jobs = [candidate(1, time_limit_s=HOUR_S), *group(0), *group(1)]
+    assert joins(decided(jobs, full_nodes(2))) == {1: 1000}
+    assert joins(decided(jobs, full_nodes(2), maintenance(9000))) == {1: 1001}
+
+
+def test_a_job_that_can_join_nobody_takes_no_group_from_others():
+    jobs = [candidate(1, time_limit_s=2 * HOUR_S), candidate(2, time_limit_s=HOUR_S)]
+    long_group = group(0, limit_s=4 * HOUR_S, pilot_s=5 * HOUR_S)
+    found = decided([*jobs, *long_group], full_nodes(1), maintenance(3 * HOUR_S))
+    assert joins(found) == {2: 1000}
+    assert "maint" in found.preparation.waiting[1]
+
+
+@pytest.mark.parametrize("user", ["alice", "bob"])
+def test_the_effort_grows_with_jobs_and_groups_not_with_their_pairs(monkeypatch, user):
+    """Each key walks all nodes, and each place all nodes and reservations."""
+    count = 30
+    waiting = [candidate(n, user=user, uid=1001 if user == "alice" else 1002) for n in range(1, count + 1)]
+    calls: Counter[str] = Counter()
+
+    def counted(owner: type, name: str) -> None:
+        real = getattr(owner, name)
+
+        def count_call(*args: Any) -> Any:
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(owner, name, count_call)
+
+    counted(CycleInput, "key_of")
+    counted(Places, "of")
+    counted(Places, "_find")
+    found = decided([*waiting, *(job for number in range(count) for job in group(number))], full_nodes(count))
+    assert len(joins(found)) == (count if user == "alice" else 0)
+    assert calls["_find"] <= 3
+    assert calls["of"] <= 8 * count
+    assert calls["key_of"] <= 8 * count
