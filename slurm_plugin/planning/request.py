@@ -113,7 +113,8 @@ def prepare(cycle: CycleInput, profile_use: ProfileUse = "all") -> Preparation:
         profile_use: Whose profiles matter to the policy; other models are not measured.
         cycle: What the cycle decides on.
     """
-    room, places = SiteRoom(cycle.view), Places(cycle.view.snapshot)
+    room = SiteRoom(cycle.view)
+    places = room.places
     waiting: dict[int, str] = {}
     to_slurm: dict[int, str] = {}
     ready: list[tuple[ManagedJob, ProfileKey]] = []
