@@ -4,13 +4,13 @@ With the licence each is one call. With Muri's own hold, the request changes bef
 controller that dies in between leaves behind is a held job that the next cycle starts anew.
 """
 
-from contextlib import suppress
 from dataclasses import replace
 
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, job_started
-from muri.slurm_plugin.records.cluster import JobChange
-from muri.slurm_plugin.records.gate import OPEN, is_behind_licence, with_gate, with_word, without_gate
-from muri.slurm_plugin.records.roles import ManagedJob
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobChange, JobState
+from muri.slurm_plugin.records.gate import OPEN, REQUEUED, is_behind_licence, with_gate, with_word, without_gate
+from muri.slurm_plugin.records.roles import ManagedJob, Role
 
 _NOTHING = JobChange()
 
@@ -40,6 +40,8 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
 def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) -> None:
     """Change a job's request and keep it from starting.
 
+    A running job cannot be held: with Muri's own hold as its gate, whoever holds it from now on is not Muri.
+
     Raises:
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
@@ -48,9 +50,10 @@ def close_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING) 
         gateway.modify(job.job_id, replace(change, licenses=with_gate(job.licenses)))
         return
     # Somebody else's hold must not look like Muri's; once they release the job, Slurm decides about it.
-    word = OPEN if job.held_by_others else "hold"
+    is_open = job.held_by_others or job.state is JobState.RUNNING
+    word = OPEN if is_open else "hold"
     gateway.modify(job.job_id, replace(change, admin_comment=with_word(_comment(job, change), word)))
-    if not job.held:
+    if not is_open and not job.held:
         _hold(gateway, job.job_id)
 
 
@@ -61,29 +64,42 @@ def stop(gateway: Gateway, job: ManagedJob) -> None:
         NoSuchJobError: It has ended.
         GatewayError: Slurm refused.
     """
-    if job.gate == "hold":
-        gateway.requeue_hold(job.job_id)
-        return
-    close_gate(gateway, job)
-    gateway.requeue(job.job_id)
+    _expect_back(gateway, job)
+    _requeue(gateway, job.job_id, held=job.gate == "hold")
 
 
 def stop_as_caller(gateway: Gateway, job: ManagedJob) -> None:
     """Do the same for whoever calls, who may be the job's user.
 
-    Slurm lets only administrators change a running job's licences. A job alone that its user stops has no gate, and
-    Slurm starts it again by itself.
+    Slurm lets only administrators change a running job's licences and AdminComment. A job alone that its user stops has
+    no gate, and Slurm starts it again by itself.
 
     Raises:
         NoSuchJobError: It has ended.
         GatewayError: Slurm refused.
     """
+    held = job.gate == "hold"
+    try:
+        _expect_back(gateway, job)
+    except GatewayError:
+        held = held and job.role is Role.MEMBER
+    _requeue(gateway, job.job_id, held=held)
+
+
+def _expect_back(gateway: Gateway, job: ManagedJob) -> None:
+    """Close a running job's gate, or say that the hold with which it comes back will be Muri's.
+
+    Slurm does not tell such a hold from an administrator's. One with which its user submitted the job is long lifted.
+    """
     if job.gate == "hold":
-        gateway.requeue_hold(job.job_id)
-        return
-    with suppress(GatewayError):
+        comment = tags.with_token(job.admin_comment, tags.USER_HOLD, None)
+        gateway.modify(job.job_id, JobChange(admin_comment=with_word(comment, REQUEUED)))
+    else:
         close_gate(gateway, job)
-    gateway.requeue(job.job_id)
+
+
+def _requeue(gateway: Gateway, job_id: int, *, held: bool) -> None:
+    (gateway.requeue_hold if held else gateway.requeue)(job_id)
 
 
 def move_to_licence(gateway: Gateway, job: ManagedJob) -> None:

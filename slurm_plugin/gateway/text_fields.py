@@ -171,10 +171,14 @@ def dependency_text(text: str) -> str:
 
 
 def reason_text(text: str | None, state_words: Iterable[str] = ()) -> str:
-    """Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, stands for one."""
+    """Slurm's reason, "" where it says "None"; the state SPECIAL_EXIT, whose reason tells nothing, stands for one.
+
+    Reasons of several words have underscores between them, as squeue prints them; in JSON and in pyslurm they have
+    spaces.
+    """
     if any(word.upper() == "SPECIAL_EXIT" for word in state_words):
         return SPECIAL_EXIT
-    return "" if text in (None, "None") else str(text)
+    return "" if text in (None, "None") else str(text).replace(" ", "_")
 
 
 def time_limit_text(time_limit_s: int) -> str:

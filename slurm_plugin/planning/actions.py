@@ -193,7 +193,10 @@ class Preempt:
 
 @dataclass(frozen=True, slots=True)
 class KeepGate:
-    """Close the gate of a member that runs: put back into the queue, it waits for Muri again."""
+    """Say how a running job's gate stands once it is back in the queue: a member waits for Muri again.
+
+    Where holds are the gate, the next hold of a job that runs alone is not Muri's.
+    """
 
     job_id: int
 

@@ -27,7 +27,7 @@ from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.comment_reports import profile_in
-from muri.slurm_plugin.records.gate import is_behind_licence, lease_end_s
+from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 from muri.utc import text_of
@@ -240,12 +240,16 @@ def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetReques
 
 
 def gates(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[KeepGate | MoveToLicence]:
-    """Close the gates of members that run, and move jobs from Muri's hold to the licence where Slurm has it.
+    """Say how the gates of running jobs stand, and move jobs from Muri's hold to the licence where Slurm has it.
 
     Args:
         cycle: What the cycle decides on.
         settled: Jobs that other actions look after.
     """
+    for job in cycle.view.having(Role.RELEASED):
+        # Muri's hold is lifted, by its user or an older Muri: whoever requeues and holds the job now is not Muri.
+        if job.state is JobState.RUNNING and gate_word(job) in {None, "hold"} and job.job_id not in settled:
+            yield KeepGate(job.job_id)
     # A lease of an earlier configuration runs on for a while, but nobody extends it.
     if cycle.config.gate != "licence" or not lease_end_s(cycle.view.snapshot):
         return

@@ -20,8 +20,11 @@ Gate = Literal["licence", "hold"]
 OPEN: Final = "open"
 """What stands in place of a gate's kind once Muri has lifted its own hold: a later hold is somebody else's."""
 
+REQUEUED: Final = "requeued"
+"""What stands there from before Muri puts a running job back into the queue, held: that hold is its own."""
+
 _REQUEUED_HELD: Final = "job_requeued_in_held_state"
-"""Slurm's reason of the hold with which a member, or the controller, puts a job back into the queue."""
+"""Slurm's reason of a hold by `scontrol requeuehold`: by a member, the controller, or anybody else who may."""
 
 _HELD_BY_USER: Final = "JobHeldUser"
 """Slurm's reason of the hold that job_submit or a user made. Administrators' holds and failed launches have others."""
@@ -39,7 +42,7 @@ def with_gate(licenses: str) -> str:
 
 def gate_of(job: Job) -> Gate:
     """Return what kind of gate a job was submitted with."""
-    return "licence" if tags.token(job.admin_comment, tags.GATE_PREFIX) == tags.LICENCE_GATE else "hold"
+    return "licence" if gate_word(job) == tags.LICENCE_GATE else "hold"
 
 
 def is_behind_licence(job: Job) -> bool:
@@ -50,14 +53,20 @@ def is_behind_licence(job: Job) -> bool:
 def is_behind_own_hold(job: Job) -> bool:
     """Whether a job's hold is Muri's own, as far as Slurm tells.
 
-    A job without the gate's word was held by a Muri that knew no other gate. Once Muri has lifted its hold, only a
-    requeue by Muri holds the job again.
+    A job without the gate's word was held by a Muri that knew no other gate. Once Muri has lifted its hold, later ones
+    are others'; but a member puts itself back into the queue, held, and its user cannot write the word that says so.
     """
     if job.state is not JobState.PENDING or not job.held or tags.USER_HOLD in job.admin_comment.split():
         return False
-    word = tags.token(job.admin_comment, tags.GATE_PREFIX)
-    own = {None: {_REQUEUED_HELD, _HELD_BY_USER}, "hold": {_REQUEUED_HELD, _HELD_BY_USER}, OPEN: {_REQUEUED_HELD}}
-    return job.reason in own.get(word, ())
+    word = gate_word(job)
+    if word == OPEN:
+        return job.reason == _REQUEUED_HELD and tags.token(job.admin_comment, tags.STATE_PREFIX) is not None
+    return word in {None, "hold", REQUEUED} and job.reason in {_REQUEUED_HELD, _HELD_BY_USER}
+
+
+def gate_word(job: Job) -> str | None:
+    """Return the word that says how a job's gate stands, None where an older Muri wrote none."""
+    return tags.token(job.admin_comment, tags.GATE_PREFIX)
 
 
 def lease_end_s(snapshot: Snapshot) -> float:

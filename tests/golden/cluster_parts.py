@@ -27,8 +27,12 @@ def job(job_id: int, model: str = "", **changes: Any) -> Record:
 
 
 def running(record: Record, node: str = "n1", ran_s: float = 900.0) -> Record:
-    """The same job, released and at work."""
-    return record | {"state": "RUNNING", "held": False, "reason": "", "nodes": node, "start_s": NOW_S - ran_s}
+    """The same job, released and at work; the gate's word says so of one that runs alone."""
+    words = record["admin_comment"].split()
+    if any(word.startswith("muri:") for word in words) and not any(word.startswith("muri-state:") for word in words):
+        words.append("muri-gate:open")
+    at_work = {"state": "RUNNING", "held": False, "reason": "", "nodes": node, "start_s": NOW_S - ran_s}
+    return record | at_work | {"admin_comment": " ".join(words)}
 
 
 def original(record: Record) -> Record:

@@ -14,7 +14,9 @@ from muri.slurm_plugin.cli.admin import preempt
 from muri.slurm_plugin.controller import assemble as open_gateway
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.node import membership as member
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.roles import Role, read_job
 
 MARK = "muri:model=m1,batch-size=8,duration=100,checkpoint=1"
 
@@ -34,7 +36,25 @@ def slurm(monkeypatch, tmp_path) -> FakeSlurm:
 def test_it_marks_the_run_and_requeues(slurm):
     done = CliRunner().invoke(preempt, ["1", "--yes", "--json"], catch_exceptions=False)
     assert json.loads(done.output) == {"job_id": 1, "stopped": True, "run": 0}
-    assert slurm.calls == ["stopped 1 in run 0", "requeue_hold"]
+    assert slurm.calls == ["stopped 1 in run 0", "modify", "requeue_hold"]
+    assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
+
+
+@pytest.mark.parametrize(("member", "command"), [(False, "requeue"), (True, "requeue_hold")])
+def test_where_muri_holds_jobs_a_user_who_cannot_say_so_makes_no_hold_that_looks_like_an_administrators(
+    slurm, monkeypatch, member, command
+):
+    def refused(job_id, change):
+        raise GatewayError("Access/permission denied")
+
+    state = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+    comment = f"{MARK} muri-gate:open" + (f" muri-state:{state}" if member else "")
+    slurm.jobs[1] = replace(slurm.jobs[1], admin_comment=comment)
+    monkeypatch.setattr(slurm, "modify", refused)
+    CliRunner().invoke(preempt, ["1", "--yes"], catch_exceptions=False)
+    assert slurm.calls == ["stopped 1 in run 0", command]
+    assert read_job(slurm.jobs[1]).role is (Role.MEMBER if member else Role.RELEASED)
+    assert read_job(slurm.jobs[1]).gated is member
 
 
 def test_an_administrator_closes_the_licence_gate_first_and_makes_no_hold(slurm):

@@ -8,6 +8,7 @@ from fake_slurm import NOW_S, FakeSlurm, Killed, behind_licence, four_jobs, make
 from virtual_clock import VirtualClock
 
 from muri.slurm_plugin.execute.drain import drain_until_over
+from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.gateway.base import GatewayError
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState
@@ -122,6 +123,64 @@ def test_only_muris_own_hold_is_muris(make_controller, reason, word):
     with make_controller(slurm, gate="hold") as controller:
         controller.cycle()
     assert slurm.jobs[1].held
+
+
+@pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open"])
+@pytest.mark.parametrize("gate", ["hold", "licence"])
+def test_a_job_that_an_administrator_requeues_and_holds_stays_held(make_controller, gate, word):
+    job = make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")
+    slurm = FakeSlurm([replace(job, admin_comment=job.admin_comment + word)], one_gpu(), gate_license=gate == "licence")
+    with make_controller(slurm, gate=gate) as controller:
+        if "open" not in word:
+            controller.cycle()  # sees that it runs
+        slurm.requeue_hold(1)
+        for _ in range(3):
+            slurm.tick(400)
+            controller.cycle()
+    assert slurm.jobs[1].held
+    assert read_job(slurm.jobs[1]).role is Role.USER_HELD
+    assert list(islice(drain_until_over(slurm, slurm.read_now, VirtualClock()), 2))[-1].is_over
+    assert slurm.jobs[1].held
+
+
+def test_a_job_that_runs_is_told_once_that_the_next_hold_is_not_muris(make_controller):
+    slurm = FakeSlurm([make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")], one_gpu())
+    with make_controller(slurm, gate="hold") as controller:
+        controller.cycle()
+        controller.cycle()
+    assert slurm.calls == ["modify"]
+    assert tags.token(slurm.jobs[1].admin_comment, tags.GATE_PREFIX) == "open"
+
+
+@pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open"])
+@pytest.mark.parametrize("user_hold", ["", " muri-hold:user"])
+@pytest.mark.parametrize("died", [False, True])
+def test_a_job_that_muri_stops_is_still_its_own(make_controller, word, user_hold, died):
+    job = make_job(1, state=JobState.RUNNING, held=False, reason="", nodes="n1")
+    slurm = FakeSlurm([replace(job, admin_comment=job.admin_comment + word + user_hold)], one_gpu())
+    if died:
+        with slurm.killing("before", 2), pytest.raises(Killed):
+            stop(slurm, read_job(slurm.jobs[1]))
+        with make_controller(slurm, gate="hold") as controller:
+            controller.cycle()
+        assert slurm.jobs[1].state is JobState.RUNNING
+    stop(slurm, read_job(slurm.jobs[1]))
+    assert read_job(slurm.jobs[1]).role is Role.CANDIDATE
+    with make_controller(slurm, gate="hold", grouping={"max_group_size": 1}) as controller:
+        controller.cycle()
+        controller.cycle()
+    assert not slurm.jobs[1].held
+    slurm.tick(400)
+    slurm.requeue_hold(1)
+    assert read_job(slurm.jobs[1]).role is Role.USER_HELD
+
+
+@pytest.mark.parametrize("word", ["", " muri-gate:hold", " muri-gate:open", " muri-gate:requeued"])
+def test_a_member_that_puts_itself_back_held_is_muris(word):
+    state = tags.format_state(tags.MemberState(9, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+    comment = f"muri:on muri-state:{state}{word}"
+    job = read_job(make_job(1, reason="job_requeued_in_held_state", restart_count=1, admin_comment=comment))
+    assert (job.gated, job.held_by_others) == (True, False)
 
 
 def test_a_users_hold_after_muri_lifted_its_own_stays(make_controller):

@@ -6,6 +6,7 @@ import pytest
 from fake_slurm import FakeSlurm, Killed, make_job, make_node
 
 from muri.policies.types import Group, NodeShare, Plan, PlanJob, PlanRequest, Running, Solo, Waiting
+from muri.slurm_plugin.execute.gate import stop
 from muri.slurm_plugin.planning.running import settle, why_not_preemptible
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobState
@@ -256,7 +257,7 @@ def test_a_requeued_job_need_not_wait_for_its_old_credential(make_controller):
     with make_controller(slurm) as controller:
         controller.cycle()
     slurm.tick()
-    slurm.requeue_hold(1)
+    stop(slurm, read_job(slurm.jobs[1]))
     assert slurm.jobs[1].begin_s > slurm.now_s
     with make_controller(slurm) as controller:
         controller.cycle()

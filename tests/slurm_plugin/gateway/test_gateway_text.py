@@ -121,3 +121,8 @@ def test_gpus_of_a_job_by_option() -> None:
     assert text_fields.job_gpus(**none) == 0  # type: ignore[arg-type]
     for option, count in (("per_job", 1), ("per_node", 2), ("per_socket", 2), ("per_task", 4)):
         assert text_fields.job_gpus(**none | {option: "gres/gpu:1"}) == count  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["job requeued in held state", "job_requeued_in_held_state"])
+def test_a_reason_reads_the_same_from_every_interface(text: str) -> None:
+    assert text_fields.reason_text(text) == "job_requeued_in_held_state"
