@@ -71,7 +71,10 @@ class Driver:
             CommandError: It failed and `check` is set.
         """
         line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env)
-        done = subprocess.run(line, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
+        # Slurm passes on what users name their jobs, in any encoding.
+        done = subprocess.run(
+            line, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        )
         if check and done.returncode != 0:
             raise CommandError(
                 f"`{' '.join(command)}` as {user} ended with {done.returncode}:\n{done.stdout}{done.stderr}"

@@ -119,7 +119,8 @@ def _commands(muri: MuriCluster, outcome: Outcome) -> None:
         began_s = time.monotonic()
         done = muri.driver.run(*command, user="root", check=False)
         outcome.seconds_of_commands[" ".join(command[:2])] = round(time.monotonic() - began_s, 1)
-        _judge(" ".join(command), done, outcome)
+        if "is not a waiting or running job" not in done.stderr:  # it has ended meanwhile
+            _judge(" ".join(command), done, outcome)
 
 
 def _drain(muri: MuriCluster, outcome: Outcome) -> None:

@@ -36,11 +36,14 @@ exit $code
 
 
 def keep_gate(driver: Driver) -> None:
-    """Withhold the licence muri_gate for two hours, as a controller that is at work does."""
+    """Withhold the licence muri_gate for two hours, as a controller that is at work does.
+
+    job_submit sees changes of reservations to the second: one that is made in the second in which another was deleted
+    shows only with its next change.
+    """
     create = "create reservation flags=LICENSE_ONLY licenses=muri_gate:1000000 user=root starttime=now duration=120"
-    update = "update endtime=now+7200"
-    both = " || ".join(f"scontrol {words} reservationname=muri_gate" for words in (create, update))
-    driver.run("sh", "-c", both, user="root")
+    update = "scontrol update reservationname=muri_gate endtime=now+7200"
+    driver.run("sh", "-c", f"scontrol {create} reservationname=muri_gate && sleep 1; {update}", user="root")
 
 
 class MuriCluster:
