@@ -124,18 +124,24 @@ def test_slurmctld_that_does_not_answer_root_either_ends_it(commands: Commands) 
 @pytest.mark.parametrize(
     "body", ["import signal; os.kill(os.getpid(), signal.SIGSTOP)", "sys.stdout.write('x' * 10**7); sys.stdout.flush()"]
 )
-def test_a_stopped_or_talkative_process_costs_one_job(commands: Commands, body: str) -> None:
+def test_a_stopped_or_talkative_process_costs_one_job(
+    commands: Commands, body: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 2.0)
     commands.add("sbatch", body=body)
     with pytest.raises(GatewayError, match="did not end within 2 s") as caught:
-        submit(SlurmCommands(timeout_s=2.0), new_job())
+        submit(SlurmCommands(), new_job())
     assert not isinstance(caught.value, SlurmUnreachableError)
 
 
-def test_a_user_whose_process_stood_still_costs_one_time_limit(commands: Commands) -> None:
+def test_a_user_whose_process_stood_still_costs_one_time_limit(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = [1000.0]
-    submissions = Submissions(SlurmCommands(timeout_s=1.0), lambda: now_s[0])
+    submissions = Submissions(SlurmCommands(), lambda: now_s[0])
     commands.add("sbatch", body="import signal; os.kill(os.getpid(), signal.SIGSTOP)")
-    with pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+    with monkeypatch.context() as patched, pytest.raises(SubmissionTimeoutError, match="did not end within 1 s"):
+        patched.setattr(submit_as, "_CHILD_ENDS_WITHIN_S", 1.0)
         submissions.submit(new_job())
     commands.add("sbatch", "17\n")
     known(commands, user_id=1002)
