@@ -7,7 +7,6 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import Policy
 from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
@@ -76,22 +75,19 @@ def cycle_input(
 def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
     """What the journal knows of jobs and models."""
     running = [intent for intent in journal.intents("begun") if intent.kind == DRY_RUN]
-    failures = current(journal.facts(DRY_RUN_FAILED), view.snapshot.taken_s, config.profiling.retry_after_s)
+    now_s = view.snapshot.taken_s
+    failures = current(journal.facts(DRY_RUN_FAILED), now_s, config.profiling.retry_after_s)
     measuring = tuple(_readable(running, lambda run: (dry_run_key(run, view), int(run.payload["job_id"]))))
     return Knowledge(
         profiles=profiles,
         profiling=frozenset(key for key, _ in measuring),
         dry_run_jobs=frozenset(job_id for _, job_id in measuring),
         failures={key: (each.count, each.why) for key, each in failures.items()},
-        largest_group=dict(_readable(journal.facts(LARGEST_GROUP).items(), _lately_refused(view.snapshot.taken_s))),
+        largest_group=_lately(journal.facts(LARGEST_GROUP), now_s, lambda size, why: (max(1, int(size)), str(why))),
         exclusions={job_id: str(why) for job_id, why in _readable(journal.facts(EXCLUSION).items(), _of_job)},
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
-        refused_releases={
-            job_id: why
-            for job_id, why, at_s in _readable(journal.facts(RELEASE_REFUSED).items(), _refusal)
-            if view.snapshot.taken_s - at_s < _KEEP_REFUSALS_S
-        },
+        refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
     )
 
 
@@ -104,20 +100,21 @@ def _readable(entries: Iterable[_Entry], read: Callable[[_Entry], _Read]) -> Ite
             log.exception("an entry of the journal cannot be read and is left out: %r", entry)
 
 
-def _lately_refused(now_s: float) -> Callable[[tuple[str, Any]], tuple[int, tuple[int, str]]]:
-    """Read how large a group may be; after a while a larger one is tried again."""
+def _lately(facts: Mapping[str, Any], now_s: float, read: Callable[..., _Read]) -> dict[int, _Read]:
+    """Read what was noted of jobs not long ago, by job id; after a while it is tried again.
 
-    def read(fact: tuple[str, Any]) -> tuple[int, tuple[int, str]]:
-        size, why, at_s = fact[1]
-        recent = now_s - float(at_s) < _KEEP_REFUSALS_S
-        return int(fact[0]), (max(1, int(size)) if recent else MAX_GROUP_SIZE, str(why))
+    Args:
+        facts: Some values each, and last when they were noted.
+        now_s: The time.
+        read: Makes one of the values.
+    """
 
-    return read
+    def timed(fact: tuple[str, Any]) -> tuple[int, _Read, float]:
+        *values, at_s = fact[1]
+        return int(fact[0]), read(*values), float(at_s)
 
-
-def _refusal(fact: tuple[str, Any]) -> tuple[int, str, float]:
-    why, at_s = fact[1]
-    return int(fact[0]), str(why), float(at_s)
+    found = _readable(facts.items(), timed)
+    return {job_id: value for job_id, value, at_s in found if now_s - at_s < _KEEP_REFUSALS_S}
 
 
 def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:

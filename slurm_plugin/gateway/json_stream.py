@@ -79,9 +79,10 @@ class _Walker:
 
     def text(self) -> str:
         """Return the next value, which is a text."""
-        found = self.value()
-        if not isinstance(found, str):
-            raise ValueError(f"a name expected ahead of character {self._at}")  # noqa: TRY004
+        self.passes("")
+        if not self._text.startswith('"', self._at):
+            raise ValueError(f"a name expected at character {self._at}")
+        found: str = self.value()
         return found
 
     def rest_of_list(self) -> Iterator[Any]:

@@ -12,7 +12,7 @@ from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
 from muri.slurm_plugin.gateway.base import NoSuchJobError
-from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands, decoded, encoded
 from muri.slurm_plugin.records.cluster import Job, Snapshot
 
 log = logging.getLogger(__name__)
@@ -65,10 +65,7 @@ def _read(
     for fields in (_fields(line, widths) for line in lines):
         if not _LINE.match(fields["JobID"]) or _TAG.decode() not in fields["admin_comment"]:
             continue
-        if any(
-            len(fields[name].encode("utf-8", "surrogateescape")) >= widths[name]
-            for name in ("Licenses", "admin_comment")
-        ):
+        if any(len(encoded(fields[name])) >= widths[name] for name in ("Licenses", "admin_comment")):
             cut_off.append(int(fields["JobID"]))
         else:
             jobs.append(_job(fields))

@@ -27,6 +27,8 @@ _LEAST_GAIN = 0.2
 """What a join must add to the group's total speed, in jobs running alone at full speed: below that the
 new member would mostly take from the others."""
 
+_ONE_GPU = "only jobs on one GPU are joined"
+
 
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     """Return the newest join of each job, closed ones included, by job id."""
@@ -197,7 +199,7 @@ def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> st
     if any(member.state is not JobState.RUNNING for member in group.members):
         return "a member of the group is not at work"
     if group.pilot.gpu_count != 1:
-        return "only jobs on one GPU are joined"
+        return _ONE_GPU
     if group.mode == "plain":
         return "the group's members share without turns, and only they were measured to get on so"
     if len(group.members) >= cycle.config.grouping.max_group_size:
@@ -210,7 +212,7 @@ def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> st
 def _why_no_place(job: Job, group: RunningGroup, nodes: AbstractSet[str]) -> str:
     """Why a job cannot be where a group is; `nodes` are those that it may get."""
     if job.gpu_count != 1:
-        return "only jobs on one GPU are joined"
+        return _ONE_GPU
     if group.pilot.nodes not in nodes:
         return "the group's node is none that it may get"
     return "" if _memory_fits(job, group) else "the group's job has not asked for enough host memory for both"

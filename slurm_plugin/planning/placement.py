@@ -96,7 +96,7 @@ class Places:
 
     def _blocking(self, reservation: str, time_limit_s: int) -> tuple[Reservation, ...]:
         """The reservations of others that begin before a job would end that starts now."""
-        return self._before(self.snapshot.taken_s + time_limit_s if time_limit_s else float("inf"), reservation)
+        return self._before(ends_at_s(self.snapshot.taken_s, time_limit_s), reservation)
 
     def _before(self, end_s: float, own: str) -> tuple[Reservation, ...]:
         now_s = self.snapshot.taken_s
@@ -132,6 +132,11 @@ class Places:
 
 class _NotUnderstoodError(Exception):
     """A constraint is in a form that Muri does not know."""
+
+
+def ends_at_s(start_s: float, time_limit_s: int) -> float:
+    """Return when a job ends at the latest, in seconds since the epoch; a time limit of 0 is none."""
+    return start_s + time_limit_s if time_limit_s else float("inf")
 
 
 def _why_none(

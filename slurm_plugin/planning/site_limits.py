@@ -10,7 +10,7 @@ from typing import Final
 
 from muri.slurm_plugin.planning.actions import Join, MemberPlan, StartGroup
 from muri.slurm_plugin.planning.limit_rules import RUNNING, SUBMITTED, JobRule, Key, Payer, Rule, RuleBook
-from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.planning.placement import Places, ends_at_s
 from muri.slurm_plugin.planning.slurm_requests import MEMBER_MEM_MIB, member_mem_mib
 from muri.slurm_plugin.records.cluster import Job, JobState
 from muri.slurm_plugin.records.host_lists import HostListError, names_in
@@ -253,7 +253,7 @@ class SiteRoom:
 
     def _why_reserved(self, group: StartGroup) -> str:
         """Why Slurm would not start a group's pilot: alone, its members may end early enough for these nodes."""
-        end_s = self._view.snapshot.taken_s + group.time_limit_s if group.time_limit_s else float("inf")
+        end_s = ends_at_s(self._view.snapshot.taken_s, group.time_limit_s)
         why = self.places.why_not_until(end_s, group.node, group.reservation)
         return f"its pilot job could not start on {group.node}: {why}" if why else ""
 
@@ -289,8 +289,7 @@ class SiteRoom:
 
     def _why_past_reservation(self, join: Join, pilot: Job) -> str:
         """Why new ends would be too late: Slurm lets an administrator, and so Muri, move them into a reservation."""
-        limit_s = join.member.time_limit_s
-        ends = [self._view.snapshot.taken_s + limit_s if limit_s else float("inf")]
+        ends = [ends_at_s(self._view.snapshot.taken_s, join.member.time_limit_s)]
         others = [(self._view.jobs[job_id], limit_s) for job_id, limit_s in join.others]
         extended = [(pilot, join.pilot_limit_s), *others]
         ends += [job.start_s + limit_s for job, limit_s in extended if limit_s > job.time_limit_s]

@@ -3,8 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -151,13 +150,6 @@ def _read_log(log: str, outcome: Outcome) -> None:
         outcome.failures.append(f"the log holds a traceback: {log[log.index('Traceback') - 300 :][:2000]}")
 
 
-@contextmanager
-def _empty(driver: Driver) -> Iterator[None]:
-    driver.cancel_all()
-    yield
-    driver.cancel_all()
-
-
 def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int, *, as_json: bool) -> int:
     """Try both gateways on a sandbox that is up."""
     try:
@@ -167,8 +159,9 @@ def main_on_sandbox(name: str, hostile: int, ordinary: int, seed: int, *, as_jso
         return 1
     failed = False
     for gateway in GATEWAYS:
-        with _empty(driver):
-            outcome = run(MuriCluster(driver), gateway, seed, hostile, ordinary)
+        driver.cancel_all()
+        outcome = run(MuriCluster(driver), gateway, seed, hostile, ordinary)
+        driver.cancel_all()
         failed |= bool(outcome.failures)
         completed = list(outcome.ordinary.values()).count("COMPLETED")
         print(

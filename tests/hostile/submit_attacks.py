@@ -49,20 +49,19 @@ def _is_bytes(text: str) -> bool:
 
 def submit(odd: Odd, partition: str) -> int | None:
     """Submit one job; None where Slurm refuses it."""
-    folder = os.path.join(os.fsencode(Path.home()), odd.one(FOLDERS))  # noqa: PTH118 (pathlib knows no bytes)
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103 (the same)
-    script = os.path.join(folder, odd.one((b"run.sh", b"caf\xe9.sh", b"two\nlines.sh")))  # noqa: PTH118 (the same)
+    folder = Path.home() / os.fsdecode(odd.one(FOLDERS))
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / os.fsdecode(odd.one((b"run.sh", b"caf\xe9.sh", b"two\nlines.sh")))
     body = odd.one(
         (b"exec true\n", b"exec sleep 1\n", b"muri run true\n", b"\xff\xfe\n#SLURM --bbf=/etc/shadow\nexit 3\n")
     )
-    with open(script, "wb") as file:  # noqa: PTH123 (the same)
-        file.write(b"#!/bin/sh\n" + body)
+    script.write_bytes(b"#!/bin/sh\n" + body)
     line = [b"sbatch", b"--parsable", b"-p", partition.encode(), b"--gres=gpu:1", b"-t", b"1", b"--requeue"]
-    line += [b"--output=/home/bob/hostile-%j.out", odd.one(MARKS).encode(), b"-D", folder]
+    line += [b"--output=/home/bob/hostile-%j.out", odd.one(MARKS).encode(), b"-D", os.fsencode(folder)]
     for option in odd.random.sample(OPTIONS, odd.one((0, 0, 1, 1, 2))):
         line += [word.encode() for word in option]
     line += [b"--job-name=" + as_argument(odd.text("job")), b"--comment=" + as_argument(odd.comment())]
-    line += [script, as_argument(odd.text()), as_argument(odd.text("--epochs=3"))]
+    line += [os.fsencode(script), as_argument(odd.text()), as_argument(odd.text("--epochs=3"))]
     environment = {**os.environb, b"ODD": as_argument(odd.text()), b"MURI_RUN_DIR": b"/home/bob"}
     done = subprocess.run(line, capture_output=True, check=False, env=environment, stdin=subprocess.DEVNULL)
     words = done.stdout.strip().split(b";")[0]

@@ -7,13 +7,19 @@ from muri.slurm_plugin.gateway.base import SlurmUnreachableError, SubmissionTime
 from muri.slurm_plugin.records.journal import EXCLUSION
 
 
-def test_a_submission_that_took_too_long_excludes_no_job_for_ever(make_controller):
+def refusing(error: Exception) -> FakeSlurm:
+    """Four jobs for one GPU; no job can be submitted."""
     slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
 
-    def stand_still(job):
-        raise SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s")
+    def refuse(_job):
+        raise error
 
-    slurm.submit = stand_still
+    slurm.submit = refuse
+    return slurm
+
+
+def test_a_submission_that_took_too_long_excludes_no_job_for_ever(make_controller):
+    slurm = refusing(SubmissionTimeoutError("cannot submit job 'muri-host': sbatch did not end within 20 s"))
     with make_controller(slurm) as controller:
         assert controller.decision().plan.groups
         controller.cycle()
@@ -29,12 +35,7 @@ def test_a_submission_that_took_too_long_excludes_no_job_for_ever(make_controlle
 
 
 def test_no_process_left_excludes_no_job(make_controller):
-    slurm = FakeSlurm([behind_licence(job) for job in four_jobs()], one_gpu(), gate_license=True)
-
-    def no_process(job):
-        raise SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started")
-
-    slurm.submit = no_process
+    slurm = refusing(SlurmUnreachableError("cannot submit job 'muri-host': `setpriv` cannot be started"))
     with make_controller(slurm) as controller:
         with pytest.raises(SlurmUnreachableError):
             controller.cycle()

@@ -53,12 +53,18 @@ def reader(broken: set[int], *, chooses: bool = True, error: GatewayError | None
     return QueueReader(StandIn(answer), ["squeue", "--json"])  # type: ignore[arg-type]
 
 
+def calls(queue: QueueReader) -> list[list[str]]:
+    """Commands that a reader has run."""
+    assert isinstance(queue.commands, StandIn)
+    return queue.commands.calls
+
+
 def test_jobs_that_break_the_whole_output_cost_themselves() -> None:
     queue = reader({7, 60})
     found = queue.read(0.0)
     assert [each.job_id for each in found.unreadable] == [7, 60]
     assert len(found.jobs) == 98
-    assert len(queue.commands.calls) < 40  # type: ignore[attr-defined]
+    assert len(calls(queue)) < 40
 
 
 @pytest.mark.parametrize("error", [TooLongAnswerError("too long"), CommandTimeoutError("too slow")])
@@ -72,7 +78,7 @@ def test_slurmctld_that_does_not_answer_is_asked_once() -> None:
     queue = reader({7}, error=SlurmUnreachableError("no answer"))
     with pytest.raises(SlurmUnreachableError, match="no answer"):
         queue.read(0.0)
-    assert len(queue.commands.calls) == 1  # type: ignore[attr-defined]
+    assert len(calls(queue)) == 1
 
 
 def test_reading_in_parts_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
