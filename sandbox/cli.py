@@ -19,9 +19,9 @@ _EPILOG = """examples:
   muri-sandbox run --user root -- scontrol show job 1
   muri-sandbox run -- sbatch --gres=gpu:1 --wrap='echo $CUDA_VISIBLE_DEVICES'
   muri-sandbox shell --user bob                     an interactive shell
-  muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05
+  muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05 (trixie: 24.11)
   muri-sandbox up --name third --accounting         another one with accounts, QOS and limits
-  muri-sandbox build                                only build what later starts need, for both suites
+  muri-sandbox build                                only build what later starts need, for all suites
   muri-sandbox down                                 end it; nothing is left but the cache
 The cache is $MURI_CACHE (default ~/.cache/muri); deleting its folder `sandbox` frees the space.
 """

@@ -11,14 +11,17 @@ from string import Template
 from sandbox.support import CHECKOUT, UsageError, node_names
 
 #: Raise this when a build step changes in a way that the packages don't show.
-BUILD_VERSION = 1
+BUILD_VERSION = 2
 
 #: Libraries the standard library's extension modules of a Python from outside need (sqlite3, ctypes, …).
 _PYTHON_LIBRARIES = ("libsqlite3-0", "libffi8", "libexpat1", "libuuid1")
 _SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "libslurm-dev")
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
 _ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
-_TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates")
+_TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates", "munge")
+#: What Muri's own packages need on a site's machines: the suite's Python, and programs that apply users, directories
+#: and log rotation where systemd itself does not run.
+_SITE = ("python3", "python3-venv", "systemd-standalone-sysusers", "systemd-standalone-tmpfiles", "logrotate")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
 
@@ -51,7 +54,7 @@ class Suite:
     @property
     def packages(self) -> tuple[str, ...]:
         """Every package the root file system gets on top of debootstrap's minimal base."""
-        return tuple(sorted({*_SLURM, *_ACCOUNTING, *_TOOLS, *_PYTHON_LIBRARIES, *self.extra_packages}))
+        return tuple(sorted({*_SLURM, *_ACCOUNTING, *_TOOLS, *_SITE, *_PYTHON_LIBRARIES, *self.extra_packages}))
 
     @property
     def recipe_hash(self) -> str:
@@ -62,7 +65,8 @@ class Suite:
 
 SUITES = {
     "forky": Suite("forky", "sid", "slurm", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
-    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("munge", "libreadline8")),
+    "trixie": Suite("trixie", "sid", "munge", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
+    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8",)),
 }
 
 

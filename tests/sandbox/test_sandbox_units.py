@@ -45,7 +45,7 @@ def test_requeued_jobs_start_soon_unless_a_shape_asks_for_slurms_own_wait() -> N
         assert lines_of(text, "AuthInfo=") == [f"AuthInfo=cred_expire={seconds}"]
 
 
-@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("bookworm", "auth/munge")])
+@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("trixie", "auth/munge"), ("bookworm", "auth/munge")])
 def test_each_suite_has_its_authentication(suite: str, auth: str) -> None:
     text = cluster.slurm_files(Shape(), SUITES[suite], "x")["/etc/slurm/slurm.conf"]
     assert lines_of(text, "AuthType=") == [f"AuthType={auth}"]
@@ -78,7 +78,7 @@ def test_names_that_are_no_file_names_are_refused(name: str) -> None:
 
 
 def test_unknown_suite_lists_the_valid_ones() -> None:
-    with pytest.raises(UsageError, match="bookworm, forky"):
+    with pytest.raises(UsageError, match="bookworm, forky, trixie"):
         suite_named("sarge")
 
 
