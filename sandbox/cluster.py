@@ -19,9 +19,9 @@ _SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "lib
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
 _ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
 _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates", "munge")
-#: What Muri's own packages need on a site's machines: the suite's Python, and programs that apply users, directories
-#: and log rotation where systemd itself does not run.
-_SITE = ("python3", "python3-venv", "systemd-standalone-sysusers", "systemd-standalone-tmpfiles", "logrotate")
+#: What Muri's own packages need on a site's machines: the suite's Python, and programs that make users and directories
+#: where systemd itself does not run.
+_SITE = ("python3", "python3-venv", "systemd-standalone-sysusers", "systemd-standalone-tmpfiles")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
 
