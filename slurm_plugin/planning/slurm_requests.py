@@ -95,11 +95,14 @@ def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str
     return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
 
 
-def script_arguments(job: Job) -> list[str]:
-    """Return what the user passed to the batch script, read from the submit line.
+def script_arguments(job: ManagedJob) -> list[str]:
+    """Return what the user passed to the batch script.
 
-    Slurm keeps that line without quotes, so an argument that holds a space becomes several.
+    Jobs without facts have it in the submit line only, which Slurm keeps without quotes: an argument that holds a space
+    becomes several.
     """
+    if job.facts is not None:
+        return list(job.facts.arguments or ())
     script = job.command.split()[0] if job.command else ""
     words = job.submit_line.split()
     for index, word in enumerate(words[1:], start=1):
@@ -108,7 +111,7 @@ def script_arguments(job: Job) -> list[str]:
     return []
 
 
-def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Config) -> NewJob:
+def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config: Config) -> NewJob:
     """Return the job that measures a model by the first iterations of a waiting job's script.
 
     It reads that script itself, as the user. The user's arguments stand quoted behind the command.
