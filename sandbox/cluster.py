@@ -19,9 +19,10 @@ _SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "lib
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
 _ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
 _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates", "munge")
-#: What Muri's own packages need on a site's machines: the suite's Python, and programs that make users and directories
-#: where systemd itself does not run.
-_SITE = ("python3", "python3-venv", "systemd-standalone-sysusers", "systemd-standalone-tmpfiles")
+#: The suite's own Python, for Muri's packages.
+_SITE = ("python3", "python3-venv")
+#: They make users and directories where systemd is not installed; newer suites' Slurm brings it.
+_STANDALONE = ("systemd-standalone-sysusers", "systemd-standalone-tmpfiles")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
 
@@ -66,7 +67,7 @@ class Suite:
 SUITES = {
     "forky": Suite("forky", "sid", "slurm", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
     "trixie": Suite("trixie", "sid", "munge", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
-    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8",)),
+    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8", *_STANDALONE)),
 }
 
 
@@ -222,7 +223,7 @@ def _template(name: str, **values: object) -> str:
 def _node_lines(shape: Shape) -> str:
     return "\n".join(
         f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} CPUs={shape.cpus_per_node} "
-        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node} {_feature(shape, index)}State=UNKNOWN"
+        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node},muri:64 {_feature(shape, index)}State=UNKNOWN"
         for index, name in enumerate(shape.node_names)
     )
 
