@@ -57,7 +57,8 @@ class ScriptPython:
         """Why Muri cannot run in it, "" when it can."""
         if self.release >= OLDEST:
             return ""
-        return f"{self.executable} is Python {'.'.join(map(str, self.release))}; Muri needs {'.'.join(map(str, OLDEST))}"
+        found, needed = (".".join(map(str, release)) for release in (self.release, OLDEST))
+        return f"{self.executable} is Python {found}; Muri needs {needed} to measure a script or to group it"
 
 
 def own_python() -> ScriptPython:

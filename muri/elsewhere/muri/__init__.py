@@ -1,4 +1,4 @@
-"""Muri for a Python in which it is not installed: PYTHONPATH names the directory above this one, which holds nothing else.
+"""Muri for a Python in which it is not installed: PYTHONPATH names the directory above, which holds nothing else.
 
 This file becomes the package `muri` beside which it lies, wherever that was installed or checked out. So the other
 Python sees Muri, and none of the packages that Muri's own environment holds.
