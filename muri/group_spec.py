@@ -244,6 +244,15 @@ def _changed(spec: Any) -> dict[str, Any]:
     return {each.name: value for each in fields(spec) if (value := getattr(spec, each.name)) != each.default}
 
 
+def group_of(values: Any) -> GroupSpec:
+    """Make a group of plain values, as JSON has them.
+
+    Raises:
+        UsageError: Something makes no sense; the error says where and why.
+    """
+    return _from_json(GroupSpec, values)
+
+
 def read_group(text: str) -> GroupSpec:
     """Read what `GroupSpec.to_text` wrote.
 
@@ -251,7 +260,7 @@ def read_group(text: str) -> GroupSpec:
         UsageError: It is no such text; the error says where and why.
     """
     try:
-        return _from_json(GroupSpec, json.loads(text))
+        return group_of(json.loads(text))
     except ValueError as error:
         raise UsageError(f"--group: it is no JSON: {error}") from error
     except UsageError as error:

@@ -28,6 +28,9 @@ DECIDING: Final = (
 )  # fmt: skip
 """Variables that decide what a script imports; slurm_plugin/spank/facts.c has the same."""
 
+MEMBERS_PREFIX: Final = "MURI_MEMBERS_"
+"""Before the names of these variables on their way to a group's runtime: the pilot itself has no use for them."""
+
 _PROBE: Final = "import json, sys; print(json.dumps([sys.prefix, sys.version, sys.version_info[:2]]))"
 
 
@@ -91,11 +94,11 @@ def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
     Raises:
         UsageError: It does not answer.
     """
-    command = [executable, "-S", "-c", _PROBE]
+    command = [executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=dict(environment), check=True)
-        prefix, version, release = json.loads(done.stdout)
-    except (OSError, subprocess.CalledProcessError, ValueError) as error:
+        prefix, version, release = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
         raise UsageError(f"{executable} does not run as a Python ({error}); see ${PYTHON_VARIABLE}") from error
     return ScriptPython(executable, prefix, version, (release[0], release[1]))
 
@@ -109,6 +112,13 @@ def _is_installed_here() -> bool:
 def library_dir() -> Path:
     """Return the directory that PYTHONPATH has to name for a Python in which Muri is not installed."""
     return Path(muri.__file__).parent / "elsewhere"
+
+
+def of_members(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a runtime under the members' own Python: the pilot's, with what it was given for it."""
+    own = {name: value for name, value in environment.items() if not name.startswith(MEMBERS_PREFIX)}
+    given = {name: environment[MEMBERS_PREFIX + name] for name in DECIDING if MEMBERS_PREFIX + name in environment}
+    return with_library(own | given)
 
 
 def with_library(environment: Mapping[str, str]) -> dict[str, str]:

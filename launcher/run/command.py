@@ -34,8 +34,8 @@ from muri.launcher.run.client import (
 )
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
-from muri.pythons import ScriptPython, script_python, with_library
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
+from muri.pythons import ScriptPython, script_python, with_library
 from muri.run_dir import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)

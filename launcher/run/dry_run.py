@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from muri.files import atomic_json
 from muri.launcher.job.environment import task_of
-from muri.profiler.dryrun.messages import DryRunRequest, with_python
+from muri.profiler.dryrun.messages import DryRunRequest
 from muri.profiler.dryrun.summary import with_usage
 from muri.profiler.resource_usage.sample import Usage
 from muri.profiler.resource_usage.sampler import Sampler
@@ -48,7 +48,8 @@ def supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPyth
         usage = sampler.stop()
     request.progress_path.unlink(missing_ok=True)
     result = _completed(_take(found.result_path), code, usage)
-    atomic_json(request.result_path, result | with_python(python))
+    found_python = {"executable": python.executable, "prefix": python.prefix}
+    atomic_json(request.result_path, result | {"python": found_python})
     return _exit_code(code)
 
 

@@ -14,6 +14,7 @@ from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
 
+
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
     """What one runtime is to do; see `_parser` for the meaning of the fields."""

@@ -152,8 +152,10 @@ def parse_state(admin_comment: str) -> MemberState | None:
     told = parse_json(token(admin_comment, STATE_PREFIX))
     try:
         # Tags in a site's Slurm keep the old word for the pilot.
-        return None if told is None else MemberState(
-            _whole(told["host"]), _original(told["original"]), _whole(told.get("accumulate_steps", 1))
+        return (
+            None
+            if told is None
+            else MemberState(_whole(told["host"]), _original(told["original"]), _whole(told.get("accumulate_steps", 1)))
         )
     except (KeyError, TypeError):
         return None

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from muri.group_spec import GroupSpec
+from muri.group_spec import group_of
 
 _OF_THE_GROUP = {"--discipline": "discipline", "--isolation": "isolation", "--hang-timeout-s": "hang_timeout_s"}
 _OF_MEMBERS = {
@@ -28,5 +28,5 @@ def runtime_words(members: Sequence[str], options: Sequence[str] = ()) -> list[s
                 group["members"][member][_OF_MEMBERS[word]] = figure
         else:
             rest.append(word)
-    spec = GroupSpec.model_validate(group | {"members": list(group["members"].values())})
+    spec = group_of(group | {"members": list(group["members"].values())})
     return ["--group", spec.to_text(), *rest]
