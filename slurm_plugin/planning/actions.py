@@ -83,6 +83,7 @@ class StartGroup:
     gpus_per_node: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
     reservation: str = ""
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,13 +128,14 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
         environment: The environment to run it in.
         config: Iterations and limits.
     """
+    words = ["--", *arguments_in_line(job)] if job.facts is None else ["--words", encode_words(job.facts.arguments or ())]
     command = [
         config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
         "--target", str(job.job_id),
         "--token", token,
         "--limits", config.profiling.limits.text,
         "--time-limit-s", str(config.profiling.time_limit_s),
-        *(["--", *arguments_in_line(job)] if job.facts is None else ["--words", encode_words(job.facts.arguments or ())]),
+        *words,
     ]  # fmt: skip
     return NewJob(
         name=DRY_RUN_NAME,
