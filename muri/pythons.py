@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import muri
 from muri.errors import UsageError
 
 OLDEST: Final = (3, 11)
@@ -111,7 +110,7 @@ def _is_installed_here() -> bool:
 
 def library_dir() -> Path:
     """Return the directory that PYTHONPATH has to name for a Python in which Muri is not installed."""
-    return Path(muri.__file__).parent / "elsewhere"
+    return Path(__file__).parent / "elsewhere"
 
 
 def of_members(environment: Mapping[str, str]) -> dict[str, str]:

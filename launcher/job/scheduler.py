@@ -129,7 +129,8 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     Raises:
         MembershipError: Several are installed, or the one cannot be used.
     """
-    from importlib.metadata import EntryPoint, entry_points  # costs tens of milliseconds, which most runs of `muri run` can save
+    # Costs tens of milliseconds, which most runs of `muri run` can save.
+    from importlib.metadata import EntryPoint, entry_points
 
     found = tuple(entry_points(group=group))
     if not found and group == ENTRY_POINTS:

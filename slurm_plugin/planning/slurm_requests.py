@@ -128,7 +128,8 @@ def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config
         environment: The environment to run it in.
         config: Iterations and limits.
     """
-    words = ["--", *arguments_in_line(job)] if job.facts is None else ["--words", encode_words(job.facts.arguments or ())]
+    facts = job.facts
+    words = ["--", *arguments_in_line(job)] if facts is None else ["--words", encode_words(facts.arguments or ())]
     command = [
         config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
         "--target", str(job.job_id),
