@@ -76,8 +76,8 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
     checks = (
         (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
-        (job.request.alone, _ALONE_ON_REQUEST),
         (job.facts is None and not job.request.model, why_arguments_are_unknown(job)),
+        (job.request.alone, _ALONE_ON_REQUEST),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
         (not job.can_requeue, "it was submitted with --no-requeue, and a group's failure would have to requeue it"),
