@@ -191,9 +191,13 @@ class _Run:
     def _know_profiles(self, node: Node) -> None:
         with ProfileStore(self._config.state_dir / "profiles.db") as store:
             for slow in _EXIT_CODES:
-                stage_s = [SLOW_S if stage == slow else QUICK_S for stage in STAGES]
+                load_s, preprocess_s, propagate_s, synchronize_s = (
+                    SLOW_S if stage == slow else QUICK_S for stage in STAGES
+                )
                 key = ProfileKey(_model(slow), 1, 1, node.gpu_type, self._user)
-                store.put(StageProfile(key, *stage_s, iteration_s=ITERATION_S, iterations=20))
+                store.put(
+                    StageProfile(key, load_s, preprocess_s, propagate_s, synchronize_s, ITERATION_S, iterations=20)
+                )
 
     def _clean_up(self, gateway: _OnlyThese, *, had_lease: bool) -> None:
         """Leave no job behind, and no lease that was not there before."""

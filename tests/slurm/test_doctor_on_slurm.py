@@ -9,7 +9,6 @@ from conftest import emptied
 
 from sandbox.driver import Driver
 
-
 PLAIN_LUA = """\
 function slurm_job_submit() return slurm.SUCCESS end
 function slurm_job_modify() return slurm.SUCCESS end
