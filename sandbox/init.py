@@ -3,6 +3,7 @@
 It runs in fresh namespaces (`unshare --mount --pid …`), so every mount made here vanishes with it.
 """
 
+import ctypes
 import fcntl
 import json
 import os
@@ -11,12 +12,14 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 SECOND_ADDRESS = "10.255.0.1"
+_NEW_MOUNTS, _NEW_HOSTNAME = 0x00020000, 0x04000000  # CLONE_NEWNS and CLONE_NEWUTS; Python 3.11 has no os.unshare
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
@@ -49,7 +52,8 @@ class Plan:
         lower: The cached root file system, never written to.
         mountpoint: Where the root is put together, on the host's path names.
         command: Run inside instead of staying as the reaper of orphans, with `environment`.
-        report_fd: File descriptor that receives the host's process id once the root stands.
+        report_fd: File descriptor that receives a `Report` once all roots stand.
+        hosts: The cluster's other machines: each has a root and a host name of its own, and shares the rest.
     """
 
     lower: str
@@ -64,6 +68,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: str = "/"
     report_fd: int | None = None
+    hosts: tuple["Plan", ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form that JSON can carry."""
@@ -77,7 +82,30 @@ class Plan:
         values["files"] = tuple(TextFile(**item) for item in document["files"])
         for name in ("directories", "device_files", "command"):
             values[name] = tuple(document[name])
+        values["hosts"] = tuple(cls.from_dict(item) for item in document["hosts"])
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The processes that keep a sandbox's namespaces, by their ids on the machine that runs it.
+
+    Attributes:
+        pid: The sandbox's first process.
+        hosts: The process of each of its other hosts, by the host's name.
+    """
+
+    pid: int
+    hosts: Mapping[str, int]
+
+    def to_line(self) -> str:
+        """Return a line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> "Report":
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
 
 
 def _mount(*arguments: str | Path) -> None:
@@ -186,8 +214,47 @@ def pivot(root: Path) -> None:
     Path("/.host").rmdir()
 
 
-def apply(plan: Plan) -> None:
-    """Carry out the plan; the process ends up inside the new root."""
+def start_hosts(plans: Sequence[Plan]) -> dict[str, int]:
+    """Make the roots of other hosts, all at once; returns the process that keeps each."""
+    answers = {plan.hostname: _fork_host(plan) for plan in plans}
+    return {name: _read_pid(name, answer) for name, answer in answers.items()}
+
+
+def _fork_host(plan: Plan) -> int:
+    """Start a process that makes a host's root and stays; returns where it writes its process id then."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        return reader
+    try:
+        pid = _pid_outside()
+        if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS | _NEW_HOSTNAME) != 0:
+            raise OSError(ctypes.get_errno(), "unshare failed")
+        apply(plan)
+        os.write(writer, str(pid).encode())
+        os.close(writer)
+        reap_forever()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _read_pid(name: str, descriptor: int) -> int:
+    with os.fdopen(descriptor) as answer:
+        pid = answer.read()
+    if not pid:
+        raise OSError(f"the root of the host {name} could not be made")
+    return int(pid)
+
+
+def _pid_outside() -> int:
+    # Until the root is changed, /proc is still the machine's, so the link names our process id there.
+    return int(str(Path("/proc/self").readlink()))
+
+
+def apply(plan: Plan) -> dict[str, int]:
+    """Carry out the plan; the process ends up inside the new root. Returns the processes of its hosts."""
     root = make_root(Path(plan.lower), Path(plan.mountpoint))
     make_kernel_file_systems(root, plan.device_files)
     (root / "root").chmod(0o755)
@@ -197,11 +264,13 @@ def apply(plan: Plan) -> None:
         bind(root, item)
     for text_file in plan.files:
         write(root, text_file)
+    hosts = start_hosts(plan.hosts)
     if plan.hostname:
         socket.sethostname(plan.hostname)
     if plan.private_network:
         raise_loopback()
     pivot(root)
+    return hosts
 
 
 def reap_forever() -> None:
@@ -220,14 +289,13 @@ def main(arguments: list[str]) -> int:
     """Apply the plan in the file named first, then run its command or stay as the reaper."""
     document: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     plan = Plan.from_dict(document)
-    # This /proc is still the host's, so the link names our process id on the host.
-    host_pid = int(str(Path("/proc/self").readlink())) if plan.report_fd is not None else 0
-    apply(plan)
+    pid = _pid_outside()
+    hosts = apply(plan)
     if plan.command:
         os.chdir(plan.working_directory)
         os.execve(plan.command[0], list(plan.command), dict(plan.environment))
     if plan.report_fd is not None:
-        os.write(plan.report_fd, f"{host_pid}\n".encode())
+        os.write(plan.report_fd, Report(pid, hosts).to_line().encode())
         os.close(plan.report_fd)
     reap_forever()
     return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from sandbox import host
-from sandbox.init import Plan
+from sandbox.init import Plan, Report
 from sandbox.support import CHECKOUT, StartError
 
 _UNSHARE = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork")
@@ -62,8 +62,8 @@ def run_plan(plan: Plan, plan_file: Path) -> Iterator[IO[str]]:
         yield output
 
 
-def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
-    """Start a root that stays; returns its first process's id on the host.
+def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> Report:
+    """Start a root that stays, and those of its hosts.
 
     Raises:
         StartError: The root could not be made; the text holds what was printed.
@@ -88,7 +88,7 @@ def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
     if not answer:
         process.wait()
         raise StartError(f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}")
-    return int(answer)
+    return Report.from_line(answer)
 
 
 def start_ticks(pid: int) -> int | None:

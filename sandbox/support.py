@@ -12,6 +12,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
+#: The host of slurmctld and, unless the sandbox is a site, of everything else.
+CONTROLLER = "ctl"
+
 #: Inside the sandbox.
 PYSLURM_TARGET = Path("/opt/muri/pyslurm")
 SPANK_TARGET = Path("/opt/muri/spank/muri_spank.so")
