@@ -19,9 +19,10 @@ _SLURM = ("slurmctld", "slurmd", "slurm-client", "slurm-wlm-basic-plugins", "lib
 #: For `--accounting`. Every root has them, so that a suite needs one build only.
 _ACCOUNTING = ("slurmdbd", "mariadb-server-core", "mariadb-client-core")
 _TOOLS = ("gcc", "libc6-dev", "make", "procps", "ca-certificates", "munge")
-#: What Muri's own packages need on a site's machines: the suite's Python, and programs that make users and directories
-#: where systemd itself does not run.
-_SITE = ("python3", "python3-venv", "systemd-standalone-sysusers", "systemd-standalone-tmpfiles")
+#: The suite's own Python, for Muri's packages.
+_SITE = ("python3", "python3-venv")
+#: They make users and directories where systemd is not installed; newer suites' Slurm brings it.
+_STANDALONE = ("systemd-standalone-sysusers", "systemd-standalone-tmpfiles")
 _TEMPLATES = CHECKOUT / "etc/sandbox"
 _FIRST_NODE_PORT = 17001
 
@@ -67,7 +68,7 @@ class Suite:
 SUITES = {
     "forky": Suite("forky", "sid", "slurm", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
     "trixie": Suite("trixie", "sid", "munge", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
-    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8",)),
+    "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8", *_STANDALONE)),
 }
 
 
@@ -212,7 +213,6 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         slurm_user=shape.slurm_user,
         cred_expire_s=shape.cred_expire_s,
         accounting=_accounting(shape),
-        gres_types="gpu,muri" if shape.site else "gpu",
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),
@@ -222,7 +222,7 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     of_shape = "site/" if shape.site else ""
     files = {
         "slurm.conf": slurm_conf,
-        "gres.conf": _template(f"{of_shape}gres.conf", nodes=shape.node_range, device=device),
+        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind="Type=tesla " if shape.site else ""),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
         "cgroup.conf": suite.cgroup_conf,
@@ -268,7 +268,7 @@ def _node_lines(shape: Shape) -> str:
 
 
 def _gres(shape: Shape) -> str:
-    return f"gpu:tesla:{shape.gpus_per_node},muri:64" if shape.site else f"gpu:{shape.gpus_per_node}"
+    return f"gpu:{'tesla:' if shape.site else ''}{shape.gpus_per_node},muri:64"
 
 
 def _feature(shape: Shape, index: int) -> str:
