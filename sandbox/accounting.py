@@ -40,9 +40,9 @@ def start(instance: Instance, slurm_user: str) -> None:
     """
     _start_mariadb(instance)
     if slurm_user != "root":
-        grant = f"CREATE USER {slurm_user}@localhost IDENTIFIED VIA unix_socket; " \
-                f"GRANT ALL ON slurm_acct_db.* TO {slurm_user}@localhost"  # fmt: skip
-        require(instance, "mariadb", "--execute", grant, logs=_LOGS)
+        create = f"CREATE USER {slurm_user}@localhost IDENTIFIED VIA unix_socket"
+        grant = f"GRANT ALL ON slurm_acct_db.* TO {slurm_user}@localhost"
+        require(instance, "mariadb", "--execute", f"{create}; {grant}", logs=_LOGS)
     require(instance, "slurmdbd", logs=_LOGS)
     _wait_for(instance, "sacctmgr", "--noheader", "show", "cluster")
     _register_cluster(instance)

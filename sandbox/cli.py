@@ -99,8 +99,12 @@ def _build(options: argparse.Namespace) -> int:
 def _up(options: argparse.Namespace) -> int:
     shape = cluster.with_partitions(
         Shape(
-            options.nodes, options.gpus_per_node, options.cpus_per_node,
-            accounting=options.accounting or options.site, site=options.site, bare=options.bare,
+            options.nodes,
+            options.gpus_per_node,
+            options.cpus_per_node,
+            accounting=options.accounting or options.site,
+            site=options.site,
+            bare=options.bare,
         ),
         options.partition,
     )
@@ -153,9 +157,7 @@ def _enter(options: argparse.Namespace, command: list[str], chdir: str | None = 
            variables: dict[str, str] | None = None) -> int:  # fmt: skip
     if options.user not in {"root", *USERS}:
         raise UsageError(f"--user {options.user!r} is unknown: choose one of root, {', '.join(USERS)}")
-    line = instance.command_line(
-        instance.require(options.name), options.user, command, chdir, variables, on=options.on
-    )
+    line = instance.command_line(instance.require(options.name), options.user, command, chdir, variables, on=options.on)
     sys.stdout.flush()
     os.execvp(line[0], line)
 

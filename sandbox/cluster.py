@@ -219,10 +219,10 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     )
     last = shape.gpus_per_node - 1
     device = f"/dev/muri-gpu[0-{last}]" if last else "/dev/muri-gpu0"
-    of_shape = "site/" if shape.site else ""
+    of_shape, kind = ("site/", "Type=tesla ") if shape.site else ("", "")
     files = {
         "slurm.conf": slurm_conf,
-        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind="Type=tesla " if shape.site else ""),
+        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
         "cgroup.conf": suite.cgroup_conf,

@@ -179,7 +179,9 @@ def require(instance: Instance, *command: str, logs: Iterable[str] = (CONTROLLER
     done = instances.run(instance, *command, on=on)
     if done.returncode != 0:
         said = (done.stderr + done.stdout).strip()
-        raise StartError(f"`{' '.join(command)}` failed in the sandbox on {on}:\n{said}\n{last_log_lines(instance, logs)}")
+        raise StartError(
+            f"`{' '.join(command)}` failed in the sandbox on {on}:\n{said}\n{last_log_lines(instance, logs)}"
+        )
 
 
 def last_log_lines(instance: Instance, logs: Iterable[str]) -> str:

@@ -228,8 +228,7 @@ def _fork_host(plan: Plan) -> int:
         return reader
     try:
         pid = _pid_outside()
-        if ctypes.CDLL(None, use_errno=True).unshare(_NEW_MOUNTS | _NEW_HOSTNAME) != 0:
-            raise OSError(ctypes.get_errno(), "unshare failed")
+        _unshare(_NEW_MOUNTS | _NEW_HOSTNAME)
         apply(plan)
         os.write(writer, str(pid).encode())
         os.close(writer)
@@ -238,6 +237,11 @@ def _fork_host(plan: Plan) -> int:
         traceback.print_exc()
     finally:
         os._exit(1)
+
+
+def _unshare(flags: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare failed")
 
 
 def _read_pid(name: str, descriptor: int) -> int:

@@ -151,7 +151,9 @@ def command_line(instance: Instance, user: str, command: list[str], working_dire
     return namespace.enter_command(instance.process_of(on), user, command, environment, there)
 
 
-def run(instance: Instance, *command: str, user: str = "root", on: str = CONTROLLER) -> subprocess.CompletedProcess[str]:
+def run(
+    instance: Instance, *command: str, user: str = "root", on: str = CONTROLLER
+) -> subprocess.CompletedProcess[str]:
     """Run a command inside and return its outcome, for the sandbox's own use."""
     line = command_line(instance, user, list(command), working_directory="/", on=on)
     return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
