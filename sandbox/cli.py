@@ -84,6 +84,8 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--site", action="store_true",
                         help="like a site: accounting, a login host, hosts with file systems of their own, munge, "
                              "SlurmUser=slurm, typed GPUs, a reservation")  # fmt: skip
+    parser.add_argument("--constrain-devices", action="store_true",
+                        help="a site's jobs can open the GPUs that they were given and no others")  # fmt: skip
     parser.add_argument("--bare", action="store_true", help="with nothing of Muri, to try an installation")
 
 
@@ -105,6 +107,7 @@ def _up(options: argparse.Namespace) -> int:
             accounting=options.accounting or options.site,
             site=options.site,
             bare=options.bare,
+            constrained=options.constrain_devices,
         ),
         options.partition,
     )

@@ -132,6 +132,7 @@ class Shape:
         site: As on a site: a login host and nodes with file systems of their own, munge, daemons that run as the user
             slurm, typed GPUs, a reservation. It has accounting as well.
         bare: Nothing of Muri is installed, for trying an installation.
+        constrained: A site's jobs can open the GPUs that they were given and no others.
     """
 
     nodes: int = 4
@@ -143,11 +144,14 @@ class Shape:
     accounting: bool = False
     site: bool = False
     bare: bool = False
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
         if self.site and not self.accounting:
             raise UsageError("a site has accounting: give both")
+        if self.constrained and not self.site:
+            raise UsageError("only a site's devices can be constrained: give --site as well")
         for option, value, least, most in (
             ("--nodes", self.nodes, 1, 64),
             ("--gpus-per-node", self.gpus_per_node, 1, 16),
@@ -211,6 +215,8 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         cluster=cluster_name(instance),
         auth=shape.auth(suite),
         slurm_user=shape.slurm_user,
+        proctrack="cgroup" if shape.constrained else "linuxproc",
+        task="cgroup" if shape.constrained else "none",
         cred_expire_s=shape.cred_expire_s,
         accounting=_accounting(shape),
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
@@ -225,7 +231,7 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind),
         "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
-        "cgroup.conf": suite.cgroup_conf,
+        "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
     }
     if shape.site and not shape.bare:
         files["plugstack.conf.d/muri.conf"] = _text("plugstack.conf")

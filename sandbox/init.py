@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
@@ -19,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 SECOND_ADDRESS = "10.255.0.1"
-_NEW_MOUNTS, _NEW_HOSTNAME = 0x00020000, 0x04000000  # CLONE_NEWNS and CLONE_NEWUTS; Python 3.11 has no os.unshare
+# CLONE_NEWNS, CLONE_NEWUTS and CLONE_NEWCGROUP; Python 3.11 has no os.unshare.
+_NEW_MOUNTS, _NEW_HOSTNAME, _NEW_CGROUPS = 0x00020000, 0x04000000, 0x02000000
+
+#: The hierarchies of cgroup v1 that Slurm needs to constrain devices.
+CGROUP_CONTROLLERS = ("devices", "freezer")
+
+#: Stand-ins that are devices of their own: virtual terminals, which open without hardware.
+TERMINAL_MAJOR, FIRST_TERMINAL = 4, 40
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
@@ -53,6 +61,8 @@ class Plan:
         mountpoint: Where the root is put together, on the host's path names.
         command: Run inside instead of staying as the reaper of orphans, with `environment`.
         report_fd: File descriptor that receives a `Report` once all roots stand.
+        device_files: Stand-ins for GPUs: with `cgroup` a device each, else all /dev/null.
+        cgroup: The cgroup that the host has as the root of its cgroup v1 hierarchies.
         hosts: The cluster's other machines: each has a root and a host name of its own, and shares the rest.
     """
 
@@ -68,6 +78,7 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: str = "/"
     report_fd: int | None = None
+    cgroup: str = ""
     hosts: tuple["Plan", ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -167,7 +178,7 @@ def write(root: Path, item: TextFile) -> None:
     target.chmod(item.mode)
 
 
-def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
+def make_kernel_file_systems(root: Path) -> None:
     """Mount /proc, /sys and a /dev of its own."""
     _mount("-t", "proc", "proc", root / "proc")
     _mount("--rbind", "/sys", root / "sys")
@@ -183,10 +194,44 @@ def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
     _mount("-t", "tmpfs", "-o", "mode=1777", "shm", dev / "shm")
     for name, link in _DEVICE_LINKS.items():
         (dev / name).symlink_to(link)
-    for name in device_files:
+
+
+def make_devices(root: Path, names: Sequence[str], *, distinct: bool) -> None:
+    """Make the stand-ins for GPUs; Slurm insists on character devices."""
+    for index, name in enumerate(names):
         stand_in = target_in(root, Path(name))
-        stand_in.touch()
-        _mount("--bind", "/dev/null", stand_in)  # Slurm insists on a character device
+        if distinct:
+            os.mknod(stand_in, stat.S_IFCHR, os.makedev(TERMINAL_MAJOR, FIRST_TERMINAL + index))
+            stand_in.chmod(0o666)
+        else:
+            stand_in.touch()
+            _mount("--bind", "/dev/null", stand_in)
+
+
+def mount_hierarchy(controller: str, place: Path) -> None:
+    """Mount a hierarchy of cgroup v1, which the machine may have mounted or not."""
+    place.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "cgroup", "-o", controller, "cgroup", place)
+
+
+def enter_cgroup(name: str, place: Path) -> None:
+    """Move this process into a cgroup in each hierarchy and make that the root of what it sees."""
+    for controller in CGROUP_CONTROLLERS:
+        mount_hierarchy(controller, place)
+        group = place / name
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        subprocess.run(["umount", place], check=True)
+    _unshare(_NEW_CGROUPS)
+
+
+def mount_own_cgroups(root: Path) -> None:
+    """Show the host its own cgroups in place of the machine's."""
+    place = root / "sys/fs/cgroup"
+    subprocess.run(["umount", "--recursive", "--lazy", place], check=False)  # a machine may have none mounted
+    _mount("-t", "tmpfs", "-o", "mode=755", "cgroup", place)
+    for controller in CGROUP_CONTROLLERS:
+        mount_hierarchy(controller, place / controller)
 
 
 def raise_loopback() -> None:
@@ -229,6 +274,8 @@ def _fork_host(plan: Plan) -> int:
     try:
         pid = _pid_outside()
         _unshare(_NEW_MOUNTS | _NEW_HOSTNAME)
+        if plan.cgroup:
+            enter_cgroup(plan.cgroup, Path(plan.mountpoint))
         apply(plan)
         os.write(writer, str(pid).encode())
         os.close(writer)
@@ -260,7 +307,10 @@ def _pid_outside() -> int:
 def apply(plan: Plan) -> dict[str, int]:
     """Carry out the plan; the process ends up inside the new root. Returns the processes of its hosts."""
     root = make_root(Path(plan.lower), Path(plan.mountpoint))
-    make_kernel_file_systems(root, plan.device_files)
+    make_kernel_file_systems(root)
+    make_devices(root, plan.device_files, distinct=bool(plan.cgroup))
+    if plan.cgroup:
+        mount_own_cgroups(root)
     (root / "root").chmod(0o755)
     for directory in plan.directories:
         target_in(root, Path(directory)).mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ import shutil
 import time
 from dataclasses import replace
 
-from sandbox import accounting, cluster, daemons, host, namespace, site
+from sandbox import accounting, cgroups, cluster, daemons, host, namespace, site
 from sandbox.builds import Build, Pyslurm, ensure_pyslurm, ensure_rootfs
 from sandbox.cluster import Shape, Suite
 from sandbox.init import Bind, Plan, TextFile
@@ -38,7 +38,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
         hostname="ctl",
         private_network=True,
     )
-    return replace(plan, hosts=site.host_plans(plan, shape))
+    return replace(plan, hosts=site.host_plans(plan, shape, InstancePaths(name).cgroup))
 
 
 def build(suite: Suite, progress: Progress) -> tuple[Build, Pyslurm]:
@@ -73,6 +73,8 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
 def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm,
            progress: Progress) -> Instance:  # fmt: skip
     files = InstancePaths(name)
+    if shape.constrained and (reason := cgroups.refusal()):
+        raise StartError(f"{reason}\nWithout --constrain-devices the sandbox can start here.")
     progress.step(f"starting the sandbox {name!r}: Slurm {built.slurm_version}, {shape.nodes} nodes")
     report = namespace.start_plan(root_plan(name, suite, shape, built, pyslurm), files.plan, files.log)
     instance = Instance(
@@ -127,6 +129,7 @@ def _remove(name: str) -> None:
     if instance:
         namespace.end(instance.pid, instance.start_ticks)
     namespace.end_strays(InstancePaths(name).plan)
+    cgroups.remove(InstancePaths(name))
     shutil.rmtree(InstancePaths(name).directory, ignore_errors=True)
     if InstancePaths(name).directory.exists():
         raise StartError(f"could not remove {InstancePaths(name).directory}; is something in it still open?")

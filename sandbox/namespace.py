@@ -154,7 +154,7 @@ def enter_command(pid: int, user: str, command: list[str], environment: Mapping[
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     identity = ["--reuid", user, "--regid", user, "--init-groups"] if user != "root" else []
     return [
-        "nsenter", "--target", str(pid), "--mount", "--pid", "--ipc", "--uts", "--net",
+        "nsenter", "--target", str(pid), "--mount", "--pid", "--ipc", "--uts", "--net", "--cgroup",
         f"--wdns={working_directory}",
         # If nsenter is killed, the command inside gets a SIGTERM instead of living on unseen.
         "/usr/bin/setpriv", "--pdeathsig", "TERM", *identity,

@@ -14,7 +14,7 @@ RESERVATION = "course"
 _ONLY_ON_CONTROLLER = ("/etc/slurm/job_submit.lua", SLURMDBD_CONFIG, DATABASE_CONFIG)
 
 
-def host_plans(controller: Plan, shape: Shape) -> tuple[Plan, ...]:
+def host_plans(controller: Plan, shape: Shape, cgroup: str) -> tuple[Plan, ...]:
     """Return the plans of the login host and of the nodes: the suite's packages, the cluster's configuration, /home."""
     home = Bind(f"{controller.mountpoint}/root/home", "/home", read_only=False)
     shared = tuple(bind for bind in controller.binds if bind.target != str(PYSLURM_TARGET))
@@ -27,6 +27,7 @@ def host_plans(controller: Plan, shape: Shape) -> tuple[Plan, ...]:
             binds=(*shared, home),
             files=tuple(file for file in controller.files if file.path not in _ONLY_ON_CONTROLLER),
             device_files=() if name == "login" else controller.device_files,
+            cgroup=f"{cgroup}/{name}" if shape.constrained and name != "login" else "",
         )
         for name in shape.host_names
     )

@@ -102,6 +102,11 @@ class InstancePaths:
         return self.directory / "mnt"
 
     @property
+    def cgroup(self) -> str:
+        """The parent of its nodes' cgroups in each hierarchy of the machine."""
+        return f"muri-sandbox-{self.name}"
+
+    @property
     def log(self) -> Path:
         """What the instance's first process printed."""
         return self.directory / "init.log"
