@@ -417,7 +417,8 @@ def test_nothing_is_said_of_an_environment_that_the_job_does_not_get(
 @pytest.mark.parametrize(
     "text",
     [
-        "", "1", "2" + FACTS[1:], FACTS + ".", FACTS + " muri-state:{}", FACTS + "\nmuri-gate:open", FACTS + "=", FACTS + "+",
+        "", "1", "2" + FACTS[1:], FACTS + ".", FACTS + " muri-state:{}", FACTS + "\nmuri-gate:open", FACTS + "=",
+        FACTS + "+",
         FACTS.replace("0123456789abcdef", "0123456789ABCDEF"), FACTS.replace("0123456789abcdef", "0123456789abcde"),
         FACTS.replace("0123456789abcdef", ""), FACTS.replace("L3V", "%s%n"), FACTS.replace("NwA4AA", "NwA4A"),
         FACTS.replace("NwA4AA", "N" * 4096), FACTS.replace("NwA4AA", "~~"), FACTS.replace("NwA4AA", "\0"),
