@@ -55,10 +55,10 @@ class Books:
         self._journal = journal
         self._config = config
         self._clock = clock
-        self._settlement = Settlement(journal, accounting or Accounting(), stop, clock)
         self._requests: Requests = Counter()
+        self._settlement = Settlement(journal, counted(accounting or Accounting(), self._requests), stop, clock)
         self._actions: Counter[Labels] = Counter()
-        self._phase_s: Counter[str] = Counter()
+        self._phase_s: dict[str, float] = {}
         self._values: metrics.Values = {}
 
     def counted(self, gateway: Gateway) -> Gateway:
@@ -72,7 +72,7 @@ class Books:
         try:
             yield
         finally:
-            self._phase_s[name] += self._clock() - begun_s
+            self._phase_s[name] = self._phase_s.get(name, 0.0) + self._clock() - begun_s
 
     def note_actions(self, outcomes: Mapping[Labels, int]) -> None:
         """Count actions by their names and outcomes."""

@@ -56,7 +56,12 @@ METRICS: Final = (
     Metric("muri_lease_end_timestamp_seconds", "gauge", "When Slurm starts all waiting jobs unless a cycle follows"),
     Metric("muri_cycles", "counter", "Cycles: finished, failed", ("outcome",)),
     Metric("muri_cycle_seconds", "gauge", "Time that the last cycle took in each phase", ("phase",)),
-    Metric("muri_slurm_requests", "counter", "What Muri asked of Slurm, and what came of it", ("request", "outcome")),
+    Metric(
+        "muri_slurm_requests",
+        "counter",
+        "What the controller asked of Slurm, and what came of it",
+        ("request", "outcome"),
+    ),
     Metric("muri_actions", "counter", "Actions of cycles: done, refused by Slurm, failed", ("action", "outcome")),
     Metric("muri_jobs", "gauge", "Jobs submitted with --muri that wait or run", ("state", "reason")),
     Metric("muri_groups", "gauge", "Running groups", ("mode",)),
@@ -86,14 +91,14 @@ def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]
     groups = running_groups(view)
     jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
     lease_s = lease_end_s(view.snapshot)
-    kinds = {"job": left_out.jobs, "intent": left_out.intents, "profile": left_out.profiles}
+    kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
     return {
         "muri_jobs": {key: float(count) for key, count in jobs.items()},
         "muri_groups": {(mode,): float(sum(group.mode == mode for group in groups)) for mode in _MODES},
         "muri_group_members": {(): float(sum(len(group.members) for group in groups))},
         "muri_group_efficiency": _efficiencies(groups, intents),
         "muri_lease_end_timestamp_seconds": {(): lease_s} if lease_s else {},
-        "muri_left_out": {(kind,): float(len(each)) for kind, each in kinds.items()},
+        "muri_left_out": {(kind,): float(count) for kind, count in kinds.items()},
         "muri_unreadable_jobs": {(): float(len(view.snapshot.unreadable))},
     }
 

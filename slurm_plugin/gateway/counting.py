@@ -3,26 +3,29 @@
 from collections import Counter
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from muri.slurm_plugin.gateway.base import Gateway, NoSuchJobError, SlurmUnreachableError
+from muri.slurm_plugin.gateway.base import NoSuchJobError, SlurmUnreachableError
 
 Requests = Counter[tuple[str, str]]
-"""How often something was asked for: the gateway's method, and "done", "refused", "gone" or "unreachable"."""
+"""How often something was asked for: the method, and "done", "refused", "gone" or "unreachable"."""
 
 
-def counted(gateway: Gateway, requests: Requests) -> Gateway:
-    """Return the same way to Slurm; each of its calls is counted, also of methods that come later."""
-    return cast("Gateway", _Counted(gateway, requests))
+_Way = TypeVar("_Way")
+
+
+def counted(way: _Way, requests: Requests) -> _Way:
+    """Return the same way to Slurm, a gateway or the accounts; each of its calls is counted."""
+    return cast("_Way", _Counted(way, requests))
 
 
 class _Counted:
-    def __init__(self, gateway: Gateway, requests: Requests) -> None:
-        self._gateway = gateway
+    def __init__(self, way: object, requests: Requests) -> None:
+        self._way = way
         self._requests = requests
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._gateway, name)
+        value = getattr(self._way, name)
         return self._counting(name, value) if callable(value) else value
 
     def _counting(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:

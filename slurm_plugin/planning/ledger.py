@@ -176,15 +176,16 @@ def _member(member: MemberRun, run: GroupRun, view: View) -> MemberRun:
     job = view.jobs.get(member.job_id)
     if member.standing is not Standing.OPEN or job is None or member.end_s:
         return member
-    if job.membership is None or job.membership.pilot != run.pilot or (member.start_s and _is_back(job)):
+    is_member = job.membership is not None and job.membership.pilot == run.pilot
+    waits = job.state is JobState.PENDING
+    if member.start_s and (waits or not is_member):
         return _left(member, view.snapshot.taken_s)
-    if job.state is JobState.PENDING:
+    if not is_member:
+        # Until it is seen as a member, it may be about to become one: the view is older than this cycle's starts.
+        return _left(member, view.snapshot.taken_s) if run.end else member
+    if waits:
         return member
     return _ended(member, job) if not job.state.is_active else replace(member, start_s=job.start_s)
-
-
-def _is_back(job: Job) -> bool:
-    return job.state is JobState.PENDING
 
 
 def _left(member: MemberRun, now_s: float) -> MemberRun:

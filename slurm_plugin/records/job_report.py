@@ -64,12 +64,16 @@ class SharingReport:
 
 
 def with_report(admin_comment: str, report: SharingReport) -> str:
-    """Return an AdminComment with a report in place of any older one."""
+    """Return an ended job's AdminComment with a report in place of what is of no use any more.
+
+    None of Muri's words in it holds a quote: sacctmgr makes backquotes of them.
+    """
+    for prefix in (tags.STATE_PREFIX, tags.GIVEN_PREFIX):
+        admin_comment = tags.with_token(admin_comment, prefix, None)
     return tags.with_token(admin_comment, REPORT_PREFIX, _format(report))
 
 
 def _format(report: SharingReport) -> str:
-    """Write a report without quotes: sacctmgr makes backquotes of them."""
     words = {
         "pilot": report.pilot,
         "gpus": report.gpu_count,

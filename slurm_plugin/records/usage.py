@@ -199,20 +199,26 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
     def of(run: Run) -> Sums:
         return sums.setdefault(Payer(run.user, run.account, run.qos), Sums())
 
-    def counts(run: Run) -> bool:
-        return run.has_ended and period[0] <= run.end_s < period[1]
-
-    for run in (run for run in records if counts(run) and run.gpu_count):
+    for run in (run for run in records if _within(run, period) and run.gpu_count):
         of(run).billed_gpu_s += run.gpu_s
     jobs: dict[int, JobUse] = {}
     for use in uses_of(records):
-        if counts(use.run) and (use.gpu_s or use.grouped):
+        if ended_within(use, period):
             _add(of(use.run), use)
             jobs[use.run.job_id] = use
     for use in jobs.values():  # a job that was requeued counts once
         of(use.run).jobs += 1
         of(use.run).grouped += use.grouped
     return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))
+
+
+def ended_within(use: JobUse, period: Span) -> bool:
+    """Whether a run that had GPU time, or was to share some, ended in a period."""
+    return _within(use.run, period) and bool(use.gpu_s or use.grouped)
+
+
+def _within(run: Run, period: Span) -> bool:
+    return run.has_ended and period[0] <= run.end_s < period[1]
 
 
 def _add(sums: Sums, use: JobUse) -> None:
