@@ -222,8 +222,9 @@ def _template(name: str, **values: object) -> str:
 
 def _node_lines(shape: Shape) -> str:
     return "\n".join(
-        f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} CPUs={shape.cpus_per_node} "
-        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node},muri:64 {_feature(shape, index)}State=UNKNOWN"
+        f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} "
+        f"CPUs={shape.cpus_per_node} RealMemory={shape.mem_mib_per_node} "
+        f"Gres=gpu:{shape.gpus_per_node},muri:64 {_feature(shape, index)}State=UNKNOWN"
         for index, name in enumerate(shape.node_names)
     )
 

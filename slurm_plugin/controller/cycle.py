@@ -13,6 +13,7 @@ from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books
+from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
@@ -123,7 +124,11 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
 
 
 class Controller:
-    """Runs cycles against one cluster."""
+    """Runs cycles against one cluster.
+
+    Attributes:
+        books: Take note of what cycles do.
+    """
 
     def __init__(
         self,
@@ -133,7 +138,8 @@ class Controller:
         policy_for: Callable[[str], Policy],
         config: Config,
         stop: StopFlag | None = None,
-        books: Books | None = None,
+        *,
+        look_only: bool = False,
     ) -> None:
         """Bind the controller to its cluster and memory.
 
@@ -144,10 +150,11 @@ class Controller:
             policy_for: Gives the policy for a PriorityType of Slurm.
             config: The configuration.
             stop: Ends a cycle between two calls.
-            books: Take note of what cycles do.
+            look_only: Nothing is to be changed in Slurm, not even for a try.
         """
+        self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
         self._stop = stop or threading.Event()
-        self.books = books or Books(journal, config, self._stop)
+        self.books = Books(journal, config, self._stop)
         self._gateway = self.books.counted(gateway)
         self._journal = journal
         self._store = store
@@ -247,6 +254,7 @@ class Controller:
         """Look at the cluster and decide, changing nothing."""
         with self.books.phase("read"):
             snapshot = self._gateway.snapshot()
+            snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
         with self.books.phase("plan"):
             return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)

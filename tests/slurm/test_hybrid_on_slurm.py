@@ -90,7 +90,7 @@ def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) ->
         "squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root"
     ).stdout.split("\n")
     running = {int(line.split()[0]): line.split()[1:] for line in told if line}
-    member = ["alice", "n1", "gres/gpu:0"]
+    member = ["alice", "n1", "gres/gpu:0,gres/muri:1"]
     assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
 
     muri.driver.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")
