@@ -289,7 +289,7 @@ def sums_table(sums: Mapping["Payer", "Sums"]) -> Table:
 def _sums_cells(sums: "Sums") -> tuple[str, ...]:
     known = bool(sums.alone_gpu_s)
     hours = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
-    cells = [f"{each / _HOUR_S:.1f}" for each in hours]
+    cells = [f"{each / _HOUR_S:.2f}" for each in hours]
     return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
 
 

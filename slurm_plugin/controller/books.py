@@ -36,6 +36,9 @@ class MetricsError(MuriError):
 class Books:
     """Counts what cycles do and settles the accounts of members that have ended.
 
+    Attributes:
+        lease_end_s: Until when the last cycle has extended the lease; 0 where it has not.
+
     Args:
         journal: Where counters and open accounts are kept.
         config: The configuration.
@@ -60,6 +63,7 @@ class Books:
         self._actions: Counter[Labels] = Counter()
         self._phase_s: dict[str, float] = {}
         self._values: metrics.Values = {}
+        self.lease_end_s = 0.0
 
     def counted(self, gateway: Gateway) -> Gateway:
         """Return the same way to Slurm; what is asked of it is counted."""
@@ -124,6 +128,9 @@ class Books:
     def _add_up(self, counters: Counters, outcome: str) -> None:
         """Add what happened since the books were last saved."""
         counters.add("cycles", (outcome,))
+        counters.add("cycles", ("failed",), 0.0)  # what appears with its first failure hides that one from Prometheus
+        if self.lease_end_s:
+            counters.set("lease_end_timestamp_seconds", self.lease_end_s)
         for request, count in self._requests.items():
             counters.add("slurm_requests", request, count)
         for action, count in self._actions.items():

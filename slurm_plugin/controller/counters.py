@@ -1,4 +1,4 @@
-"""Counters that outlive the controller's process: it may run for one cycle at a time. They are kept in the journal."""
+"""Values that outlive the controller's process: it may run for one cycle at a time. The journal keeps them."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -26,6 +26,10 @@ class Counters:
         """Add to one sum."""
         values = self._values.setdefault(name, {})
         values[labels] = values.get(labels, 0.0) + amount
+
+    def set(self, name: str, value: float) -> None:
+        """Remember a value that has no labels."""
+        self._values[name] = {(): value}
 
     def of(self, name: str) -> dict[Labels, float]:
         """Return the sums of one metric by labels, in alphabetical order."""

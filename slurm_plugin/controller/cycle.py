@@ -228,8 +228,10 @@ class Controller:
         """
         if self._config.gate != "licence" or self._stop.is_set():
             return []
+        end_s = decision.view.snapshot.taken_s + self._config.lease_s
         try:
-            self._gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
+            self._gateway.extend_lease(end_s)
+            self.books.lease_end_s = end_s
         except SlurmUnreachableError:
             raise
         except GatewayError as error:

@@ -19,7 +19,6 @@ from muri.slurm_plugin.planning.running import RunningGroup, running_groups
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import member_report
 from muri.slurm_plugin.records.comment_tags import Mode
-from muri.slurm_plugin.records.gate import lease_end_s
 from muri.slurm_plugin.records.journal import Intent
 
 if TYPE_CHECKING:
@@ -90,14 +89,12 @@ def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]
     view, left_out = decision.view, decision.quarantine
     groups = running_groups(view)
     jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
-    lease_s = lease_end_s(view.snapshot)
     kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
     return {
         "muri_jobs": {key: float(count) for key, count in jobs.items()},
         "muri_groups": {(mode,): float(sum(group.mode == mode for group in groups)) for mode in _MODES},
         "muri_group_members": {(): float(sum(len(group.members) for group in groups))},
         "muri_group_efficiency": _efficiencies(groups, intents),
-        "muri_lease_end_timestamp_seconds": {(): lease_s} if lease_s else {},
         "muri_left_out": {(kind,): float(count) for kind, count in kinds.items()},
         "muri_unreadable_jobs": {(): float(len(view.snapshot.unreadable))},
     }
@@ -145,7 +142,7 @@ def _reason(job: JobStatus, decision: Decision) -> str:
 
 
 def counter_values(counters: Counters) -> dict[str, dict[Labels, float]]:
-    """Return all that is kept between cycles."""
+    """Return all that is kept between cycles, and what follows from it."""
     values = {metric.name: counters.of(metric.name.removeprefix("muri_")) for metric in METRICS}
     alone = values["muri_member_gpu_seconds_alone"].setdefault((), 0.0)
     shared = values["muri_member_gpu_seconds_shared"].setdefault((), 0.0)
