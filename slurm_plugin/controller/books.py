@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from wsgiref.simple_server import WSGIServer
 
 from muri import __version__
 from muri.clock import MACHINE_CLOCK, Clock
@@ -149,7 +151,7 @@ class Books:
         if self._config.metrics_file:
             write_atomically(Path(self._config.metrics_file), metrics.text_of(self._values), 0o644)
 
-    def serve(self) -> None:
+    def serve(self) -> tuple[WSGIServer, Thread]:
         """Answer Prometheus at `metrics_listen`, from a thread that ends with the process.
 
         Raises:
@@ -159,11 +161,12 @@ class Books:
 
         host, _, port = self._config.metrics_listen.rpartition(":")
         try:
-            start_http_server(int(port), host, metrics.registry_of(lambda: self._values))
+            server = start_http_server(int(port), host, metrics.registry_of(lambda: self._values))
         except OSError as error:
             where = self._config.metrics_listen
             raise MetricsError(f"metrics_listen: cannot listen at {where}: {error.strerror or error}") from error
         log.info("metrics are served at http://%s/metrics", self._config.metrics_listen)
+        return server
 
 
 def _told_by(status: Status) -> dict[str, dict[Labels, float]]:
