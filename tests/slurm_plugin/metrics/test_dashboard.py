@@ -73,7 +73,7 @@ def test_panels_have_ids_of_their_own_and_say_what_they_show():
 
 
 def test_the_page_has_a_row_for_each_metric():
-    rows = re.findall(r"^\| `(muri_\w+)` \| (\w+) \| ([^|]*) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| `(muri_\w+)` \| (\w+) \|([^|]*)\|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     told = [(name, kind, re.findall(r"`(\w+)`", labels)) for name, kind, labels in rows]
     assert told == [(metric.exported, metric.kind, list(metric.labels)) for metric in METRICS]
 
