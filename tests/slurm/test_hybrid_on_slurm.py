@@ -45,7 +45,7 @@ from muri.profiler.interference.ratios import Interference, Side, put
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 path = Path(sys.argv[1])
-path.parent.mkdir()
+path.parent.mkdir(exist_ok=True)
 sides = [Side(ProfileKey(name, 8, 1, "gpu"), 0.1, 0.1 * r, r, 0.02, 0.9, 40) for name, r in (("a", 1.25), ("b", 1.6))]
 with ProfileStore(path) as store:
     for side in sides:  # both are at the GPU all the time

@@ -21,7 +21,7 @@ WRITE = (
 )
 
 
-@pytest.fixture(params=[("accounting_sandbox", "auto"), ("trixie_accounting_sandbox", "command")], ids=["26.05", "24.11"])
+@pytest.fixture(params=[("accounting_sandbox", "auto"), ("middle_sandbox", "command")], ids=["26.05", "24.11"])
 def site(request: pytest.FixtureRequest) -> Iterator[SiteCluster]:
     """A cluster whose node n1 has one free GPU; its controller writes metrics."""
     sandbox, gateway = request.param
@@ -125,7 +125,7 @@ def test_a_share_can_be_billed(site: SiteCluster) -> None:
     assert billed == jobs
 
 
-@pytest.mark.parametrize("sandbox", ["accounting_sandbox", "trixie_accounting_sandbox", "old_accounting_sandbox"])
+@pytest.mark.parametrize("sandbox", ["accounting_sandbox", "middle_sandbox", "old_accounting_sandbox"])
 def test_an_ended_jobs_record_takes_the_report(sandbox: str, request: pytest.FixtureRequest) -> None:
     for driver in emptied(request.getfixturevalue(sandbox)):
         job = driver.submit("--wrap=true")
