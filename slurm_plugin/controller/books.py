@@ -113,17 +113,17 @@ class Books:
         self._add_up(counters, "failed" if decision is None else "finished")
         if decision is None or status is None:
             self._journal.replace_facts(counters.facts())
-            self._requests.clear()
-            self._actions.clear()
+            self._forget()
             self._publish(counters, {})
             return
         runs = self._settlement.look(decision.view, counters, self._config.host.telemetry_s)
         self._settlement.save(runs, counters)
-        self._requests.clear()
-        self._actions.clear()
+        self._forget()
         left = self._settlement.write(runs, decision.view.snapshot.taken_s)
-        if left != runs:
+        if self._requests:
+            self._add_requests(counters)
             self._settlement.save(left, counters)
+            self._forget()
         queue = metrics.queue_values(decision, status, self._journal.intents())
         self._publish(counters, {**queue, **_told_by(status), "muri_reports_waiting": {(): _waiting(left)}})
 
@@ -133,10 +133,18 @@ class Books:
         counters.add("cycles", ("failed",), 0.0)  # what appears with its first failure hides that one from Prometheus
         if self.lease_end_s:
             counters.set("lease_end_timestamp_seconds", self.lease_end_s)
-        for request, count in self._requests.items():
-            counters.add("slurm_requests", request, count)
+        self._add_requests(counters)
         for action, count in self._actions.items():
             counters.add("actions", action, count)
+
+    def _add_requests(self, counters: Counters) -> None:
+        for request, count in self._requests.items():
+            counters.add("slurm_requests", request, count)
+
+    def _forget(self) -> None:
+        """Forget what has been saved."""
+        self._requests.clear()
+        self._actions.clear()
 
     def _publish(self, counters: Counters, queue: metrics.Values) -> None:
         """Write the file, and let whoever asks see the same."""

@@ -21,7 +21,8 @@ _NO_DATABASE: Final = ("accounting storage is disabled", "not running a supporte
 
 _TIMEOUT_S: Final = 15.0
 
-_NO_RECORD: Final = "didn't affect anything"
+_NO_RECORD: Final = ("didn't affect anything", "Data has not changed")
+"""What sacctmgr says where it finds nothing to change; which of the two comes first depends on Slurm's release."""
 
 _JOBS_AT_ONCE: Final = 500
 
@@ -87,7 +88,7 @@ class Accounting:
         try:
             self._commands.run(f"complete the record of job {job_id}", ["sacctmgr", "--immediate", *change])
         except GatewayError as error:
-            if _NO_RECORD in str(error):
+            if any(words in str(error) for words in _NO_RECORD):
                 raise NoSuchJobError(
                     f"{error}: the accounts do not have job {job_id} yet, or have these words"
                 ) from error

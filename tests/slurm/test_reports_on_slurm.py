@@ -1,4 +1,4 @@
-"""Reports and metrics of a group on a real Slurm with accounts: current, Debian 13's and, for what sacctmgr does, 22.05."""
+"""Reports and metrics of a group on a real Slurm with accounts: the current one and Debian 13's."""
 
 import json
 from collections.abc import Iterator
@@ -73,13 +73,15 @@ def test_a_group_is_reported_in_the_accounts_and_to_prometheus(site: SiteCluster
         assert told["saved_gpu_s"] == pytest.approx(told["alone_s"] - told["gpu_s"], abs=0.11)
         shared_s += told["gpu_s"]
         lines = driver.run("muri", "report", str(job)).stdout.splitlines()
-        assert lines[1] == f"It shared 1 GPU with job {partner}, in the group of pilot job {pilot}."
+        assert lines[1] == f"It shared 1 GPU with job {partner} (pilot job {pilot})."
         assert max(map(len, lines)) <= 80
     assert shared_s == pytest.approx(runs[pilot].gpu_s, abs=0.2)  # rounded to tenths
 
     told = metrics(driver)
     words = [parse_report(admin_comment(driver, job)) for job in jobs]
-    assert told["muri_member_gpu_seconds_alone_total", ()] == pytest.approx(sum(word.alone_s for word in words), abs=0.2)
+    assert told["muri_member_gpu_seconds_alone_total", ()] == pytest.approx(
+        sum(word.alone_s for word in words), abs=0.2
+    )
     assert told["muri_member_gpu_seconds_shared_total", ()] == pytest.approx(sum(word.gpu_s for word in words), abs=0.2)
     assert told["muri_members_ended_total", ("iterations",)] == 2
     assert told["muri_groups_ended_total", ("completed",)] == 1
@@ -136,7 +138,7 @@ def test_an_ended_jobs_record_takes_the_report(sandbox: str, request: pytest.Fix
         driver.run("python", "-c", WRITE, str(job), comment, user="root")
         assert admin_comment(driver, job) == comment
         again = driver.run("python", "-c", WRITE, "999999", comment, user="root", check=False)
-        assert "the accounts have no such job yet" in again.stderr
+        assert "the accounts do not have job 999999 yet" in again.stderr
 
 
 def test_without_accounts_a_report_says_so(cluster: Driver) -> None:

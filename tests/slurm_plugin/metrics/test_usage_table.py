@@ -87,13 +87,13 @@ def test_records_that_are_needed_besides():
 
 GOLDEN = """\
 Job 41 (resnet18) of alice: COMPLETED; account hep, QOS normal.
-It shared 1 GPU with job 42, in the group of pilot job 50.
+It shared 1 GPU with job 42 (pilot job 50).
 
 Waited               0:01:30   from its submission to its start
 Ran                  0:40:00
 Alone, predicted     0:30:00   18,000 iterations × 100.0 ms of its profile
 Longer               0:10:00   1.33 times as long as predicted alone
-GPU time             0:20:00   its share of the group's: 50% of the time that it ran
+GPU time             0:20:00   its share of the group's, 50% of its run
 Saved                0:10:00   GPU time, against running alone
 
 Milliseconds of an iteration in each stage, and waiting for its resource:
@@ -104,11 +104,11 @@ waiting             0.0          2.5          0.0          0.0
 
 GOLDEN_UNKNOWN = """\
 Job 42 (bert) of alice: FAILED; account hep, QOS normal.
-It shared 1 GPU, in the group of pilot job 50.
+It shared 1 GPU (pilot job 50).
 
 Waited               0:01:30   from its submission to its start
 Ran                  1:00:00
-GPU time             0:40:00   its share of the group's: 67% of the time that it ran
+GPU time             0:40:00   its share of the group's, 67% of its run
 
 Its time alone is not known, so neither is what sharing saved or cost.
 """
