@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _HOUR_S: Final = 3600.0
 
+_TIMEOUT_S: Final = 600.0
+"""A month of a large site takes sacct minutes."""
+
 _LOOKUPS: Final = 3
 """From a job to its pilot job, and from there to the other members."""
 
@@ -63,8 +66,9 @@ def report(job_id: int | None, **options: Any) -> None:
       muri report --since 2026-11-01 --account hep --jobs --csv > jobs.csv
     """
     from muri.slurm_plugin.gateway.accounting import Accounting
+    from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 
-    chosen, accounting = _Chosen(**options), Accounting()
+    chosen, accounting = _Chosen(**options), Accounting(SlurmCommands(_TIMEOUT_S))
     if chosen.as_json and chosen.as_csv:
         raise UsageError("give --json or --csv, not both")
     if job_id is None:
