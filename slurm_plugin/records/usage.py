@@ -12,7 +12,10 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, split_gpu_time
 from muri.slurm_plugin.records.submit_option import parse_request
 
-_NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "REQUEUED", "RESIZING"}
+_NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
+
+_REQUEUED: Final = "REQUEUED"
+"""How a run ended that was not the job's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +208,9 @@ def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
     for use in uses_of(records):
         if ended_within(use, period):
             _add(of(use.run), use)
-            jobs[use.run.job_id] = use
-    for use in jobs.values():  # a job that was requeued counts once
+            if use.run.state != _REQUEUED:
+                jobs[use.run.job_id] = use
+    for use in jobs.values():  # a job that was started again after its node failed counts once, too
         of(use.run).jobs += 1
         of(use.run).grouped += use.grouped
     return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))

@@ -73,10 +73,12 @@ def test_a_period_takes_what_ended_in_it():
 
 
 def test_a_requeued_job_counts_once_with_the_gpu_time_of_all_its_runs():
-    first = run_of(60, 0, 100, gpus=1, state="REQUEUED")
-    runs = [replace(first, state="NODE_FAIL"), run_of(60, 200, 500, gpus=1)]
-    sums = table_of(runs, (BEGIN_S, BEGIN_S + 1000))[ALICE]
-    assert (sums.jobs, sums.credited_gpu_s) == (1, 400.0)
+    runs = [run_of(60, 0, 100, gpus=1, state="REQUEUED"), run_of(60, 200, 250, gpus=1, state="NODE_FAIL")]
+    period = (BEGIN_S, BEGIN_S + 1000)
+    sums = table_of([*runs, run_of(60, 300, 500, gpus=1)], period)[ALICE]
+    assert (sums.jobs, sums.credited_gpu_s) == (1, 350.0)
+    sums = table_of(runs[:1], period)[ALICE]  # it waits again
+    assert (sums.jobs, sums.billed_gpu_s) == (0, 100.0)
 
 
 def test_records_that_are_needed_besides():
