@@ -160,7 +160,7 @@ class Books:
             write_atomically(Path(self._config.metrics_file), metrics.text_of(self._values), 0o644)
 
     def serve(self) -> tuple[WSGIServer, Thread]:
-        """Answer Prometheus at `metrics_listen`, from a thread that ends with the process.
+        """Answer Prometheus at `metrics_listen`, from a thread that ends with the process; return server and thread.
 
         Raises:
             MetricsError: Nothing can listen there.

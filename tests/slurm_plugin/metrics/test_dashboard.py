@@ -78,6 +78,12 @@ def test_the_page_has_a_row_for_each_metric():
     assert told == [(metric.exported, metric.kind, list(metric.labels)) for metric in METRICS]
 
 
+def test_the_page_has_a_row_for_each_alert():
+    rows = re.findall(r"^\| (Muri\w+) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
+    rules = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
+    assert rows == rules
+
+
 @pytest.fixture(scope="module")
 def promtool() -> str:
     cache = Path(os.environ.get("MURI_CACHE") or Path.home() / ".cache/muri")

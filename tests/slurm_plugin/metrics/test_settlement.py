@@ -180,6 +180,28 @@ def test_a_member_that_leaves_its_group_is_not_reported_for_it(group, accounts, 
     assert str(pilot) not in open_accounts(tmp_path)
 
 
+def test_a_job_that_joins_pays_its_part_from_then_on(group, accounts):
+    slurm, pilot, cycle = group
+    begun_s = slurm.jobs[pilot].start_s
+    slurm.jobs[3] = replace(four_jobs()[2], submit_s=slurm.now_s)
+    cycle()
+    cycle()
+    joined_s = slurm.jobs[3].start_s
+    assert slurm.jobs[3].state is JobState.RUNNING
+    slurm.tick(300)
+    for job in (1, 2, 3, pilot):
+        slurm.end(job)
+    cycle()
+    reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
+    alone_s, together_s = joined_s - begun_s, slurm.jobs[pilot].end_s - joined_s
+    assert {job: report.gpu_s for job, report in reports.items()} == {
+        1: pytest.approx(alone_s / 2 + together_s / 3, abs=0.1),
+        2: pytest.approx(alone_s / 2 + together_s / 3, abs=0.1),
+        3: pytest.approx(together_s / 3, abs=0.1),
+    }
+    assert (reports[3].partners, reports[1].partners) == ((1, 2), (2, 3))
+
+
 @pytest.mark.parametrize("nth", range(1, 8))
 def test_a_controller_killed_at_any_call_reports_all_the_same(make_controller, accounts, nth):
     slurm = FakeSlurm(four_jobs()[:2], one_gpu())
