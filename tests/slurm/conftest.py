@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from sandbox import instance, lifecycle  # noqa: E402
+from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
@@ -25,6 +26,8 @@ ACCOUNTING = Shape(
         *(Partition(f"on{number}", f"n{number}") for number in range(1, 5)),
     ),
 )
+#: A site's last node is reserved. `replace(SITE, bare=True)` has nothing of Muri, for tests of an installation.
+SITE = Shape(nodes=3, accounting=True, site=True)
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
@@ -76,6 +79,12 @@ def old_sandbox() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
+def trixie_sandbox() -> Iterator[Driver]:
+    """Debian trixie's Slurm 24.11, which no pyslurm supports, in the shape of `sandbox`."""
+    yield from start("trixie")
+
+
+@pytest.fixture(scope="session")
 def accounting_sandbox() -> Iterator[Driver]:
     """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
 
@@ -88,6 +97,24 @@ def accounting_sandbox() -> Iterator[Driver]:
 def old_accounting_sandbox() -> Iterator[Driver]:
     """Slurm 22.05 in the shape of `accounting_sandbox`."""
     yield from start("bookworm", ACCOUNTING, "old-accounting")
+
+
+@pytest.fixture(
+    scope="session", params=[pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in SUITES]
+)
+def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """A site on each release: 3 nodes × 2 GPUs, the last node reserved; devices are constrained where they can be.
+
+    For some releases only: `@pytest.mark.parametrize("site_sandbox", ["trixie"], indirect=True)`.
+    """
+    shape = replace(SITE, constrained=not cgroups.refusal())
+    yield from start(request.param, shape, f"site-{request.param}")
+
+
+@pytest.fixture
+def site(site_sandbox: Driver) -> Iterator[Driver]:
+    """A site on each release with an empty queue, before and after."""
+    yield from emptied(site_sandbox)
 
 
 @pytest.fixture
