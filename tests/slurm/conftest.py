@@ -73,6 +73,12 @@ def one_gpu_sandbox() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
+def trixie_one_gpu_sandbox() -> Iterator[Driver]:
+    """Slurm 24.11 in the shape of `one_gpu_sandbox`."""
+    yield from start("trixie", ONE_GPU, "one-gpu-trixie")
+
+
+@pytest.fixture(scope="session")
 def old_sandbox() -> Iterator[Driver]:
     """Debian bookworm's Slurm 22.05, which no pyslurm supports, in the shape of `sandbox`."""
     yield from start("bookworm")
@@ -82,6 +88,12 @@ def old_sandbox() -> Iterator[Driver]:
 def trixie_sandbox() -> Iterator[Driver]:
     """Debian trixie's Slurm 24.11, which no pyslurm supports, in the shape of `sandbox`."""
     yield from start("trixie")
+
+
+@pytest.fixture(scope="session")
+def middle_sandbox() -> Iterator[Driver]:
+    """Debian trixie's Slurm 24.11, which no pyslurm supports, with accounts, in the shape of `accounting_sandbox`."""
+    yield from start("trixie", ACCOUNTING, "middle")
 
 
 @pytest.fixture(scope="session")
