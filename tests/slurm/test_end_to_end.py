@@ -7,9 +7,6 @@ import pytest
 from conftest import emptied
 from muri_cluster import STAGES, MuriCluster
 
-from sandbox.driver import Driver
-
-
 #: For what depends on Slurm's release: on each one where groups form.
 on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
 
