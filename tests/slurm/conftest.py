@@ -27,7 +27,7 @@ ACCOUNTING = Shape(
     ),
 )
 #: A site's last node is reserved. `replace(SITE, bare=True)` has nothing of Muri, for tests of an installation.
-SITE = Shape(nodes=3, accounting=True, site=True)
+SITE = Shape(nodes=3, accounting=True, site=True, extra_partitions=(Partition("train", "n1"),))
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
@@ -39,6 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("timeout") is None:
                 # The first sandbox of a machine takes minutes to build.
                 item.add_marker(pytest.mark.timeout(900))
+
+
+def _sites(*suites: str) -> list[object]:
+    # A release's site starts once: one process runs all tests of it.
+    return [pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in suites]
+
+
+def on_sites(*suites: str) -> pytest.MarkDecorator:
+    """Run a test of the fixture `site` on these releases only."""
+    return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
 
 
 def remove_leftovers() -> None:
@@ -111,13 +121,11 @@ def old_accounting_sandbox() -> Iterator[Driver]:
     yield from start("bookworm", ACCOUNTING, "old-accounting")
 
 
-@pytest.fixture(
-    scope="session", params=[pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in SUITES]
-)
+@pytest.fixture(scope="session", params=_sites(*SUITES))
 def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """A site on each release: 3 nodes × 2 GPUs, the last node reserved; devices are constrained where they can be.
 
-    For some releases only: `@pytest.mark.parametrize("site_sandbox", ["trixie"], indirect=True)`.
+    Partitions `gpu` and `debug` have all nodes, `train` n1.
     """
     shape = replace(SITE, constrained=not cgroups.refusal())
     yield from start(request.param, shape, f"site-{request.param}")

@@ -1,6 +1,14 @@
 """Which stand-in GPUs a process can open, tried from inside a job, a step or a shell on a node."""
 
+import pytest
+
+from sandbox import cgroups
 from sandbox.driver import Driver
+
+_REFUSAL = cgroups.refusal()
+
+#: For tests that need devices constrained by cgroups.
+constrained = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
 
 _CODE = """\
 import glob, os

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from accounting_records import Payer, complete_records
 from conftest import SITE
-from devices import opened_by_step, opener
+from devices import constrained, opened_by_step, opener
 
 from sandbox import cgroups, lifecycle
 from sandbox.cluster import SUITES
@@ -16,8 +16,6 @@ from sandbox.support import InstancePaths, Progress, StartError
 
 #: An unprivileged job that tells where it runs.
 WHERE = "--wrap=hostname"
-REFUSAL = cgroups.refusal()
-constrained = pytest.mark.skipif(bool(REFUSAL), reason=REFUSAL)
 
 #: Builds a package, installs it, and leaves the package file's folder as it was.
 INSTALL = """
@@ -116,7 +114,7 @@ def test_a_job_opens_the_gpus_that_it_was_given_and_no_others(site: Driver) -> N
 
 def test_a_bare_site_has_nothing_of_muri_and_leaves_no_cgroup() -> None:
     name = f"bare-{os.getpid()}"
-    shape = replace(SITE, nodes=1, bare=True, constrained=not REFUSAL)
+    shape = replace(SITE, nodes=1, bare=True, constrained=not cgroups.refusal())
     started, _ = lifecycle.up(name, SUITES["trixie"], shape, Progress())
     groups = [Path(f"/sys/fs/cgroup/{controller}", InstancePaths(name).cgroup) for controller in ("devices", "freezer")]
     try:
