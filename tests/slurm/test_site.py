@@ -69,6 +69,9 @@ def test_daemons_run_as_on_a_site(site: Driver) -> None:
     config = site.run("scontrol", "show", "config", on="login").stdout
     assert "auth/munge" in config
     assert "slurm(" in next(line for line in config.splitlines() if line.startswith("SlurmUser"))
+    job = site.submit("--hold", "--comment=kept", WHERE, on="login")
+    site.restart_controller()
+    assert site.job(job)["Comment"] == "kept"
 
 
 def test_jobs_are_billed_and_bound_by_partition_feature_and_reservation(site: Driver) -> None:
