@@ -200,7 +200,10 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
         ("zsh", "zsh/vendor-completions/_muri"),
         ("fish", "fish/vendor_completions.d/muri.fish"),
     ):
-        _write(tree / "usr/share" / place, _muri(payload / "lib", "-c", "from muri.cli import main; main()", "completion", shell))
+        _write(
+            tree / "usr/share" / place,
+            _muri(payload / "lib", "-c", "from muri.cli import main; main()", "completion", shell),
+        )
     pages = temporary / "man"
     _muri(payload / "lib", str(CHECKOUT / "scripts/generate_man_pages.py"), str(pages))
     for page in sorted(pages.iterdir()):
@@ -298,12 +301,14 @@ def maintainer_scripts(target: Target, name: str) -> dict[str, str]:
 _PARTS = {"muri-node": "node lib", "muri-controller": "controller"}
 
 _MADE = {
-    "muri-node": "! command -v systemd-tmpfiles >/dev/null || systemd-tmpfiles --create /usr/lib/tmpfiles.d/muri.conf\n",
+    "muri-node": "! command -v systemd-tmpfiles >/dev/null || "
+    "systemd-tmpfiles --create /usr/lib/tmpfiles.d/muri.conf\n",
     "muri-controller": "install -d -m 0750 /var/log/muri\n",
 }
 
 _STOPS = {
-    "muri-node": "! command -v systemctl >/dev/null || systemctl disable --now run-muri.mount >/dev/null 2>&1 || true\n",
+    "muri-node": "! command -v systemctl >/dev/null || "
+    "systemctl disable --now run-muri.mount >/dev/null 2>&1 || true\n",
     "muri-controller": "! command -v systemctl >/dev/null || systemctl disable --now muri-controller.timer "
     "muri-watchdog.timer >/dev/null 2>&1 || true\n",
 }
@@ -312,8 +317,10 @@ _RELOAD = "[ ! -d /run/systemd/system ] || systemctl daemon-reload || true\n"
 
 _REFUSE_DOWNGRADE = """\
 if [ "$1" = upgrade ] && dpkg --compare-versions "$2" gt {version}; then
-    echo "{name} $2 is installed and is newer than {version}: what it keeps, and the groups that run, may be of a newer" >&2
-    echo "form. To go back: muri drain --wait; dpkg --remove muri-controller muri-node muri-spank; then install {version}." >&2
+    cat >&2 <<END
+{name} $2 is installed and newer than {version}: its journal, and the groups that run, may have a newer form.
+To go back: \\`muri drain --wait\\`, remove muri-controller, muri-node, muri-spank and muri-shim, and install {version}.
+END
     exit 1
 fi
 """
@@ -325,7 +332,8 @@ def _pack_rpm(target: Target, trees: Mapping[str, Path], temporary: Path, direct
         tree = _rpm_tree(name, trees[name], temporary)
         _write(spec, rpm_spec(target, name, entry, tree))
         defines = {
-            "_topdir": str(temporary / "rpm"), "_rpmdir": str(directory), "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+            "_topdir": str(temporary / "rpm"), "_rpmdir": str(directory),
+            "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
             "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
             "clamp_mtime_to_source_date_epoch": "1", "_binary_payload": "w6.gzdio", "_build_id_links": "none",
         }  # fmt: skip
@@ -423,7 +431,18 @@ def _architecture() -> str:
 
 def _files() -> list[str]:
     """What packages are made from: the files that git knows, or would add."""
-    command = ["git", "-C", str(CHECKOUT), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *_INPUTS]
+    command = [
+        "git",
+        "-C",
+        str(CHECKOUT),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *_INPUTS,
+    ]
     names = _checked(command, "list the checkout's files").split("\0")
     return sorted(name for name in set(names) if name and (CHECKOUT / name).is_file())
 
@@ -454,7 +473,9 @@ def _size_kib(tree: Path) -> int:
 
 
 def _checked(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})})
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
+    )
     if done.returncode != 0:
         raise BuildError(f"could not {what}: `{command[0]}` ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return done.stdout
