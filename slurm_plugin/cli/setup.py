@@ -15,8 +15,8 @@ from muri.slurm_plugin.config import Config, load_config
 from muri.slurm_plugin.setup.site import Change, Site, added, backup_of, find_site, missing, replace_files, try_out
 
 _RESTART = (
-    "Slurm has not been told yet. GRES and plugins are read at the start of its daemons, on each release: copy the "
-    "same slurm.conf and gres.conf to every host that has its own, then `systemctl restart slurmctld`, then "
+    "Slurm has not been told yet. Once every host with files of its own has the same slurm.conf and gres.conf: from "
+    "Slurm 23.11 on `scontrol reconfigure`; before, which reads no GRES then, `systemctl restart slurmctld`, and "
     "`systemctl restart slurmd` on every node. Running jobs stay"
 )
 

@@ -3,6 +3,7 @@
 import ctypes
 import difflib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -16,6 +17,7 @@ from muri.slurm_plugin.setup.marks import is_marked, without_marks
 from muri.slurm_plugin.setup.slurm_conf import SetupError
 
 BACKUP_SUFFIX: Final = ".before-muri"
+_TIME: Final = re.compile(r"^\[[^\]]*\] *")
 _LUA_LIBRARIES: Final = ("liblua5.4.so.0", "liblua-5.4.so", "liblua5.3.so.0", "liblua-5.3.so", "liblua5.1.so.0",
                          "liblua5.1-c++.so.0", "liblua-5.1.so")  # fmt: skip
 
@@ -209,19 +211,22 @@ def _place(path: Path, text: str | None) -> None:
 
 
 def _faults(main: Path) -> set[str]:
-    """What Slurm's programs on this host say against a configuration, without where it stands."""
-    faults: set[str] = set()
-    for command in (["scontrol", "show", "daemons"], ["slurmd", "-G"]):
-        try:
-            done = subprocess.run(
-                command, env={**os.environ, "SLURM_CONF": str(main)}, capture_output=True, text=True, errors="replace",
-                check=False, timeout=60,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):
-            continue  # not every host has both
-        said = (line.replace(str(main.parent), "") for line in done.stderr.splitlines())
-        faults |= {line for line in said if "error:" in line or "fatal:" in line}
-    return faults
+    """What Slurm's programs on this host say against a configuration, without when and where."""
+    # The first reads slurm.conf and says which daemons belong on this host; slurmd also reads gres.conf.
+    daemons, faults = _said(main, "scontrol", "show", "daemons")
+    return faults | (_said(main, "slurmd", "-G")[1] if "slurmd" in daemons.split() else set())
+
+
+def _said(main: Path, *command: str) -> tuple[str, set[str]]:
+    environment = {**os.environ, "SLURM_CONF": str(main)}
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, errors="replace", check=False, timeout=120
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "", set()  # not every host has each program
+    lines = (_TIME.sub("", line).replace(str(main.parent), "") for line in done.stderr.splitlines())
+    return done.stdout, {line for line in lines if "error:" in line or "fatal:" in line}
 
 
 def _try_lua(change: Change) -> None:
