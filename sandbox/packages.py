@@ -169,6 +169,7 @@ def _stage(target: Target, environments: Path, temporary: Path, progress: Progre
 
 def _stage_shim(tree: Path) -> None:
     _put(_FILES / "muri", tree / "usr/bin/muri", 0o755)
+    _put(_FILES / "stand_in/muri/__init__.py", tree / LIBRARY / "stand_in/muri/__init__.py")
 
 
 def _stage_spank(target: Target, tree: Path, temporary: Path, progress: Progress) -> None:
@@ -288,13 +289,15 @@ def maintainer_scripts(target: Target, name: str) -> dict[str, str]:
     """Return what a .deb does when it is installed and removed, each a shell text by the script's name."""
     version = target.version_of(name)
     scripts = {"preinst": _REFUSE_DOWNGRADE.format(name=name, version=version)}
+    if name == "muri-shim":
+        scripts["postrm"] = f"rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n{_FORGET}"
     parts = _PARTS.get(name)
     if parts:
         scripts["postinst"] = (
             f'[ "$1" = configure ] || exit 0\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}'
         )
         scripts["prerm"] = f'[ "$1" = remove ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n'
-        scripts["postrm"] = _RELOAD
+        scripts["postrm"] = _RELOAD + _FORGET
     return scripts
 
 
@@ -312,6 +315,9 @@ _STOPS = {
     "muri-controller": "! command -v systemctl >/dev/null || systemctl disable --now muri-controller.timer "
     "muri-watchdog.timer >/dev/null 2>&1 || true\n",
 }
+
+#: Empty directories that dpkg leaves because files of its own never lay in them.
+_FORGET = f"rmdir /{LIBRARY}/stand_in/muri /{LIBRARY}/stand_in /{LIBRARY} 2>/dev/null || true\n"
 
 _RELOAD = "[ ! -d /run/systemd/system ] || systemctl daemon-reload || true\n"
 
