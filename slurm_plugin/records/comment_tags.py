@@ -6,10 +6,8 @@ lost journal loses no job: the original request of a changed job is in its own c
 """
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Literal, NamedTuple
 
 REQUEST_PREFIX: Final = "muri:"
 
@@ -20,6 +18,9 @@ PILOT_PREFIX: Final = "muri-host:"
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
 SCRIPT_PREFIX: Final = "muri-script:"
+
+FACTS_PREFIX: Final = "muri-facts:"
+"""In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
 
 GIVEN_PREFIX: Final = "muri-given:"
 
@@ -89,8 +90,7 @@ class MemberState:
         accumulate_steps: Into how many micro-batches its batches are to be split.
     """
 
-    # Tags in a site's Slurm keep the old word.
-    pilot: Annotated[int, Field(alias="host")]
+    pilot: int
     original: Original
     accumulate_steps: int = 1
 
@@ -105,11 +105,6 @@ class PilotTag(NamedTuple):
 
     token: str
     members: tuple[int, ...]
-
-
-_T = TypeVar("_T")
-_STATE: Final = TypeAdapter(MemberState)
-_GIVEN: Final = TypeAdapter(Given)
 
 
 def _words(comment: str, prefix: str) -> list[str]:
@@ -154,7 +149,16 @@ def format_state(state: MemberState) -> str:
 
 def parse_state(admin_comment: str) -> MemberState | None:
     """Read a member's state; None when the job is no member or the token is damaged."""
-    return _parse(_STATE, token(admin_comment, STATE_PREFIX))
+    told = parse_json(token(admin_comment, STATE_PREFIX))
+    try:
+        # Tags in a site's Slurm keep the old word for the pilot.
+        return (
+            None
+            if told is None
+            else MemberState(_whole(told["host"]), _original(told["original"]), _whole(told.get("accumulate_steps", 1)))
+        )
+    except (KeyError, TypeError):
+        return None
 
 
 def format_given(given: Given) -> str:
@@ -164,14 +168,36 @@ def format_given(given: Given) -> str:
 
 def parse_given(admin_comment: str) -> Given | None:
     """Read what a job had asked for; None when it has its own request or the token is damaged."""
-    return _parse(_GIVEN, token(admin_comment, GIVEN_PREFIX))
-
-
-def _parse(form: TypeAdapter[_T], text: str | None) -> _T | None:
+    told = parse_json(token(admin_comment, GIVEN_PREFIX))
     try:
-        return None if text is None else form.validate_json(text)
-    except ValidationError:
+        return None if told is None else Given(_whole(told["given_s"]), _original(told["original"]))
+    except (KeyError, TypeError):
         return None
+
+
+def _original(told: Any) -> Original:
+    """Read a job's own request.
+
+    Raises:
+        KeyError, TypeError: Something is missing or of another kind.
+    """
+    values = {"mem_per_cpu_mib": 0, **told}
+    return Original(**{each.name: _READERS[each.type](values[each.name]) for each in fields(Original)})
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+_READERS: Final[dict[Any, Any]] = {int: _whole, str: _text}
 
 
 def format_pilot(start_token: str, members: tuple[int, ...]) -> str:
