@@ -236,8 +236,9 @@ def _install_muri(lib: Path, temporary: Path, progress: Progress) -> None:
            "--no-compile", "--target", str(lib), str(source)]  # fmt: skip
     _checked(pip, "install Muri")
     shutil.rmtree(lib / "bin", ignore_errors=True)
-    for leftover in lib.glob("*.dist-info/direct_url.json"):
-        leftover.unlink()
+    # A Python that has the record counts as one in which Muri is installed, whose scripts run under it.
+    for record in lib.glob("*.dist-info"):
+        shutil.rmtree(record)
 
 
 def _muri(lib: Path, *arguments: str) -> str:
