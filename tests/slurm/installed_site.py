@@ -147,15 +147,15 @@ def machine(site: Driver, host: str) -> dict[str, str]:
     return found
 
 
+_MOVING = re.compile(r"BOOT_TIME|Configuration data|NEXT_JOB_ID|HASH_VAL|.*\d\d:\d\d:\d\d|Slurmctld\(primary\)")
+
+
 def slurm_itself(site: Driver) -> dict[str, str]:
-    """What Slurm says of its configuration, licences, reservations and nodes, without times."""
+    """What Slurm says of its configuration, licences and reservations, without times, and of what nodes have."""
     said = {}
-    for what in ("config", "licenses", "reservations", "nodes"):
+    for what in ("config", "licenses", "reservations"):
         text = site.run("scontrol", "show", what, user="root").stdout
-        lines = text.replace(" ", "\n").splitlines() if what == "nodes" else text.splitlines()
-        moving = re.compile(
-            r"(BOOT_TIME|Configuration data|NEXT_JOB_ID|HASH_VAL|SlurmctldPid|LastUpdate|\w*Time=|CPULoad|FreeMem|"
-            r".*\d\d:\d\d:\d\d|Slurmctld\(primary\))"
-        )
-        said[what] = "\n".join(line for line in lines if not moving.match(line.strip()))
+        said[what] = "\n".join(line for line in text.splitlines() if not _MOVING.match(line.strip()))
+    words = site.run("scontrol", "show", "nodes", user="root").stdout.split()
+    said["nodes"] = "\n".join(word for word in words if word.startswith(("NodeName=", "Gres=", "CfgTRES=")))
     return said

@@ -18,6 +18,7 @@ from installed_site import (
 from muri_cluster import TRAIN_PY, TRAIN_SH
 
 from muri.profiler.records import STAGES
+from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.driver import Driver
 from sandbox.support import CHECKOUT
 
@@ -102,25 +103,38 @@ def exit_codes(users: Users) -> None:
 
 
 def a_group_of_four(users: Users, suite: str) -> None:
-    """Four jobs with different bottlenecks share a GPU, each with its own output and exit code."""
+    """Four jobs with different bottlenecks share the one GPU that is free, each with its own output and exit code."""
     site = users.site
     site.run("/usr/lib/muri/controller/bin/python", "-c", KNOW_PROFILES, user="root")
     site.write("train.py", TRAIN_PY)
     site.write("train.sh", TRAIN_SH.format(user="alice"))
     site.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test", user="root")
+    other = users.submit("--gres=gpu:1", "--wrap=while [ ! -e enough ]; do sleep 0.2; done")
+    site.wait_state(other, "RUNNING")
     jobs = {
         kind: users.submit(f"--muri=model={kind},batch-size=8,duration=9s", "--gres=gpu:1", "--hold", "train.sh", "90",
                            str(code), kind)
         for code, kind in enumerate(STAGES)
     }  # fmt: skip
     site.run("scontrol", "release", ",".join(map(str, jobs.values())))
+    ended = {job: site.wait_state(job) for job in jobs.values()}
+    site.run("touch", "enough")
+    site.wait_state(other)
+    site.run("scontrol", "update", "nodename=n2", "state=resume", user="root")
     for code, (kind, job) in enumerate(jobs.items()):
-        fields = site.wait_state(job)
-        assert fields["ExitCode"] == f"{code}:0", f"{kind}: {users.output(job)}"
+        assert ended[job]["ExitCode"] == f"{code}:0", f"{kind}: {users.output(job)}"
         assert f"finished {job}" in users.output(job)
-    comments = [site.job(job)["AdminComment"] for job in jobs.values()]
-    grouped = ["muri-state:" in comment for comment in comments]
-    assert all(grouped) if suite in GROUPS_FORM else not any(grouped), comments
+    states = [tags.parse_state(fields["AdminComment"]) for fields in ended.values()]
+    together = max(fields["StartTime"] for fields in ended.values()) < min(
+        fields["EndTime"] for fields in ended.values()
+    )
+    if suite in GROUPS_FORM:
+        assert len({state.pilot for state in states if state}) == 1, ended
+        assert None not in states
+        assert together
+    else:
+        assert states == [None] * 4
+        assert not together
 
 
 def removal(users: Users, before: dict[str, dict[str, str]], slurm_before: dict[str, str]) -> None:
@@ -172,7 +186,6 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
             the_readmes_example(users)
             exit_codes(users)
             a_group_of_four(users, suite)
-            site.run("scontrol", "update", "nodename=n2", "state=resume", user="root")
         removal(users, before, slurm_before)
 
 
