@@ -130,7 +130,13 @@ def open_controller(
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(journal_path) as journal:
         yield Controller(
-            gateway or open_gateway(config.gateway), journal, store, cache(partial(policy_of, config)), config, stop
+            gateway or open_gateway(config.gateway),
+            journal,
+            store,
+            cache(partial(policy_of, config)),
+            config,
+            stop,
+            look_only=look_only,
         )
 
 
