@@ -198,7 +198,11 @@ class Executor:
     def _make_member(self, member: MemberPlan, pilot: int, node: str) -> None:
         """Change and release one member; Slurm starts it as soon as the pilot has started."""
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
-        change = member_change(member, pilot, node, job, retries)
+        way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
+        if not way.request:
+            self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
+            return
+        change = member_change(member, pilot, node, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:

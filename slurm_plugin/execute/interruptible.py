@@ -5,7 +5,8 @@ from typing import Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.gateway.base import Gateway
-from muri.slurm_plugin.records.cluster import JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 
 class CycleCutShortError(MuriError):
@@ -59,6 +60,10 @@ class InterruptibleGateway:
     def snapshot(self) -> Snapshot:
         """Read all jobs and nodes."""
         return self._gateway.snapshot()
+
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether a waiting job's GPUs can be taken away."""
+        return self.in_time().gpu_removal(known, place, waiting, now_s)
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""

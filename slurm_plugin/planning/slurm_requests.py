@@ -194,7 +194,7 @@ def without_retries(admin_comment: str) -> JobChange:
     return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
 
 
-def member_change(member: MemberPlan, pilot: int, node: str, job: Job, retries: bool) -> JobChange:
+def member_change(member: MemberPlan, pilot: int, node: str, job: Job, *, retries: bool, no_gpus: str) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
@@ -203,11 +203,12 @@ def member_change(member: MemberPlan, pilot: int, node: str, job: Job, retries: 
         node: Where that runs: a node, or a folded list of them.
         job: As Slurm shows it.
         retries: Whether the policy gives it another try after it ran out of GPU memory.
+        no_gpus: The request per node that takes its GPUs away.
     """
     state = tags.MemberState(pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     return JobChange(
-        gpu_request="gres/gpu:0",
+        gpu_request=no_gpus,
         required_nodes=node,
         cpu_count=member.cpu_count,
         cpus_per_task=1,
