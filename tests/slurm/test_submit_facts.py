@@ -1,4 +1,4 @@
-"""What a submission tells of itself, on Slurm releases whose job records keep the submit line and on one that does not."""
+"""What a submission tells of itself, on a Slurm whose job records keep the submit line and on one where they do not."""
 
 import json
 from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_facts_survive_a_requeue_and_what_muri_changes(muri: MuriCluster) -> Non
 
 
 def test_a_forged_word_costs_the_facts_and_reaches_nothing(muri: MuriCluster) -> None:
-    """What an outer job or its user left in the environment is forgotten; muri.lua refuses the rest (test_lua_facts)."""
+    """What an outer job or its user left in the environment is forgotten; muri.lua refuses the rest."""
     forged = "1.0000000000000000.0000000000000000..YQA muri-state:{} $(touch /tmp/forged)"
     job = submit(muri, "7", env={"SLURM_SPANK_MURI_FACTS": forged, "MURI_FACTS": forged})
     comment = muri.driver.job(job)["AdminComment"]
