@@ -82,6 +82,11 @@ def adapt(site: Driver) -> None:
     site.write("/etc/muri/muri.yaml", text, user="root", mode="0644")
 
 
+def know_profiles(site: Driver) -> None:
+    """Give the controller profiles of four kinds of jobs, so that nothing waits for dry runs."""
+    site.run("/usr/lib/muri/controller/bin/python", "-c", KNOW_PROFILES, user="root")
+
+
 def the_readmes_example(users: Users) -> None:
     """README's example, with a script of this repository and its arguments."""
     job = users.submit("--muri=model=cpu,batch-size=64", "--gres=gpu:1", "examples/train.sh", "examples/train_cpu.py",
@@ -105,7 +110,7 @@ def exit_codes(users: Users) -> None:
 def a_group_of_four(users: Users, suite: str) -> None:
     """Four jobs with different bottlenecks share the one GPU that is free, each with its own output and exit code."""
     site = users.site
-    site.run("/usr/lib/muri/controller/bin/python", "-c", KNOW_PROFILES, user="root")
+    know_profiles(site)
     site.write("train.py", TRAIN_PY)
     site.write("train.sh", TRAIN_SH.format(user="alice"))
     site.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test", user="root")
