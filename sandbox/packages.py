@@ -189,7 +189,7 @@ def _fragment(plugin: str) -> str:
 
 def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
     payload = tree / LIBRARY / "payload"
-    shutil.copytree(environments / "node", payload / "node", symlinks=True)
+    _link_tree(environments / "node", payload / "node")
     _install_muri(payload / "lib", temporary, progress)
     for name in ("python", "activate", "deactivate"):
         _put(_FILES / name, tree / LIBRARY / name, 0o755)
@@ -213,7 +213,7 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
 
 def _stage_controller(tree: Path, environments: Path) -> None:
     payload = tree / LIBRARY / "payload"
-    shutil.copytree(environments / "controller", payload / "controller", symlinks=True)
+    _link_tree(environments / "controller", payload / "controller")
     _put(_FILES / "muri-controller", tree / "usr/sbin/muri-controller", 0o755)
     for unit in sorted((CHECKOUT / "etc/systemd").iterdir()):
         if unit.name.startswith("muri-"):
@@ -252,7 +252,7 @@ def _muri(lib: Path, *arguments: str) -> str:
 def _pack_deb(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
     for name, entry in package_table().items():
         tree = temporary / "deb" / name
-        shutil.copytree(trees[name], tree, symlinks=True)
+        _link_tree(trees[name], tree)
         control = tree / "DEBIAN"
         _write(control / "control", deb_control(target, name, entry, _size_kib(trees[name])))
         for script, text in maintainer_scripts(target, name).items():
@@ -261,7 +261,7 @@ def _pack_deb(target: Target, trees: Mapping[str, Path], temporary: Path, direct
             _write(control / "conffiles", "".join(f"{path}\n" for path in entry["conffiles"]))
         architecture = _architecture() if entry.get("native") else "all"
         file = directory / f"{name}_{target.version_of(name)}_{architecture}.deb"
-        _checked(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z6", "--build", str(tree), str(file)], f"pack {name}",
+        _checked(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z3", "--build", str(tree), str(file)], f"pack {name}",
                  {"SOURCE_DATE_EPOCH": _epoch_s()})  # fmt: skip
 
 
@@ -342,7 +342,7 @@ def _pack_rpm(target: Target, trees: Mapping[str, Path], temporary: Path, direct
             "_topdir": str(temporary / "rpm"), "_rpmdir": str(directory),
             "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
             "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
-            "clamp_mtime_to_source_date_epoch": "1", "_binary_payload": "w6.gzdio", "_build_id_links": "none",
+            "clamp_mtime_to_source_date_epoch": "1", "_binary_payload": "w3.gzdio", "_build_id_links": "none",
         }  # fmt: skip
         options = [word for key, value in defines.items() for word in ("--define", f"{key} {value}")]
         _checked(["rpmbuild", "-bb", *options, str(spec)], f"pack {name}", {"SOURCE_DATE_EPOCH": _epoch_s()})
@@ -492,6 +492,11 @@ def _put(source: Path, target: Path, mode: int = 0o644) -> None:
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Copy a tree by hard links: nothing changes its files."""
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
 
 
 def _write(target: Path, text: str, mode: int = 0o644) -> None:

@@ -9,7 +9,8 @@ from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.cluster import Shape
 from sandbox.driver import Driver
 
-SHAPE = Shape(nodes=1, gpus_per_node=1, site=True, accounting=True, bare=True)
+# The last node of a site is reserved.
+SHAPE = Shape(nodes=2, gpus_per_node=1, site=True, accounting=True, bare=True)
 pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("install")]
 
 MEMBER_SH = """\
