@@ -51,6 +51,8 @@ def setup(mode: str | None, purge: bool, slurm_conf: Path | None, config_file: P
         raise UsageError("say what to do: --check, --apply or --remove")
     if purge and mode != "remove":
         raise UsageError("--purge goes with --remove only")
+    if mode != "check" and os.geteuid() != 0:
+        raise UsageError(f"muri setup --{mode} must run as root: it changes Slurm's files; --check only looks")
     site = find_site(slurm_conf)
     if mode == "remove":
         _remove(site, _config(config_file), purge=purge, as_json=as_json)

@@ -3,11 +3,12 @@
 import pytest
 from installed_site import bare_site, built, copy_packages, follow, users_python
 from site_cluster import UNTIL_GO_PY
-from test_install_packages import Users, adapt, controller_at_work, know_profiles
+from test_install_packages import Users, adapt, controller_at_work, know_profiles, the_readmes_example
 
 from muri.slurm_plugin.records import comment_tags as tags
 from sandbox.cluster import Shape
 from sandbox.driver import Driver
+from sandbox.support import CHECKOUT
 
 # The last node of a site is reserved.
 SHAPE = Shape(nodes=2, gpus_per_node=1, site=True, accounting=True, bare=True)
@@ -48,7 +49,9 @@ def test_a_group_outlives_an_upgrade() -> None:
         site.write("member.sh", MEMBER_SH)
         know_profiles(site)
         (old,) = versions(site, "n1")
+        site.run("cp", "-r", str(CHECKOUT / "examples"), "/home/alice/examples")
         with controller_at_work(site):
+            the_readmes_example(users)  # its dry run tells which Python the user's scripts run under
             jobs = [
                 users.submit(f"--muri=model={kind},batch-size=8,duration=60s", "--gres=gpu:1", "member.sh", kind, code)
                 for kind, code in (("load", "0"), ("propagate", "5"))
