@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SOURCES = CHECKOUT / "packaging"
 LIBRARY = Path("usr/lib/muri")
 _FILES = SOURCES / "files"
 _COMPLETE = "complete"
+_KEEP_S = 2 * 86400
 _OUT = "/out"  # inside the root
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -82,6 +84,7 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
     with locked_directory(directory.parent / f"{build.suite.name}.lock", progress, "another build of packages"):
         missing = [kind for kind in kinds if not (directory / f"{_COMPLETE}-{kind}").exists()]
         if missing:
+            _forget_old(directory.parent, build.suite.name)
             host.require_tools({"rpmbuild": "rpm"} if "rpm" in missing else {})
             directory.mkdir(parents=True, exist_ok=True)
             with _temporary(directory.parent) as temporary:
@@ -91,6 +94,13 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
                     _PACKERS[kind](target, trees, temporary, directory)
                     (directory / f"{_COMPLETE}-{kind}").touch()
     return directory
+
+
+def _forget_old(folder: Path, suite: str) -> None:
+    """Delete packages of sources that have long changed."""
+    for old in folder.glob(f"{suite}-*/"):
+        if time.time() - old.stat().st_mtime > _KEEP_S:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def ensure_environments(build: Build, progress: Progress) -> Path:
