@@ -199,7 +199,7 @@ def _fragment(plugin: str) -> str:
 
 def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_tree(environments / "node", payload / "node")
+    _link_environment(environments / "node", payload / "node")
     _install_muri(payload / "lib", temporary, progress)
     for name in ("python", "activate", "deactivate"):
         _put(_FILES / name, tree / LIBRARY / name, 0o755)
@@ -223,7 +223,7 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
 
 def _stage_controller(tree: Path, environments: Path) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_tree(environments / "controller", payload / "controller")
+    _link_environment(environments / "controller", payload / "controller")
     _put(_FILES / "muri-controller", tree / "usr/sbin/muri-controller", 0o755)
     for unit in sorted((CHECKOUT / "etc/systemd").iterdir()):
         if unit.name.startswith("muri-"):
@@ -502,6 +502,15 @@ def _put(source: Path, target: Path, mode: int = 0o644) -> None:
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)
+
+
+def _link_environment(source: Path, target: Path) -> None:
+    """The same for a Python environment, without the line that says where it was made."""
+    _link_tree(source, target)
+    settings = target / "pyvenv.cfg"
+    lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
+    settings.unlink()
+    _write(settings, "".join(line for line in lines if not line.startswith("command = ")))
 
 
 def _link_tree(source: Path, target: Path) -> None:
