@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ SOURCES = CHECKOUT / "packaging"
 LIBRARY = Path("usr/lib/muri")
 _FILES = SOURCES / "files"
 _COMPLETE = "complete"
+_KEEP_S = 2 * 86400
 _OUT = "/out"  # inside the root
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -82,6 +84,7 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
     with locked_directory(directory.parent / f"{build.suite.name}.lock", progress, "another build of packages"):
         missing = [kind for kind in kinds if not (directory / f"{_COMPLETE}-{kind}").exists()]
         if missing:
+            _forget_old(directory.parent, build.suite.name)
             host.require_tools({"rpmbuild": "rpm"} if "rpm" in missing else {})
             directory.mkdir(parents=True, exist_ok=True)
             with _temporary(directory.parent) as temporary:
@@ -91,6 +94,13 @@ def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress:
                     _PACKERS[kind](target, trees, temporary, directory)
                     (directory / f"{_COMPLETE}-{kind}").touch()
     return directory
+
+
+def _forget_old(folder: Path, suite: str) -> None:
+    """Delete packages of sources that have long changed."""
+    for old in folder.glob(f"{suite}-*/"):
+        if time.time() - old.stat().st_mtime > _KEEP_S:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def ensure_environments(build: Build, progress: Progress) -> Path:
@@ -189,7 +199,7 @@ def _fragment(plugin: str) -> str:
 
 def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_tree(environments / "node", payload / "node")
+    _link_environment(environments / "node", payload / "node")
     _install_muri(payload / "lib", temporary, progress)
     for name in ("python", "activate", "deactivate"):
         _put(_FILES / name, tree / LIBRARY / name, 0o755)
@@ -213,7 +223,7 @@ def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progr
 
 def _stage_controller(tree: Path, environments: Path) -> None:
     payload = tree / LIBRARY / "payload"
-    _link_tree(environments / "controller", payload / "controller")
+    _link_environment(environments / "controller", payload / "controller")
     _put(_FILES / "muri-controller", tree / "usr/sbin/muri-controller", 0o755)
     for unit in sorted((CHECKOUT / "etc/systemd").iterdir()):
         if unit.name.startswith("muri-"):
@@ -492,6 +502,15 @@ def _put(source: Path, target: Path, mode: int = 0o644) -> None:
     target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     shutil.copyfile(source, target)
     target.chmod(mode)
+
+
+def _link_environment(source: Path, target: Path) -> None:
+    """The same for a Python environment, without the line that says where it was made."""
+    _link_tree(source, target)
+    settings = target / "pyvenv.cfg"
+    lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
+    settings.unlink()
+    _write(settings, "".join(line for line in lines if not line.startswith("command = ")))
 
 
 def _link_tree(source: Path, target: Path) -> None:

@@ -39,11 +39,12 @@ class Change:
     @property
     def diff(self) -> str:
         """What changes, as a unified diff."""
-        lines = ((text or "").splitlines(keepends=True) for text in (self.before, self.after))
-        names = (str(self.path), f"{self.path} (with Muri)" if self.after else "/dev/null")
+        before, after = ((text or "").splitlines(keepends=True) for text in (self.before, self.after))
+        old = "/dev/null" if self.before is None else str(self.path)
+        new = "/dev/null" if self.after is None else f"{self.path} (with Muri)"
         return "".join(
             line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-            for line in difflib.unified_diff(*lines, *names)
+            for line in difflib.unified_diff(before, after, old, new)
         )
 
 
