@@ -103,9 +103,9 @@ def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
 
 
 def _is_installed_here() -> bool:
-    """Whether this Python's own packages hold Muri, rather than a directory that PYTHONPATH names."""
-    named = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    return any(any(Path(entry).glob("muri-*.dist-info")) for entry in sys.path if entry and entry not in named)
+    """Whether Muri is among this Python's own packages, rather than beside them as PYTHONPATH or a .pth file says."""
+    own = (Path(entry) for entry in sys.path if Path(entry).is_relative_to(sys.prefix))
+    return any(any(folder.glob("muri-*.dist-info")) for folder in own)
 
 
 def library_dir() -> Path:

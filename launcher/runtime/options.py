@@ -46,19 +46,15 @@ def _path(text: str) -> Path:
 
 
 def _port(text: str) -> int:
-    return _within(int(text), 1, 65535)
+    if not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 to 65535")
+    return int(text)
 
 
 def _gib(text: str) -> float:
     value = float(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
-    return value
-
-
-def _within(value: int, least: int, most: int) -> int:
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{value} must be {least} to {most}")
     return value
 
 

@@ -92,7 +92,7 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
         pythons=KnownPythons.of(
-            _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told)))
+            _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
         ),
     )
 

@@ -19,6 +19,7 @@ from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import member_plan
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -119,7 +120,7 @@ def _open_groups(cycle: CycleInput, model: SpeedModel, room: SiteRoom) -> dict[_
         pilot, node = group.pilot, nodes.get(group.pilot.nodes)
         members = [as_submitted(member, pilot) for member in group.members]
         domains = {cycle.domain_of(member) for member in members}
-        if node is None or len(domains) != 1 or _why_closed(group, node, cycle):
+        if node is None or len(domains) != 1 or _why_closed(group, node, cycle) or _why_other_python(group, cycle):
             continue
         profiles = [cycle.knowledge.profile_of(cycle.key_of(member)) for member in members]
         shapes = tuple(shape_of(profile) for profile in profiles if profile is not None)
@@ -190,7 +191,19 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     if any(cycle.domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group is not of {domain}"
     node = next((node for node in cycle.nodes if node.name == pilot.nodes), None)
-    return _why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
+    return (
+        _why_other_python(group, cycle)
+        or _why_closed(group, node, cycle)
+        or _why_no_place(job, group, places.of(job).nodes)
+    )
+
+
+def _why_other_python(group: RunningGroup, cycle: CycleInput) -> str:
+    """Why nobody can join a group that was started before the Python of its members was known."""
+    members = [as_submitted(member, group.pilot) for member in group.members]
+    pythons = {cycle.knowledge.pythons.of_job(member, cycle.key_of(member)) or "" for member in members}
+    same = {tags.python_mark(python) for python in pythons} == {group.pilot.python}
+    return "" if same else "the group was started with another Python than its members are known to have by now"
 
 
 def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:

@@ -6,6 +6,7 @@ of the same model submitted in the same environment, and is the best guess for t
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.records.roles import ManagedJob
@@ -30,13 +31,18 @@ class MeasuredPython:
 
 @dataclass(frozen=True, slots=True)
 class KnownPythons:
-    """What dry runs told, by model and by environment."""
+    """What dry runs told, by model and by environment.
 
+    Attributes:
+        site: The directory of the site's Python (`node_python`): who submits with that one first in PATH uses it.
+    """
+
+    site: str = ""
     _of_model: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     _of_environment: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Iterable[MeasuredPython]) -> "KnownPythons":
+    def of(cls, told: Iterable[MeasuredPython], node_python: str = "") -> "KnownPythons":
         """Put together what was told."""
         of_model: dict[str, dict[str, str]] = {}
         of_environment: dict[tuple[str, str], frozenset[str]] = {}
@@ -44,20 +50,23 @@ class KnownPythons:
             of_model.setdefault(each.key, {})[each.environment] = each.python
             place = (each.user, each.environment)
             of_environment[place] = of_environment.get(place, frozenset()) | {each.python}
-        return cls(of_model, of_environment)
+        return cls(str(PurePosixPath(node_python).parent), of_model, of_environment)
 
     def of_job(self, job: ManagedJob, key: ProfileKey) -> str | None:
         """Return the Python of a job's script.
 
         Returns:
-            Its path; "" for that of the site, also where nothing is known; None where the model was measured in other
-            environments only, so that a dry run has to tell.
+            Its path; "" for that of the site, also for jobs that tell nothing of their environment; None where only a
+            dry run can tell.
         """
-        environment = "" if job.facts is None else job.facts.environment
-        measured = self._of_model.get(str(key), {})
-        if not environment or environment in measured:
-            return measured.get(environment, "")
+        if job.facts is None or not job.facts.environment:
+            return ""
+        environment, measured = job.facts.environment, self._of_model.get(str(key), {})
+        if environment in measured:
+            return measured[environment]
         alike = self._of_environment.get((job.user, environment), frozenset())
         if len(alike) == 1:
             return next(iter(alike))
-        return None if measured else ""
+        first = job.facts.python
+        is_sites = not first or str(PurePosixPath(first).parent) == self.site
+        return "" if is_sites and not measured and not alike else None

@@ -208,8 +208,8 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
 
 
 def _python_to_find(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> bool:
-    """Whether the model was measured, but not in the job's environment: its Python may be another one there."""
-    return cycle.knowledge.pythons.of_job(job, key) is None
+    """Whether only a dry run can tell the Python of the job's script; without dry runs it counts as the site's."""
+    return cycle.config.profiling.at_once > 0 and cycle.knowledge.pythons.of_job(job, key) is None
 
 
 def _mem_gib_per_gpu(job: Job) -> float:

@@ -12,7 +12,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import with_mode
+from muri.slurm_plugin.records.comment_tags import with_mode, with_python
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.slurm_plugin.records.submit_facts import encode_words
@@ -73,7 +73,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
     told = submitted if action.python and submitted else {}
     of_members = {MEMBERS_PREFIX + name: told[name] for name in DECIDING if name in told}
     members = tuple(member.job_id for member in action.members)
-    spec = group_spec(action, config).to_text()
+    spec, tag = group_spec(action, config).to_text(), tags.PILOT_PREFIX + tags.format_pilot(token, members)
     command = [config.node_python, "-m", "muri.slurm_plugin.node.pilot", "--group", spec]
     return NewJob(
         name=PILOT_NAME,
@@ -92,7 +92,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         reservation=action.reservation,
-        admin_comment=with_mode(tags.PILOT_PREFIX + tags.format_pilot(token, members), action.mode),
+        admin_comment=with_python(with_mode(tag, action.mode), action.python),
     )
 
 

@@ -55,6 +55,7 @@ class ManagedJob(Job):
         given: What it had asked for, None when it has its own CPUs and memory.
         pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
+        python: Of a pilot job: the mark of its members' own Python, "" for the site's.
         dry_run: Of a dry run: its token.
         script: Hash of its batch script, "" when unknown.
         facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
@@ -71,6 +72,7 @@ class ManagedJob(Job):
     given: tags.Given | None = None
     pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
+    python: str = ""
     dry_run: str | None = None
     script: str = ""
     facts: SubmitFacts | None = None
@@ -112,6 +114,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         given=tags.parse_given(comment),
         pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),
+        python=tags.token(comment, tags.PYTHON_PREFIX) or "",
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
         facts=read_facts(comment),

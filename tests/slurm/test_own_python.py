@@ -1,9 +1,11 @@
 """A user's own Python on a real Slurm: scripts in it are measured and grouped in it, and with nobody else's."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from conftest import ONE_GPU, emptied, start
 from muri_cluster import TRAIN_PY, MuriCluster
 
 from sandbox.driver import Driver
@@ -20,6 +22,16 @@ TRAIN_SH = """\
 #!/bin/sh
 muri run /home/alice/train.py "$@"
 """
+
+
+@pytest.fixture(scope="module", params=["forky", "trixie"])
+def release(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    yield from start(request.param, ONE_GPU, f"python-{request.param}")
+
+
+@pytest.fixture
+def one_gpu(release: Driver) -> Iterator[Driver]:
+    yield from emptied(release)
 
 
 @pytest.fixture

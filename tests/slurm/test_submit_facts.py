@@ -1,6 +1,7 @@
 """What a submission tells of itself, on a Slurm whose job records keep the submit line and on one where they do not."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -64,6 +65,19 @@ def test_other_arguments_are_another_model_and_the_same_are_not(muri: MuriCluste
     assert len(models(muri)) == 2
 
 
+def test_jobs_that_only_their_arguments_tell_apart_are_measured_and_grouped(muri: MuriCluster) -> None:
+    muri.driver.write("plain.sh", '#!/bin/sh\nmuri run /home/alice/train.py "$@"\n')
+    jobs = [
+        muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri", "plain.sh", "60", "0", kind, "two words")
+        for kind in ("load", "propagate")
+    ]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, muri.controller_log()
+    assert len(models(muri)) == 2
+    assert all("muri-state" in job["AdminComment"] for job in fields.values()), muri.controller_log()  # grouped
+    assert [job["Restarts"] for job in fields.values()] == ["0", "0"]
+
+
 def test_arguments_that_are_too_long_leave_the_job_alone_and_it_says_so(muri: MuriCluster) -> None:
     job = submit(muri, "x" * 5000)
     assert ".~ " in muri.driver.job(job)["AdminComment"]
@@ -93,6 +107,16 @@ def test_facts_survive_a_requeue_and_what_muri_changes(muri: MuriCluster) -> Non
     muri.cycles_until_ended(job)
     muri.driver.run("scontrol", "requeue", str(job), user="root")
     assert told in muri.driver.job(job)["AdminComment"].split()
+
+
+def test_nothing_is_said_of_an_environment_that_the_job_does_not_get(muri: MuriCluster) -> None:
+    kept, lost = (
+        muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri", "--hold", *options, "/home/alice/train.sh", "7")
+        for options in ((), ("--export=NONE",))
+    )
+    form = r"muri-facts:1\.{}\.[0-9a-f]{{16}}\.{}\.NwA "
+    assert re.search(form.format("[0-9a-f]{16}", "[A-Za-z0-9_-]+"), muri.driver.job(kept)["AdminComment"])
+    assert re.search(form.format("", ""), muri.driver.job(lost)["AdminComment"])
 
 
 def test_a_forged_word_costs_the_facts_and_reaches_nothing(muri: MuriCluster) -> None:

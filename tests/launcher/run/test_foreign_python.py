@@ -98,15 +98,28 @@ def test_the_python_that_is_named_goes_first(foreign_python: Path) -> None:  # n
             script_python({"MURI_PYTHON": wrong})
 
 
-def test_a_muri_of_its_own_environment_leaves_scripts_to_the_first_python_in_path(foreign_python: Path) -> None:  # noqa: F811
+def test_a_muri_of_its_own_environment_leaves_scripts_to_the_first_python_in_path(
+    foreign_python: Path,  # noqa: F811 (pytest's way)
+    tmp_path: Path,
+) -> None:
     """As packages install it: found through PYTHONPATH, in a Python that holds nothing of it."""
     code = "import os; from muri.pythons import script_python; print(script_python(os.environ).executable)"
     environment = with_library({**os.environ, "PATH": f"{foreign_python.parent}:/usr/bin:/bin"})
     private = Path(sys.executable).resolve()  # without this checkout's environment
-    done = subprocess.run(
-        [private, "-c", code], env=environment, cwd="/", check=True, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.stdout.strip() == str(foreign_python)
+    beside = tmp_path / "lib"
+    (beside / "muri-1.dist-info").mkdir(parents=True)
+    named = environment | {"PYTHONPATH": f"{environment['PYTHONPATH']}:{beside}"}
+    for variables in (environment, named):
+        done = subprocess.run(
+            [private, "-c", code],
+            env=variables,
+            cwd="/",
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.stdout.strip() == str(foreign_python)
 
 
 def test_the_library_holds_muri_alone_and_stays_first() -> None:

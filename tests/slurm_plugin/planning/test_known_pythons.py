@@ -1,5 +1,6 @@
 """Which Python a job's script runs under: told by dry runs, kept by model and environment, shared by a group."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ KNOWN = KnownPythons.of(
         ("m1", HERE, OWN),  # measured so
         ("m9", HERE, OWN),  # all that was measured there had this one
         ("m1", THERE, None),  # measured elsewhere only; bob's says nothing of alice's
-        ("m9", "d" * 16, ""),  # two were found there
+        ("m9", "d" * 16, None),  # two were found there
         ("m9", THERE, ""),  # nothing is known
         ("m1", "", ""),  # no facts
     ],
@@ -103,6 +104,17 @@ KNOWN = KnownPythons.of(
 def test_what_is_known_of_a_jobs_python(model: str, environment: str, python: str | None) -> None:
     job = read_job(job_in(environment, 1, model))
     assert KNOWN.of_job(job, ProfileKey(model, 8, 1, "gpu", "alice")) == python
+
+
+@pytest.mark.parametrize(
+    ("first", "python"), [("/opt/muri/bin/python3", ""), ("/home/alice/venv/bin/python3", None), ("", "")]
+)
+def test_where_nothing_was_measured_the_first_python_in_path_may_be_the_sites(first: str, python: str | None) -> None:
+    encoded = base64.urlsafe_b64encode(first.encode()).decode().rstrip("=")
+    job = read_job(make_job(1, admin_comment=f"muri:model=m1 muri-facts:1.{THERE}.{'c' * 16}.{encoded}.YQA"))
+    assert job.facts is not None
+    assert job.facts.python == first
+    assert KnownPythons.of([], "/opt/muri/bin/python").of_job(job, KEY) == python
 
 
 def test_a_group_runs_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
