@@ -188,6 +188,9 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
 
         adapt(site)
         with controller_at_work(site):
+            assert "0 jobs" in site.run("muri", "queue", on="login").stdout
+            refused = site.run("muri", "simulate", "x.csv", on="login", check=False)
+            assert "muri-controller" in refused.stderr
             the_readmes_example(users)
             exit_codes(users)
             a_group_of_four(users, suite)
