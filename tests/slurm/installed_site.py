@@ -6,8 +6,10 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from sandbox import daemons, instance, lifecycle, packages
@@ -98,8 +100,9 @@ def follow(site: Driver, page: str, *, last: bool = False) -> float:
             let_slurm_read(site)
             continue
         lines = [line for line in step.commands.splitlines() if not line.startswith(_NOT_HERE)]
-        for host in hosts_of(site, step.where) if lines else ():
-            site.run("sh", "-ec", "\n".join(lines), user="root", on=host)
+        with ThreadPoolExecutor(2) as hosts_at_once:
+            run = partial(site.run, "sh", "-ec", "\n".join(lines), user="root")
+            list(hosts_at_once.map(lambda host, run=run: run(on=host), hosts_of(site, step.where) if lines else ()))
     return time.monotonic() - began_s
 
 

@@ -117,7 +117,7 @@ def a_group_of_four(users: Users, suite: str) -> None:
     other = users.submit("--gres=gpu:1", "--wrap=while [ ! -e enough ]; do sleep 0.2; done")
     site.wait_state(other, "RUNNING")
     jobs = {
-        kind: users.submit(f"--muri=model={kind},batch-size=8,duration=9s", "--gres=gpu:1", "--hold", "train.sh", "90",
+        kind: users.submit(f"--muri=model={kind},batch-size=8,duration=4s", "--gres=gpu:1", "--hold", "train.sh", "40",
                            str(code), kind)
         for code, kind in enumerate(STAGES)
     }  # fmt: skip
@@ -168,7 +168,6 @@ def removal(users: Users, before: dict[str, dict[str, str]], slurm_before: dict[
 
 
 @pytest.mark.parametrize("suite", ["trixie", "forky", "bookworm"])
-@pytest.mark.xdist_group("install")
 def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.CaptureFixture[str]) -> None:
     directory = built(suite)
     with bare_site(suite) as site:
@@ -188,6 +187,9 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
 
         adapt(site)
         with controller_at_work(site):
+            assert "0 jobs" in site.run("muri", "queue", on="login").stdout
+            refused = site.run("muri", "simulate", "x.csv", on="login", check=False)
+            assert "muri-controller" in refused.stderr
             the_readmes_example(users)
             exit_codes(users)
             a_group_of_four(users, suite)

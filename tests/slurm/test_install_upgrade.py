@@ -12,7 +12,7 @@ from sandbox.support import CHECKOUT
 
 # The last node of a site is reserved.
 SHAPE = Shape(nodes=2, gpus_per_node=1, site=True, accounting=True, bare=True)
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("install")]
+pytestmark = [pytest.mark.timeout(900)]
 
 MEMBER_SH = """\
 #!/bin/sh

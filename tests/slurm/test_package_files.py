@@ -10,7 +10,7 @@ from sandbox.builds import ensure_rootfs
 from sandbox.cluster import SUITES
 from sandbox.support import CHECKOUT, Progress
 
-pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("install")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("package-files")]
 NAMES = ("muri-shim", "muri-spank", "muri-node", "muri-controller")
 
 
