@@ -233,6 +233,8 @@ def _stage_controller(tree: Path, environments: Path) -> None:
     _put(CHECKOUT / "etc/cron.d-muri", tree / "usr/share/doc/muri-controller/examples/cron.d-muri")
     for source in sorted((CHECKOUT / "slurm_plugin/job_submit").glob("*.lua")):
         _put(source, tree / "usr/share/muri/job_submit" / source.name)
+    for name in ("grafana/muri.json", "prometheus/muri-alerts.yaml"):
+        _put(CHECKOUT / "etc" / name, tree / "usr/share/muri" / name)
     _move(payload / "controller/packages.txt", tree / "usr/share/doc/muri-controller/packages.txt")
 
 

@@ -10,7 +10,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("numpy", "scipy", "networkx", "rustworkx", "torch"):
+        if name.partition(".")[0] in ("numpy", "scipy", "networkx", "rustworkx", "prometheus_client", "torch"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
