@@ -1,6 +1,6 @@
 # What a newcomer needs: `make demo` and `make test`. The rest is for maintainers.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check unit sandbox-test venv sandbox clean
+.PHONY: help demo test check unit sandbox-test venv sandbox packages clean
 
 help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ sandbox-test: venv ## Tests on the sandbox, a real Slurm on this machine.
 
 sandbox: venv ## Start a sandbox to play in: bin/muri-sandbox shell
 	@bin/muri-sandbox up
+
+packages: venv ## Build .deb and .rpm into out/packages (SUITES=trixie: for one Debian release and its Slurm).
+	@scripts/build-packages $(SUITES)
 
 clean: ## Remove what was made in this checkout; the cache stays.
 	@rm -rf .venv build out *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -32,6 +32,7 @@ COMMANDS = {
         "muri.simulator.cli.simulate_command:simulate", "Say what policies would do to a trace's jobs."
     ),
     "doctor": LazyCommand("muri.slurm_plugin.cli.doctor:doctor", "Examine what Muri needs; say what to do."),
+    "setup": LazyCommand("muri.slurm_plugin.cli.setup:setup", "Bring Slurm's files to what Muri needs, or back."),
     "config": LazyCommand("muri.slurm_plugin.cli.admin:config", "Show or check the configuration file."),
     "completion": LazyCommand("muri.completion:completion", "Print the completion script for a shell."),
     "controller": LazyCommand("muri.slurm_plugin.cli.admin:controller", "Run the controller (as muri-controller)."),

@@ -31,7 +31,7 @@ _COMPATIBILITY_FLAGS = (
     "-DSLURM_BACKWARD_COMPAT -Dslurm_free_ctl_conf=slurm_free_conf -DESLURM_ERROR_ON_DESC_TO_RECORD_COPY=2065"
 )
 
-_SCRIPT_TEXT = f"""#!/bin/sh
+PYSLURM_SCRIPT = f"""#!/bin/sh
 set -eu
 mkdir -p {_INCLUDE}/slurm
 ln -s /usr/include/slurm/*.h {_INCLUDE}/slurm/
@@ -207,7 +207,7 @@ def pyslurm_plan(root: Path, mountpoint: Path, output: Path) -> Plan:
         lower=str(root),
         mountpoint=str(mountpoint),
         binds=(*host.python_binds(), *host.pip_binds(), Bind(str(output), str(_OUTPUT), read_only=False)),
-        files=(TextFile(str(_SCRIPT), _SCRIPT_TEXT, 0o755),),
+        files=(TextFile(str(_SCRIPT), PYSLURM_SCRIPT, 0o755),),
         command=("/bin/sh", str(_SCRIPT), python),
         environment={**environment, **host.pip_environment(), "MAKEFLAGS": f"-j{os.cpu_count() or 1}"},
     )

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import os
+import re
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -233,9 +234,18 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
         "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
     }
-    if shape.site and not shape.bare:
+    if shape.bare:
+        files |= {"job_submit.lua": _text("site/bare_job_submit.lua"), "plugstack.conf": _text("site/plugstack.conf")}
+        files |= {name: _without_muri(files[name]) for name in ("slurm.conf", "gres.conf")}
+    elif shape.site:
         files["plugstack.conf.d/muri.conf"] = _text("plugstack.conf")
     return {str(Path("/etc/slurm", name)): text for name, text in files.items()}
+
+
+def _without_muri(text: str) -> str:
+    """Return slurm.conf or gres.conf as a site has it that does not know Muri."""
+    lines = (line for line in text.splitlines(keepends=True) if " Name=muri " not in line and "`muri" not in line)
+    return re.sub(r"muri_gate:1000000,|,muri(:64)?\b", "", "".join(lines))
 
 
 def database_files(shape: Shape, suite: Suite) -> dict[str, str]:

@@ -119,6 +119,12 @@ def pip_binds() -> list[Bind]:
     return [Bind(os.path.realpath(path), str(path)) for path in sorted(paths) if path.exists()]
 
 
+def apt_binds() -> list[Bind]:
+    """Mount how the host's apt reaches its mirror: proxies and certificates."""
+    places = ("/etc/apt/apt.conf.d", "/etc/apt/auth.conf.d")
+    return [Bind(place, place) for place in places if Path(place).is_dir()]
+
+
 def pip_environment() -> dict[str, str]:
     """Return the host's variables that pip should see inside."""
     names = {*_CERTIFICATE_VARIABLES, *_PROXY_VARIABLES}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from muri.policies.allocation.names import listed
 from muri.policies.registry import describe_policies, get_policy
@@ -14,14 +14,15 @@ from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
-from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
 from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
-from muri.slurm_plugin.profile_use import open_profiles
 from muri.slurm_plugin.records.journal import Journal
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.controller.cycle import Controller
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ def profiles_path(config: Config) -> Path:
 @contextmanager
 def open_controller(
     config: Config, gateway: Gateway | None = None, *, look_only: bool = False, stop: StopFlag | None = None
-) -> Iterator[Controller]:
+) -> "Iterator[Controller]":
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
     Args:
@@ -115,6 +116,10 @@ def open_controller(
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
         CorruptStoreError: With `look_only`, the profile store is damaged.
     """
+    # Planning needs NumPy, which hosts that only look need not have.
+    from muri.slurm_plugin.controller.cycle import Controller
+    from muri.slurm_plugin.profile_use import open_profiles
+
     policy_of(config)  # a wrong one is said before anything is made
     make_private_directory(config.state_dir)
     rollback: JournalMode | None = "delete" if config.profiles.journal == "delete" else None

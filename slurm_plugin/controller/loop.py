@@ -6,14 +6,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
-from muri.slurm_plugin.controller.cycle import Controller
 from muri.slurm_plugin.controller.status import STATUS_NAME, age_s
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.controller.cycle import Controller
 
 log = logging.getLogger("muri.controller")
 
@@ -79,7 +81,7 @@ class Waitable(StopFlag, Protocol):
         ...
 
 
-def run_once(controller: Controller, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
+def run_once(controller: "Controller", watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK) -> None:
     """Run a cycle, and stay until the members of new groups have started, at most `watch_s` seconds.
 
     Raises:
@@ -92,7 +94,7 @@ def run_once(controller: Controller, watch_s: float, stop: Waitable, clock: Cloc
 
 
 def run_forever(
-    controller: Controller, interval_s: float, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK
+    controller: "Controller", interval_s: float, watch_s: float, stop: Waitable, clock: Clock = MACHINE_CLOCK
 ) -> None:
     """Run a cycle every `interval_s` seconds until told to stop.
 

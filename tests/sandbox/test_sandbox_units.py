@@ -116,13 +116,20 @@ def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
 
 
 def test_a_sites_slurm_conf() -> None:
-    files = cluster.slurm_files(Shape(accounting=True, site=True, constrained=True, bare=True), SUITES["forky"], "x")
+    files = cluster.slurm_files(Shape(accounting=True, site=True, constrained=True), SUITES["forky"], "x")
     text = files["/etc/slurm/slurm.conf"]
     for line in ("SlurmUser=slurm", "AuthType=auth/munge", "TaskPlugin=task/cgroup", "GresTypes=gpu,muri"):
         assert line in text.splitlines()
     assert "Gres=gpu:tesla:2,muri:64" in text
     assert "ConstrainDevices=yes" in files["/etc/slurm/cgroup.conf"]
+
+
+def test_a_bare_site_knows_nothing_of_muri() -> None:
+    files = cluster.slurm_files(Shape(accounting=True, site=True, bare=True), SUITES["forky"], "x")
     assert not any("muri" in path for path in files)
+    lines = {line for text in files.values() for line in text.splitlines() if not line.startswith(("#", "--"))}
+    assert {"GresTypes=gpu", "Licenses=matlab:2"} <= lines
+    assert not [line for line in lines if "muri" in line.replace("muri-x", "").replace("/dev/muri-gpu", "")]
 
 
 @pytest.mark.parametrize(

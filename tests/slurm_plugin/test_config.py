@@ -51,8 +51,8 @@ def test_what_show_prints_can_be_read_back(tmp_path):
 
 
 def test_the_shipped_sample_holds_the_defaults():
-    assert load_config(SAMPLE) == Config(node_python="/opt/muri/bin/python")
-    assert render_config(Config(node_python="/opt/muri/bin/python")) in SAMPLE.read_text()
+    assert load_config(SAMPLE) == Config(node_python="/usr/lib/muri/python")
+    assert render_config(Config(node_python="/usr/lib/muri/python")) in SAMPLE.read_text()
 
 
 @pytest.mark.parametrize("name", [info.name for info in describe_policies() if not info.simulated_only])

@@ -34,7 +34,7 @@ def minutes(name):
 def test_the_sample_configuration_is_the_model_under_a_heading():
     lines = (ETC / "muri.yaml").read_text().splitlines(keepends=True)
     assert all(line.startswith("#") for line in lines[:2])
-    assert "".join(lines[2:]) == render_config(Config(node_python="/opt/muri/bin/python"))
+    assert "".join(lines[2:]) == render_config(Config(node_python="/usr/lib/muri/python"))
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_the_sample_configuration_is_the_model_under_a_heading():
 )
 def test_units_and_cron_call_commands_that_exist(line):
     program, *arguments = shlex.split(line.split("2>")[0].split(">>")[0])
-    if program == "/opt/muri/bin/muri-controller":
+    if program == "/usr/sbin/muri-controller":
         parsed = controller.make_context("muri-controller", arguments)
         assert parsed.params["once"]
         return
-    assert program == "/opt/muri/bin/muri"
+    assert program == "/usr/bin/muri"
     command = cli.get_command(cli.make_context("muri", arguments[:1]), arguments[0])
     assert command.make_context(arguments[0], arguments[1:]).params["stale_s"] == 1800
 

@@ -1,0 +1,45 @@
+"""The command line of scripts/build-packages."""
+
+import argparse
+import shutil
+import sys
+from pathlib import Path
+
+from sandbox import host, packages
+from sandbox.builds import ensure_rootfs
+from sandbox.cluster import SUITES, suite_named
+from sandbox.support import CHECKOUT, Progress, SandboxError
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scripts/build-packages", description="Build Muri's packages.")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"{', '.join(SUITES)} (default: all)")
+    parser.add_argument("--kind", action="append", choices=("deb", "rpm"), help="may be repeated (default: both)")
+    parser.add_argument("--revision", type=int, default=1, help="the part of the version behind the hyphen")
+    parser.add_argument("--into", type=Path, default=CHECKOUT / "out/packages", help="default: %(default)s")
+    return parser
+
+
+def main() -> int:
+    """Build the packages and copy them to where people look; returns the exit code."""
+    options = _parser().parse_args()
+    progress = Progress()
+    try:
+        host.require_root()
+        for suite in [suite_named(name) for name in options.suites or SUITES]:
+            build = ensure_rootfs(suite, progress)
+            built = packages.ensure_packages(build, options.kind or ("deb", "rpm"), options.revision, progress)
+            target = options.into / suite.name
+            target.mkdir(parents=True, exist_ok=True)
+            for old in [*target.glob("muri-*.deb"), *target.glob("muri-*.rpm")]:
+                old.unlink()
+            for file in sorted([*built.glob("*.deb"), *built.glob("*.rpm")]):
+                print(shutil.copy(file, target / file.name))
+    except SandboxError as err:
+        print(f"build-packages: {err}", file=sys.stderr)
+        return err.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,543 @@
+"""Builds Muri's own packages, .deb and .rpm, each suite's in the cached root of that suite.
+
+What is slow, the Python environments, is cached by what it is made from; so are finished packages.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sandbox import builds, host, namespace
+from sandbox.builds import Build
+from sandbox.init import Bind, Plan, TextFile
+from sandbox.support import CHECKOUT, BuildError, Progress, cache_dir, locked_directory
+
+SOURCES = CHECKOUT / "packaging"
+LIBRARY = Path("usr/lib/muri")
+_FILES = SOURCES / "files"
+_COMPLETE = "complete"
+_KEEP_S = 2 * 86400
+_OUT = "/out"  # inside the root
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+#: The dependencies of muri-node among those of pyproject.toml; muri-controller has all.
+NODE_DEPENDENCIES = ("click", "clustershell", "psutil", "pydantic", "pyyaml", "rich")
+
+#: What packages are made from, beside the root and the environments.
+_INPUTS = ("etc", "launcher", "muri", "packaging", "policies", "profiler", "pyproject.toml", "README.md", "LICENSE",
+           "sandbox/packages.py", "scripts/generate_man_pages.py", "simulator", "slurm_plugin")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Target:
+    """One suite's packages.
+
+    Attributes:
+        build: The root of the suite.
+        version: Muri's version and the packages' revision, such as 0.2.0-1.
+    """
+
+    build: Build
+    version: str
+
+    @property
+    def slurm(self) -> tuple[int, int]:
+        """Slurm's release, such as (24, 11)."""
+        year, month = self.build.slurm_version.split(".")[:2]
+        return int(year), int(month)
+
+    def version_of(self, package: str) -> str:
+        """Return a package's version; that of the SPANK plugin names the release that it was compiled for."""
+        if package != "muri-spank":
+            return self.version
+        upstream, _, revision = self.version.partition("-")
+        return f"{upstream}+slurm{self.slurm[0]}.{self.slurm[1]:02}-{revision}"
+
+
+def ensure_packages(build: Build, kinds: Sequence[str], revision: int, progress: Progress) -> Path:
+    """Return the directory that holds a suite's packages, building them first if there are none.
+
+    Args:
+        build: The root of the suite.
+        kinds: "deb", "rpm" or both.
+        revision: The packages' revision, the part of the version behind the hyphen.
+        progress: Told of each step.
+
+    Raises:
+        BuildError: A step failed; the text says which, and why.
+    """
+    target = Target(build, f"{_project()['version']}-{revision}")
+    environments = ensure_environments(build, progress)
+    key = _digest([target.version, environments.name, *_input_lines()])
+    directory = cache_dir() / "packages" / f"{build.suite.name}-{key}"
+    with locked_directory(directory.parent / f"{build.suite.name}.lock", progress, "another build of packages"):
+        missing = [kind for kind in kinds if not (directory / f"{_COMPLETE}-{kind}").exists()]
+        if missing:
+            _forget_old(directory.parent, build.suite.name)
+            host.require_tools({"rpmbuild": "rpm"} if "rpm" in missing else {})
+            directory.mkdir(parents=True, exist_ok=True)
+            with _temporary(directory.parent) as temporary:
+                trees = _stage(target, environments, temporary, progress)
+                for kind in missing:
+                    progress.step(f"packing the {kind} packages of {build.suite.name}")
+                    _PACKERS[kind](target, trees, temporary, directory)
+                    (directory / f"{_COMPLETE}-{kind}").touch()
+    return directory
+
+
+def _forget_old(folder: Path, suite: str) -> None:
+    """Delete packages of sources that have long changed."""
+    for old in folder.glob(f"{suite}-*/"):
+        if time.time() - old.stat().st_mtime > _KEEP_S:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def ensure_environments(build: Build, progress: Progress) -> Path:
+    """Return the cached Python environments of a suite, building them first if there are none."""
+    texts = _environment_texts(build)
+    key = _digest([build.directory.name, *sorted(f"{name} {text}" for name, text in texts.items())])
+    directory = cache_dir() / "packages" / f"environments-{build.suite.name}-{key}"
+    if directory.exists():
+        return directory
+    with locked_directory(directory.parent / f"{build.suite.name}.lock", progress, "another build of packages"):
+        if not directory.exists():
+            progress.step(f"installing the packages' Python environments for {build.suite.name} (a minute or two)")
+            with _temporary(directory.parent) as temporary:
+                output = temporary / "out"
+                output.mkdir(mode=0o755)
+                _run_in_root(build, temporary, output, texts, ("/bin/sh", "/tmp/build-in-root", _OUT), progress)
+                output.rename(directory)
+    return directory
+
+
+def _environment_texts(build: Build) -> dict[str, str]:
+    """Return the files, by their path in the root, that decide what the environments hold."""
+    dependencies: list[str] = _project()["dependencies"]
+    node = [line for line in dependencies if re.split(r"[^\w-]", line)[0].lower() in NODE_DEPENDENCIES]
+    texts = {
+        "/tmp/build-in-root": (SOURCES / "build-in-root").read_text(encoding="utf-8"),
+        "/tmp/node.txt": "".join(f"{line}\n" for line in node),
+        "/tmp/controller.txt": "".join(f"{line}\n" for line in dependencies),
+    }
+    if ".".join(build.slurm_version.split(".")[:2]) in builds.BUILDABLE_FOR:
+        texts["/tmp/build-pyslurm"] = builds.PYSLURM_SCRIPT
+    return texts
+
+
+def _run_in_root(build: Build, temporary: Path, output: Path, texts: Mapping[str, str], command: tuple[str, ...],
+                 progress: Progress) -> None:  # fmt: skip
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": str(Path.home()), "LC_ALL": "C.UTF-8"}
+    plan = Plan(
+        lower=str(build.root),
+        mountpoint=str(temporary / "mnt"),
+        binds=(*host.pip_binds(), *host.apt_binds(), Bind(str(output), _OUT, read_only=False)),
+        files=tuple(TextFile(path, text, 0o755) for path, text in texts.items()),
+        directories=("/tmp",),
+        command=command,
+        environment={**environment, **host.pip_environment(), "MAKEFLAGS": f"-j{os.cpu_count() or 1}"},
+    )
+    log = cache_dir() / "packages" / f"{build.suite.name}.log"
+    recent: list[str] = []
+    try:
+        with log.open("w", encoding="utf-8") as stream, namespace.run_plan(plan, temporary / "plan.json") as lines:
+            for line in lines:
+                stream.write(line)
+                recent = [*recent[-14:], line.rstrip()]
+                progress.detail(line.strip()[:90])
+    except subprocess.CalledProcessError as err:
+        said = "\n  ".join(recent)
+        raise BuildError(f"a step in the root of {build.suite.name} failed (its log is {log}):\n  {said}") from err
+
+
+# --- what each package holds
+
+
+def _stage(target: Target, environments: Path, temporary: Path, progress: Progress) -> dict[str, Path]:
+    """Put together the file tree of each package."""
+    trees = {name: temporary / name for name in package_table()}
+    for tree in trees.values():
+        tree.mkdir(mode=0o755)
+    _stage_shim(trees["muri-shim"])
+    _stage_spank(target, trees["muri-spank"], temporary, progress)
+    _stage_node(trees["muri-node"], environments, temporary, progress)
+    _stage_controller(trees["muri-controller"], environments)
+    for name, tree in trees.items():
+        _put(CHECKOUT / "LICENSE", tree / f"usr/share/doc/{name}/copyright")
+    return trees
+
+
+def _stage_shim(tree: Path) -> None:
+    _put(_FILES / "muri", tree / "usr/bin/muri", 0o755)
+    _put(_FILES / "stand_in/muri/__init__.py", tree / LIBRARY / "stand_in/muri/__init__.py")
+
+
+def _stage_spank(target: Target, tree: Path, temporary: Path, progress: Progress) -> None:
+    output = temporary / "spank"
+    shutil.copytree(CHECKOUT / "slurm_plugin/spank", output)
+    make = ("/usr/bin/make", f"--directory={_OUT}", "--always-make", "CFLAGS=-O2", "OUT=muri_spank.so")
+    _run_in_root(target.build, temporary, output, {}, make, progress)
+    place = next(target.build.root.glob("usr/lib/*/slurm-wlm")).relative_to(target.build.root)
+    _put(output / "muri_spank.so", tree / place / "muri_spank.so")
+    _write(tree / LIBRARY / "plugstack.conf", _fragment(f"/{place}/muri_spank.so"))
+
+
+def _fragment(plugin: str) -> str:
+    text = (CHECKOUT / "etc/plugstack.conf.d/muri.conf").read_text(encoding="utf-8")
+    return text.replace("optional muri_spank.so", f"optional {plugin}")
+
+
+def _stage_node(tree: Path, environments: Path, temporary: Path, progress: Progress) -> None:
+    payload = tree / LIBRARY / "payload"
+    _link_environment(environments / "node", payload / "node")
+    _install_muri(payload / "lib", temporary, progress)
+    for name in ("python", "activate", "deactivate"):
+        _put(_FILES / name, tree / LIBRARY / name, 0o755)
+    _put(CHECKOUT / "etc/systemd/run-muri.mount", tree / "usr/lib/systemd/system/run-muri.mount")
+    _put(CHECKOUT / "etc/tmpfiles.d/muri.conf", tree / "usr/lib/tmpfiles.d/muri.conf")
+    _move(payload / "node/packages.txt", tree / "usr/share/doc/muri-node/packages.txt")
+    for shell, place in (
+        ("bash", "bash-completion/completions/muri"),
+        ("zsh", "zsh/vendor-completions/_muri"),
+        ("fish", "fish/vendor_completions.d/muri.fish"),
+    ):
+        _write(
+            tree / "usr/share" / place,
+            _muri(payload / "lib", "-c", "from muri.cli import main; main()", "completion", shell),
+        )
+    pages = temporary / "man"
+    _muri(payload / "lib", str(CHECKOUT / "scripts/generate_man_pages.py"), str(pages))
+    for page in sorted(pages.iterdir()):
+        _compress(page, tree / f"usr/share/man/man{page.suffix[1:]}/{page.name}.gz")
+
+
+def _stage_controller(tree: Path, environments: Path) -> None:
+    payload = tree / LIBRARY / "payload"
+    _link_environment(environments / "controller", payload / "controller")
+    _put(_FILES / "muri-controller", tree / "usr/sbin/muri-controller", 0o755)
+    for unit in sorted((CHECKOUT / "etc/systemd").iterdir()):
+        if unit.name.startswith("muri-"):
+            _put(unit, tree / "usr/lib/systemd/system" / unit.name)
+    _put(CHECKOUT / "etc/muri.yaml", tree / "etc/muri/muri.yaml")
+    _put(CHECKOUT / "etc/logrotate.d/muri", tree / "etc/logrotate.d/muri")
+    _put(CHECKOUT / "etc/cron.d-muri", tree / "usr/share/doc/muri-controller/examples/cron.d-muri")
+    for source in sorted((CHECKOUT / "slurm_plugin/job_submit").glob("*.lua")):
+        _put(source, tree / "usr/share/muri/job_submit" / source.name)
+    for name in ("grafana/muri.json", "prometheus/muri-alerts.yaml"):
+        _put(CHECKOUT / "etc" / name, tree / "usr/share/muri" / name)
+    _move(payload / "controller/packages.txt", tree / "usr/share/doc/muri-controller/packages.txt")
+
+
+def _install_muri(lib: Path, temporary: Path, progress: Progress) -> None:
+    """Install this checkout's package, and nothing else, into a directory."""
+    progress.step("installing Muri itself")
+    source = temporary / "source"
+    for name in _files():
+        _put(CHECKOUT / name, source / name, (CHECKOUT / name).stat().st_mode & 0o777)
+    pip = [str(_venv_python()), "-m", "pip", "install", "--quiet", "--quiet", "--no-deps", "--no-build-isolation",
+           "--no-compile", "--target", str(lib), str(source)]  # fmt: skip
+    _checked(pip, "install Muri")
+    shutil.rmtree(lib / "bin", ignore_errors=True)
+    # A Python that has the record counts as one in which Muri is installed, whose scripts run under it.
+    for record in lib.glob("*.dist-info"):
+        shutil.rmtree(record)
+
+
+def _muri(lib: Path, *arguments: str) -> str:
+    """Run a script with this build's Muri and the checkout's environment; returns what it printed."""
+    return _checked([str(_venv_python()), *arguments], f"run {arguments[-1]}", {"PYTHONPATH": str(lib)})
+
+
+# --- .deb and .rpm
+
+
+def _pack_deb(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
+    for name, entry in package_table().items():
+        tree = temporary / "deb" / name
+        _link_tree(trees[name], tree)
+        control = tree / "DEBIAN"
+        _write(control / "control", deb_control(target, name, entry, _size_kib(trees[name])))
+        for script, text in maintainer_scripts(target, name).items():
+            _write(control / script, f"#!/bin/sh\nset -eu\n{text}", 0o755)
+        if entry.get("conffiles"):
+            _write(control / "conffiles", "".join(f"{path}\n" for path in entry["conffiles"]))
+        architecture = _architecture() if entry.get("native") else "all"
+        file = directory / f"{name}_{target.version_of(name)}_{architecture}.deb"
+        _checked(["dpkg-deb", "--root-owner-group", "-Zgzip", "-z3", "--build", str(tree), str(file)], f"pack {name}",
+                 {"SOURCE_DATE_EPOCH": _epoch_s()})  # fmt: skip
+
+
+def deb_control(target: Target, name: str, entry: Mapping[str, Any], size_kib: int) -> str:
+    """Return the file `control` of a .deb."""
+    version = target.version_of(name)
+    depends = [f"{needed} (= {target.version})" for needed in entry.get("needs", ())]
+    depends += [_filled(target, relation) for relation in entry.get("deb_depends", ())]
+    fields = {
+        "Package": name,
+        "Version": version,
+        "Architecture": _architecture() if entry.get("native") else "all",
+        "Maintainer": "Muri maintainers <muri@localhost>",
+        "Installed-Size": str(size_kib),
+        "Depends": ", ".join(depends),
+        "Recommends": ", ".join(entry.get("recommends", ())),
+        "Section": "admin",
+        "Priority": "optional",
+        "Description": _filled(target, entry["summary"]),
+    }
+    lines = [f"{key}: {value}" for key, value in fields.items() if value]
+    return "\n".join([*lines, *(f" {line}" for line in entry["description"].strip().splitlines()), ""])
+
+
+def maintainer_scripts(target: Target, name: str) -> dict[str, str]:
+    """Return what a .deb does when it is installed and removed, each a shell text by the script's name."""
+    version = target.version_of(name)
+    scripts = {"preinst": _REFUSE_DOWNGRADE.format(name=name, version=version)}
+    if name == "muri-shim":
+        scripts["postrm"] = f"rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n{_FORGET}"
+    parts = _PARTS.get(name)
+    if parts:
+        scripts["postinst"] = (
+            f'[ "$1" = configure ] || exit 0\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}'
+        )
+        scripts["prerm"] = f'[ "$1" = remove ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n'
+        scripts["postrm"] = _RELOAD + _FORGET
+    return scripts
+
+
+_PARTS = {"muri-node": "node lib", "muri-controller": "controller"}
+
+_MADE = {
+    "muri-node": "! command -v systemd-tmpfiles >/dev/null || "
+    "systemd-tmpfiles --create /usr/lib/tmpfiles.d/muri.conf\n",
+    "muri-controller": "install -d -m 0750 /var/log/muri\n",
+}
+
+_STOPS = {
+    "muri-node": "! command -v systemctl >/dev/null || "
+    "systemctl disable --now run-muri.mount >/dev/null 2>&1 || true\n",
+    "muri-controller": "! command -v systemctl >/dev/null || systemctl disable --now muri-controller.timer "
+    "muri-watchdog.timer >/dev/null 2>&1 || true\n",
+}
+
+#: Empty directories that dpkg leaves because files of its own never lay in them.
+_FORGET = f"rmdir /{LIBRARY}/stand_in/muri /{LIBRARY}/stand_in /{LIBRARY} 2>/dev/null || true\n"
+
+_RELOAD = "[ ! -d /run/systemd/system ] || systemctl daemon-reload || true\n"
+
+_REFUSE_DOWNGRADE = """\
+if [ "$1" = upgrade ] && dpkg --compare-versions "$2" gt {version}; then
+    cat >&2 <<END
+{name} $2 is installed and newer than {version}: its journal, and the groups that run, may have a newer form.
+To go back: \\`muri drain --wait\\`, remove muri-controller, muri-node, muri-spank and muri-shim, and install {version}.
+END
+    exit 1
+fi
+"""
+
+
+def _pack_rpm(target: Target, trees: Mapping[str, Path], temporary: Path, directory: Path) -> None:
+    for name, entry in package_table().items():
+        spec = temporary / f"{name}.spec"
+        tree = _rpm_tree(name, trees[name], temporary)
+        _write(spec, rpm_spec(target, name, entry, tree))
+        defines = {
+            "_topdir": str(temporary / "rpm"), "_rpmdir": str(directory),
+            "_build_name_fmt": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
+            "_buildhost": "localhost", "use_source_date_epoch_as_buildtime": "1",
+            "clamp_mtime_to_source_date_epoch": "1", "_binary_payload": "w3.gzdio", "_build_id_links": "none",
+        }  # fmt: skip
+        options = [word for key, value in defines.items() for word in ("--define", f"{key} {value}")]
+        _checked(["rpmbuild", "-bb", *options, str(spec)], f"pack {name}", {"SOURCE_DATE_EPOCH": _epoch_s()})
+
+
+def _rpm_tree(name: str, tree: Path, temporary: Path) -> Path:
+    """Return the tree with files where rpm systems have them."""
+    if name != "muri-spank":
+        return tree
+    changed = temporary / "rpm-tree" / name
+    shutil.copytree(tree, changed)
+    plugin = next(changed.glob("usr/lib/*/slurm-wlm/muri_spank.so"))
+    _move(plugin, changed / "usr/lib64/slurm/muri_spank.so")
+    plugin.parent.rmdir()
+    plugin.parent.parent.rmdir()
+    (changed / LIBRARY / "plugstack.conf").write_text(_fragment("/usr/lib64/slurm/muri_spank.so"), encoding="utf-8")
+    return changed
+
+
+def rpm_spec(target: Target, name: str, entry: Mapping[str, Any], tree: Path) -> str:
+    """Return the spec file that packs a tree as it is."""
+    upstream, _, revision = target.version_of(name).partition("-")
+    tags = [
+        f"Name: {name}", f"Version: {upstream}", f"Release: {revision}", "License: Apache-2.0",
+        f"Summary: {_filled(target, entry['summary'])}", "AutoReqProv: no",
+        *(["BuildArch: noarch"] if not entry.get("native") else []),
+        *(f"Requires: {needed} = {target.version}" for needed in entry.get("needs", ())),
+        *(f"Requires: {_filled(target, relation)}" for relation in entry.get("rpm_requires", ())),
+    ]  # fmt: skip
+    parts = _PARTS.get(name)
+    scripts = ""
+    if parts:
+        scripts = (
+            f"%post\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}\n"
+            f'%preun\n[ "$1" = 0 ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n\n'
+            f"%postun\n{_RELOAD}\n"
+        )
+    conffiles = set(entry.get("conffiles", ()))
+    listed = "\n".join(_rpm_entries(tree, conffiles))
+    head = "%global __os_install_post %{nil}\n%global debug_package %{nil}\n"
+    return (
+        head + "\n".join(tags) + f"\n\n%description\n{entry['description'].strip()}\n\n"
+        f"%install\ncp -a '{tree}/.' '%{{buildroot}}/'\n\n{scripts}"
+        f"%files\n%defattr(-,root,root,-)\n{listed}\n"
+    )
+
+
+def _rpm_entries(tree: Path, conffiles: Iterable[str]) -> Iterator[str]:
+    """The lines of %files: whole directories of Muri's own, and single files elsewhere."""
+    own = [tree / LIBRARY / "payload/node", tree / LIBRARY / "payload/lib", tree / LIBRARY / "payload/controller"]
+    for place in own:
+        if place.exists():
+            yield f'"/{place.relative_to(tree)}"'
+    for path in sorted(tree.rglob("*")):
+        if path.is_dir() or any(place in path.parents for place in own):
+            continue
+        name = f"/{path.relative_to(tree)}"
+        yield f'{"%config(noreplace) " if name in conffiles else ""}"{name}"'
+
+
+_PACKERS = {"deb": _pack_deb, "rpm": _pack_rpm}
+
+
+# --- facts
+
+
+def package_table() -> dict[str, dict[str, Any]]:
+    """Return the packages by their names, as packaging/packages.toml describes them."""
+    return tomllib.loads((SOURCES / "packages.toml").read_text(encoding="utf-8"))
+
+
+def _project() -> dict[str, Any]:
+    project: dict[str, Any] = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return project
+
+
+def _filled(target: Target, text: str) -> str:
+    python = f"python{'.'.join(_python_of(target.build).split('.')[:2])}"
+    year, month = target.slurm
+    return text.format(version=target.version, python=python, slurm=f"{year}.{month:02}",
+                       next_slurm=f"{year}.{month + 1:02}")  # fmt: skip
+
+
+def _python_of(build: Build) -> str:
+    """The version of the suite's own Python."""
+    return (build.root / "usr/bin/python3").readlink().name.removeprefix("python")
+
+
+def _architecture() -> str:
+    machine = os.uname().machine
+    return _ARCHITECTURES.get(machine, machine)
+
+
+def _files() -> list[str]:
+    """What packages are made from: the files that git knows, or would add."""
+    command = [
+        "git",
+        "-C",
+        str(CHECKOUT),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *_INPUTS,
+    ]
+    names = _checked(command, "list the checkout's files").split("\0")
+    return sorted(name for name in set(names) if name and (CHECKOUT / name).is_file())
+
+
+def _input_lines() -> Iterator[str]:
+    for name in _files():
+        yield f"{name} {hashlib.sha256((CHECKOUT / name).read_bytes()).hexdigest()}"
+
+
+def _epoch_s() -> str:
+    """When what packages are made from last changed, so that the same sources give the same bytes."""
+    return _checked(["git", "-C", str(CHECKOUT), "log", "-1", "--format=%ct", "--", *_INPUTS], "read git's log").strip()
+
+
+def _digest(lines: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def _venv_python() -> Path:
+    python = CHECKOUT / ".venv/bin/python"
+    if not python.exists():
+        raise BuildError(f"{python} is missing: run scripts/make-venv first")
+    return python
+
+
+def _size_kib(tree: Path) -> int:
+    return sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file()) // 1024 + 1
+
+
+def _checked(command: Sequence[str], what: str, environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, **(environment or {})}
+    )
+    if done.returncode != 0:
+        raise BuildError(f"could not {what}: `{command[0]}` ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def _put(source: Path, target: Path, mode: int = 0o644) -> None:
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    shutil.copyfile(source, target)
+    target.chmod(mode)
+
+
+def _link_environment(source: Path, target: Path) -> None:
+    """The same for a Python environment, without the line that says where it was made."""
+    _link_tree(source, target)
+    settings = target / "pyvenv.cfg"
+    lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
+    settings.unlink()
+    _write(settings, "".join(line for line in lines if not line.startswith("command = ")))
+
+
+def _link_tree(source: Path, target: Path) -> None:
+    """Copy a tree by hard links: nothing changes its files."""
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
+
+
+def _write(target: Path, text: str, mode: int = 0o644) -> None:
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+    target.chmod(mode)
+
+
+def _move(source: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    source.rename(target)
+
+
+def _compress(source: Path, target: Path) -> None:
+    target.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    target.write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
+
+
+@contextlib.contextmanager
+def _temporary(parent: Path) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="building-", dir=parent) as name:
+        Path(name).chmod(0o755)
+        yield Path(name)

@@ -1,0 +1,203 @@
+"""Muri on a site: installed from packages by the pages of the documentation, used, and removed without a trace."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from installed_site import (
+    bare_site,
+    built,
+    copy_packages,
+    follow,
+    machine,
+    slurm_itself,
+    users_python,
+)
+from muri_cluster import TRAIN_PY, TRAIN_SH
+
+from muri.profiler.records import STAGES
+from muri.slurm_plugin.records import comment_tags as tags
+from sandbox.driver import Driver
+from sandbox.support import CHECKOUT
+
+pytestmark = [pytest.mark.timeout(900)]
+
+#: Releases whose waiting jobs can give their GPUs to a pilot job.
+GROUPS_FORM = {"forky", "trixie"}
+
+KNOW_PROFILES = """\
+import sys
+from pathlib import Path
+from muri.profiler.records import STAGES, ProfileKey, StageProfile
+from muri.profiler.store import ProfileStore
+
+store = ProfileStore(Path("/var/lib/muri/profiles.db"))
+for slow in STAGES:
+    stage_s = {f"{stage}_s": 0.07 if stage == slow else 0.01 for stage in STAGES}
+    key = ProfileKey(slow, 8, 1, "tesla")
+    store.put(StageProfile(key=key, **stage_s, iteration_s=0.1, iterations=20))
+store.close()
+"""
+
+
+class Users:
+    """What users do on the site's login host, with an environment of their own that has PyTorch and not Muri."""
+
+    def __init__(self, site: Driver) -> None:
+        self.site = site
+        self.path = {"PATH": f"{users_python()}:/usr/local/bin:/usr/bin:/bin"}
+
+    def submit(self, *arguments: str) -> int:
+        """Run sbatch as alice."""
+        return self.site.submit(*arguments, env=self.path, on="login")
+
+    def output(self, job: int) -> str:
+        """What a job wrote."""
+        return self.site.read(f"/home/alice/slurm-{job}.out")
+
+
+@contextmanager
+def controller_at_work(site: Driver) -> Iterator[None]:
+    """What the timer does, more often."""
+    command = "exec muri-controller --interval 0.5 2>>/root/controller.log"
+    process = site.popen("sh", "-c", command, user="root")
+    try:
+        site.wait_until(lambda: "muri_gate" in site.run("scontrol", "show", "reservations").stdout, "the first cycle")
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=240)
+
+
+def adapt(site: Driver) -> None:
+    """Let groups be watched more often than a site wants."""
+    text = site.read("/etc/muri/muri.yaml")
+    for key, value in {"telemetry_s": "1.0", "poll_s": "0.5", "gate_watch_s": "0.0", "policy": "muri-s"}.items():
+        lines = [line for line in text.splitlines() if line.strip().startswith(f"{key}: ")]
+        assert len(lines) == 1, key
+        indent = lines[0][: len(lines[0]) - len(lines[0].lstrip())]
+        text = text.replace(lines[0], f"{indent}{key}: {value}")
+    site.write("/etc/muri/muri.yaml", text, user="root", mode="0644")
+
+
+def know_profiles(site: Driver) -> None:
+    """Give the controller profiles of four kinds of jobs, so that nothing waits for dry runs."""
+    site.run("/usr/lib/muri/controller/bin/python", "-c", KNOW_PROFILES, user="root")
+
+
+def the_readmes_example(users: Users) -> None:
+    """README's example, with a script of this repository and its arguments."""
+    job = users.submit("--muri=model=cpu,batch-size=64", "--gres=gpu:1", "examples/train.sh", "examples/train_cpu.py",
+                       "--iterations", "12")  # fmt: skip
+    fields = users.site.wait_state(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), users.output(job)
+    assert "done: 12 iterations" in users.output(job)
+
+
+def exit_codes(users: Users) -> None:
+    """A script's exit code is its job's, also in sacct."""
+    users.site.write("three.py", "import sys; print(sys.argv[1:]); sys.exit(3)")
+    users.site.write("three.sh", '#!/bin/sh\nexec muri run three.py "$@"\n')
+    job = users.submit("--muri=model=three,alone=1", "--gres=gpu:1", "three.sh", "two words", "--x")
+    assert users.site.wait_state(job)["ExitCode"] == "3:0"
+    assert "['two words', '--x']" in users.output(job)
+    command = ("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={job}", "--format=State,ExitCode")
+    users.site.wait_until(lambda: users.site.run(*command).stdout.strip() == "FAILED|3:0", "the record of the job")
+
+
+def a_group_of_four(users: Users, suite: str) -> None:
+    """Four jobs with different bottlenecks share the one GPU that is free, each with its own output and exit code."""
+    site = users.site
+    know_profiles(site)
+    site.write("train.py", TRAIN_PY)
+    site.write("train.sh", TRAIN_SH.format(user="alice"))
+    site.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test", user="root")
+    other = users.submit("--gres=gpu:1", "--wrap=while [ ! -e enough ]; do sleep 0.2; done")
+    site.wait_state(other, "RUNNING")
+    jobs = {
+        kind: users.submit(f"--muri=model={kind},batch-size=8,duration=4s", "--gres=gpu:1", "--hold", "train.sh", "40",
+                           str(code), kind)
+        for code, kind in enumerate(STAGES)
+    }  # fmt: skip
+    site.run("scontrol", "release", ",".join(map(str, jobs.values())))
+    ended = {job: site.wait_state(job) for job in jobs.values()}
+    site.run("touch", "enough")
+    site.wait_state(other)
+    site.run("scontrol", "update", "nodename=n2", "state=resume", user="root")
+    for code, (kind, job) in enumerate(jobs.items()):
+        assert ended[job]["ExitCode"] == f"{code}:0", f"{kind}: {users.output(job)}"
+        assert f"finished {job}" in users.output(job)
+    states = [tags.parse_state(fields["AdminComment"]) for fields in ended.values()]
+    together = max(fields["StartTime"] for fields in ended.values()) < min(
+        fields["EndTime"] for fields in ended.values()
+    )
+    if suite in GROUPS_FORM:
+        assert len({state.pilot for state in states if state}) == 1, ended
+        assert None not in states
+        assert together
+    else:
+        assert states == [None] * 4
+        assert not together
+
+
+def removal(users: Users, before: dict[str, dict[str, str]], slurm_before: dict[str, str]) -> None:
+    """Jobs in the queue run on; nothing else stays."""
+    site = users.site
+    site.write("later.py", "import muri, sys\nwith muri.stage('load'):\n    print(sys.argv[1:])\n")
+    site.write("later.sh", '#!/bin/sh\nmuri run --timing later.py "$@"\n')
+    running = users.submit("-w", "n1", "--gres=gpu:2", "--wrap=while [ ! -e go ]; do sleep 0.2; done")
+    site.wait_state(running, "RUNNING")
+    queued = users.submit("--muri=model=later", "--gres=gpu:1", "-w", "n1", "later.sh", "a b")
+    assert "muri" in site.job(queued)["AdminComment"]
+    follow(site, "removal.md")
+    assert site.job(queued)["JobState"] == "PENDING"
+    assert "muri" not in site.job(queued).get("AdminComment", "")
+    assert "muri" not in site.job(queued).get("Licenses", "")
+    site.run("touch", "go")
+    fields = site.wait_state(queued)
+    assert (fields["JobState"], fields["ExitCode"]) == ("COMPLETED", "0:0"), users.output(queued)
+    assert "['a b']" in users.output(queued)
+    follow(site, "removal.md", last=True)
+    assert slurm_itself(site) == slurm_before
+    for host, files in before.items():
+        now = machine(site, host)
+        differing = {name for name in {*files, *now} if files.get(name) != now.get(name)}
+        assert not differing, f"{host}: {sorted(differing)[:20]}"
+
+
+@pytest.mark.parametrize("suite", ["trixie", "forky", "bookworm"])
+def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.CaptureFixture[str]) -> None:
+    directory = built(suite)
+    with bare_site(suite) as site:
+        copy_packages(site, directory)
+        before = {host: machine(site, host) for host in ("ctl", "login", "n1")}
+        slurm_before = slurm_itself(site)
+        users = Users(site)
+        site.run("cp", "-r", str(CHECKOUT / "examples"), "/home/alice/examples")
+        assert site.run("sbatch", "--muri", "--wrap=true", on="login", check=False).returncode != 0
+
+        seconds = follow(site, "install.md")
+        with capfd.disabled():
+            print(f"\ninstalling on {len(site.instance.host_names)} hosts ({suite}): {seconds:.0f} s", flush=True)
+        checked = site.run("muri", "setup", "--check", "--json", user="root")
+        assert json.loads(checked.stdout)["complete"]
+        assert "--muri" in site.run("sbatch", "--help", on="login").stdout
+
+        adapt(site)
+        with controller_at_work(site):
+            assert "0 jobs" in site.run("muri", "queue", on="login").stdout
+            refused = site.run("muri", "simulate", "x.csv", on="login", check=False)
+            assert "muri-controller" in refused.stderr
+            the_readmes_example(users)
+            exit_codes(users)
+            a_group_of_four(users, suite)
+        removal(users, before, slurm_before)
+
+
+def test_every_step_of_the_pages_names_its_hosts() -> None:
+    pages = [(CHECKOUT / "docs" / name).read_text() for name in ("install.md", "removal.md")]
+    for text in pages:
+        assert "```sh\n" not in text
+    assert Path(CHECKOUT / "packaging/ansible/roles/muri").is_dir()

@@ -1,0 +1,79 @@
+"""What the packages hold, in both formats."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sandbox import packages
+from sandbox.builds import ensure_rootfs
+from sandbox.cluster import SUITES
+from sandbox.support import CHECKOUT, Progress
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.xdist_group("package-files")]
+NAMES = ("muri-shim", "muri-spank", "muri-node", "muri-controller")
+
+
+def said(*command: object) -> str:
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def directory() -> Path:
+    progress = Progress()
+    return packages.ensure_packages(ensure_rootfs(SUITES["trixie"], progress), ("deb", "rpm"), 1, progress)
+
+
+def deb_files(directory: Path, name: str) -> set[str]:
+    """Paths and modes of a .deb's files."""
+    (file,) = directory.glob(f"{name}_*.deb")
+    fields = (line.split(maxsplit=5) for line in said("dpkg-deb", "-c", file).splitlines())
+    return {parts[5].removeprefix(".") for parts in fields if not parts[0].startswith("d")}
+
+
+def rpm_files(directory: Path, name: str) -> set[str]:
+    (file,) = directory.glob(f"{name}-[0-9]*.rpm")
+    links = said("rpm", "-qp", "--qf", "[%{FILENAMES}\t%{FILELINKTOS}\t%{FILEMODES:perms}\n]", file).splitlines()
+    rows = (line.split("\t") for line in links)
+    return {f"{path} -> {link}" if link else path for path, link, mode in rows if not mode.startswith("d")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_formats_hold_the_same(directory: Path, name: str) -> None:
+    deb, rpm = deb_files(directory, name), rpm_files(directory, name)
+    own_place = {path for path in deb | rpm if path.endswith("/muri_spank.so")}
+    assert deb - own_place == rpm - own_place
+    assert len(own_place) == (2 if name == "muri-spank" else 0)
+    (file,) = directory.glob(f"{name}-[0-9]*.rpm")
+    assert "digests OK" in said("rpm", "-K", file)
+    print(said("dpkg-deb", "-I", next(directory.glob(f"{name}_*.deb"))))
+
+
+def test_packages_share_no_file(directory: Path) -> None:
+    files = [path for name in NAMES for path in deb_files(directory, name)]
+    assert len(files) == len({*files})
+
+
+def test_nodes_get_no_heavy_packages(directory: Path) -> None:
+    files = deb_files(directory, "muri-node")
+    held = {part for path in files for part in Path(path).parts}
+    assert not held & {"numpy", "scipy", "torch", "networkx", "rustworkx"}
+    assert {"pydantic", "click", "ClusterShell", "psutil", "rich", "yaml"} <= held
+    for wanted in (
+        "/usr/share/man/man1/muri-run.1.gz", "/usr/share/man/man1/muri-setup.1.gz",
+        "/usr/share/bash-completion/completions/muri", "/usr/lib/tmpfiles.d/muri.conf",
+        "/usr/lib/systemd/system/run-muri.mount", "/usr/lib/muri/payload/lib/muri/launcher/run/command.py",
+    ):  # fmt: skip
+        assert wanted in files
+
+
+def test_no_file_names_the_machine_that_built_it(directory: Path, tmp_path: Path) -> None:
+    for name in NAMES:
+        (file,) = directory.glob(f"{name}_*.deb")
+        said("dpkg-deb", "-x", file, tmp_path / name)
+    found = subprocess.run(
+        ["grep", "-rlI", "--exclude-dir=job_submit", "-e", str(CHECKOUT), "-e", "/out/node", tmp_path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.stdout == ""
