@@ -83,7 +83,8 @@ def _run(config: Config, interval_s: float | None) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with _only_one_at_work(config), open_controller(config, stop=stop) as instance:
+    looping = interval_s is not None
+    with _only_one_at_work(config), open_controller(config, stop=stop, looping=looping) as instance:
         if interval_s is None:
             run_once(instance, config.gate_watch_s, stop)
         else:
@@ -277,7 +278,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         raise UsageError("--json asks no questions: give --yes, too")
     config = read_config(config_file)
     gateway = open_gateway(config.gateway)
-    view = view_of(gateway.snapshot(), config.partitions)
+    view = view_of(gateway.queue(), config.partitions)
     job = view.jobs.get(job_id)
     if job is None:
         raise UsageError(f"Slurm knows no job {job_id}; `squeue --me` lists yours")

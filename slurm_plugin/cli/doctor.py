@@ -44,6 +44,7 @@ from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profi
 from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
 from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 
@@ -144,7 +145,7 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
     yield judge_cycle(cycle_age_s(config, time.time()), config.interval_s)
     yield judge_status_dir(facts_of(config.status_dir), config.status_dir)
     yield judge_run_dir(facts_of(SITE_RUN_DIR), SITE_RUN_DIR)
-    yield examine_slurm(config)
+    yield from examine_slurm(config)
     if (gate := examine_gate(config)) is not None:
         yield gate
     if (allocates := examine_select(config)) is not None:
@@ -242,19 +243,26 @@ def examine_journal(path: Path) -> Finding:
     return Finding(name, Level.OK, f"{path}: whole")
 
 
-def examine_slurm(config: Config) -> Finding:
-    """Whether Slurm answers."""
+def examine_slurm(config: Config) -> Iterator[Finding]:
+    """Whether Slurm answers, and in which way it is asked."""
+    lacking: list[GatewayUnavailableError] = []
     try:
-        gateway = open_gateway(config.gateway)
+        gateway = open_gateway(config.gateway, lacking.append)
         snapshot = gateway.snapshot()
     except GatewayUnavailableError as error:
         remedy = "nothing, if the controller runs on another machine"
-        return Finding("Slurm", Level.WARNING, f"no Slurm on this machine: {error}", remedy)
+        yield Finding("Slurm", Level.WARNING, f"no Slurm on this machine: {error}", remedy)
+        return
     except MuriError as error:
-        return Finding("Slurm", Level.PROBLEM, str(error), "`scontrol ping` says more; jobs stay as they are meanwhile")
+        yield Finding("Slurm", Level.PROBLEM, str(error), "`scontrol ping` says more; jobs stay as they are meanwhile")
+        return
     gpus = sum(node.gpu_count for node in snapshot.nodes)
     size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
-    return Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+    yield Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+    for why in lacking:
+        normal = isinstance(why, NoPyslurmError)
+        remedy = "" if normal else f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
+        yield Finding("gateway", Level.OK if normal else Level.WARNING, f"{gateway.name}: {why}", remedy)
 
 
 def examine_gpus() -> Finding:

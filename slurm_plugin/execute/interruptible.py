@@ -60,6 +60,10 @@ class InterruptibleGateway:
         """Read all jobs and nodes."""
         return self._gateway.snapshot()
 
+    def queue(self) -> Snapshot:
+        """As `Gateway.queue`; looking is never refused."""
+        return self._gateway.queue()
+
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
         return self.in_time().submit(job)

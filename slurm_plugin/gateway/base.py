@@ -100,6 +100,14 @@ class Gateway(Protocol):
         """
         ...
 
+    def queue(self) -> Snapshot:
+        """Read the jobs alone, in one or two RPCs: neither nodes nor what only administrators may see.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        ...
+
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id, in several RPCs.
 

@@ -6,7 +6,7 @@ lost journal loses no job: the original request of a changed job is in its own c
 """
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -22,6 +22,14 @@ DRY_RUN_PREFIX: Final = "muri-dryrun:"
 SCRIPT_PREFIX: Final = "muri-script:"
 
 GIVEN_PREFIX: Final = "muri-given:"
+
+PLAN_PREFIX: Final = "muri-plan:"
+"""In a job's AdminComment: what was decided when it was started, for `muri queue` and `muri explain` on any host."""
+
+_MOST_PLAN_CHARACTERS: Final = 2000
+"""Of the token: members read the tags of their job with squeue, which cuts off long comments."""
+
+_LONGEST_REASON: Final = 300
 
 USER_HOLD: Final = "muri-hold:user"
 
@@ -95,6 +103,23 @@ class MemberState:
     accumulate_steps: int = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the controller decided about a job when it started it.
+
+    Attributes:
+        why: Sentences for people: why it is in its group, or alone.
+        speed: Speed that the plan expects in its group, 1 = as fast as alone; None where it runs alone.
+        solo_iteration_s: Iteration time alone, from its profile; None where it runs alone.
+        estimated: Whether that profile is an estimate.
+    """
+
+    why: tuple[str, ...] = ()
+    speed: Annotated[float | None, Field(gt=0)] = None
+    solo_iteration_s: Annotated[float | None, Field(gt=0)] = None
+    estimated: bool = False
+
+
 class PilotTag(NamedTuple):
     """What a pilot job carries.
 
@@ -110,6 +135,7 @@ class PilotTag(NamedTuple):
 _T = TypeVar("_T")
 _STATE: Final = TypeAdapter(MemberState)
 _GIVEN: Final = TypeAdapter(Given)
+_PLANNED: Final = TypeAdapter(Planned)
 
 
 def _words(comment: str, prefix: str) -> list[str]:
@@ -165,6 +191,29 @@ def format_given(given: Given) -> str:
 def parse_given(admin_comment: str) -> Given | None:
     """Read what a job had asked for; None when it has its own request or the token is damaged."""
     return _parse(_GIVEN, token(admin_comment, GIVEN_PREFIX))
+
+
+def with_plan(admin_comment: str, planned: Planned | None) -> str:
+    """Return an AdminComment that tells what was decided about its job, or nothing of it when `planned` is None.
+
+    The last reasons are left out where there are too many.
+    """
+    text = None
+    if planned is not None:
+        shown = replace(planned, why=tuple(reason[:_LONGEST_REASON] for reason in planned.why))
+        while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
+            shown = replace(shown, why=shown.why[:-1])
+    return with_token(admin_comment, PLAN_PREFIX, text)
+
+
+def _told(planned: Planned) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in told.items()}
+
+
+def parse_plan(admin_comment: str) -> Planned | None:
+    """Read what was decided about a job; None when nothing was, or the token is damaged."""
+    return _parse(_PLANNED, token(admin_comment, PLAN_PREFIX))
 
 
 def _parse(form: TypeAdapter[_T], text: str | None) -> _T | None:

@@ -43,9 +43,6 @@ DRY_RUN: Final = "dry-run"
 EXCLUSION: Final = "bar"
 """Name of the facts that say why a job must not be grouped again, by job id. Running sites' journals hold the word."""
 
-SOLO: Final = "solo"
-"""Name of the facts that say why a job was released alone, by job id."""
-
 DRY_RUN_FAILED: Final = "dry-run-failed"
 """Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
 profile key's text."""
@@ -58,6 +55,11 @@ RELEASE_REFUSED: Final = "release-refused"
 
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
+
+
+def not_grouped_again(why: str) -> str:
+    """Say for people what the fact EXCLUSION means for a job."""
+    return f"not grouped again: {why}"
 
 
 class JournalError(MuriError):

@@ -53,7 +53,9 @@ def test_the_first_half_of_the_nodes_is_of_one_kind(nodes: int, features: list[s
     assert [line.partition("Feature=")[2].split()[0] for line in lines] == features
 
 
-@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("trixie", "auth/munge"), ("bookworm", "auth/munge")])
+@pytest.mark.parametrize(
+    ("suite", "auth"), [("forky", "auth/slurm"), ("trixie", "auth/munge"), ("bookworm", "auth/munge")]
+)
 def test_secrets_are_readable_by_root_alone(suite: str, auth: str, tmp_path: Any) -> None:
     build, pyslurm = Build(SUITES[suite], tmp_path), Pyslurm(None)
     accounted = lifecycle.root_plan("x", SUITES[suite], Shape(accounting=True), build, pyslurm).files

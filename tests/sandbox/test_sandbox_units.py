@@ -45,7 +45,9 @@ def test_requeued_jobs_start_soon_unless_a_shape_asks_for_slurms_own_wait() -> N
         assert lines_of(text, "AuthInfo=") == [f"AuthInfo=cred_expire={seconds}"]
 
 
-@pytest.mark.parametrize(("suite", "auth"), [("forky", "auth/slurm"), ("trixie", "auth/munge"), ("bookworm", "auth/munge")])
+@pytest.mark.parametrize(
+    ("suite", "auth"), [("forky", "auth/slurm"), ("trixie", "auth/munge"), ("bookworm", "auth/munge")]
+)
 def test_each_suite_has_its_authentication(suite: str, auth: str) -> None:
     text = cluster.slurm_files(Shape(), SUITES[suite], "x")["/etc/slurm/slurm.conf"]
     assert lines_of(text, "AuthType=") == [f"AuthType={auth}"]

@@ -129,6 +129,9 @@ class FakeSlurm:
         reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
         return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits)
 
+    def queue(self) -> Snapshot:
+        return replace(self.snapshot(), nodes=(), reservations=())
+
     def read_now(self) -> Snapshot:
         """Return a snapshot by whatever method a test has put in place."""
         return self.snapshot()
