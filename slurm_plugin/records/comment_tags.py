@@ -11,6 +11,8 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
+from muri.printable import printable
+
 REQUEST_PREFIX: Final = "muri:"
 
 STATE_PREFIX: Final = "muri-state:"
@@ -200,7 +202,7 @@ def with_plan(admin_comment: str, planned: Planned | None) -> str:
     """
     text = None
     if planned is not None:
-        shown = replace(planned, why=tuple(reason[:_LONGEST_REASON] for reason in planned.why))
+        shown = replace(planned, why=tuple(printable(reason[:_LONGEST_REASON]) for reason in planned.why))
         while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
             shown = replace(shown, why=shown.why[:-1])
     return with_token(admin_comment, PLAN_PREFIX, text)

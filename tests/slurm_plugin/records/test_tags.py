@@ -26,11 +26,13 @@ def test_a_members_state_survives_the_round_trip():
 
 
 def test_what_was_planned_survives_the_round_trip():
-    planned = tags.Planned(("jobs 1 and 2: γ = 0.9", "caf\udce9"), 0.9, 0.25, estimated=True)
+    planned = tags.Planned(("jobs 1 and 2: γ = 0.9", '"quoted"'), 0.9, 0.25, estimated=True)
     comment = tags.with_plan("others' muri:on", planned)
     assert tags.parse_plan(comment) == planned
     assert tags.parse_plan(tags.with_plan(comment, tags.Planned(("alone",)))) == tags.Planned(("alone",))
     assert tags.with_plan(comment, None) == "others' muri:on"
+    odd = tags.parse_plan(tags.with_plan("", tags.Planned(("caf\udce9\n",))))
+    assert odd.why == (r"caf\udce9\n",)
 
 
 def test_many_reasons_leave_the_token_short():
