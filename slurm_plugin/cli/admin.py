@@ -19,6 +19,7 @@ import click
 from muri.errors import UsageError
 from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, render_config
+from muri.slurm_plugin.private_files import user_name
 from muri.utc import log_handler
 
 if TYPE_CHECKING:
@@ -79,7 +80,10 @@ def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.loop import run_forever, run_once
 
     if os.geteuid() != 0:
-        raise UsageError("muri-controller must run as root: it submits pilot jobs and dry runs as their users")
+        raise UsageError(
+            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs as "
+            "their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
+        )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

@@ -110,7 +110,7 @@ class PyslurmGateway:
         self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._limits = LimitsReader(self._commands)
         self._submissions = Submissions(self._commands)
-        self._partitions = self._load_partitions()
+        self._partitions: dict[str, tuple[str, ...]] = {}
 
     @property
     def slurm_version(self) -> str:
@@ -175,7 +175,7 @@ class PyslurmGateway:
         except OSError as err:
             raise slurm_error("read the nodes", err.strerror or str(err)) from err
         nodes = libslurm.nodes_of_table(table, self._partitions)
-        if any(node.name not in self._partitions for node in nodes):  # added since the gateway was opened
+        if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
             self._partitions = self._load_partitions()
             nodes = libslurm.nodes_of_table(table, self._partitions)
         return nodes

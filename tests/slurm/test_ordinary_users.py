@@ -175,3 +175,17 @@ def test_ordinary_users_get_messages(
         codes[name] = code
     assert {name for name in must_fail if codes[name] == 0} == set()
     assert {name for name in ANYWHERE if codes[name] != 0} == set()
+
+
+@pytest.mark.parametrize("mode", ["--once", "--interval 1"])
+def test_the_controller_refuses_to_run_as_slurmuser_and_leaves_nothing_in_roots_way(one_gpu: Driver, mode: str) -> None:
+    muri = MuriCluster(one_gpu)
+    as_slurm = ("setpriv", "--reuid=slurm", "--regid=slurm", "--clear-groups", "muri-controller", *mode.split())
+    for _ in range(2):  # before root's first cycle, and when root's lock file is there
+        refused = muri.driver.run(*as_slurm, user="root", check=False)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith("muri: muri-controller must run as root, not as slurm")
+        assert "Traceback" not in refused.stderr
+        muri.cycle()
+    owners = muri.driver.run("stat", "-c", "%U", muri.state_dir, f"{muri.state_dir}/controller.lock", user="root")
+    assert owners.stdout.split() == ["root", "root"]
