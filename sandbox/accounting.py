@@ -13,7 +13,8 @@ from sandbox.support import StartError
 #: Every user is in each account; the first is the one a job without `--account` belongs to.
 ACCOUNTS = ("hep", "astro")
 _MARIADB_LOG = "/var/log/mariadbd.log"
-_LOGS = (_MARIADB_LOG, "/var/log/slurmdbd.log")
+LOG = "/var/log/slurmdbd.log"
+_LOGS = (_MARIADB_LOG, LOG)
 
 
 @dataclass(frozen=True)
@@ -27,13 +28,21 @@ class Qos:
 QOS = (Qos("short", "MaxWall=01:00:00"), Qos("small", "MaxTRESPerUser=gres/gpu=2"))
 
 
-def start(instance: Instance) -> None:
+def start(instance: Instance, slurm_user: str) -> None:
     """Start the database and register the cluster, without which its slurmctld refuses to start.
+
+    Args:
+        instance: The sandbox.
+        slurm_user: Who slurmdbd runs as; the database knows it by its uid.
 
     Raises:
         StartError: A step failed; the text holds the logs.
     """
     _start_mariadb(instance)
+    if slurm_user != "root":
+        create = f"CREATE USER {slurm_user}@localhost IDENTIFIED VIA unix_socket"
+        grant = f"GRANT ALL ON slurm_acct_db.* TO {slurm_user}@localhost"
+        require(instance, "mariadb", "--execute", f"{create}; {grant}", logs=_LOGS)
     require(instance, "slurmdbd", logs=_LOGS)
     _wait_for(instance, "sacctmgr", "--noheader", "show", "cluster")
     _register_cluster(instance)

@@ -11,7 +11,7 @@ from types import FrameType
 from sandbox import cluster, daemons, host, instance, lifecycle
 from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape, suite_named
-from sandbox.support import InstancePaths, Progress, SandboxError, UsageError
+from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
 
 _EPILOG = """examples:
   muri-sandbox up                                   start a cluster (minutes the first time, then seconds)
@@ -21,6 +21,8 @@ _EPILOG = """examples:
   muri-sandbox shell --user bob                     an interactive shell
   muri-sandbox up --name second --suite bookworm    another one beside it, with Slurm 22.05 (trixie: 24.11)
   muri-sandbox up --name third --accounting         another one with accounts, QOS and limits
+  muri-sandbox up --name fourth --site              another one like a site: a login host, nodes of their own, munge
+  muri-sandbox run --name fourth --on login sinfo
   muri-sandbox build                                only build what later starts need, for all suites
   muri-sandbox down                                 end it; nothing is left but the cache
 The cache is $MURI_CACHE (default ~/.cache/muri); deleting its folder `sandbox` frees the space.
@@ -57,6 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         command = add(name, text, handler)
         command.add_argument("--user", default="alice", help="root, alice or bob (default: %(default)s)")
+        command.add_argument("--on", default=CONTROLLER, metavar="HOST",
+                             help="on a site also login, n1, … (default: %(default)s)")  # fmt: skip
         if name == "run":
             command.add_argument("--env", action="append", default=[], metavar="NAME=VALUE",
                                  help="an environment variable for the command; may be repeated")  # fmt: skip
@@ -77,6 +81,12 @@ def _add_up_options(parser: argparse.ArgumentParser) -> None:
                         help="a partition beside main, such as small=n[1-2]; may be repeated")  # fmt: skip
     parser.add_argument("--accounting", action="store_true",
                         help="with a database, accounts, QOS, limits and node features")  # fmt: skip
+    parser.add_argument("--site", action="store_true",
+                        help="like a site: accounting, a login host, hosts with file systems of their own, munge, "
+                             "SlurmUser=slurm, typed GPUs, a reservation")  # fmt: skip
+    parser.add_argument("--constrain-devices", action="store_true",
+                        help="a site's jobs can open the GPUs that they were given and no others")  # fmt: skip
+    parser.add_argument("--bare", action="store_true", help="with nothing of Muri, to try an installation")
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -90,7 +100,15 @@ def _build(options: argparse.Namespace) -> int:
 
 def _up(options: argparse.Namespace) -> int:
     shape = cluster.with_partitions(
-        Shape(options.nodes, options.gpus_per_node, options.cpus_per_node, accounting=options.accounting),
+        Shape(
+            options.nodes,
+            options.gpus_per_node,
+            options.cpus_per_node,
+            accounting=options.accounting or options.site,
+            site=options.site,
+            bare=options.bare,
+            constrained=options.constrain_devices,
+        ),
         options.partition,
     )
     progress = Progress()
@@ -122,6 +140,7 @@ def _status(options: argparse.Namespace) -> int:
             "SPANK plugin": found.spank,
             "job_submit": found.job_submit,
             "accounting": found.accounting,
+            "hosts of their own": bool(found.hosts),
         }
         for label, there in parts.items():
             print(f"  {label}: {'yes' if there else 'no'}")
@@ -141,7 +160,7 @@ def _enter(options: argparse.Namespace, command: list[str], chdir: str | None = 
            variables: dict[str, str] | None = None) -> int:  # fmt: skip
     if options.user not in {"root", *USERS}:
         raise UsageError(f"--user {options.user!r} is unknown: choose one of root, {', '.join(USERS)}")
-    line = instance.command_line(instance.require(options.name), options.user, command, chdir, variables)
+    line = instance.command_line(instance.require(options.name), options.user, command, chdir, variables, on=options.on)
     sys.stdout.flush()
     os.execvp(line[0], line)
 

@@ -30,6 +30,7 @@ _NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none\nJobAcctGatherTy
 
 #: MariaDB's configuration inside the sandbox.
 DATABASE_CONFIG = "/etc/mysql/sandbox.cnf"
+SLURMDBD_CONFIG = "/etc/slurm/slurmdbd.conf"
 
 #: Slurm's default of `cred_expire`.
 SLURM_CRED_EXPIRE_S = 120
@@ -105,10 +106,14 @@ def _mirror_of_apt() -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition and the names of its nodes, in Slurm's notation."""
+    """A partition, the names of its nodes and the longest time limit of a job there, in Slurm's notation."""
 
     name: str
     nodes: str
+    max_time: str = "INFINITE"
+
+
+SITE_PARTITIONS = (Partition("gpu", "ALL", "2-00:00:00"), Partition("debug", "ALL", "01:00:00"))
 
 
 @dataclass(frozen=True)
@@ -119,11 +124,15 @@ class Shape:
         cpus_per_node: Virtual CPUs. They are bookkeeping only; a group's pilot job and its members
             all need some on one node, so there are more than GPUs.
         mem_mib_per_node: Virtual memory of a node in MiB, bookkeeping as well.
-        extra_partitions: Partitions beside `main`, which holds all nodes.
+        extra_partitions: Partitions beside `main`, which holds all nodes; a site has `gpu` and `debug` instead.
         cred_expire_s: How long a requeued job waits before Slurm starts it again. It is shorter than Slurm's own
             `SLURM_CRED_EXPIRE_S`, so that what requeues jobs is quick to try.
         accounting: With a database, accounts, QOS, enforced limits and multifactor priority. The first half of
             the nodes then has the feature a100, the second v100.
+        site: As on a site: a login host and nodes with file systems of their own, munge, daemons that run as the user
+            slurm, typed GPUs, a reservation. It has accounting as well.
+        bare: Nothing of Muri is installed, for trying an installation.
+        constrained: A site's jobs can open the GPUs that they were given and no others.
     """
 
     nodes: int = 4
@@ -133,9 +142,16 @@ class Shape:
     extra_partitions: tuple[Partition, ...] = ()
     cred_expire_s: int = 10
     accounting: bool = False
+    site: bool = False
+    bare: bool = False
+    constrained: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
+        if self.site and not self.accounting:
+            raise UsageError("a site has accounting: give both")
+        if self.constrained and not self.site:
+            raise UsageError("only a site's devices can be constrained: give --site as well")
         for option, value, least, most in (
             ("--nodes", self.nodes, 1, 64),
             ("--gpus-per-node", self.gpus_per_node, 1, 16),
@@ -153,6 +169,20 @@ class Shape:
     def node_range(self) -> str:
         """Return all nodes in Slurm's notation."""
         return f"n[1-{self.nodes}]" if self.nodes > 1 else "n1"
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Return the hosts beside the controller that have a root of their own."""
+        return ("login", *self.node_names) if self.site else ()
+
+    @property
+    def slurm_user(self) -> str:
+        """Return the user that slurmctld and slurmdbd run as."""
+        return "slurm" if self.site else "root"
+
+    def auth(self, suite: Suite) -> str:
+        """Return Slurm's authentication plugin: a site has munge with every release."""
+        return "munge" if self.site else suite.auth
 
     @property
     def device_files(self) -> tuple[str, ...]:
@@ -183,49 +213,68 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
     slurm_conf = _template(
         "slurm.conf",
         cluster=cluster_name(instance),
-        auth=suite.auth,
+        auth=shape.auth(suite),
+        slurm_user=shape.slurm_user,
+        proctrack="cgroup" if shape.constrained else "linuxproc",
+        task="cgroup" if shape.constrained else "none",
         cred_expire_s=shape.cred_expire_s,
-        accounting=_template("accounting.conf").strip() if shape.accounting else _NO_ACCOUNTING,
+        accounting=_accounting(shape),
         mem_mib_per_cpu=max(1, shape.mem_mib_per_node // (2 * shape.cpus_per_node)),
         nodes=_node_lines(shape),
         partitions=_partition_lines(shape),
     )
     last = shape.gpus_per_node - 1
     device = f"/dev/muri-gpu[0-{last}]" if last else "/dev/muri-gpu0"
+    of_shape, kind = ("site/", "Type=tesla ") if shape.site else ("", "")
     files = {
         "slurm.conf": slurm_conf,
-        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device),
-        "job_submit.lua": (_TEMPLATES / "job_submit.lua").read_text(encoding="utf-8"),
-        "plugstack.conf": (_TEMPLATES / "plugstack.conf").read_text(encoding="utf-8"),
-        "cgroup.conf": suite.cgroup_conf,
+        "gres.conf": _template("gres.conf", nodes=shape.node_range, device=device, kind=kind),
+        "job_submit.lua": _text(f"{of_shape}job_submit.lua"),
+        "plugstack.conf": _text(f"{of_shape}plugstack.conf"),
+        "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
     }
+    if shape.site and not shape.bare:
+        files["plugstack.conf.d/muri.conf"] = _text("plugstack.conf")
     return {str(Path("/etc/slurm", name)): text for name, text in files.items()}
 
 
-def database_files(suite: Suite) -> dict[str, str]:
-    """Return the configuration files of slurmdbd and MariaDB by their paths; only root may read slurmdbd's."""
+def database_files(shape: Shape, suite: Suite) -> dict[str, str]:
+    """Return the configuration files of slurmdbd and MariaDB by their paths; only slurmdbd may read its own."""
     return {
-        "/etc/slurm/slurmdbd.conf": _template("slurmdbd.conf", auth=suite.auth),
+        SLURMDBD_CONFIG: _template("slurmdbd.conf", auth=shape.auth(suite), slurm_user=shape.slurm_user),
         DATABASE_CONFIG: _template("mariadb.cnf"),
     }
 
 
 def hosts_file(shape: Shape) -> str:
-    """Return /etc/hosts: the controller and all nodes are this machine."""
-    return f"127.0.0.1 localhost ctl {' '.join(shape.node_names)}\n::1 localhost\n"
+    """Return /etc/hosts: the controller and all other hosts are this machine."""
+    return f"127.0.0.1 localhost ctl {' '.join(shape.host_names or shape.node_names)}\n::1 localhost\n"
+
+
+def _text(name: str) -> str:
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
 def _template(name: str, **values: object) -> str:
-    text = (_TEMPLATES / name).read_text(encoding="utf-8")
-    return Template(text).substitute({key: str(value) for key, value in values.items()})
+    return Template(_text(name)).substitute({key: str(value) for key, value in values.items()})
+
+
+def _accounting(shape: Shape) -> str:
+    if not shape.accounting:
+        return _NO_ACCOUNTING
+    return _template("accounting.conf", tres="gres/gpu,gres/gpu:tesla" if shape.site else "gres/gpu").strip()
 
 
 def _node_lines(shape: Shape) -> str:
     return "\n".join(
         f"NodeName={name} NodeAddr=127.0.0.1 Port={_FIRST_NODE_PORT + index} CPUs={shape.cpus_per_node} "
-        f"RealMemory={shape.mem_mib_per_node} Gres=gpu:{shape.gpus_per_node} {_feature(shape, index)}State=UNKNOWN"
+        f"RealMemory={shape.mem_mib_per_node} Gres={_gres(shape)} {_feature(shape, index)}State=UNKNOWN"
         for index, name in enumerate(shape.node_names)
     )
+
+
+def _gres(shape: Shape) -> str:
+    return f"gpu:{'tesla:' if shape.site else ''}{shape.gpus_per_node},muri:64"
 
 
 def _feature(shape: Shape, index: int) -> str:
@@ -235,9 +284,9 @@ def _feature(shape: Shape, index: int) -> str:
 
 
 def _partition_lines(shape: Shape) -> str:
-    partitions = (Partition("main", "ALL"), *shape.extra_partitions)
+    own = SITE_PARTITIONS if shape.site else (Partition("main", "ALL"),)
     return "\n".join(
         f"PartitionName={partition.name} Nodes={partition.nodes} Default={'YES' if index == 0 else 'NO'} "
-        "MaxTime=INFINITE DefaultTime=60 OverSubscribe=YES State=UP"
-        for index, partition in enumerate(partitions)
+        f"MaxTime={partition.max_time} DefaultTime=60 OverSubscribe=YES State=UP"
+        for index, partition in enumerate((*own, *shape.extra_partitions))
     )

@@ -4,12 +4,10 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from sandbox import instance as instances
-from sandbox.cluster import Suite
 from sandbox.instance import Instance
-from sandbox.support import CHECKOUT, JOB_SUBMIT_TARGET, SPANK_TARGET, Progress, StartError
+from sandbox.support import CHECKOUT, CONTROLLER, JOB_SUBMIT_TARGET, SPANK_TARGET, Progress, StartError
 
 SPANK_SOURCE = CHECKOUT / "slurm_plugin/spank"
 JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
@@ -18,7 +16,7 @@ JOB_SUBMIT_SOURCE = CHECKOUT / "slurm_plugin/job_submit"
 SINFO_FORMAT = "%N|%T|%E"
 
 #: A restarted controller finds jobs running, so "idle" is not the only good state.
-USABLE = frozenset({"idle", "mixed", "allocated", "completing"})
+USABLE = frozenset({"idle", "mixed", "allocated", "completing", "reserved"})
 
 #: A slurmd that ends this often while it starts will not do better the next time.
 _MOST_STARTS = 3
@@ -26,7 +24,8 @@ _MOST_STARTS = 3
 #: How often a wait looks for slurmds that have ended.
 _REVIVE_EVERY_S = 2.0
 _MOST_LOGS = 5
-_CONTROLLER_LOG = "/var/log/slurmctld.log"
+CONTROLLER_LOG = "/var/log/slurmctld.log"
+_NODE_LOG = "/var/log/slurmd-{}.log"
 
 
 def install_spank(instance: Instance, progress: Progress) -> bool:
@@ -45,6 +44,10 @@ def install_spank(instance: Instance, progress: Progress) -> bool:
     if done.returncode != 0 or instances.run(instance, "test", "-f", str(SPANK_TARGET)).returncode != 0:
         progress.step(f"the SPANK plugin did not compile, so sbatch has no --muri here:\n{done.stderr.strip()}")
         return False
+    for host in instance.hosts:
+        target = instance.root_of(host) / SPANK_TARGET.relative_to("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(instance.root_of(CONTROLLER) / SPANK_TARGET.relative_to("/"), target)
     return True
 
 
@@ -53,7 +56,7 @@ def install_job_submit(instance: Instance, progress: Progress) -> bool:
     if not (JOB_SUBMIT_SOURCE / "job_submit.lua").exists():
         progress.step("this checkout has no job_submit.lua: jobs are not tagged or held at submit here")
         return False
-    target = Path(f"/proc/{instance.pid}/root{JOB_SUBMIT_TARGET}")
+    target = instance.root_of(CONTROLLER) / JOB_SUBMIT_TARGET.relative_to("/")
     target.mkdir(parents=True, exist_ok=True)
     for source in JOB_SUBMIT_SOURCE.glob("*.lua"):
         shutil.copy(source, target / source.name)
@@ -90,11 +93,12 @@ def waiting_for(names: Iterable[str], nodes: dict[str, NodeState]) -> list[NodeS
     return [node for node in states if not node.usable]
 
 
-def start_authentication(instance: Instance, suite: Suite) -> None:
-    """Start what Slurm's daemons need to know each other."""
-    if suite.auth == "munge":
-        require(instance, "chown", "-R", "munge:munge", "/etc/munge", "/run/munge", logs=())
-        require(instance, "setpriv", "--reuid", "munge", "--regid", "munge", "--clear-groups", "munged", logs=())
+def start_munge(instance: Instance) -> None:
+    """Start munged on every host."""
+    as_munge = "setpriv --reuid munge --regid munge --clear-groups munged"
+    for host in instance.host_names:
+        script = f"chown -R munge:munge /etc/munge /run/munge && {as_munge}"
+        require(instance, "sh", "-c", script, logs=(), on=host)
 
 
 def start(instance: Instance, progress: Progress) -> None:
@@ -135,7 +139,7 @@ def wait_until_idle(instance: Instance, progress: Progress, deadline_s: float = 
     """
     began = revived = time.monotonic()
     while True:
-        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--partition", "main", "--format", SINFO_FORMAT)
+        done = instances.run(instance, "sinfo", "--noheader", "--Node", "--format", SINFO_FORMAT)
         missing = waiting_for(instance.node_names, parse_nodes(done.stdout))
         if not missing:
             return
@@ -166,26 +170,36 @@ def start_controller(instance: Instance, progress: Progress) -> None:
     wait_until_idle(instance, progress)
 
 
-def require(instance: Instance, *command: str, logs: Iterable[str] = (_CONTROLLER_LOG,)) -> None:
+def require(instance: Instance, *command: str, logs: Iterable[str] = (CONTROLLER_LOG,), on: str = CONTROLLER) -> None:
     """Run a command as root inside.
 
     Raises:
         StartError: It failed; the text holds what it said and the ends of the named logs.
     """
-    done = instances.run(instance, *command)
+    done = instances.run(instance, *command, on=on)
     if done.returncode != 0:
         said = (done.stderr + done.stdout).strip()
-        raise StartError(f"`{' '.join(command)}` failed in the sandbox:\n{said}\n{last_log_lines(instance, logs)}")
+        raise StartError(
+            f"`{' '.join(command)}` failed in the sandbox on {on}:\n{said}\n{last_log_lines(instance, logs)}"
+        )
 
 
 def last_log_lines(instance: Instance, logs: Iterable[str]) -> str:
     """Return the ends of the first few logs, each with its name."""
-    tails = [instances.run(instance, "tail", "--verbose", "-n", "8", log) for log in list(logs)[:_MOST_LOGS]]
+    tails = [
+        instances.run(instance, "tail", "--verbose", "-n", "8", log, on=_host_of_log(instance, log))
+        for log in list(logs)[:_MOST_LOGS]
+    ]
     return "\n".join((tail.stdout + tail.stderr).strip() for tail in tails)
 
 
 def _logs_of(nodes: Iterable[str]) -> list[str]:
-    return [_CONTROLLER_LOG, *(f"/var/log/slurmd-{node}.log" for node in nodes)]
+    return [CONTROLLER_LOG, *(_NODE_LOG.format(node) for node in nodes)]
+
+
+def _host_of_log(instance: Instance, log: str) -> str:
+    nodes = {_NODE_LOG.format(node): node for node in instance.node_names}
+    return instance.host_of(nodes.get(log, CONTROLLER))
 
 
 def _slurmd_runs(instance: Instance, node: str) -> bool:
@@ -194,9 +208,10 @@ def _slurmd_runs(instance: Instance, node: str) -> bool:
 
 def _start_slurmd(instance: Instance, node: str, deadline_s: float = 60.0) -> bool:
     """Start a slurmd and wait for its pid file, written once its sockets are bound; returns whether it lives."""
-    pid_file = Path(f"/proc/{instance.pid}/root/run/slurmd-{node}.pid")
+    host = instance.host_of(node)
+    pid_file = instance.root_of(host) / f"run/slurmd-{node}.pid"
     pid_file.unlink(missing_ok=True)
-    require(instance, "slurmd", "-N", node, logs=_logs_of([node]))
+    require(instance, "slurmd", "-N", node, logs=_logs_of([node]), on=host)
     limit = time.monotonic() + deadline_s
     while not pid_file.exists():
         if not _slurmd_runs(instance, node):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sandbox import daemons
 from sandbox import instance as instances
 from sandbox.instance import Instance
-from sandbox.support import Progress, SandboxError
+from sandbox.support import CONTROLLER, Progress, SandboxError
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w/:-]*)=(.*?)(?=\s[A-Za-z][\w/:-]*=|$)")
 
@@ -57,27 +57,27 @@ class Driver:
         return cls(instances.require(name))
 
     def popen(self, *command: str, user: str = "alice", chdir: str | None = None,
-              env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:  # fmt: skip
+              env: Mapping[str, str] | None = None, on: str = CONTROLLER) -> subprocess.Popen[str]:  # fmt: skip
         """Start a command inside; terminating the process terminates the command."""
-        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env)
+        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env, on=on)
         return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, *command: str, user: str = "alice", chdir: str | None = None, check: bool = True,
-            env: Mapping[str, str] | None = None, stdin: str = "",
-            timeout_s: float = DEADLINE_S) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a command inside as root, alice or bob.
+            env: Mapping[str, str] | None = None, stdin: str = "", timeout_s: float = DEADLINE_S,
+            on: str = CONTROLLER) -> subprocess.CompletedProcess[str]:  # fmt: skip
+        """Run a command inside as root, alice or bob; on a site also on its login host or a node.
 
         Raises:
             CommandError: It failed and `check` is set.
         """
-        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env)
+        line = instances.command_line(self.instance, user, list(command), chdir or self.home(user), env, on=on)
         # Slurm passes on what users name their jobs, in any encoding.
         done = subprocess.run(
             line, input=stdin, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
         )
         if check and done.returncode != 0:
             raise CommandError(
-                f"`{' '.join(command)}` as {user} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+                f"`{' '.join(command)}` as {user} on {on} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
             )
         return done
 
@@ -86,19 +86,19 @@ class Driver:
         """Return a user's home directory inside."""
         return "/root" if user == "root" else f"/home/{user}"
 
-    def write(self, path: str, text: str, user: str = "alice", mode: str = "0755") -> str:
+    def write(self, path: str, text: str, user: str = "alice", mode: str = "0755", on: str = CONTROLLER) -> str:
         """Write a file inside, relative to the user's home, and return its path."""
         script = 'mkdir -p "$(dirname "$1")" && cat > "$1" && chmod "$2" "$1" && realpath "$1"'
-        return self.run("sh", "-c", script, "sh", path, mode, user=user, stdin=text).stdout.strip()
+        return self.run("sh", "-c", script, "sh", path, mode, user=user, stdin=text, on=on).stdout.strip()
 
-    def read(self, path: str, user: str = "root") -> str:
+    def read(self, path: str, user: str = "root", on: str = CONTROLLER) -> str:
         """Read a file inside; a relative path is relative to the user's home."""
-        return self.run("cat", path, user=user).stdout
+        return self.run("cat", path, user=user, on=on).stdout
 
     def submit(self, *arguments: str, user: str = "alice", chdir: str | None = None,
-               env: Mapping[str, str] | None = None) -> int:  # fmt: skip
+               env: Mapping[str, str] | None = None, on: str = CONTROLLER) -> int:  # fmt: skip
         """Run `sbatch` with these arguments and return the job's id."""
-        done = self.run("sbatch", "--parsable", *arguments, user=user, chdir=chdir, env=env)
+        done = self.run("sbatch", "--parsable", *arguments, user=user, chdir=chdir, env=env, on=on)
         return int(done.stdout.strip().split(";")[0])
 
     def job(self, job_id: int) -> dict[str, str]:

@@ -3,20 +3,31 @@
 It runs in fresh namespaces (`unshare --mount --pid …`), so every mount made here vanishes with it.
 """
 
+import ctypes
 import fcntl
 import json
 import os
 import signal
 import socket
+import stat
 import struct
 import subprocess
 import sys
-from collections.abc import Mapping
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 SECOND_ADDRESS = "10.255.0.1"
+# CLONE_NEWNS, CLONE_NEWUTS and CLONE_NEWCGROUP; Python 3.11 has no os.unshare.
+_NEW_MOUNTS, _NEW_HOSTNAME, _NEW_CGROUPS = 0x00020000, 0x04000000, 0x02000000
+
+#: The hierarchies of cgroup v1 that Slurm needs to constrain devices.
+CGROUP_CONTROLLERS = ("devices", "freezer")
+
+#: Stand-ins that are devices of their own: virtual terminals, which open without hardware.
+TERMINAL_MAJOR, FIRST_TERMINAL = 4, 40
 _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
 _DEVICE_LINKS = {"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1",
@@ -49,7 +60,10 @@ class Plan:
         lower: The cached root file system, never written to.
         mountpoint: Where the root is put together, on the host's path names.
         command: Run inside instead of staying as the reaper of orphans, with `environment`.
-        report_fd: File descriptor that receives the host's process id once the root stands.
+        report_fd: File descriptor that receives a `Report` once all roots stand.
+        device_files: Stand-ins for GPUs: with `cgroup` a device each, else all /dev/null.
+        cgroup: The cgroup that the host has as the root of its cgroup v1 hierarchies.
+        hosts: The cluster's other machines: each has a root and a host name of its own, and shares the rest.
     """
 
     lower: str
@@ -64,6 +78,8 @@ class Plan:
     environment: Mapping[str, str] = field(default_factory=dict)
     working_directory: str = "/"
     report_fd: int | None = None
+    cgroup: str = ""
+    hosts: tuple["Plan", ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return a form that JSON can carry."""
@@ -77,7 +93,30 @@ class Plan:
         values["files"] = tuple(TextFile(**item) for item in document["files"])
         for name in ("directories", "device_files", "command"):
             values[name] = tuple(document[name])
+        values["hosts"] = tuple(cls.from_dict(item) for item in document["hosts"])
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class Report:
+    """The processes that keep a sandbox's namespaces, by their ids on the machine that runs it.
+
+    Attributes:
+        pid: The sandbox's first process.
+        hosts: The process of each of its other hosts, by the host's name.
+    """
+
+    pid: int
+    hosts: Mapping[str, int]
+
+    def to_line(self) -> str:
+        """Return a line of JSON."""
+        return json.dumps(asdict(self)) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str) -> "Report":
+        """Read what `to_line` wrote."""
+        return cls(**json.loads(line))
 
 
 def _mount(*arguments: str | Path) -> None:
@@ -139,7 +178,7 @@ def write(root: Path, item: TextFile) -> None:
     target.chmod(item.mode)
 
 
-def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
+def make_kernel_file_systems(root: Path) -> None:
     """Mount /proc, /sys and a /dev of its own."""
     _mount("-t", "proc", "proc", root / "proc")
     _mount("--rbind", "/sys", root / "sys")
@@ -155,10 +194,44 @@ def make_kernel_file_systems(root: Path, device_files: tuple[str, ...]) -> None:
     _mount("-t", "tmpfs", "-o", "mode=1777", "shm", dev / "shm")
     for name, link in _DEVICE_LINKS.items():
         (dev / name).symlink_to(link)
-    for name in device_files:
+
+
+def make_devices(root: Path, names: Sequence[str], *, distinct: bool) -> None:
+    """Make the stand-ins for GPUs; Slurm insists on character devices."""
+    for index, name in enumerate(names):
         stand_in = target_in(root, Path(name))
-        stand_in.touch()
-        _mount("--bind", "/dev/null", stand_in)  # Slurm insists on a character device
+        if distinct:
+            os.mknod(stand_in, stat.S_IFCHR, os.makedev(TERMINAL_MAJOR, FIRST_TERMINAL + index))
+            stand_in.chmod(0o666)
+        else:
+            stand_in.touch()
+            _mount("--bind", "/dev/null", stand_in)
+
+
+def mount_hierarchy(controller: str, place: Path) -> None:
+    """Mount a hierarchy of cgroup v1, which the machine may have mounted or not."""
+    place.mkdir(parents=True, exist_ok=True)
+    _mount("-t", "cgroup", "-o", controller, "cgroup", place)
+
+
+def enter_cgroup(name: str, place: Path) -> None:
+    """Move this process into a cgroup in each hierarchy and make that the root of what it sees."""
+    for controller in CGROUP_CONTROLLERS:
+        mount_hierarchy(controller, place)
+        group = place / name
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cgroup.procs").write_text(str(os.getpid()))
+        subprocess.run(["umount", place], check=True)
+    _unshare(_NEW_CGROUPS)
+
+
+def mount_own_cgroups(root: Path) -> None:
+    """Show the host its own cgroups in place of the machine's."""
+    place = root / "sys/fs/cgroup"
+    subprocess.run(["umount", "--recursive", "--lazy", place], check=False)  # a machine may have none mounted
+    _mount("-t", "tmpfs", "-o", "mode=755", "cgroup", place)
+    for controller in CGROUP_CONTROLLERS:
+        mount_hierarchy(controller, place / controller)
 
 
 def raise_loopback() -> None:
@@ -186,10 +259,58 @@ def pivot(root: Path) -> None:
     Path("/.host").rmdir()
 
 
-def apply(plan: Plan) -> None:
-    """Carry out the plan; the process ends up inside the new root."""
+def start_hosts(plans: Sequence[Plan]) -> dict[str, int]:
+    """Make the roots of other hosts, all at once; returns the process that keeps each."""
+    answers = {plan.hostname: _fork_host(plan) for plan in plans}
+    return {name: _read_pid(name, answer) for name, answer in answers.items()}
+
+
+def _fork_host(plan: Plan) -> int:
+    """Start a process that makes a host's root and stays; returns where it writes its process id then."""
+    reader, writer = os.pipe()
+    if os.fork():
+        os.close(writer)
+        return reader
+    try:
+        pid = _pid_outside()
+        _unshare(_NEW_MOUNTS | _NEW_HOSTNAME)
+        if plan.cgroup:
+            enter_cgroup(plan.cgroup, Path(plan.mountpoint))
+        apply(plan)
+        os.write(writer, str(pid).encode())
+        os.close(writer)
+        reap_forever()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
+
+
+def _unshare(flags: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
+        raise OSError(ctypes.get_errno(), "unshare failed")
+
+
+def _read_pid(name: str, descriptor: int) -> int:
+    with os.fdopen(descriptor) as answer:
+        pid = answer.read()
+    if not pid:
+        raise OSError(f"the root of the host {name} could not be made")
+    return int(pid)
+
+
+def _pid_outside() -> int:
+    # Until the root is changed, /proc is still the machine's, so the link names our process id there.
+    return int(str(Path("/proc/self").readlink()))
+
+
+def apply(plan: Plan) -> dict[str, int]:
+    """Carry out the plan; the process ends up inside the new root. Returns the processes of its hosts."""
     root = make_root(Path(plan.lower), Path(plan.mountpoint))
-    make_kernel_file_systems(root, plan.device_files)
+    make_kernel_file_systems(root)
+    make_devices(root, plan.device_files, distinct=bool(plan.cgroup))
+    if plan.cgroup:
+        mount_own_cgroups(root)
     (root / "root").chmod(0o755)
     for directory in plan.directories:
         target_in(root, Path(directory)).mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -197,11 +318,13 @@ def apply(plan: Plan) -> None:
         bind(root, item)
     for text_file in plan.files:
         write(root, text_file)
+    hosts = start_hosts(plan.hosts)
     if plan.hostname:
         socket.sethostname(plan.hostname)
     if plan.private_network:
         raise_loopback()
     pivot(root)
+    return hosts
 
 
 def reap_forever() -> None:
@@ -220,14 +343,13 @@ def main(arguments: list[str]) -> int:
     """Apply the plan in the file named first, then run its command or stay as the reaper."""
     document: dict[str, Any] = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
     plan = Plan.from_dict(document)
-    # This /proc is still the host's, so the link names our process id on the host.
-    host_pid = int(str(Path("/proc/self").readlink())) if plan.report_fd is not None else 0
-    apply(plan)
+    pid = _pid_outside()
+    hosts = apply(plan)
     if plan.command:
         os.chdir(plan.working_directory)
         os.execve(plan.command[0], list(plan.command), dict(plan.environment))
     if plan.report_fd is not None:
-        os.write(plan.report_fd, f"{host_pid}\n".encode())
+        os.write(plan.report_fd, Report(pid, hosts).to_line().encode())
         os.close(plan.report_fd)
     reap_forever()
     return 0

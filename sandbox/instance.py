@@ -4,12 +4,21 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sandbox import host, namespace
-from sandbox.support import CHECKOUT, PYSLURM_TARGET, InstancePaths, NotRunningError, instances_dir, node_names
+from sandbox.support import (
+    CHECKOUT,
+    CONTROLLER,
+    PYSLURM_TARGET,
+    InstancePaths,
+    NotRunningError,
+    UsageError,
+    instances_dir,
+    node_names,
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,8 @@ class Instance:
         spank: Whether Muri's SPANK plugin was compiled and installed.
         job_submit: Whether Muri's job_submit file was installed.
         accounting: Whether it has a database, accounts and limits.
+        bare: Whether nothing of Muri is in it.
+        hosts: The process of each host that has a root of its own; all else is on the controller, `ctl`.
     """
 
     name: str
@@ -41,6 +52,8 @@ class Instance:
     spank: bool = False
     job_submit: bool = False
     accounting: bool = False
+    bare: bool = False
+    hosts: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def alive(self) -> bool:
@@ -51,6 +64,30 @@ class Instance:
     def node_names(self) -> tuple[str, ...]:
         """Return n1, n2, and so on."""
         return node_names(self.nodes)
+
+    @property
+    def host_names(self) -> tuple[str, ...]:
+        """Return the hosts that have a root: the controller, `ctl`, and on a site the login host and the nodes."""
+        return (CONTROLLER, *self.hosts)
+
+    def host_of(self, node: str) -> str:
+        """Return the host that a node's slurmd runs on."""
+        return node if node in self.hosts else CONTROLLER
+
+    def process_of(self, host: str) -> int:
+        """Return the process that keeps a host's namespaces.
+
+        Raises:
+            UsageError: There is no such host; the text lists those there are.
+        """
+        if host not in self.host_names:
+            raise UsageError(f"the sandbox {self.name!r} has no host {host!r}: choose one of "
+                             + ", ".join(self.host_names))  # fmt: skip
+        return self.hosts.get(host, self.pid)
+
+    def root_of(self, host: str) -> Path:
+        """Return where a host's root is seen from outside."""
+        return Path(f"/proc/{self.process_of(host)}/root")
 
     def save(self) -> None:
         """Record this instance."""
@@ -87,32 +124,36 @@ def names() -> list[str]:
     return sorted(path.parent.name for path in instances_dir().glob("*/instance.json"))
 
 
-def environment_for(user: str, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a command inside: a login's, the project's venv, and pyslurm."""
+def environment_for(user: str, extra: Mapping[str, str] | None = None, *, bare: bool = False) -> dict[str, str]:
+    """Return the environment of a command inside: a login's and, unless it is bare, the project's venv and pyslurm."""
     home = "/root" if user == "root" else f"/home/{user}"
-    path = f"{CHECKOUT}/.venv/bin:{host.python_executable().parent}:/usr/local/sbin:/usr/local/bin"
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    project = {} if bare else {
+        "PATH": f"{CHECKOUT}/.venv/bin:{host.python_executable().parent}:{path}",
+        "PYTHONPATH": str(PYSLURM_TARGET),
+    }  # fmt: skip
     inherited = {
         key: value for key, value in os.environ.items()
         if key in {"TERM", "LANG", "COLUMNS", "PYTHONHASHSEED"} or key.startswith("MURI_")
     }  # fmt: skip
     return {
         "LANG": "C.UTF-8", **inherited, "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/bash",
-        "PATH": f"{path}:/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": str(PYSLURM_TARGET),
-        **(extra or {}),
+        "PATH": path, **project, **(extra or {}),
     }  # fmt: skip
 
 
 def command_line(instance: Instance, user: str, command: list[str], working_directory: str | None = None,
-                 extra: Mapping[str, str] | None = None) -> list[str]:  # fmt: skip
-    """Return the host command line that runs `command` inside an instance as a user."""
-    environment = environment_for(user, extra)
-    inside = Path(f"/proc/{instance.pid}/root")
+                 extra: Mapping[str, str] | None = None, *, on: str = CONTROLLER) -> list[str]:  # fmt: skip
+    """Return the command line that runs `command` on a host inside an instance as a user."""
+    environment = environment_for(user, extra, bare=instance.bare)
     wanted = working_directory or str(Path.cwd())
-    there = wanted if (inside / wanted.lstrip("/")).is_dir() else environment["HOME"]
-    return namespace.enter_command(instance.pid, user, command, environment, there)
+    there = wanted if (instance.root_of(on) / wanted.lstrip("/")).is_dir() else environment["HOME"]
+    return namespace.enter_command(instance.process_of(on), user, command, environment, there)
 
 
-def run(instance: Instance, *command: str, user: str = "root") -> subprocess.CompletedProcess[str]:
+def run(
+    instance: Instance, *command: str, user: str = "root", on: str = CONTROLLER
+) -> subprocess.CompletedProcess[str]:
     """Run a command inside and return its outcome, for the sandbox's own use."""
-    line = command_line(instance, user, list(command), working_directory="/")
+    line = command_line(instance, user, list(command), working_directory="/", on=on)
     return subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

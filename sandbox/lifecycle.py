@@ -5,7 +5,7 @@ import shutil
 import time
 from dataclasses import replace
 
-from sandbox import accounting, cluster, daemons, host, namespace
+from sandbox import accounting, cgroups, cluster, daemons, host, namespace, site
 from sandbox.builds import Build, Pyslurm, ensure_pyslurm, ensure_rootfs
 from sandbox.cluster import Shape, Suite
 from sandbox.init import Bind, Plan, TextFile
@@ -18,14 +18,14 @@ _SLURM_DIRECTORIES = ("/etc/slurm", "/var/spool/slurmctld", "/var/spool/slurmd",
 def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm) -> Plan:
     """Return the plan of an instance's root."""
     files = {**cluster.slurm_files(shape, suite, name), "/etc/hosts": cluster.hosts_file(shape)}
-    key_file = "/etc/slurm/slurm.key" if suite.auth == "slurm" else "/etc/munge/munge.key"
+    key_file = "/etc/slurm/slurm.key" if shape.auth(suite) == "slurm" else "/etc/munge/munge.key"
     secret = {key_file: secrets.token_urlsafe(768)[:1024]}
     if shape.accounting:
-        secret |= cluster.database_files(suite)
+        secret |= cluster.database_files(shape, suite)
     binds = [*host.python_binds(), *host.project_binds()]
-    if pyslurm.directory:
+    if pyslurm.directory and not shape.bare:
         binds.append(Bind(str(pyslurm.directory), str(PYSLURM_TARGET)))
-    return Plan(
+    plan = Plan(
         lower=str(built.root),
         mountpoint=str(InstancePaths(name).mountpoint),
         binds=tuple(binds),
@@ -38,6 +38,7 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
         hostname="ctl",
         private_network=True,
     )
+    return replace(plan, hosts=site.host_plans(plan, shape, InstancePaths(name).cgroup))
 
 
 def build(suite: Suite, progress: Progress) -> tuple[Build, Pyslurm]:
@@ -72,31 +73,44 @@ def up(name: str, suite: Suite, shape: Shape, progress: Progress) -> tuple[Insta
 def _start(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pyslurm,
            progress: Progress) -> Instance:  # fmt: skip
     files = InstancePaths(name)
+    if shape.constrained and (reason := cgroups.refusal()):
+        raise StartError(f"{reason}\nWithout --constrain-devices the sandbox can start here.")
     progress.step(f"starting the sandbox {name!r}: Slurm {built.slurm_version}, {shape.nodes} nodes")
-    pid = namespace.start_plan(root_plan(name, suite, shape, built, pyslurm), files.plan, files.log)
+    report = namespace.start_plan(root_plan(name, suite, shape, built, pyslurm), files.plan, files.log)
     instance = Instance(
         name, suite.name, built.slurm_version, shape.nodes, shape.gpus_per_node, shape.cpus_per_node,
-        pid, namespace.start_ticks(pid) or 0,
+        report.pid, namespace.start_ticks(report.pid) or 0,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        pyslurm=pyslurm.directory is not None, pyslurm_reason=pyslurm.reason, accounting=shape.accounting,
+        pyslurm=pyslurm.directory is not None and not shape.bare, pyslurm_reason=pyslurm.reason,
+        accounting=shape.accounting, bare=shape.bare, hosts=report.hosts,
     )  # fmt: skip
     instance.save()
     if pyslurm.reason:
         progress.step(pyslurm.reason)
-    instance = replace(
-        instance,
-        spank=daemons.install_spank(instance, progress),
-        job_submit=daemons.install_job_submit(instance, progress),
-    )
-    daemons.start_authentication(instance, suite)
-    if instance.accounting:
-        accounting.start(instance)
-    daemons.start(instance, progress)
-    if instance.accounting:
-        accounting.set_limits(instance)
+    if not shape.bare:
+        instance = replace(
+            instance,
+            spank=daemons.install_spank(instance, progress),
+            job_submit=daemons.install_job_submit(instance, progress),
+        )
+    _start_daemons(instance, suite, shape, progress)
     instance = replace(instance, phase="up")
     instance.save()
     return instance
+
+
+def _start_daemons(instance: Instance, suite: Suite, shape: Shape, progress: Progress) -> None:
+    if shape.auth(suite) == "munge":
+        daemons.start_munge(instance)
+    if shape.site:
+        site.give_to_slurm_user(instance)
+    if shape.accounting:
+        accounting.start(instance, shape.slurm_user)
+    daemons.start(instance, progress)
+    if shape.accounting:
+        accounting.set_limits(instance)
+    if shape.site:
+        site.reserve(instance)
 
 
 def down(name: str, progress: Progress) -> bool:
@@ -115,6 +129,7 @@ def _remove(name: str) -> None:
     if instance:
         namespace.end(instance.pid, instance.start_ticks)
     namespace.end_strays(InstancePaths(name).plan)
+    cgroups.remove(InstancePaths(name))
     shutil.rmtree(InstancePaths(name).directory, ignore_errors=True)
     if InstancePaths(name).directory.exists():
         raise StartError(f"could not remove {InstancePaths(name).directory}; is something in it still open?")

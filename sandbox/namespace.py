@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from sandbox import host
-from sandbox.init import Plan
+from sandbox.init import Plan, Report
 from sandbox.support import CHECKOUT, StartError
 
 _UNSHARE = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork")
@@ -62,8 +62,8 @@ def run_plan(plan: Plan, plan_file: Path) -> Iterator[IO[str]]:
         yield output
 
 
-def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
-    """Start a root that stays; returns its first process's id on the host.
+def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> Report:
+    """Start a root that stays, and those of its hosts.
 
     Raises:
         StartError: The root could not be made; the text holds what was printed.
@@ -88,7 +88,7 @@ def start_plan(plan: Plan, plan_file: Path, log_file: Path) -> int:
     if not answer:
         process.wait()
         raise StartError(f"the sandbox's root could not be made:\n{log_file.read_text(errors='replace').strip()}")
-    return int(answer)
+    return Report.from_line(answer)
 
 
 def start_ticks(pid: int) -> int | None:
@@ -154,7 +154,7 @@ def enter_command(pid: int, user: str, command: list[str], environment: Mapping[
     variables = [f"{name}={value}" for name, value in sorted(environment.items())]
     identity = ["--reuid", user, "--regid", user, "--init-groups"] if user != "root" else []
     return [
-        "nsenter", "--target", str(pid), "--mount", "--pid", "--ipc", "--uts", "--net",
+        "nsenter", "--target", str(pid), "--mount", "--pid", "--ipc", "--uts", "--net", "--cgroup",
         f"--wdns={working_directory}",
         # If nsenter is killed, the command inside gets a SIGTERM instead of living on unseen.
         "/usr/bin/setpriv", "--pdeathsig", "TERM", *identity,

@@ -12,6 +12,9 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
+#: The host of slurmctld and, unless the sandbox is a site, of everything else.
+CONTROLLER = "ctl"
+
 #: Inside the sandbox.
 PYSLURM_TARGET = Path("/opt/muri/pyslurm")
 SPANK_TARGET = Path("/opt/muri/spank/muri_spank.so")
@@ -97,6 +100,11 @@ class InstancePaths:
     def mountpoint(self) -> Path:
         """Where the instance's root is mounted, seen only inside its mount namespace."""
         return self.directory / "mnt"
+
+    @property
+    def cgroup(self) -> str:
+        """The parent of its nodes' cgroups in each hierarchy of the machine."""
+        return f"muri-sandbox-{self.name}"
 
     @property
     def log(self) -> Path:

@@ -81,8 +81,8 @@ def _run(config: Config, interval_s: float | None) -> None:
 
     if os.geteuid() != 0:
         raise UsageError(
-            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs as "
-            "their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
+            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
+            "as their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
         )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

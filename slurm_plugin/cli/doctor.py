@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import click
 
-from muri.errors import MuriError
+from muri.errors import MuriError, UsageError
 from muri.printable import printable_lines
 from muri.profiler.errors import CorruptStoreError, StoreMissingError, StoreOutdatedError
 from muri.profiler.resource_usage.nvml import check as why_no_gpu
@@ -39,12 +40,15 @@ from muri.slurm_plugin.cli.doctor_checks import (
     judge_status_dir,
     judge_way_of_writing,
 )
+from muri.slurm_plugin.cli.real_path import examine_nodes, examine_real_path, examine_submission
 from muri.slurm_plugin.config import Config, config_path
 from muri.slurm_plugin.controller.assemble import open_gateway, policy_of, profiles_path, read_config
 from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
+from muri.slurm_plugin.controller.trial import try_group
 from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
 
@@ -58,16 +62,32 @@ _WIDTH = 80
 @click.option("--store", type=click.Path(dir_okay=False, path_type=Path), help="Another profile store than its own.")
 @click.option("--set-aside", is_flag=True, help="Rename the profile store, if it is damaged.")
 @click.option("-y", "--yes", is_flag=True, help="With --set-aside: don't ask.")
+@click.option("--nodes", metavar="NODES", help="Also run a job of a second on these nodes, such as n[1-4], or all.")
+@click.option(
+    "--try", "user", metavar="[USER]", is_flag=False, flag_value="",
+    help="Also run a tiny group of USER's end to end. [default: who called sudo]",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: bool, as_json: bool) -> None:
-    """Examine what Muri needs: configuration, state directory, profile store, journal, Slurm, GPUs, disk.
+def doctor(
+    config_file: Path | None,
+    store: Path | None,
+    set_aside: bool,
+    yes: bool,
+    nodes: str | None,
+    user: str | None,
+    as_json: bool,
+) -> None:
+    """Examine what Muri needs: configuration, files, Slurm, and the way that a job takes.
 
-    Changes nothing without --set-aside. Exits with 1 when something has to be done; warnings alone
-    give 0. Works where there is no Slurm, and says so.
+    As root it submits a few held jobs to see what becomes of them, and cancels them. Nothing else is
+    changed without --set-aside, --nodes or --try. Exits with 1 when something has to be done; warnings
+    alone give 0. Works where there is no Slurm, and says so.
 
     \b
     Examples:
       muri doctor
+      muri doctor --nodes all    SPANK plugin, installation, clock of each node
+      muri doctor --try alice    two jobs of two seconds, in a group
       muri doctor --json | jq '.findings[] | select(.level != "ok")'
       muri doctor --set-aside    rename a damaged store
     """
@@ -75,8 +95,12 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
     if set_aside:
         _set_aside(config_file, store, yes, as_json)
         return
+    if (nodes or user is not None) and os.geteuid() != 0:
+        raise UsageError("--try and --nodes submit jobs for others: run them as root")
+    if user == "" and not (user := os.environ.get("SUDO_USER", "")):
+        raise UsageError("say whose jobs they are: muri doctor --try USER")
     findings = []
-    for finding in examine(config_file, store):
+    for finding in chain(examine(config_file, store), _examine_on_request(config_file, nodes, user)):
         findings.append(finding)
         if not as_json:
             _print(finding)
@@ -85,6 +109,29 @@ def doctor(config_file: Path | None, store: Path | None, set_aside: bool, yes: b
     else:
         click.echo(_summary(findings))
     click.get_current_context().exit(exit_code(findings))
+
+
+def _examine_on_request(config_file: Path | None, nodes: str | None, user: str | None) -> Iterator[Finding]:
+    config, _ = examine_config(config_file)
+    if nodes:
+        snapshot = open_gateway(config.gateway).snapshot()
+        yield from examine_nodes(nodes, config, snapshot, SlurmCommands())
+    if user:
+        yield examine_group(config, user)
+
+
+def examine_group(config: Config, user: str) -> Finding:
+    """Run a tiny group end to end."""
+    name = "a tiny group"
+    try:
+        trial = try_group(config, user, lambda line: click.echo(f"{' ' * _INDENT}{line}", err=True))
+    except AnotherControllerError:
+        return Finding(name, Level.WARNING, "a controller is in a cycle", "run this again in a moment")
+    except MuriError as error:
+        return Finding(name, Level.PROBLEM, str(error))
+    members = " and ".join(map(str, trial.members))
+    text = f"jobs {members} shared a GPU of {trial.node} in pilot job {trial.pilot} and ended with their own exit codes"
+    return Finding(name, Level.OK, f"{text}, {trial.took_s:.0f} s after their submission")
 
 
 def _print(finding: Finding) -> None:
@@ -244,7 +291,7 @@ def examine_journal(path: Path) -> Finding:
 
 
 def examine_slurm(config: Config) -> Iterator[Finding]:
-    """Whether Slurm answers, and in which way it is asked."""
+    """Whether Slurm answers, in which way it is asked, and what becomes of jobs there."""
     lacking: list[GatewayUnavailableError] = []
     try:
         gateway = open_gateway(config.gateway, lacking.append)
@@ -254,7 +301,8 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
         yield Finding("Slurm", Level.WARNING, f"no Slurm on this machine: {error}", remedy)
         return
     except MuriError as error:
-        yield Finding("Slurm", Level.PROBLEM, str(error), "`scontrol ping` says more; jobs stay as they are meanwhile")
+        remedy = "`scontrol ping` says more; jobs stay as they are meanwhile"
+        yield Finding("Slurm", Level.PROBLEM, str(error), remedy)
         return
     gpus = sum(node.gpu_count for node in snapshot.nodes)
     size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
@@ -263,6 +311,9 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
         normal = isinstance(why, NoPyslurmError)
         remedy = "" if normal else f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
         yield Finding("gateway", Level.OK if normal else Level.WARNING, f"{gateway.name}: {why}", remedy)
+    if (submission := examine_submission(SlurmCommands())) is not None:
+        yield submission
+    yield from examine_real_path(config, snapshot, SlurmCommands())
 
 
 def examine_gpus() -> Finding:

@@ -176,9 +176,12 @@ def snapshot(config_file: Path | None) -> None:
       muri snapshot > s.json && muri plan --snapshot s.json
     """
     from muri.slurm_plugin.controller.assemble import open_gateway, read_config
+    from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
     from muri.slurm_plugin.records.cluster import dump_snapshot
 
-    click.echo(dump_snapshot(open_gateway(read_config(config_file).gateway).snapshot()), nl=False)
+    config = read_config(config_file)
+    taken = open_gateway(config.gateway).snapshot()
+    click.echo(dump_snapshot(replace(taken, gpu_removal=read_gpu_removal(config.state_dir))), nl=False)
 
 
 @click.command(context_settings=_CONTEXT)

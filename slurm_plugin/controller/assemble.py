@@ -133,7 +133,8 @@ def open_controller(
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(journal_path) as journal:
         way = gateway or _open_and_say(config, always=looping)
-        yield Controller(way, journal, store, cache(partial(policy_of, config)), config, stop)
+        policies = cache(partial(policy_of, config))
+        yield Controller(way, journal, store, policies, config, stop, look_only=look_only)
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:

@@ -12,6 +12,7 @@ from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
@@ -132,6 +133,8 @@ class Controller:
         policy_for: Callable[[str], Policy],
         config: Config,
         stop: StopFlag | None = None,
+        *,
+        look_only: bool = False,
     ) -> None:
         """Bind the controller to its cluster and memory.
 
@@ -142,7 +145,9 @@ class Controller:
             policy_for: Gives the policy for a PriorityType of Slurm.
             config: The configuration.
             stop: Ends a cycle between two calls.
+            look_only: Nothing is to be changed in Slurm, not even for a try.
         """
+        self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
         self._gateway = gateway
         self._stop = stop or threading.Event()
         self._journal = journal
@@ -238,6 +243,7 @@ class Controller:
     def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
         snapshot = self._gateway.snapshot()
+        snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
         return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 

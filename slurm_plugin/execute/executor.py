@@ -40,7 +40,7 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
-    Place,
+    GroupPlace,
     dry_run_environment,
     dry_run_job,
     given_comment,
@@ -172,7 +172,7 @@ class Executor:
             raise
         self._journal.set_submitted_job(token, pilot)
         for member in action.members:
-            self._make_member(member, Place(pilot, action.node, action.reasons))
+            self._make_member(member, GroupPlace(pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
@@ -188,17 +188,21 @@ class Executor:
         intent = next(intent for intent in self._journal.intents("begun") if intent.token == action.token)
         log.info("group %s: resuming its start, pilot job %d", action.token, pilot.job_id)
         self._journal.set_submitted_job(action.token, pilot.job_id)
-        place = Place(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
+        place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
             if job is not None and job.gated:
                 self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, place: Place) -> None:
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:
         """Change and release one member; Slurm starts it as soon as the pilot has started."""
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
-        change = member_change(member, place, job, retries)
+        way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
+        if not way.request:
+            self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
+            return
+        change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
@@ -308,7 +312,7 @@ class Executor:
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
         self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
         self._extend_partners(action)
-        self._make_member(action.member, Place(action.pilot, action.node, action.reasons))
+        self._make_member(action.member, GroupPlace(action.pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
 
     def _extend_partners(self, action: Join) -> None:

@@ -5,7 +5,8 @@ from typing import Protocol
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import MuriError
 from muri.slurm_plugin.gateway.base import Gateway
-from muri.slurm_plugin.records.cluster import JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 
 class CycleCutShortError(MuriError):
@@ -63,6 +64,10 @@ class InterruptibleGateway:
     def queue(self) -> Snapshot:
         """As `Gateway.queue`; looking is never refused."""
         return self._gateway.queue()
+
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether a waiting job's GPUs can be taken away."""
+        return self.in_time().gpu_removal(known, place, waiting, now_s)
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Protocol
 
 from muri.errors import MuriError
-from muri.slurm_plugin.records.cluster import JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 _UNREACHABLE = (
     "unable to contact slurm controller",
@@ -102,6 +103,23 @@ class Gateway(Protocol):
 
     def queue(self) -> Snapshot:
         """Read the jobs alone, in one or two RPCs: neither nodes nor what only administrators may see.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        ...
+
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether and how a waiting job's GPUs can be taken away.
+
+        Where `known` does not hold on this site any more, that is tried, in some dozen RPCs, with jobs of Muri's own
+        that are cancelled again.
+
+        Args:
+            known: What was found out before.
+            place: Where such a job can be submitted.
+            waiting: A job that Muri may start; where root may not submit, it is tried in its user's name.
+            now_s: Seconds since the epoch.
 
         Raises:
             SlurmUnreachableError: slurmctld does not answer.

@@ -18,12 +18,14 @@ from muri.slurm_plugin.gateway.base import (
     job_pending,
     job_started,
 )
+from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.queue_reader import QueueReader
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
 from muri.slurm_plugin.gateway.site_limits import LimitsReader, config_settings
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
-from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, JobChange, NewJob, Reservation, Snapshot
+from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Reservation, Snapshot
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
 
@@ -116,6 +118,10 @@ class CommandGateway:
         jobs = self._queue.read(time.time()).jobs
         return {job.job_id: (job.gpu_count, job.special) for job in jobs if job.job_id in job_ids}
 
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
+        return find_gpu_removal(self._commands, known, place, waiting, now_s)
+
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""
         return self._submissions.submit(job)
@@ -125,11 +131,6 @@ class CommandGateway:
 
     def modify(self, job_id: int, change: JobChange) -> None:
         """Change a pending job."""
-        if _takes_gpus_away(change) and _version(self._slurm_version) < GPUS_CAN_BE_TAKEN_AWAY:
-            raise GatewayError(
-                f"cannot change job {job_id}: Slurm {self._slurm_version} accepts {change.gpu_request!r} but keeps the "
-                "job's GPUs, so it cannot share another's: jobs run alone here. Grouping needs Slurm 23.02 or newer"
-            )
         if settings := update_settings(change, self._gres_separator):
             self._update(job_id, settings)
 
@@ -218,10 +219,6 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "Licenses": change.licenses,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]
-
-
-def _takes_gpus_away(change: JobChange) -> bool:
-    return change.gpu_request is not None and not text_fields.gpu_total(text_fields.gres_counts(change.gpu_request))
 
 
 def _least_cpus(change: JobChange) -> int | None:

@@ -19,6 +19,7 @@ from muri.slurm_plugin.gateway.base import (
     job_started,
     slurm_error,
 )
+from muri.slurm_plugin.gateway.gpu_removal import find_gpu_removal
 from muri.slurm_plugin.gateway.json_records import read_each
 from muri.slurm_plugin.gateway.pyslurm_records import change_fields, job_record
 from muri.slurm_plugin.gateway.reservation_table import reservations_of_table
@@ -27,6 +28,7 @@ from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.gateway.submit_as import Submissions
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.comment_tags import REQUEST_PREFIX
+from muri.slurm_plugin.records.gpu_removal import GpuRemoval, Place
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +201,10 @@ class PyslurmGateway:
             raise
         except GatewayError as err:
             log.warning("cannot learn all that jobs %s ask for: %s", sorted(unknown), err)
+
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        """Return whether a waiting job's GPUs can be taken away, trying it where `known` does not hold."""
+        return find_gpu_removal(self._commands, known, place, waiting, now_s)
 
     def submit(self, job: NewJob) -> int:
         """Submit a batch job as its user and return its id."""

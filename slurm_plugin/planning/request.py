@@ -1,6 +1,5 @@
 """From the queue to a policy's request: who may be planned, with what, on which nodes, and what is measured. Pure."""
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -16,7 +15,7 @@ from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derive
 from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
-from muri.slurm_plugin.records.cluster import GPUS_CAN_BE_TAKEN_AWAY, Job, JobState, Node
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.limits import will_start_by_itself
 from muri.slurm_plugin.records.roles import ManagedJob, Role
@@ -72,10 +71,13 @@ class Preparation:
 
 def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
     """Return why a job must run alone, "" when it may be grouped."""
-    slurm_version = cycle.view.snapshot.slurm_version
-    old_slurm = tuple(map(int, re.findall(r"\d+", slurm_version)[:2])) < GPUS_CAN_BE_TAKEN_AWAY
+    snapshot = cycle.view.snapshot
+    removal = snapshot.gpu_removal.way_for(job.gpu_request)
     checks = (
-        (old_slurm, f"Slurm {slurm_version} cannot take the GPUs from a waiting job, which a group needs"),
+        (
+            not removal.request,
+            f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})",
+        ),
         (job.request.alone, _ALONE_ON_REQUEST),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),

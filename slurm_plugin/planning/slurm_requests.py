@@ -191,7 +191,7 @@ def without_retries(admin_comment: str) -> JobChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupPlace:
     """Where a member goes.
 
     Attributes:
@@ -205,7 +205,7 @@ class Place:
     why: tuple[str, ...]
 
 
-def member_change(member: MemberPlan, place: Place, job: Job, retries: bool) -> JobChange:
+def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: bool, no_gpus: str) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
@@ -213,12 +213,13 @@ def member_change(member: MemberPlan, place: Place, job: Job, retries: bool) -> 
         place: Its group.
         job: As Slurm shows it.
         retries: Whether the policy gives it another try after it ran out of GPU memory.
+        no_gpus: The request per node that takes its GPUs away.
     """
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
     planned = tags.Planned(place.why, member.speed, member.solo_iteration_s, member.estimated)
     return JobChange(
-        gpu_request="gres/gpu:0",
+        gpu_request=no_gpus,
         required_nodes=place.node,
         cpu_count=member.cpu_count,
         cpus_per_task=1,

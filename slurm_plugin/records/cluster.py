@@ -9,11 +9,8 @@ from types import UnionType
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from muri.errors import UsageError
+from muri.slurm_plugin.records.gpu_removal import NOT_TRIED, GpuRemoval
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS, SiteLimits
-
-GPUS_CAN_BE_TAKEN_AWAY: Final = (23, 2)
-"""The first Slurm whose waiting jobs can lose their GPUs: 22.05 shows "gres:gpu:0" after such a change
-and still hands out the GPU. Seen to work in 26.05; the versions between are untried."""
 
 SPECIAL_EXIT: Final = "SpecialExit"
 """Reason of a job that a site's RequeueExitHold, or `scontrol requeuehold state=SpecialExit`, has set aside."""
@@ -247,6 +244,8 @@ class Snapshot:
         reservations: All reservations, by name.
         unreadable: Jobs that are missing in `jobs` because their records could not be read.
         limits: What the site allows; some minutes older than the rest.
+        gpu_removal: Whether a waiting job's GPUs can be taken away. Gateways leave it open; the controller, which has
+            it tried, fills it in.
     """
 
     taken_s: float
@@ -257,6 +256,7 @@ class Snapshot:
     reservations: tuple[Reservation, ...] = ()
     unreadable: tuple[Unreadable, ...] = ()
     limits: SiteLimits = NO_SITE_LIMITS
+    gpu_removal: GpuRemoval = NOT_TRIED
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,7 @@ class JobChange:
     """What to change in a pending job; None leaves a field as it is.
 
     Attributes:
-        gpu_request: GRES request per node ("gres/gpu:0" takes the GPUs away).
+        gpu_request: GRES request per node; what takes the GPUs away tells `Snapshot.gpu_removal`.
         required_nodes: Folded host list; "" clears it.
         cpu_count: CPUs of the whole job and the least per node; with `cpus_per_task` for one task.
         cpus_per_task: CPUs per task.
@@ -362,6 +362,7 @@ def dump_snapshot(snapshot: Snapshot) -> str:
         "reservations": [asdict(each) for each in sorted(snapshot.reservations, key=lambda each: each.name)],
         "unreadable": [asdict(each) for each in snapshot.unreadable],
         "limits": asdict(snapshot.limits),
+        "gpu_removal": asdict(snapshot.gpu_removal),
     }
     # In ASCII alone: users' texts hold bytes that cannot be decoded, and characters that terminals obey.
     return json.dumps(document, indent=1) + "\n"

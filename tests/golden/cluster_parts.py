@@ -92,12 +92,15 @@ def node(name: str, gpus: int = 1, used: int = 0, **changes: Any) -> Record:
     return record | changes
 
 
-def snapshot(jobs: list[Record], nodes: list[Record], version: str = "26.05.1") -> Record:
-    """What `muri snapshot` writes."""
+def snapshot(jobs: list[Record], nodes: list[Record], version: str = "26.05.1", no_gpus: str = "gres/gpu:0") -> Record:
+    """What `muri snapshot` writes; `no_gpus` takes a waiting job's GPUs away, "" where nothing does."""
+    why = "" if no_gpus else "gres/gpu:0: Slurm accepts it and keeps the GPU"
+    forms = [{"form": form, "request": no_gpus, "why": why} for form in ("--gres=gpu:N", "--gres=gpu:TYPE:N")]
     return {
         "schema": "muri-snapshot", "schema_version": 1, "taken_s": NOW_S, "cluster": "golden",
         "slurm_version": version, "jobs": sorted(jobs, key=lambda each: each["job_id"]),
         "nodes": sorted(nodes, key=lambda each: each["name"]),
+        "gpu_removal": {"site": "golden", "tried_s": NOW_S, "forms": forms, "why": ""},
     }  # fmt: skip
 
 

@@ -188,7 +188,7 @@ def alone_because_profiling_is_off() -> Case:
 
 @case
 def alone_on_slurm_22_05() -> Case:
-    return Case(snapshot(_mix(), [node("n1")], version="22.05.11"), {"policy": "muri-s"})
+    return Case(snapshot(_mix(), [node("n1")], version="22.05.11", no_gpus=""), {"policy": "muri-s"})
 
 
 @case

@@ -38,6 +38,9 @@ class RecordingSlurm:
     def snapshot(self) -> Any:
         return self._snapshot
 
+    def gpu_removal(self, *_known: Any) -> Any:
+        return self._snapshot.gpu_removal
+
     def submit(self, job: Any) -> int:
         self.calls.append({"call": "submit", **_given(job)})
         return next(self._ids)
@@ -68,6 +71,7 @@ def prepare_site(case: Case, folder: Path) -> dict[str, Path]:
     files = {"config": folder / "muri.yaml", "snapshot": folder / "snapshot.json", "profiles": state / "profiles.db"}
     files["config"].write_text(yaml.safe_dump(config, sort_keys=True))
     files["snapshot"].write_text(json.dumps(case.queue))
+    (state / "gpu-removal.json").write_text(json.dumps(case.queue["gpu_removal"]))
     export = folder / "profiles.json"
     export.write_text(json.dumps({"schema": "muri-profiles", "version": 1, "profiles": case.profiles}))
     run_command("profile", "import", str(export), "--store", str(files["profiles"]))

@@ -67,7 +67,7 @@ def test_secrets_are_readable_by_root_alone(suite: str, auth: str, tmp_path: Any
 
 
 def test_a_database_that_does_not_start_is_reported_with_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(_: Instance, *command: str, user: str = "root") -> CompletedProcess[str]:
+    def run(_: Instance, *command: str, **_options: str) -> CompletedProcess[str]:
         return CompletedProcess(command, 0 if command[0] == "tail" else 1, f"end of {command[-1]}", "refused")
 
     monkeypatch.setattr(instance, "run", run)

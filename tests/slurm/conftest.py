@@ -76,6 +76,12 @@ def old_sandbox() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
+def middle_sandbox() -> Iterator[Driver]:
+    """Debian trixie's Slurm 24.11, which no pyslurm supports, with accounts, in the shape of `accounting_sandbox`."""
+    yield from start("trixie", ACCOUNTING, "middle")
+
+
+@pytest.fixture(scope="session")
 def accounting_sandbox() -> Iterator[Driver]:
     """The current Slurm with accounts, QOS and limits; 4 nodes × 2 GPUs.
 

@@ -26,6 +26,19 @@ print("finished", os.environ["SLURM_JOB_ID"], flush=True)
 sys.exit(code)
 """
 
+TRY_GPU_REMOVAL = """\
+import sys; from dataclasses import asdict; from pathlib import Path
+from muri.files import atomic_json
+from muri.slurm_plugin.gateway.commands import CommandGateway
+from muri.slurm_plugin.gateway.gpu_removal import place_for
+from muri.slurm_plugin.records.gpu_removal import NOT_TRIED
+
+gateway = CommandGateway()
+snapshot = gateway.snapshot()
+found = gateway.gpu_removal(NOT_TRIED, place_for(snapshot.nodes, ()), None, snapshot.taken_s)
+atomic_json(Path(sys.argv[1]), asdict(found))
+"""
+
 TRAIN_SH = """\
 #!/bin/sh
 muri run /home/{user}/train.py "$@"
@@ -53,10 +66,19 @@ class MuriCluster:
         self.driver = driver
         self.state_dir = f"/var/lib/muri-{time.monotonic_ns()}"
         self.configure()
+        self._know_gpu_removal()
         keep_gate(driver)
         for user in ("alice", "bob"):
             driver.write("train.py", TRAIN_PY, user=user)
             driver.write("train.sh", TRAIN_SH.format(user=user), user=user)
+
+    def _know_gpu_removal(self) -> None:
+        """Copy what was found out about taking GPUs away, so that it is tried once for each sandbox."""
+        known = "/var/lib/muri-gpu-removal.json"
+        if self.driver.run("test", "-f", known, user="root", check=False).returncode != 0:
+            self.python(TRY_GPU_REMOVAL, known)
+        self.driver.run("install", "-D", "-m", "0600", known, f"{self.state_dir}/gpu-removal.json", user="root")
+        self.driver.run("chmod", "0700", self.state_dir, user="root")
 
     def configure(self, **changes: Any) -> None:
         """Write the controller's configuration."""

@@ -45,7 +45,7 @@ from muri.profiler.interference.ratios import Interference, Side, put
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 path = Path(sys.argv[1])
-path.parent.mkdir()
+path.parent.mkdir(exist_ok=True)
 sides = [Side(ProfileKey(name, 8, 1, "gpu"), 0.1, 0.1 * r, r, 0.02, 0.9, 40) for name, r in (("a", 1.25), ("b", 1.6))]
 with ProfileStore(path) as store:
     for side in sides:  # both are at the GPU all the time
@@ -90,7 +90,7 @@ def test_a_measured_pair_trains_side_by_side_without_turns(muri: MuriCluster) ->
         "squeue", "-h", "-u", "alice", "-t", "RUNNING", "-o", "%i %u %N %b", user="root"
     ).stdout.split("\n")
     running = {int(line.split()[0]): line.split()[1:] for line in told if line}
-    member = ["alice", "n1", "gres/gpu:0"]
+    member = ["alice", "n1", "gres/gpu:0,gres/muri:1"]
     assert running == {host: ["alice", "n1", "gres/gpu:1"], jobs["a"]: member, jobs["b"]: member}
 
     muri.driver.wait_until(lambda: muri.queue()[jobs["a"]]["discipline"] == "plain", "the runtime's word")

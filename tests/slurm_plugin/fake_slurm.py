@@ -14,6 +14,7 @@ from muri.slurm_plugin.gateway.base import GatewayError, NoGateLicenseError, NoS
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, JobState, NewJob, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence, with_gate
+from muri.slurm_plugin.records.gpu_removal import PER_NODE, TYPED, GpuRemoval, Place, TriedForm
 from muri.slurm_plugin.records.limits import NO_SITE_LIMITS
 from muri.slurm_plugin.records.roles import Role, read_job
 
@@ -58,6 +59,9 @@ _RELEASED = {"held": False, "reason": ""}
 
 class Killed(BaseException):
     """The process dies here: nothing after this line runs."""
+
+
+GPUS_REMOVABLE = GpuRemoval("fake", NOW_S, (TriedForm(PER_NODE, "gres/gpu:0"), TriedForm(TYPED, "gres/gpu:0")), "")
 
 
 class FakeSlurm:
@@ -127,7 +131,12 @@ class FakeSlurm:
         jobs = tuple(self.jobs[job_id] for job_id in sorted(self.jobs))
         lease = Reservation(GATE_LICENSE, "", 0.0, self.lease_end_s, ("LICENSE_ONLY",), f"{GATE_LICENSE}:1000000")
         reservations = (*self.reservations, *((lease,) if self.lease_end_s > self.now_s else ()))
-        return Snapshot(self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits)
+        return Snapshot(
+            self.now_s, "fake", "26.05", jobs, nodes, reservations, limits=self.limits, gpu_removal=GPUS_REMOVABLE
+        )
+
+    def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
+        return GPUS_REMOVABLE
 
     def queue(self) -> Snapshot:
         return replace(self.snapshot(), nodes=(), reservations=())

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node
+from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job, make_node
 
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.assemble import policy_of
@@ -44,7 +44,7 @@ def full_nodes(count: int) -> list[Node]:
 
 def decided(jobs: list[Job], nodes: list[Node], *reservations: Reservation) -> Decision:
     config = Config(policy="muri-s")
-    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations)
+    snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, gpu_removal=GPUS_REMOVABLE)
     knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS})
     return decide(CycleInput(view_of(snapshot), knowledge, config), policy_of(config))
 

@@ -4,7 +4,7 @@ import dataclasses
 import socket
 
 import pytest
-from fake_slurm import FOUR_KINDS, NOW_S, make_job, make_node, told
+from fake_slurm import FOUR_KINDS, GPUS_REMOVABLE, NOW_S, make_job, make_node, told
 
 from muri.group_spec import GroupSpec, MemberSpec
 from muri.slurm_plugin.config import Config
@@ -43,7 +43,8 @@ def ddp(job_id: int, nodes: int = 2, gpus: int = 2, **changes):
 def planned(*jobs, nodes: int = 2, **changes):
     """The actions of one cycle on idle nodes with two GPUs."""
     config = Config(**{"policy": "muri-s", **changes})
-    snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, tuple(make_node(f"n{index + 1}") for index in range(nodes)))
+    nodes_there = tuple(make_node(f"n{index + 1}") for index in range(nodes))
+    snapshot = Snapshot(NOW_S, "c", "26.05.5", jobs, nodes_there, gpu_removal=GPUS_REMOVABLE)
     view, know = view_of(snapshot), Knowledge(PROFILES)
     plan = policy_of(config).plan(prepare(CycleInput(view, know, config)).request)
     return actions_of(plan, CycleInput(view, know, Config()), SiteRoom(view)), plan
@@ -86,7 +87,7 @@ def test_two_nodes_are_never_one():
     """A node with four GPUs does not do for a job that asks for two nodes."""
     config = Config(policy="muri-s")
     nodes = (make_node("n1", gpu_count=4), make_node("n2", gpu_count=4, usable=False))
-    view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes))
+    view = view_of(Snapshot(NOW_S, "c", "26.05.5", (ddp(1), ddp(2)), nodes, gpu_removal=GPUS_REMOVABLE))
     plan = policy_of(config).plan(prepare(CycleInput(view, Knowledge(PROFILES), config)).request)
     assert not plan.groups
     assert len(plan.waiting) == 2

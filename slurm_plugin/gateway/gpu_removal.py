@@ -1,0 +1,227 @@
+"""Find out, on the real slurmctld, whether and how a waiting job's GPUs can be taken away.
+
+A release of Slurm that cannot do it accepts the change and shows it; the GPU is handed out all the same. So a held job
+of Muri's own is changed. Where Slurm tracks GPUs as TRES, the TRES that it counts for the job tell the truth. Elsewhere
+the job has to run for a moment, on whatever is free.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from muri.clock import MACHINE_CLOCK, Clock
+from muri.slurm_plugin.gateway.base import GatewayError, SlurmUnreachableError, first_line
+from muri.slurm_plugin.gateway.site_limits import config_settings
+from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+from muri.slurm_plugin.records.cluster import Job, Node
+from muri.slurm_plugin.records.gpu_removal import EVERY_FORM, PER_NODE, TYPED, WAYS, GpuRemoval, Place, TriedForm
+
+log = logging.getLogger(__name__)
+
+PROBE_NAME: Final = "muri-probe"
+
+_START_TIMEOUT_S: Final = 15.0
+_POLL_S: Final = 0.2
+_NO_SUCH_GRES: Final = "generic resource"
+_OLD_NOTATION: Final = "gres:"
+_SITE: Final = ("SLURM_VERSION", "BOOT_TIME", "GresTypes", "AccountingStorageTRES")
+
+
+def place_for(nodes: tuple[Node, ...], partitions: tuple[str, ...]) -> Place | None:
+    """Return where to try: on usable nodes first, in a partition that Muri serves; None where no node has GPUs.
+
+    Args:
+        nodes: All nodes.
+        partitions: Partitions that Muri serves, empty for all.
+    """
+    found = (
+        (not node.usable, partition, node.gpu_type)
+        for node in nodes
+        for partition in node.partitions
+        if node.gpu_count and (not partitions or partition in partitions)
+    )
+    best = min(found, default=None)
+    return None if best is None else Place(best[1], best[2])
+
+
+def find_gpu_removal(
+    commands: SlurmCommands,
+    known: GpuRemoval,
+    place: Place | None,
+    waiting: Job | None,
+    now_s: float,
+    clock: Clock = MACHINE_CLOCK,
+) -> GpuRemoval:
+    """Return what is known if it still holds, else try.
+
+    Args:
+        commands: How commands are run; as root.
+        known: What was found out before.
+        place: Where to submit the jobs that are tried with.
+        waiting: A job that Muri may start; where root may not submit, it is tried in its user's name.
+        now_s: Seconds since the epoch.
+        clock: To wait by.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    settings = config_settings(commands.run("read the configuration", ["scontrol", "show", "config"]))
+    site = "; ".join(f"{name}={settings.get(name, '')}" for name in _SITE)
+    if known.holds(site, now_s):
+        return known
+    if place is None:
+        return GpuRemoval(site, now_s, why="no node with GPUs is in a partition that Muri serves")
+    probe = _Probe(commands, place, waiting, clock)
+    probe.cancel_leftovers()
+    typed = (TYPED,) if place.gpu_type != "gpu" else ()
+    forms = tuple(probe.tried(form) for form in (PER_NODE, *typed))
+    for each in forms:
+        log.info("GPUs asked for by %s: %s", each.form, f"taken away by {each.request}" if each.request else each.why)
+    return GpuRemoval(site, now_s, forms, "")
+
+
+def try_every_form(commands: SlurmCommands, place: Place, clock: Clock = MACHINE_CLOCK) -> tuple[TriedForm, ...]:
+    """Try each way of asking for GPUs, also those whose jobs always run alone, for people who want to know.
+
+    Raises:
+        SlurmUnreachableError: slurmctld does not answer.
+    """
+    probe = _Probe(commands, place, None, clock)
+    return tuple(probe.tried(form) for form in EVERY_FORM if form != TYPED or place.gpu_type != "gpu")
+
+
+class _Probe:
+    """Tries each form of request with jobs of its own, which never outlive the try."""
+
+    def __init__(self, commands: SlurmCommands, place: Place, waiting: Job | None, clock: Clock) -> None:
+        self._commands = commands
+        self._place = place
+        self._waiting = waiting
+        self._clock = clock
+
+    def cancel_leftovers(self) -> None:
+        """Cancel what a controller left that was killed while it tried."""
+        with suppress(GatewayError):
+            self._commands.run("cancel old probes", ["scancel", f"--name={PROBE_NAME}"])
+
+    def tried(self, form: str) -> TriedForm:
+        """Try one form of request.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        option = form.replace("TYPE", self._place.gpu_type).removesuffix("N") + "1"
+        reasons: dict[str, str] = {}
+        for way in WAYS:
+            try:
+                with self._held_job(option) as job_id:
+                    outcome = self._outcome(job_id, way)
+            except SlurmUnreachableError:
+                raise
+            except _NotToldError as error:
+                return TriedForm(form, why=first_line(str(error)), conclusive=False)
+            except GatewayError as error:
+                outcome = first_line(str(error))
+                if _NO_SUCH_GRES not in outcome.lower():
+                    return TriedForm(form, why=outcome, conclusive=False)
+                outcome = "slurm.conf has no such GRES"
+            if not outcome:
+                return TriedForm(form, way)
+            reasons[way] = outcome
+        same = len(set(reasons.values())) == 1
+        told = {" or ".join(reasons): next(iter(reasons.values()))} if same else reasons
+        return TriedForm(form, why="; ".join(f"{way}: {outcome}" for way, outcome in told.items()))
+
+    @contextmanager
+    def _held_job(self, option: str) -> Iterator[int]:
+        job_id = self._submit(option)
+        try:
+            yield job_id
+        finally:
+            with suppress(GatewayError):
+                self._commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
+
+    def _submit(self, option: str) -> int:
+        try:
+            return self._sbatch(option, f"--partition={self._place.partition}")
+        except SlurmUnreachableError:
+            raise
+        except GatewayError:
+            if self._waiting is None:
+                raise
+            job = self._waiting
+            named = {"partition": job.partition, "account": job.account, "qos": job.qos, "reservation": job.reservation}
+            own = [f"--{name}={value}" for name, value in named.items() if value]
+            return self._sbatch(option, f"--uid={job.uid}", f"--gid={job.gid}", *own)
+
+    def _sbatch(self, *options: str) -> int:
+        fixed = (
+            "--parsable", "--hold", "--no-requeue", "--ntasks=1", "--time=1", "--chdir=/", "--output=/dev/null",
+            "--export=NIL",
+        )  # fmt: skip
+        wrap = "--wrap=exec sleep 30"
+        arguments = ["sbatch", *fixed, f"--job-name={PROBE_NAME}", *options, wrap]
+        printed = self._commands.run("submit a job to try with", arguments)
+        return int(first_line(printed).split(";")[0])
+
+    def _outcome(self, job_id: int, way: str) -> str:
+        """Return why a way does not work, "" where it does.
+
+        Raises:
+            GatewayError: Slurm refused the change.
+            _NotToldError: It could not be told.
+        """
+        before = self._counted(job_id)
+        self._change(job_id, way)
+        if "gres/gpu" in before:
+            return "Slurm accepts it and keeps the GPU" if "gres/gpu" in self._counted(job_id) else ""
+        self._commands.run(f"release job {job_id}", ["scontrol", "release", str(job_id)])
+        given = self._given(job_id)
+        return "Slurm accepts it and hands out the GPU" if re.search(r"\bgpu\b", given) else ""
+
+    def _change(self, job_id: int, way: str) -> None:
+        arguments = ["scontrol", "update", f"JobId={job_id}", f"TresPerNode={way}"]
+        try:
+            self._commands.run(f"change job {job_id}", arguments)
+        except GatewayError as error:
+            if "gres" not in str(error).lower() or isinstance(error, SlurmUnreachableError):
+                raise
+            old = way.replace("gres/", _OLD_NOTATION)  # up to Slurm 22.05
+            self._commands.run(f"change job {job_id}", [*arguments[:-1], f"TresPerNode={old}"])
+
+    def _counted(self, job_id: int) -> str:
+        """What Slurm counts for the job, such as "cpu=1,node=1,gres/gpu=1"."""
+        fields = self._shown(job_id)
+        return fields("ReqTRES") or fields("TRES")
+
+    def _given(self, job_id: int) -> str:
+        """What the job was given once it runs.
+
+        Raises:
+            _NotToldError: It did not start in time.
+        """
+        deadline_s = self._clock() + _START_TIMEOUT_S
+        while self._clock() < deadline_s:
+            fields = self._shown(job_id)
+            if fields("JobState") == "RUNNING":
+                return fields("JOB_GRES")
+            self._clock.sleep(_POLL_S)
+        raise _NotToldError(
+            "its job did not start in time to show it; without GPUs among AccountingStorageTRES it has to"
+        )
+
+    def _shown(self, job_id: int) -> Callable[[str], str]:
+        arguments = ["scontrol", "--details", "--oneliner", "show", "job", str(job_id)]
+        text = self._commands.run(f"look at job {job_id}", arguments)
+
+        def field(name: str) -> str:
+            match = re.search(rf"(?:^|\s){name}=(\S*)", text)
+            return match[1] if match else ""
+
+        return field
+
+
+class _NotToldError(GatewayError):
+    """Slurm did not show the outcome."""

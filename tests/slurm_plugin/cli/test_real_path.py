@@ -1,0 +1,102 @@
+"""What `muri doctor` makes of what became of the jobs that it tried with; tests/slurm takes the real way."""
+
+import pytest
+
+from muri.slurm_plugin.cli.doctor_checks import Level
+from muri.slurm_plugin.cli.real_path import NodeReport, examine_submission, judge_job_submit, judge_node, judge_removal
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
+from muri.slurm_plugin.records.gpu_removal import TriedForm
+
+FACTS = {
+    "time": "100.5",
+    "mark": "model=muri-doctor",
+    "muri": "muri, version 0.2.0",
+    "run_dir": "0 700",
+    "devices": "2",
+    "commands": "3",
+}
+
+
+class Commands:
+    def __init__(self, answer: str | Exception) -> None:
+        self._answer = answer
+
+    def run(self, action: str, arguments: object) -> str:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "level"),
+    [
+        ("  --muri[=KEY=VALUE,...]  interleave", Level.OK),
+        ("  --mem=MB", Level.PROBLEM),
+        (GatewayError("plugstack.conf cannot be read"), Level.PROBLEM),
+        (GatewayUnavailableError("no sbatch"), None),
+    ],
+)
+def test_whether_sbatch_knows_the_option(answer, level) -> None:
+    finding = examine_submission(Commands(answer))
+    assert (finding and finding.level) == level
+
+
+def test_gpus_that_can_be_taken_away_in_some_form_are_enough() -> None:
+    forms = (TriedForm("--gres=gpu:N", "gres/gpu:0"), TriedForm("--gpus=N", why="Slurm accepts it and keeps the GPU"))
+    finding = judge_removal(forms)
+    assert finding.level is Level.OK
+    assert finding.text == "can be taken away where asked for by --gres=gpu:N; jobs with --gpus=N run alone"
+
+
+def test_where_no_group_can_form_that_is_a_problem_and_what_to_do_is_said() -> None:
+    finding = judge_removal((TriedForm("--gpus=N", why="a"), TriedForm("--gres=gpu:N", why="the GPU is kept")))
+    assert finding.level is Level.PROBLEM
+    assert "no group can form" in finding.text
+    assert "the GPU is kept" in finding.text
+    assert "muri setup" in finding.remedy
+    assert judge_removal(()).level is Level.WARNING
+
+
+@pytest.mark.parametrize(
+    ("comment", "gate", "level", "words"),
+    [
+        ("muri:on muri-gate:licence", "licence", Level.OK, "kept waiting by licence"),
+        ("muri:on muri-gate:hold", "hold", Level.OK, "kept waiting by hold"),
+        ("muri:on muri-gate:open", "licence", Level.WARNING, "no controller is at work"),
+        ("muri:on muri-gate:hold", "licence", Level.PROBLEM, "by hold, muri.yaml by licence"),
+        ("site=x", "licence", Level.PROBLEM, "not tagged"),
+        ("", "licence", Level.PROBLEM, "not tagged"),
+    ],
+)
+def test_what_job_submit_wrote(comment, gate, level, words) -> None:
+    finding = judge_job_submit(comment, Config(gate=gate))
+    assert finding.level is level
+    assert words in finding.text
+
+
+def node(**changes: str):
+    return judge_node(NodeReport("n1", {**FACTS, **changes}, 100.0, 101.0))
+
+
+def test_a_node_with_all_that_members_need() -> None:
+    assert node().level is Level.OK
+    assert "2 NVIDIA devices" in node().text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"mark": ""}, "SPANK plugin"),
+        ({"muri": "/bin/sh: 4: muri: not found"}, "not found"),
+        ({"run_dir": "stat: cannot statx '/run/muri/0': No such file or directory"}, "run directory"),
+        ({"run_dir": "0 755"}, "run directory"),
+        ({"commands": "1"}, "Slurm's commands"),
+        ({"time": "160.0"}, "59 s off"),
+        ({"time": "40.0"}, "60 s off"),
+    ],
+)
+def test_what_a_node_lacks_is_named(changes, words) -> None:
+    finding = node(**changes)
+    assert finding.level is Level.PROBLEM
+    assert words in finding.text
