@@ -193,7 +193,7 @@ def started(driver: Driver, job_id: int) -> bool:
     return False
 
 
-def requeued_at_once(driver: Driver) -> Answer:
+def requeued_early(driver: Driver) -> Answer:
     """Whether a requeued job starts again before its old credential has expired, with StartTime=now."""
     with job(driver) as job_id:
         driver.wait_state(job_id, "RUNNING")
@@ -278,7 +278,7 @@ PROBES: Final[Mapping[str, Probe]] = {
     "`sacct` has the AdminComment of an ended job": sacct_admin_comment,
     "reservation of licences alone keeps a job waiting": licence_gate,
     "licence given to a running job": licence_while_running,
-    "requeued job starts at once (`StartTime=now`)": requeued_at_once,
+    "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
     "… also within the second of the requeue": requeued_in_the_same_second,
     "`requeuehold incomplete` spares ended jobs": ended_job_spared,
     "second step on a job's GPU (`srun --overlap`)": overlapping_step,

@@ -215,7 +215,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "MinMemoryCPU": change.mem_per_cpu_mib,
         "TimeLimit": None if change.time_limit_s is None else text_fields.time_limit_text(change.time_limit_s),
         "AdminComment": change.admin_comment,
-        "StartTime": "now" if change.start_now else None,
+        "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]

@@ -154,7 +154,7 @@ def test_change_is_translated() -> None:
     }  # fmt: skip
     assert pyslurm_records.change_fields(JobChange()) == {}
     assert pyslurm_records.change_fields(JobChange(time_limit_s=0)) == {"time_limit": "unlimited"}
-    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now"}
+    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now+2"}
     assert pyslurm_records.change_fields(JobChange(licenses="m:1")) == {"licenses": "m:1"}
     assert isinstance(pyslurm_records.change_fields(JobChange(licenses=""))["licenses"], pyslurm_records.Cleared)
     with pytest.raises(GatewayError, match="malformed"):
