@@ -206,9 +206,10 @@ def requeued_early(driver: Driver) -> Answer:
 
 def requeued_in_the_same_second(driver: Driver) -> Answer:
     """Whether that is safe at once: a node refuses credentials as old as the run that it has just ended."""
-    for _ in range(3):
+    for _ in range(5):
         with job(driver, "--nodelist=n1") as job_id:
             driver.wait_state(job_id, "RUNNING")
+            time.sleep(1 - time.time() % 1)
             driver.run("scontrol", "requeue", str(job_id), user="root")
             driver.wait_state(job_id, "PENDING")
             update(driver, job_id, "StartTime=now")
@@ -267,6 +268,9 @@ def without_gpus(options: Sequence[str], way: str) -> Probe:
     return probe
 
 
+SAME_SECOND: Final = "… also within the second of the requeue"
+"""The one question whose answer depends on chance: a busy machine may not get it done in a second."""
+
 PROBES: Final[Mapping[str, Probe]] = {
     "a pyslurm that fits": pyslurm,
     "`squeue --json` has the submit line": submit_line,
@@ -279,7 +283,7 @@ PROBES: Final[Mapping[str, Probe]] = {
     "reservation of licences alone keeps a job waiting": licence_gate,
     "licence given to a running job": licence_while_running,
     "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
-    "… also within the second of the requeue": requeued_in_the_same_second,
+    SAME_SECOND: requeued_in_the_same_second,
     "`requeuehold incomplete` spares ended jobs": ended_job_spared,
     "second step on a job's GPU (`srun --overlap`)": overlapping_step,
     **{
@@ -304,9 +308,8 @@ def examine(driver: Driver, progress: Progress) -> Release:
     return Release(driver.instance.suite, driver.instance.slurm_version, answers)
 
 
-def examine_suite(suite: str, progress: Progress) -> Release:
+def examine_suite(suite: str, progress: Progress, name: str = "matrix") -> Release:
     """Start a sandbox of a suite as a site has it, ask it, and take it down."""
-    name = f"matrix-{suite}"
     lifecycle.up(name, SUITES[suite], SHAPE, progress)
     try:
         return examine(Driver(instance.require(name)), progress)
