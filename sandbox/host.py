@@ -11,6 +11,8 @@ from urllib.parse import unquote, urlsplit
 from sandbox.init import Bind
 from sandbox.support import CHECKOUT, SandboxError, cache_dir
 
+#: Debian's Python modules, where packages for any Python 3 put theirs.
+DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 _CERTIFICATE_VARIABLES = ("PIP_CERT", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _PROXY_VARIABLES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _CERTIFICATE_PLACES = ("/usr/share/ca-certificates", "/usr/local/share/ca-certificates")
@@ -62,7 +64,7 @@ def _python_prefixes() -> set[Path]:
 def _system_python_paths() -> list[Path]:
     """Return the files of a Python that shares /usr with everything else."""
     names = [f"python{sys.version_info.major}.{sys.version_info.minor}"]
-    found: list[Path] = [Path("/usr/lib/python3/dist-packages")]
+    found = [DIST_PACKAGES]
     for name in names:
         found += [Path("/usr/bin", name), Path("/usr/lib", name), Path("/usr/include", name)]
         found += Path("/usr/include").glob(f"*/{name}")

@@ -23,6 +23,8 @@ def root_plan(name: str, suite: Suite, shape: Shape, built: Build, pyslurm: Pysl
     if shape.accounting:
         secret |= cluster.database_files(shape, suite)
     binds = [*host.python_binds(), *host.project_binds()]
+    if shape.bare:  # the suite's packages must be able to write there
+        binds = [bind for bind in binds if bind.target != str(host.DIST_PACKAGES)]
     if pyslurm.directory and not shape.bare:
         binds.append(Bind(str(pyslurm.directory), str(PYSLURM_TARGET)))
     plan = Plan(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sandbox import builds, cli, cluster, host, instance, namespace
-from sandbox.builds import Build
+from sandbox import builds, cli, cluster, host, instance, lifecycle, namespace
+from sandbox.builds import Build, Pyslurm
 from sandbox.cluster import SUITES, Partition, Shape, suite_named
 from sandbox.daemons import NodeState, parse_nodes, waiting_for
 from sandbox.driver import parse_job
@@ -96,6 +96,50 @@ def test_plan_survives_json() -> None:
     plan = Plan("/l", "/m", (Bind("/a", "/b"),), (TextFile("/f", "text", 0o600),), ("/d",), ("/dev/x",),
                 "ctl", True, ("/bin/true",), {"A": "b"}, "/w", 5)  # fmt: skip
     assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_sites_hosts_have_what_is_theirs(tmp_path: Path) -> None:
+    shape = Shape(nodes=2, accounting=True, site=True, constrained=True)
+    plan = lifecycle.root_plan("x", SUITES["forky"], shape, Build(SUITES["forky"], tmp_path), Pyslurm(tmp_path))
+    assert Plan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    hosts = {host.hostname: host for host in plan.hosts}
+    assert list(hosts) == ["login", "n1", "n2"]
+    assert len({plan.mountpoint, *(host.mountpoint for host in plan.hosts)}) == 4
+    assert {name: host.cgroup for name, host in hosts.items()} == {
+        "login": "", "n1": "muri-sandbox-x/n1", "n2": "muri-sandbox-x/n2"
+    }  # fmt: skip
+    assert hosts["login"].device_files == ()
+    names = {Path(file.path).name for file in hosts["n1"].files}
+    assert {"slurm.conf", "gres.conf", "munge.key", "muri.conf"} <= names
+    assert names & {"slurm.key", "slurmdbd.conf", "job_submit.lua", "sandbox.cnf"} == set()
+    assert {"/home", "/opt/muri/pyslurm"} & {bind.target for bind in hosts["n1"].binds} == {"/home"}
+
+
+def test_a_sites_slurm_conf() -> None:
+    files = cluster.slurm_files(Shape(accounting=True, site=True, constrained=True, bare=True), SUITES["forky"], "x")
+    text = files["/etc/slurm/slurm.conf"]
+    for line in ("SlurmUser=slurm", "AuthType=auth/munge", "TaskPlugin=task/cgroup", "GresTypes=gpu,muri"):
+        assert line in text.splitlines()
+    assert "Gres=gpu:tesla:2,muri:64" in text
+    assert "ConstrainDevices=yes" in files["/etc/slurm/cgroup.conf"]
+    assert not any("muri" in path for path in files)
+
+
+@pytest.mark.parametrize(
+    ("shape", "match"), [({"site": True}, "a site has accounting"), ({"constrained": True}, "only a site's devices")]
+)
+def test_parts_of_a_site_are_not_had_alone(shape: dict[str, bool], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        Shape(**shape)  # type: ignore[arg-type]
+
+
+def test_unknown_hosts_are_refused_with_those_there_are() -> None:
+    site = instance.Instance(
+        "x", "trixie", "24.11.5", 1, 2, 16, 7, 1, "2026-01-01T00:00:00Z", hosts={"login": 8, "n1": 9}
+    )
+    assert [site.process_of(host) for host in ("ctl", "login", "n1")] == [7, 8, 9]
+    with pytest.raises(UsageError, match="no host 'n2': choose one of ctl, login, n1"):
+        site.process_of("n2")
 
 
 def test_targets_that_leave_the_root_are_refused(tmp_path: Path) -> None:

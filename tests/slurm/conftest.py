@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from sandbox import instance, lifecycle  # noqa: E402
+from sandbox import cgroups, instance, lifecycle  # noqa: E402
 from sandbox.cluster import SUITES, Partition, Shape  # noqa: E402
 from sandbox.driver import Driver  # noqa: E402
 from sandbox.support import Progress  # noqa: E402
@@ -25,6 +26,8 @@ ACCOUNTING = Shape(
         *(Partition(f"on{number}", f"n{number}") for number in range(1, 5)),
     ),
 )
+#: A site's last node is reserved. `replace(SITE, bare=True)` has nothing of Muri, for tests of an installation.
+SITE = Shape(nodes=3, accounting=True, site=True, extra_partitions=(Partition("train", "n1"),))
 ONE_GPU = Shape(nodes=2, gpus_per_node=1, extra_partitions=(Partition("train", "n1"), Partition("measure", "n2")))
 
 
@@ -36,6 +39,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker("timeout") is None:
                 # The first sandbox of a machine takes minutes to build.
                 item.add_marker(pytest.mark.timeout(900))
+
+
+def _sites(*suites: str) -> list[object]:
+    # A release's site starts once: one process runs all tests of it.
+    return [pytest.param(suite, marks=pytest.mark.xdist_group(f"site-{suite}")) for suite in suites]
+
+
+def on_sites(*suites: str) -> pytest.MarkDecorator:
+    """Run a test of the fixture `site` on these releases only."""
+    return pytest.mark.parametrize("site_sandbox", _sites(*suites), indirect=True)
 
 
 def remove_leftovers() -> None:
@@ -70,9 +83,21 @@ def one_gpu_sandbox() -> Iterator[Driver]:
 
 
 @pytest.fixture(scope="session")
+def trixie_one_gpu_sandbox() -> Iterator[Driver]:
+    """Slurm 24.11 in the shape of `one_gpu_sandbox`."""
+    yield from start("trixie", ONE_GPU, "one-gpu-trixie")
+
+
+@pytest.fixture(scope="session")
 def old_sandbox() -> Iterator[Driver]:
     """Debian bookworm's Slurm 22.05, which no pyslurm supports, in the shape of `sandbox`."""
     yield from start("bookworm")
+
+
+@pytest.fixture(scope="session")
+def trixie_sandbox() -> Iterator[Driver]:
+    """Debian trixie's Slurm 24.11, which no pyslurm supports, in the shape of `sandbox`."""
+    yield from start("trixie")
 
 
 @pytest.fixture(scope="session")
@@ -94,6 +119,22 @@ def accounting_sandbox() -> Iterator[Driver]:
 def old_accounting_sandbox() -> Iterator[Driver]:
     """Slurm 22.05 in the shape of `accounting_sandbox`."""
     yield from start("bookworm", ACCOUNTING, "old-accounting")
+
+
+@pytest.fixture(scope="session", params=_sites(*SUITES))
+def site_sandbox(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """A site on each release: 3 nodes × 2 GPUs, the last node reserved; devices are constrained where they can be.
+
+    Partitions `gpu` and `debug` have all nodes, `train` n1.
+    """
+    shape = replace(SITE, constrained=not cgroups.refusal())
+    yield from start(request.param, shape, f"site-{request.param}")
+
+
+@pytest.fixture
+def site(site_sandbox: Driver) -> Iterator[Driver]:
+    """A site on each release with an empty queue, before and after."""
+    yield from emptied(site_sandbox)
 
 
 @pytest.fixture

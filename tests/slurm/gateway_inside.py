@@ -1,8 +1,11 @@
 """Call a gateway inside a sandbox from a test outside."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
+
+import pytest
 
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob, Snapshot, parse_snapshot
 from sandbox.driver import Driver
@@ -32,6 +35,11 @@ print(json.dumps(answer))
 """
 
 
+#: The fixture of each release's sandbox, and every gateway there is on each.
+SANDBOXES = {"26.05": "sandbox", "24.11": "trixie_sandbox", "22.05": "old_sandbox"}
+EVERY_GATEWAY = ("pyslurm-26.05", "command-26.05", "command-24.11", "command-22.05")
+
+
 class RefusedError(AssertionError):
     """A gateway's error, by the name of its class."""
 
@@ -48,6 +56,15 @@ class GatewayInside:
         self.driver = driver
         self.kind = kind
         self.environment: dict[str, str] = {}
+
+    @classmethod
+    def named(cls, name: str, request: pytest.FixtureRequest) -> Iterator["GatewayInside"]:
+        """Give one of `EVERY_GATEWAY` with an empty queue, before and after."""
+        kind, _, release = name.partition("-")
+        driver: Driver = request.getfixturevalue(SANDBOXES[release])
+        driver.cancel_all()
+        yield cls(driver, kind)
+        driver.cancel_all()
 
     def call(self, *calls: tuple[Any, ...]) -> list[Any]:
         request = {"kind": self.kind, "calls": [[method, list(arguments)] for method, *arguments in calls]}

@@ -4,14 +4,18 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from conftest import emptied
 from muri_cluster import STAGES, MuriCluster
 
-from sandbox.driver import Driver
+#: For what depends on Slurm's release: on each one where groups form.
+on_every_release = pytest.mark.parametrize("muri", ["one_gpu_sandbox", "trixie_one_gpu_sandbox"], indirect=True)
 
 
 @pytest.fixture
-def muri(one_gpu: Driver) -> MuriCluster:
-    return MuriCluster(one_gpu)
+def muri(request: pytest.FixtureRequest) -> Iterator[MuriCluster]:
+    """One GPU to share, on the current Slurm or where a test says so."""
+    for driver in emptied(request.getfixturevalue(getattr(request, "param", "one_gpu_sandbox"))):
+        yield MuriCluster(driver)
 
 
 def start_group(muri: MuriCluster, *kinds: str, **options) -> list[int]:
@@ -23,6 +27,7 @@ def start_group(muri: MuriCluster, *kinds: str, **options) -> list[int]:
     return jobs
 
 
+@on_every_release
 def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
     jobs = start_group(muri, *STAGES, iterations=40)
     (host,) = muri.hosts()
@@ -57,6 +62,7 @@ def test_scancel_of_a_member_leaves_its_partners_running(muri):
     assert f"finished {first}" not in muri.output(first)
 
 
+@on_every_release
 def test_scancel_of_a_whole_group_at_once_ends_it_for_good(muri):
     """As `scancel -u alice` does it: the host goes with its members, which must not come back for its sake."""
     jobs = start_group(muri, "load", "propagate", iterations=200)
@@ -66,6 +72,7 @@ def test_scancel_of_a_whole_group_at_once_ends_it_for_good(muri):
     assert [muri.driver.job(job)["Restarts"] for job in jobs] == ["0", "0"]
 
 
+@on_every_release
 def test_dependency_on_a_member_fires(muri):
     first, second = start_group(muri, "load", "propagate", iterations=20)
     after = muri.submit("preprocess", f"--dependency=afterok:{first}", iterations=5)
@@ -105,6 +112,7 @@ def test_a_failing_dry_run_does_not_block_the_job(muri):
     assert fields[job]["JobState"] == "COMPLETED"
 
 
+@on_every_release
 def test_a_dead_host_sends_its_members_back_and_they_run_alone(muri):
     jobs = start_group(muri, "load", "propagate", iterations=50)
     (host,) = muri.hosts()
@@ -179,6 +187,7 @@ def reopened(muri) -> Iterator[None]:
     muri.driver.run("scontrol", "update", "PartitionName=train", "State=UP", user="root")
 
 
+@on_every_release
 @pytest.mark.usefixtures("reopened")
 def test_drain_gives_every_held_job_back(muri):
     muri.know_profiles()

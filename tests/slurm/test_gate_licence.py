@@ -10,7 +10,7 @@ from sandbox.driver import Driver
 ALL = "muri_gate:1000000"
 
 
-@pytest.fixture(params=["sandbox", "old_sandbox"])
+@pytest.fixture(params=["sandbox", "trixie_sandbox", "old_sandbox"])
 def slurm(request: pytest.FixtureRequest) -> Iterator[Driver]:
     """A sandbox whose controller died just now: the lease runs on."""
     driver: Driver = request.getfixturevalue(request.param)

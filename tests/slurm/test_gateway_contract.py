@@ -1,11 +1,11 @@
-"""What every gateway promises, tried on a real Slurm: pyslurm and commands, Slurm 26.05 and 22.05."""
+"""What every gateway promises, tried on a real Slurm: pyslurm and commands, Slurm 26.05, 24.11 and 22.05."""
 
 import json
 import re
 from collections.abc import Iterator
 
 import pytest
-from gateway_inside import GatewayInside, RefusedError
+from gateway_inside import EVERY_GATEWAY, GatewayInside, RefusedError
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
 from sandbox.driver import Driver
@@ -16,13 +16,9 @@ SLEEP = "#!/bin/sh\nexec sleep 600\n"
 BACKGROUND = re.compile(r"REGISTRATION|EPILOG|COMPLETE|STATS_INFO|PING|LAUNCH|CONFIG")
 
 
-@pytest.fixture(params=["pyslurm", "command", "command-22.05"])
+@pytest.fixture(params=EVERY_GATEWAY)
 def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
-    kind, _, old = request.param.partition("-")
-    driver: Driver = request.getfixturevalue("old_sandbox" if old else "sandbox")
-    driver.cancel_all()
-    yield GatewayInside(driver, kind)
-    driver.cancel_all()
+    yield from GatewayInside.named(request.param, request)
 
 
 def new_job(script: str = SLEEP, **fields: object) -> NewJob:
@@ -167,7 +163,7 @@ def test_old_slurm_that_keeps_the_gpus_is_found_out(old_sandbox: Driver) -> None
     old_sandbox.cancel_all()
 
 
-@pytest.mark.parametrize("inside", ["pyslurm", "command"], indirect=True)
+@pytest.mark.parametrize("inside", ["pyslurm-26.05", "command-26.05"], indirect=True)
 def test_member_trick_and_its_undoing(inside: GatewayInside) -> None:
     """A member runs without GPUs on its host's node; put back, it gets its own GPU."""
     driver = inside.driver

@@ -4,11 +4,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from gateway_inside import GatewayInside, RefusedError
+from gateway_inside import EVERY_GATEWAY, GatewayInside, RefusedError
 
 from muri.slurm_plugin.records.cluster import JobChange, JobState, NewJob
 from muri.slurm_plugin.records.gate import GATE_LICENSE, lease_end_s
-from sandbox.driver import Driver
 
 ALICE, BOB = 1001, 1002
 
@@ -55,13 +54,9 @@ SPECIAL = {
 }
 
 
-@pytest.fixture(params=["pyslurm", "command", "command-22.05"])
+@pytest.fixture(params=EVERY_GATEWAY)
 def inside(request: pytest.FixtureRequest) -> Iterator[GatewayInside]:
-    kind, _, old = request.param.partition("-")
-    driver: Driver = request.getfixturevalue("old_sandbox" if old else "sandbox")
-    driver.cancel_all()
-    yield GatewayInside(driver, kind)
-    driver.cancel_all()
+    yield from GatewayInside.named(request.param, request)
 
 
 def new_job(script: str = "#!/bin/sh\nexec sleep 600\n", uid: int = ALICE, **fields: object) -> NewJob:

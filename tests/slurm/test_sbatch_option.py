@@ -80,7 +80,9 @@ def job_id(done: Done) -> int:
     return int(found.group(1))
 
 
-@pytest.fixture(scope="module", params=["sandbox", "old_sandbox"], ids=["forky", "bookworm"])
+@pytest.fixture(
+    scope="module", params=["sandbox", "trixie_sandbox", "old_sandbox"], ids=["forky", "trixie", "bookworm"]
+)
 def running(request: pytest.FixtureRequest) -> Cluster:
     driver: Driver = request.getfixturevalue(request.param)
     driver.cancel_all()

@@ -1,0 +1,31 @@
+"""Which stand-in GPUs a process can open, tried from inside a job, a step or a shell on a node."""
+
+import pytest
+
+from sandbox import cgroups
+from sandbox.driver import Driver
+
+_REFUSAL = cgroups.refusal()
+
+#: For tests that need devices constrained by cgroups.
+constrained = pytest.mark.skipif(bool(_REFUSAL), reason=_REFUSAL)
+
+_CODE = """\
+import glob, os
+for device in sorted(glob.glob("/dev/muri-gpu*")):
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_NOCTTY))
+    except PermissionError:
+        continue
+    print(device)
+"""
+
+
+def opener(driver: Driver) -> str:
+    """Put a command for job scripts and steps into alice's home; it prints each GPU that it can open."""
+    return f"python3 {driver.write('opens.py', _CODE)}"
+
+
+def opened_by_step(driver: Driver, *options: str) -> list[str]:
+    """Run a job with these options of srun and return the GPUs that its step could open."""
+    return driver.run("srun", *options, *opener(driver).split(), on="login").stdout.split()
