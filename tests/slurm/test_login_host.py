@@ -6,8 +6,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from muri_cluster import MuriCluster
+from conftest import on_sites
+from muri_cluster import STAGES, MuriCluster
 
+from muri.profiler.records import ProfileKey
 from sandbox.driver import Driver
 
 _HIDE = """
@@ -109,3 +111,22 @@ def test_a_killed_pilot_is_no_group_and_its_successor_tidies_up(muri: MuriCluste
         muri.driver.run("scancel", *map(str, jobs), user="alice")
         with running_group(muri, ("load", "propagate")):
             assert muri.driver.run("test", "-e", status, user="root", check=False).returncode == 1
+
+
+@on_sites("forky", "trixie")
+def test_a_sites_login_host_tells_of_a_group(site: Driver) -> None:
+    """A host of its own, with neither pyslurm nor anything that a controller or a node has written."""
+    muri = MuriCluster(site)
+    for slow in STAGES:
+        muri.know_profile(ProfileKey(slow, 8, 1, "tesla"), [0.07 if stage == slow else 0.01 for stage in STAGES])
+    other = site.submit("-p", "train", "--gres=gpu:1", "--wrap=exec sleep 600", user="bob", on="login")
+    site.wait_state(other, "RUNNING")
+    with running_group(muri, ("load", "propagate")) as (jobs, pilot):
+        told = site.run("muri", "queue", "--json", on="login")
+        assert told.stderr == ""
+        shown = {job["job_id"]: job for job in json.loads(told.stdout)["jobs"]}
+        assert [shown[job]["group"] for job in jobs] == [pilot, pilot]
+        assert [shown[job]["partners"] for job in jobs] == [[jobs[1]], [jobs[0]]]
+        assert all(shown[job]["predicted_speed"] and shown[job]["measured_speed"] for job in jobs)
+        assert "γ" in site.run("muri", "explain", str(jobs[0]), on="login").stdout
+        assert f"Group of pilot job {pilot} on n1" in site.run("muri", "top", "--once", on="login").stdout
