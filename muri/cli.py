@@ -16,6 +16,7 @@ COMMANDS = {
     "top": LazyCommand("muri.launcher.telemetry.top:top", "Watch the groups on this node, live."),
     "timeline": LazyCommand("muri.launcher.telemetry.timeline:timeline", "Draw a trace: who held which resource when."),
     "explain": LazyCommand("muri.slurm_plugin.cli.look:explain", "Say why a job waits or whom it runs with."),
+    "report": LazyCommand("muri.slurm_plugin.cli.report:report", "Say what sharing did for a job, or in a month."),
     "plan": LazyCommand("muri.slurm_plugin.cli.look:plan", "Print the plan for a snapshot without acting on it."),
     "snapshot": LazyCommand("muri.slurm_plugin.cli.look:snapshot", "Print queue and nodes as JSON, for replay."),
     "preempt": LazyCommand("muri.slurm_plugin.cli.admin:preempt", "Stop a running job that has a checkpoint."),

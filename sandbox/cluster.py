@@ -262,7 +262,8 @@ def _template(name: str, **values: object) -> str:
 def _accounting(shape: Shape) -> str:
     if not shape.accounting:
         return _NO_ACCOUNTING
-    return _template("accounting.conf", tres="gres/gpu,gres/gpu:tesla" if shape.site else "gres/gpu").strip()
+    typed = ",gres/gpu:tesla" if shape.site else ""
+    return _template("accounting.conf", tres=f"gres/gpu,gres/muri{typed}").strip()
 
 
 def _node_lines(shape: Shape) -> str:

@@ -254,6 +254,18 @@ class Config(Section):
         Path("/run/muri/status"),
         description="Directory, made by the controller, where each user finds what was decided about their own jobs.",
     )
+    metrics_file: str = Field(
+        "",
+        pattern=r"^(/[^\n]+\.prom)?$",
+        description="Metrics for node_exporter's textfile collector, written after each cycle, such as "
+        "/var/lib/prometheus/node-exporter/muri.prom; empty: none.",
+    )
+    metrics_listen: str = Field(
+        "",
+        pattern=r"^([^:\s]+:[0-9]{1,5})?$",
+        description="Address at which `muri-controller --interval` serves the metrics, such as 127.0.0.1:9810; "
+        "empty: none.",
+    )
     partitions: tuple[str, ...] = Field((), description="Partitions that Muri serves; empty: all.")
     node_python: str = Field(sys.executable, description="Python on the compute nodes, with muri and torch installed.")
     gpu_mem_gib: dict[str, PositiveFloat] = Field(

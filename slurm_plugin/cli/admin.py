@@ -92,6 +92,8 @@ def _run(config: Config, interval_s: float | None) -> None:
         if interval_s is None:
             run_once(instance, config.gate_watch_s, stop)
         else:
+            if config.metrics_listen:
+                instance.books.serve()
             run_forever(instance, interval_s, config.gate_watch_s, stop)
 
 

@@ -12,6 +12,7 @@ from muri.profiler.errors import CorruptStoreError, StoreError
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
 from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.books import Books
 from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
 from muri.slurm_plugin.controller.user_status import report
@@ -123,7 +124,11 @@ def _of_job(fact: tuple[str, Any]) -> tuple[int, Any]:
 
 
 class Controller:
-    """Runs cycles against one cluster."""
+    """Runs cycles against one cluster.
+
+    Attributes:
+        books: Take note of what cycles do.
+    """
 
     def __init__(
         self,
@@ -148,8 +153,9 @@ class Controller:
             look_only: Nothing is to be changed in Slurm, not even for a try.
         """
         self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
-        self._gateway = gateway
         self._stop = stop or threading.Event()
+        self.books = Books(journal, config, self._stop)
+        self._gateway = self.books.counted(gateway)
         self._journal = journal
         self._store = store
         self._policy_for = policy_for
@@ -164,11 +170,12 @@ class Controller:
         Raises:
             SlurmUnreachableError: slurmctld does not answer; nothing is lost, and the next cycle resumes.
         """
-        try:
-            return self._cycle()
-        except CorruptStoreError as error:
-            log_set_aside(error, self._store.start_over(datetime.now(UTC)))
-            return self._cycle()
+        with self.books.cycle():
+            try:
+                return self._cycle()
+            except CorruptStoreError as error:
+                log_set_aside(error, self._store.start_over(datetime.now(UTC)))
+                return self._cycle()
 
     def _cycle(self) -> Status:
         """Run one cycle.
@@ -179,13 +186,16 @@ class Controller:
         decision = self.decision()
         errors = self._extend_lease(decision)
         if decision.repairs:
-            self._apply(decision, decision.repairs, errors)
+            with self.books.phase("repair"):
+                self._apply(decision, decision.repairs, errors)
             decision = self.decision()
-        self._apply(decision, decision.actions, errors)
+        with self.books.phase("start"):
+            self._apply(decision, decision.actions, errors)
         errors += self._keep_up(decision)
         status = self._status(decision, errors)
         report(self._config, status, decision.view)
         self._tidy(decision.view)
+        self.books.close(decision, status)
         return status
 
     def close_gates(self) -> bool:
@@ -218,8 +228,10 @@ class Controller:
         """
         if self._config.gate != "licence" or self._stop.is_set():
             return []
+        end_s = decision.view.snapshot.taken_s + self._config.lease_s
         try:
-            self._gateway.extend_lease(decision.view.snapshot.taken_s + self._config.lease_s)
+            self._gateway.extend_lease(end_s)
+            self.books.lease_end_s = end_s
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -242,10 +254,12 @@ class Controller:
 
     def decision(self) -> Decision:
         """Look at the cluster and decide, changing nothing."""
-        snapshot = self._gateway.snapshot()
-        snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
+        with self.books.phase("read"):
+            snapshot = self._gateway.snapshot()
+            snapshot = replace(snapshot, gpu_removal=self._gpu_removal.current(self._gateway, snapshot))
         policy = self._policy_for(snapshot.limits.priority_type)
-        return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
+        with self.books.phase("plan"):
+            return decide(cycle_input(snapshot, self._store, self._config, self._journal), policy)
 
     def _apply(self, decision: Decision, actions: tuple[Action, ...], errors: list[str]) -> None:
         """Carry out actions; what Slurm refuses is added to `errors`.
@@ -264,6 +278,8 @@ class Controller:
         except CycleCutShortError as error:
             log.warning("%s", error)
             errors.append(str(error))
+        finally:
+            self.books.note_actions(executor.outcomes)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)

@@ -2,6 +2,7 @@
 
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -86,6 +87,7 @@ class Executor:
 
     Attributes:
         errors: What Slurm refused in this cycle; the cycle went on with the next action.
+        outcomes: How often each kind of action was "done", "refused" by Slurm, or "failed".
     """
 
     def __init__(
@@ -126,6 +128,7 @@ class Executor:
             DryRunFailed: self._dry_run_failed,
         }
         self.errors = errors
+        self.outcomes: Counter[tuple[str, ...]] = Counter()
 
     def carry_out(self, actions: Iterable[Action]) -> None:
         """Carry out actions in order; a refusal costs only its own action.
@@ -137,15 +140,20 @@ class Executor:
             CorruptStoreError: The profile store is damaged.
         """
         for action in actions:
+            name, outcome = type(action).__name__, "failed"
             try:
                 self._steps[type(action)](action)
+                outcome = "done"
             except (SlurmUnreachableError, CycleCutShortError, JournalError, CorruptStoreError):
                 raise
             except GatewayError as error:
-                self.errors.append(f"{type(action).__name__}: {error}")
-                log.warning("%s failed: %s", type(action).__name__, error)
+                outcome = "refused"
+                self.errors.append(f"{name}: {error}")
+                log.warning("%s failed: %s", name, error)
             except Exception as error:
                 self._set_aside(action, error)
+            finally:
+                self.outcomes[name, outcome] += 1
 
     def _set_aside(self, action: Action, error: Exception) -> None:
         """Keep an action that failed for another reason than Slurm's from being tried in the same way for ever."""
@@ -342,6 +350,7 @@ class Executor:
             raise
         except GatewayError as error:
             self._dry_run_failed(DryRunFailed(token, str(key), f"Slurm refused it: {error}"))
+            self.outcomes["DryRunFailed", "done"] += 1
             return
         self._journal.set_submitted_job(token, run)
 

@@ -20,7 +20,7 @@ from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, runni
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import member_plan
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
-from muri.slurm_plugin.records.journal import JOIN, Intent
+from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _LEAST_GAIN = 0.2
@@ -33,6 +33,17 @@ _ONE_GPU = "only jobs on one GPU are joined"
 def begun_joins(intents: tuple[Intent, ...]) -> dict[int, Intent]:
     """Return the newest join of each job, closed ones included, by job id."""
     return {int(intent.payload["member"]["job_id"]): intent for intent in intents if intent.kind == JOIN}
+
+
+def groups_by_pilot(intents: tuple[Intent, ...]) -> dict[int, Intent]:
+    """Return the group starts by pilot job, their members and those that joined later together."""
+    groups = {intent.submitted_job: intent for intent in intents if intent.kind == GROUP and intent.submitted_job}
+    for intent in begun_joins(intents).values():
+        group = groups.get(int(intent.payload["host"]))
+        if group is not None and group.submitted_job is not None and intent.state == "done":
+            members = [*group.payload["members"], intent.payload["member"]]
+            groups[group.submitted_job] = replace(group, payload={**group.payload, "members": members})
+    return groups
 
 
 def resume_joins(view: View, intents: tuple[Intent, ...]) -> Iterator[Action]:

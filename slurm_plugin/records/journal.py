@@ -6,7 +6,7 @@ out, so that a controller killed between any two lines can tell at its next star
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,12 @@ RELEASE_REFUSED: Final = "release-refused"
 
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
+
+GROUP_RUN: Final = "group-run"
+"""Name of the facts that hold who ran beside whom until the members' reports are written, by pilot job."""
+
+COUNTERS: Final = "counters"
+"""Name of the facts that hold the metrics' counters, by metric."""
 
 
 def not_grouped_again(why: str) -> str:
@@ -182,6 +188,14 @@ class Journal:
             self._connection.execute(
                 "INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, subject, json.dumps(value, sort_keys=True))
             )
+
+    def replace_facts(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace all facts of some names, in one transaction; by name and subject."""
+        rows = [(name, subject, json.dumps(value, sort_keys=True))
+                for name, values in facts.items() for subject, value in values.items()]  # fmt: skip
+        with self._transaction():
+            self._connection.executemany("DELETE FROM facts WHERE name=?", [(name,) for name in facts])
+            self._connection.executemany("INSERT INTO facts VALUES (?, ?, ?)", rows)
 
     def facts(self, name: str) -> dict[str, Any]:
         """Return all facts of one name by subject."""

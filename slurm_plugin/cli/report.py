@@ -1,0 +1,340 @@
+"""The command `muri report`: what sharing did for one job, or for everybody's jobs in a month."""
+
+import csv
+import io
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from muri.errors import UsageError
+from muri.profiler.records import STAGES
+
+if TYPE_CHECKING:
+    from muri.slurm_plugin.gateway.accounting import Accounting
+    from muri.slurm_plugin.records.usage import JobUse, Payer, Run, Sums
+
+_HOUR_S: Final = 3600.0
+
+_TIMEOUT_S: Final = 600.0
+"""A month of a large site takes sacct minutes."""
+
+_LOOKUPS: Final = 3
+"""From a job to its pilot job, and from there to the other members."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The command's options."""
+
+    month: str | None = None
+    since: str | None = None
+    until: str | None = None
+    user: str | None = None
+    account: str | None = None
+    each_job: bool = False
+    as_json: bool = False
+    as_csv: bool = False
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("job_id", metavar="[JOB]", type=click.IntRange(min=1), required=False)
+@click.option("--month", metavar="YYYY-MM", help="Jobs that ended in this month. [default: this month]")
+@click.option("--since", metavar="DATE", help="Jobs that ended on this day or later, such as 2026-11-23.")
+@click.option("--until", metavar="DATE", help="With --since: and before this day. [default: now]")
+@click.option("--user", help="Only this user's jobs. [default: yours; as root everybody's]")
+@click.option("--account", help="Only jobs of this account.")
+@click.option("--jobs", "each_job", is_flag=True, help="One line for each job in place of sums.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+def report(job_id: int | None, **options: Any) -> None:
+    """Say what sharing did for JOB, or sum up a month's jobs by user, account and QOS.
+
+    Reads Slurm's accounts (sacct), on any host. BILLED is the GPU time of the records: a member's own holds no GPU,
+    its group's pilot job does. HAD splits the pilot jobs' GPU time among their members. ALONE is what the members
+    would have needed alone, SAVED the difference to what they had.
+
+    \b
+    Examples:
+      muri report 4711
+      muri report --month 2026-11
+      muri report --since 2026-11-01 --account hep --jobs --csv > jobs.csv
+    """
+    from muri.slurm_plugin.gateway.accounting import Accounting
+    from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
+
+    chosen, accounting = _Chosen(**options), Accounting(SlurmCommands(_TIMEOUT_S))
+    if chosen.as_json and chosen.as_csv:
+        raise UsageError("give --json or --csv, not both")
+    if job_id is None:
+        begin, end = _period(chosen)
+        runs = accounting.runs_between(_slurm_time(begin), _slurm_time(end), _filters(chosen))
+        _print_period(_completed(runs, accounting), (begin.timestamp(), end.timestamp()), chosen)
+    elif replace(chosen, as_json=False) != _Chosen():
+        raise UsageError("with a JOB only --json makes sense")
+    else:
+        _print_job(job_id, accounting, as_json=chosen.as_json)
+
+
+def _period(chosen: _Chosen) -> tuple[datetime, datetime]:
+    """From when to before when, in this host's time zone, as sacct counts."""
+    month, since, until = chosen.month, chosen.since, chosen.until
+    if month and (since or until):
+        raise UsageError("give --month or --since, not both")
+    if until and not since:
+        raise UsageError("--until needs --since")
+    now = datetime.now().astimezone()
+    if since:
+        begin, end = _day(since, "--since"), _day(until, "--until") if until else now
+    else:
+        begin = _month(month) if month else datetime(now.year, now.month, 1).astimezone()
+        year, following = divmod(begin.year * 12 + begin.month, 12)
+        end = datetime(year, following + 1, 1).astimezone()
+    if begin >= end:
+        raise UsageError(f"nothing lies between {begin:%Y-%m-%d} and {end:%Y-%m-%d %H:%M}")
+    return begin, end
+
+
+def _month(text: str) -> datetime:
+    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", text):
+        raise UsageError(f"--month {text!r} is no month: write it as 2026-11")
+    return datetime(int(text[:4]), int(text[5:]), 1).astimezone()
+
+
+def _day(text: str, option: str) -> datetime:
+    try:
+        return datetime.strptime(text, "%Y-%m-%d").astimezone()
+    except ValueError as error:
+        raise UsageError(f"{option} {text!r} is no day: write it as 2026-11-23") from error
+
+
+def _slurm_time(moment: datetime) -> str:
+    return moment.strftime("%Y-%m-%dT%H:%M:%S")
+
+
+def _filters(chosen: _Chosen) -> list[str]:
+    """Return sacct's options; without any it shows the caller's own jobs."""
+    options = [f"--accounts={chosen.account}"] if chosen.account else []
+    if chosen.user:
+        return [*options, f"--user={chosen.user}"]
+    return [*options, "--allusers"] if chosen.account or os.geteuid() == 0 else options
+
+
+def _completed(runs: list["Run"], accounting: "Accounting") -> list["Run"]:
+    """Add the records without which GPU time cannot be split: pilot jobs, and members that ended earlier."""
+    from muri.slurm_plugin.records.usage import missing_runs
+
+    asked: set[int] = set()
+    for _ in range(_LOOKUPS):
+        missing = missing_runs(runs) - asked
+        if not missing:
+            break
+        asked |= missing
+        runs = runs + accounting.runs_of(missing)
+    return runs
+
+
+def _print_job(job_id: int, accounting: "Accounting", *, as_json: bool) -> None:
+    from muri.slurm_plugin.records.usage import uses_of
+    from muri.terminal import say
+
+    own = accounting.runs_of([job_id])
+    if not own:
+        raise UsageError(f"the accounts have no job {job_id}, or you may not see it (sacct --jobs={job_id})")
+    if own[-1].is_own:
+        raise UsageError(f"job {job_id} is one of Muri's own; ask for a user's job, such as a member of its group")
+    uses = [use for use in uses_of(_completed(own, accounting)) if use.run.job_id == job_id]
+    if not uses:
+        raise UsageError(f"job {job_id} has not run to an end yet ({own[-1].state}); meanwhile: muri explain {job_id}")
+    if as_json:
+        click.echo(json.dumps([as_record(use) for use in uses], indent=1))
+        return
+    for number, use in enumerate(uses, start=1):
+        if len(uses) > 1:
+            click.echo(f"{'' if number == 1 else chr(10)}Run {number} of {len(uses)}:")
+        for line in described(use):
+            say(line)
+
+
+def described(use: "JobUse") -> list[str]:
+    """Return what `muri report JOB` prints of one run."""
+    run, shared = use.run, use.shared
+    named = f" ({run.model})" if run.model else ""
+    lines = [f"Job {run.job_id}{named} of {run.user}: {run.state}; account {run.account}, QOS {run.qos}."]
+    lines += [_who_shared(use), "", _row("Waited", run.start_s - run.submit_s, "from its submission to its start")]
+    lines.append(_row("Ran", run.elapsed_s))
+    if shared is not None and shared.basis:
+        lines.append(_row("Alone, predicted", shared.alone_s, _basis(use)))
+        ratio = f"{run.elapsed_s / shared.alone_s:.2f} times as long as predicted alone" if shared.alone_s else ""
+        lines.append(_row("Longer", run.elapsed_s - shared.alone_s, ratio))
+    part = use.gpu_s / (use.group_gpu_count * run.elapsed_s) if use.group_gpu_count and run.elapsed_s else 0.0
+    whose = f"its share of the group's, {part:.0%} of its run" if use.grouped else "all its own"
+    lines.append(_row("GPU time", use.gpu_s, whose))
+    saved_s = use.saved_gpu_s
+    if saved_s is not None:
+        against = "GPU time, against running alone"
+        lines.append(_row("Saved", saved_s, against) if saved_s >= 0 else _row("Cost", -saved_s, f"more {against}"))
+    elif use.grouped:
+        lines += ["", "Its time alone is not known, so neither is what sharing saved or cost."]
+    return lines + _stage_lines(use)
+
+
+def _row(name: str, seconds: float, what: str = "") -> str:
+    return f"{name:<18}{_clock_text(seconds):>10}   {what}".rstrip()
+
+
+def _clock_text(seconds: float) -> str:
+    whole = round(abs(seconds))
+    return f"{'-' if seconds <= -0.5 else ''}{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _who_shared(use: "JobUse") -> str:
+    run, gpus = use.run, f"{use.group_gpu_count} GPU{'' if use.group_gpu_count == 1 else 's'}"
+    if not use.grouped:
+        return f"It ran alone, on {gpus}."
+    partners = use.shared.partners if use.shared is not None else ()
+    beside = f" with job{'' if len(partners) == 1 else 's'} {', '.join(map(str, partners))}" if partners else ""
+    return f"It shared {gpus}{beside} (pilot job {run.pilot})."
+
+
+def _basis(use: "JobUse") -> str:
+    shared = use.shared
+    if shared is None or shared.basis == "plan" or not shared.iterations:
+        return "the time that it ran × its planned speed"
+    return f"{shared.iterations:,} iterations × {shared.alone_s / shared.iterations * 1e3:.1f} ms of its profile"
+
+
+def _stage_lines(use: "JobUse") -> list[str]:
+    if use.shared is None or not use.shared.stage_s or not use.shared.wait_s:
+        return []
+    rows = [("held", use.shared.stage_s), ("waiting", use.shared.wait_s)]
+    head = "".join(f"{stage:>13}" for stage in STAGES)
+    values = [f"{name:<10}" + "".join(f"{value * 1e3:>13.1f}" for value in times) for name, times in rows]
+    return ["", "Milliseconds of an iteration in each stage, and waiting for its resource:", " " * 10 + head, *values]
+
+
+def as_record(use: "JobUse") -> dict[str, Any]:
+    """Return one run as plain values, for JSON and CSV."""
+    run, shared = use.run, use.shared
+    known = shared is not None and bool(shared.basis)
+    return {
+        "job_id": run.job_id, "user": run.user, "account": run.account, "qos": run.qos, "state": run.state,
+        "model": run.model, "submit_s": run.submit_s, "start_s": run.start_s, "end_s": run.end_s,
+        "elapsed_s": run.elapsed_s, "gpu_count": use.group_gpu_count, "gpu_s": round(use.gpu_s, 1),
+        "pilot": run.pilot,
+        "partners": list(shared.partners) if shared is not None else [],
+        "alone_s": shared.alone_s if shared is not None and known else None,
+        "alone_by": shared.basis if shared is not None and known else None,
+        "iterations": shared.iterations if shared is not None and shared.iterations else None,
+        "saved_gpu_s": None if use.saved_gpu_s is None else round(use.saved_gpu_s, 1),
+        "stage_s": list(shared.stage_s) if shared is not None else [],
+        "wait_s": list(shared.wait_s) if shared is not None else [],
+    }  # fmt: skip
+
+
+def _print_period(runs: Iterable["Run"], period: tuple[float, float], chosen: _Chosen) -> None:
+    from muri.slurm_plugin.records.usage import ended_within, table_of, uses_of
+
+    if chosen.each_job:
+        uses = [use for use in uses_of(runs) if ended_within(use, period)]
+        records = [as_record(use) for use in uses]
+        table = job_table(uses)
+    else:
+        sums = table_of(runs, period)
+        records = [_sums_record(payer, each) for payer, each in sums.items()]
+        table = sums_table(sums)
+    if chosen.as_json:
+        click.echo(json.dumps(records, indent=1))
+    elif chosen.as_csv:
+        click.echo(_csv(records), nl=False)
+    else:
+        _print_table(table, period)
+
+
+def _sums_record(payer: "Payer", sums: "Sums") -> dict[str, Any]:
+    values = asdict(payer) | asdict(sums)
+    return {name: round(value, 1) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def _csv(records: Sequence[Mapping[str, Any]]) -> str:
+    text = io.StringIO()
+    if records:
+        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _csv_value(value) for name, value in record.items()} for record in records)
+    return text.getvalue()
+
+
+def _csv_value(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    # A spreadsheet takes a text that begins so for a formula.
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""Names of the columns, and rows."""
+
+
+def sums_table(sums: Mapping["Payer", "Sums"]) -> Table:
+    """Return the table of sums by user, account and QOS, with their total."""
+    names = ("USER", "ACCOUNT", "QOS", "JOBS", "GROUPED", "BILLED", "HAD", "ALONE", "SAVED")
+    rows = [(payer.user, payer.account, payer.qos, *_sums_cells(each)) for payer, each in sums.items()]
+    if len(sums) > 1:
+        rows.append(("total", "", "", *_sums_cells(_total(sums.values()))))
+    return names, rows
+
+
+def _sums_cells(sums: "Sums") -> tuple[str, ...]:
+    known = bool(sums.alone_gpu_s)
+    hours = (sums.billed_gpu_s, sums.credited_gpu_s, sums.alone_gpu_s, sums.saved_gpu_s)
+    cells = [f"{each / _HOUR_S:.2f}" for each in hours]
+    return str(sums.jobs), str(sums.grouped), *cells[:2], *(cells[2:] if known else ("-", "-"))
+
+
+def _total(sums: Iterable["Sums"]) -> "Sums":
+    from muri.slurm_plugin.records.usage import Sums
+
+    total = Sums()
+    for each in sums:
+        for name, value in asdict(each).items():
+            setattr(total, name, getattr(total, name) + value)
+    return total
+
+
+def job_table(uses: Iterable["JobUse"]) -> Table:
+    """Return the table with one line for each job."""
+    names = ("JOB", "USER", "STATE", "RAN", "ALONE", "GPU TIME", "SAVED", "WITH")
+    return names, [_job_cells(use) for use in uses]
+
+
+def _job_cells(use: "JobUse") -> tuple[str, ...]:
+    run, shared, saved_s = use.run, use.shared, use.saved_gpu_s
+    alone = _clock_text(shared.alone_s) if shared is not None and shared.basis else "-"
+    partners = "-" if shared is None else ",".join(map(str, shared.partners)) or "-"
+    return (
+        str(run.job_id), run.user, run.state, _clock_text(run.elapsed_s), alone, _clock_text(use.gpu_s),
+        "-" if saved_s is None else _clock_text(saved_s), partners,
+    )  # fmt: skip
+
+
+def _print_table(table: Table, period: tuple[float, float]) -> None:
+    from rich.table import Table as RichTable
+
+    from muri.terminal import PlainConsole, cell
+
+    names, rows = table
+    drawn = RichTable(box=None, pad_edge=False, header_style="bold")
+    for name in names:
+        drawn.add_column(name, justify="left" if name in {"USER", "ACCOUNT", "QOS", "STATE", "WITH"} else "right")
+    for row in rows:
+        drawn.add_row(*map(cell, row))
+    PlainConsole().print(drawn)
+    begin, end = (datetime.fromtimestamp(each, UTC).astimezone() for each in period)
+    unit = "" if "BILLED" not in names else "; GPU hours"
+    click.echo(f"jobs that ended from {begin:%Y-%m-%d} to before {end:%Y-%m-%d %H:%M}{unit}")

@@ -1,0 +1,192 @@
+"""The metrics: names, help texts and values. Nothing here asks Slurm.
+
+Values of labels come from short lists, most of them in this code: nothing that a user writes becomes one, nor does a
+job id.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING, Final, Literal
+
+from muri.profiler.records import STAGES
+from muri.slurm_plugin.controller.counters import Counters, Labels
+from muri.slurm_plugin.controller.status import JobStatus, Status
+from muri.slurm_plugin.planning.decision import Decision
+from muri.slurm_plugin.planning.joins import groups_by_pilot
+from muri.slurm_plugin.planning.running import RunningGroup, running_groups
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.comment_reports import member_report
+from muri.slurm_plugin.records.comment_tags import Mode
+from muri.slurm_plugin.records.journal import Intent
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        name: Its name; Prometheus adds `_total` to a counter's.
+        kind: Whether it goes up and down, or only up.
+        text: What it says.
+        labels: Names of its labels.
+    """
+
+    name: str
+    kind: Literal["gauge", "counter"]
+    text: str
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exported(self) -> str:
+        """The name that queries use."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+
+METRICS: Final = (
+    Metric("muri_info", "gauge", "Always 1; tells what runs", ("version", "policy", "gateway")),
+    Metric("muri_last_cycle_timestamp_seconds", "gauge", "When the last cycle finished"),
+    Metric("muri_interval_seconds", "gauge", "Time between two cycles (interval_s)"),
+    Metric("muri_lease_end_timestamp_seconds", "gauge", "When Slurm starts all waiting jobs unless a cycle follows"),
+    Metric("muri_cycles", "counter", "Cycles: finished, failed", ("outcome",)),
+    Metric("muri_cycle_seconds", "gauge", "Time that the last cycle took in each phase", ("phase",)),
+    Metric(
+        "muri_slurm_requests",
+        "counter",
+        "What the controller asked of Slurm, and what came of it",
+        ("request", "outcome"),
+    ),
+    Metric("muri_actions", "counter", "Actions of cycles: done, refused by Slurm, failed", ("action", "outcome")),
+    Metric("muri_jobs", "gauge", "Jobs submitted with --muri that wait or run", ("state", "reason")),
+    Metric("muri_groups", "gauge", "Running groups", ("mode",)),
+    Metric("muri_group_members", "gauge", "Jobs in running groups"),
+    Metric("muri_group_efficiency", "gauge", "Mean interleaving efficiency γ of the running groups", ("figure",)),
+    Metric("muri_groups_ended", "counter", "Groups that ended, by how their pilot jobs ended", ("end",)),
+    Metric("muri_members_ended", "counter", "Members that ended, by where their time alone comes from", ("basis",)),
+    Metric("muri_member_gpu_seconds_alone", "counter", "GPU time that ended members would have needed alone"),
+    Metric("muri_member_gpu_seconds_shared", "counter", "GPU time that they had: shares of their groups' GPU time"),
+    Metric("muri_gpu_seconds_saved", "gauge", "The difference of the two, negative where sharing cost GPU time"),
+    Metric("muri_reports_waiting", "gauge", "Ended members whose reports have yet to be written to the accounts"),
+    Metric("muri_dry_runs", "counter", "Dry runs: started, measured, failed", ("outcome",)),
+    Metric("muri_left_out", "gauge", "What the last cycle left out because deciding failed on it", ("what",)),
+    Metric("muri_unreadable_jobs", "gauge", "Jobs whose records cannot be read"),
+)
+"""All metrics, in the order of docs/metrics.md."""
+
+_MODES: Final[tuple[Mode, ...]] = ("interleave", "plain")
+
+Values = Mapping[str, Mapping[Labels, float]]
+"""By the metric's name and the values of its labels."""
+
+
+def queue_values(decision: Decision, status: Status, intents: tuple[Intent, ...]) -> dict[str, dict[Labels, float]]:
+    """Return the gauges that describe the queue and its groups."""
+    view, left_out = decision.view, decision.quarantine
+    groups = running_groups(view)
+    jobs = Counter((job.state, _reason(job, decision)) for job in status.jobs)
+    kinds = {"job": len(left_out.jobs), "intent": len(left_out.intents), "profile": len(left_out.profiles)}
+    return {
+        "muri_jobs": {key: float(count) for key, count in jobs.items()},
+        "muri_groups": {(mode,): float(sum(group.mode == mode for group in groups)) for mode in _MODES},
+        "muri_group_members": {(): float(sum(len(group.members) for group in groups))},
+        "muri_group_efficiency": _efficiencies(groups, intents),
+        "muri_left_out": {(kind,): float(count) for kind, count in kinds.items()},
+        "muri_unreadable_jobs": {(): float(len(view.snapshot.unreadable))},
+    }
+
+
+def _efficiencies(groups: tuple[RunningGroup, ...], intents: tuple[Intent, ...]) -> dict[Labels, float]:
+    starts = groups_by_pilot(intents)
+    begun = [starts[group.pilot.job_id] for group in groups if group.pilot.job_id in starts]
+    planned = [float(start.payload["efficiency"]) for start in begun]
+    measured = [used for group in groups if (used := measured_efficiency(group)) is not None]
+    return {(name,): fmean(values) for name, values in (("predicted", planned), ("measured", measured)) if values}
+
+
+def measured_efficiency(group: RunningGroup) -> float | None:
+    """Return γ as measured: how much of the time a resource is held, averaged over the four; None while not known."""
+    reports = [member_report(group.pilot.reports.speeds, member.job_id) for member in group.members]
+    used = [sum(report.stage_s) / report.iteration_s for report in reports if report is not None and report.stage_s]
+    return min(1.0, sum(used) / len(STAGES)) if len(used) == len(reports) else None
+
+
+_REASONS: Final[tuple[tuple[str, Callable[[str], bool]], ...]] = (
+    ("dependency", lambda word: word.startswith("Dependency")),
+    ("begin-time", lambda word: word == "BeginTime"),
+    ("held", lambda word: word.startswith(("JobHeld", "job_requeued_in_held", "SpecialExit"))),
+    ("limit", lambda word: "Limit" in word or word.startswith(("Assoc", "QOS", "MaxJobs"))),
+    ("resources", lambda word: word in {"Resources", "Priority"}),
+    ("nodes", lambda word: word.startswith(("Reservation", "ReqNode", "BadConstraints", "Partition", "NodeDown"))),
+)
+"""Classes of Slurm's reasons; what fits none is "other"."""
+
+
+def _reason(job: JobStatus, decision: Decision) -> str:
+    """Why a job waits, as one word of a short list; "" when it does not."""
+    if job.slurm_state != JobState.PENDING:
+        return ""
+    if job.job_id in decision.quarantine.jobs:
+        return "left-out"
+    found = decision.view.jobs.get(job.job_id)
+    word = "" if found is None else found.reason
+    told = next((name for name, fits in _REASONS if fits(word)), "other")
+    if job.state != "waiting" or told in {"dependency", "begin-time"}:
+        return told
+    # What the gate keeps waits for Muri's own reasons.
+    return "not-ready" if job.job_id in decision.preparation.waiting else "gpus"
+
+
+def counter_values(counters: Counters) -> dict[str, dict[Labels, float]]:
+    """Return all that is kept between cycles, and what follows from it."""
+    values = {metric.name: counters.of(metric.name.removeprefix("muri_")) for metric in METRICS}
+    alone = values["muri_member_gpu_seconds_alone"].setdefault((), 0.0)
+    shared = values["muri_member_gpu_seconds_shared"].setdefault((), 0.0)
+    steps = {"StartDryRun": "started", "KeepProfile": "measured", "DryRunFailed": "failed"}
+    actions = values["muri_actions"]
+    return {
+        **{name: each for name, each in values.items() if each},
+        "muri_gpu_seconds_saved": {(): alone - shared},
+        "muri_dry_runs": {(word,): actions.get((action, "done"), 0.0) for action, word in steps.items()},
+    }
+
+
+def families(values: Values) -> Iterator["Family"]:
+    """Return the metrics that have values, as prometheus_client takes them."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    for metric in METRICS:
+        kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+        family = kind(metric.name, metric.text, labels=metric.labels)
+        for labels, value in sorted(values.get(metric.name, {}).items()):
+            family.add_metric(labels, value)
+        if family.samples:
+            yield family
+
+
+class _Source:
+    def __init__(self, values: Callable[[], Values]) -> None:
+        self._values = values
+
+    def collect(self) -> Iterator["Family"]:
+        return families(self._values())
+
+
+def registry_of(values: Callable[[], Values]) -> "CollectorRegistry":
+    """Return what prometheus_client prints or serves; the values are asked for each time."""
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Source(values))
+    return registry
+
+
+def text_of(values: Values) -> str:
+    """Return the metrics in Prometheus' text format."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(registry_of(lambda: values)).decode()

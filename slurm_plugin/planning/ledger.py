@@ -1,0 +1,238 @@
+"""Who ran beside whom and since when: what the controller remembers of groups until their members' reports are written.
+
+Pure. slurmctld forgets an ended job after MinJobAge, which may be shorter than the time between two cycles; what it has
+forgotten is looked up in the accounts.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Final
+
+from muri.slurm_plugin.planning.joins import groups_by_pilot
+from muri.slurm_plugin.records.cluster import Job, JobState
+from muri.slurm_plugin.records.comment_reports import MemberReport, member_report
+from muri.slurm_plugin.records.job_report import Basis, SharingReport, split_gpu_time
+from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.roles import ManagedJob, Role, View
+from muri.slurm_plugin.records.usage import Run
+
+_REPORTS_AWAITED: Final = 2
+"""So many of the pilot job's reports are awaited after a member's end: the last one tells all of its iterations."""
+
+
+class Standing(StrEnum):
+    """How far the accounts of a member's run are.
+
+    OPEN: it has not ended, or not for long enough.
+    COUNTED: it is part of the metrics; its report has yet to be written.
+    CLOSED: nothing is left to do, or there is nothing to report, such as of a member that left its group.
+    """
+
+    OPEN = "open"
+    COUNTED = "counted"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRun:
+    """A member's run in a group.
+
+    Attributes:
+        job_id: The member.
+        solo_iteration_s: Iteration time alone, from its profile; 0 when not known.
+        speed: Planned speed, 1 = as fast as alone; 0 when not known.
+        start_s: When it started, seconds since the epoch; 0 before.
+        end_s: When it ended or left; 0 before.
+        measured: What the runtime last reported of it.
+        admin_comment: Its AdminComment, once it has ended.
+        standing: How far its accounts are.
+    """
+
+    job_id: int
+    solo_iteration_s: float = 0.0
+    speed: float = 0.0
+    start_s: float = 0.0
+    end_s: float = 0.0
+    measured: MemberReport | None = None
+    admin_comment: str = ""
+    standing: Standing = Standing.OPEN
+
+    def report(self, group: "GroupRun", gpu_s: float) -> SharingReport:
+        """Return the report of a run that has ended."""
+        alone_s, basis = self._alone_s()
+        others = tuple(each.job_id for each in group.members if each.job_id != self.job_id and each.start_s)
+        seen = self.measured or MemberReport(1.0)
+        return SharingReport(
+            group.pilot, group.gpu_count, gpu_s, alone_s, basis, seen.iterations or 0, others, seen.stage_s, seen.wait_s
+        )
+
+    def _alone_s(self) -> tuple[float, Basis]:
+        if self.measured is not None and self.measured.iterations and self.solo_iteration_s:
+            return self.measured.iterations * self.solo_iteration_s, "iterations"
+        if self.speed:
+            return (self.end_s - self.start_s) * self.speed, "plan"
+        return 0.0, ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRun:
+    """A group whose accounts are open.
+
+    Attributes:
+        pilot: Its pilot job.
+        gpu_count: GPUs that it holds.
+        start_s: When it started, seconds since the epoch; 0 before.
+        end_s: When it ended; 0 before.
+        end: How it ended: "gpu-error", or Slurm's word in lower case; "" before.
+        members: Its members, those that joined later and those that left included.
+    """
+
+    pilot: int
+    gpu_count: int = 0
+    start_s: float = 0.0
+    end_s: float = 0.0
+    end: str = ""
+    members: tuple[MemberRun, ...] = field(default=())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do."""
+        return bool(self.end) and all(member.standing is Standing.CLOSED for member in self.members)
+
+    def due(self, now_s: float, telemetry_s: float) -> list[MemberRun]:
+        """Return the members whose run is over, and known in full."""
+        running = any(member.start_s and not member.end_s for member in self.members)
+        return [
+            member
+            for member in self.members
+            if member.standing is Standing.OPEN
+            and member.end_s
+            and (self.end or (running and now_s - member.end_s > _REPORTS_AWAITED * telemetry_s))
+        ]
+
+    def gpu_s(self, now_s: float) -> dict[int, float]:
+        """Return each member's share of the GPU time so far, by job id."""
+        spans = {each.job_id: (each.start_s, each.end_s or now_s) for each in self.members if each.start_s}
+        return split_gpu_time(self.gpu_count, (self.start_s, self.end_s or now_s), spans) if self.start_s else {}
+
+    def with_member(self, changed: MemberRun) -> "GroupRun":
+        """Return the group with one member's run replaced."""
+        return replace(self, members=tuple(changed if each.job_id == changed.job_id else each for each in self.members))
+
+
+Ledger = Mapping[int, GroupRun]
+"""Groups whose accounts are open, by pilot job."""
+
+
+def updated(ledger: Ledger, view: View, intents: tuple[Intent, ...], since_s: float) -> dict[int, GroupRun]:
+    """Bring the ledger up to what Slurm shows.
+
+    Args:
+        ledger: As the last cycle left it, without groups that are over.
+        view: What Slurm shows now.
+        intents: The journal's starts and joins.
+        since_s: Groups that were begun since then are new, whether Slurm shows them yet or not.
+    """
+    starts = groups_by_pilot(intents)
+    pilots = {job.job_id for job in view.having(Role.PILOT)}
+    begun = {pilot for pilot, intent in starts.items() if intent.state != "abandoned" and intent.begun_s >= since_s}
+    runs = {pilot: ledger.get(pilot, GroupRun(pilot)) for pilot in sorted({*ledger, *pilots, *begun})}
+    return {pilot: _group(run, view, starts.get(pilot)) for pilot, run in runs.items()}
+
+
+def _group(run: GroupRun, view: View, start: Intent | None) -> GroupRun:
+    pilot = view.jobs.get(run.pilot)
+    known = {member.job_id: member for member in run.members}
+    for planned in start.payload["members"] if start is not None else ():
+        job_id = int(planned["job_id"])
+        known.setdefault(job_id, _planned(job_id, planned))
+    for job_id in pilot.pilot_tag.members if pilot is not None and pilot.pilot_tag is not None else ():
+        known.setdefault(job_id, MemberRun(job_id))  # the journal was lost
+    speeds = None if pilot is None else pilot.reports.speeds
+    measured = {job_id: member_report(speeds, job_id) for job_id in known}
+    members = (
+        _member(each if measured[each.job_id] is None else replace(each, measured=measured[each.job_id]), run, view)
+        for each in known.values()
+    )
+    seen = run if pilot is None else _seen(run, pilot)
+    return replace(seen, members=tuple(members))
+
+
+def _planned(job_id: int, planned: Mapping[str, Any]) -> MemberRun:
+    return MemberRun(job_id, float(planned.get("solo_iteration_s") or 0.0), float(planned.get("speed") or 0.0))
+
+
+def _seen(run: GroupRun, pilot: ManagedJob) -> GroupRun:
+    run = replace(run, gpu_count=pilot.gpu_count or run.gpu_count, start_s=pilot.start_s or run.start_s)
+    if pilot.state is JobState.PENDING:
+        return replace(run, start_s=0.0)  # Slurm shows when it expects to start it
+    if pilot.state.is_active or run.end:
+        return run
+    return replace(run, end_s=pilot.end_s, end="gpu-error" if pilot.reports.fault else pilot.state.lower())
+
+
+def _member(member: MemberRun, run: GroupRun, view: View) -> MemberRun:
+    job = view.jobs.get(member.job_id)
+    if member.standing is not Standing.OPEN or job is None or member.end_s:
+        return member
+    is_member = job.membership is not None and job.membership.pilot == run.pilot
+    waits = job.state is JobState.PENDING
+    if member.start_s and (waits or not is_member):
+        return _left(member, view.snapshot.taken_s)
+    if not is_member:
+        # Until it is seen as a member, it may be about to become one: the view is older than this cycle's starts.
+        return _left(member, view.snapshot.taken_s) if run.end else member
+    if waits:
+        return member
+    return _ended(member, job) if not job.state.is_active else replace(member, start_s=job.start_s)
+
+
+def _left(member: MemberRun, now_s: float) -> MemberRun:
+    """It goes on elsewhere, and how much of this run that needs again is not known: nothing is reported."""
+    end_s = now_s if member.start_s else 0.0
+    return replace(member, end_s=end_s, standing=Standing.CLOSED)
+
+
+def _ended(member: MemberRun, job: Job) -> MemberRun:
+    if not job.start_s or job.end_s <= job.start_s:
+        return replace(member, standing=Standing.CLOSED)  # cancelled before it ran
+    return replace(member, start_s=job.start_s, end_s=job.end_s, admin_comment=job.admin_comment)
+
+
+def forgotten(ledger: Ledger, view: View) -> set[int]:
+    """Return jobs whose ends are not known and that slurmctld has forgotten: the accounts may know them."""
+    return {
+        job_id
+        for run in ledger.values()
+        for job_id, is_open in (
+            (run.pilot, not run.end),
+            *((member.job_id, member.standing is Standing.OPEN and not member.end_s) for member in run.members),
+        )
+        if is_open and job_id not in view.jobs
+    }
+
+
+def looked_up(ledger: Ledger, lost: Iterable[int], runs: Iterable[Run], now_s: float) -> dict[int, GroupRun]:
+    """Complete the ledger by what the accounts say of forgotten jobs; one that they do not know either is given up."""
+    last = {run.job_id: run for run in runs if run.has_ended}
+    wanted = set(lost)
+
+    def member(each: MemberRun, pilot: int) -> MemberRun:
+        if each.job_id not in wanted:
+            return each
+        run = last.get(each.job_id)
+        if run is None or run.pilot != pilot or run.end_s <= run.start_s:
+            return _left(each, now_s)
+        return replace(each, start_s=float(run.start_s), end_s=float(run.end_s), admin_comment=run.admin_comment)
+
+    def group(each: GroupRun) -> GroupRun:
+        if each.pilot in wanted:
+            run = last.get(each.pilot)
+            gpu_count = each.gpu_count if run is None else run.gpu_count
+            start_s, end_s = (each.start_s, now_s) if run is None else run.span
+            end = "unknown" if run is None else run.state.lower()
+            each = replace(each, gpu_count=gpu_count, start_s=start_s, end_s=end_s, end=end)
+        return replace(each, members=tuple(member(one, each.pilot) for one in each.members))
+
+    return {pilot: group(run) for pilot, run in ledger.items()}

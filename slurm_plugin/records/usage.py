@@ -1,0 +1,233 @@
+"""Who used the GPUs and what sharing saved, from Slurm's accounting records. Pure.
+
+A member's own record holds no GPU: the pilot job of its group holds it. So the pilot jobs' GPU time is split among
+their members.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.job_report import SharingReport, Span, parse_report, split_gpu_time
+from muri.slurm_plugin.records.submit_option import parse_request
+
+_NOT_ENDED: Final = {"PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING"}
+
+_REQUEUED: Final = "REQUEUED"
+"""How a run ended that was not the job's last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job, as `sacct` tells it; a requeued job has a record for each of its runs.
+
+    Attributes:
+        job_id: Job id.
+        user: Owner.
+        account: Account that it is billed to.
+        qos: Its QOS.
+        state: Slurm's word for how it ended, or how it is.
+        submit_s: When it was submitted, or went back to the queue; seconds since the epoch.
+        start_s: When it started; 0 before.
+        end_s: When it ended; 0 before.
+        elapsed_s: How long it ran, without suspensions.
+        gpu_count: GPUs that it held.
+        admin_comment: Its AdminComment at its end.
+    """
+
+    job_id: int
+    user: str
+    account: str
+    qos: str
+    state: str
+    submit_s: int
+    start_s: int
+    end_s: int
+    elapsed_s: int
+    gpu_count: int
+    admin_comment: str = ""
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds that its record is billed for."""
+        return float(self.gpu_count * self.elapsed_s)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it ended, after it had started."""
+        return self.state not in _NOT_ENDED and bool(self.start_s and self.end_s)
+
+    @property
+    def span(self) -> Span:
+        """From when to when it ran."""
+        return float(self.start_s), float(self.end_s)
+
+    @property
+    def pilot(self) -> int | None:
+        """The pilot job of the group in which it ran, None where it ran alone."""
+        state = tags.parse_state(self.admin_comment)
+        if state is not None:
+            return state.pilot
+        report = parse_report(self.admin_comment)
+        return None if report is None else report.pilot
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is a job of Muri's own: a pilot job or a dry run."""
+        own = (tags.PILOT_PREFIX, tags.DRY_RUN_PREFIX)
+        return any(tags.token(self.admin_comment, prefix) is not None for prefix in own)
+
+    @property
+    def model(self) -> str:
+        """The model that its user named, "" for none."""
+        request = parse_request(self.admin_comment)
+        return "" if request is None else request.model
+
+
+@dataclass(frozen=True, slots=True)
+class JobUse:
+    """What one run of a user's job got and did.
+
+    Attributes:
+        run: Slurm's record.
+        gpu_s: GPU-seconds that it had: its own, or its share of its group's.
+        shared: What is known of its run in a group; None where it ran alone.
+        group_gpu_count: GPUs of its group, or its own.
+    """
+
+    run: Run
+    gpu_s: float
+    shared: SharingReport | None = None
+    group_gpu_count: int = 0
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it ran in a group."""
+        return self.run.pilot is not None
+
+    @property
+    def saved_gpu_s(self) -> float | None:
+        """GPU-seconds that sharing saved, negative where it cost some; None when the time alone is not known."""
+        if self.shared is None or not self.shared.basis:
+            return None
+        return self.shared.alone_gpu_s - self.gpu_s
+
+
+def missing_runs(runs: Iterable[Run]) -> set[int]:
+    """Return jobs whose records are needed to split GPU time and are not among these: members and pilot jobs."""
+    known: set[int] = set()
+    needed: set[int] = set()
+    for run in runs:
+        known.add(run.job_id)
+        pilot_tag = tags.parse_pilot(run.admin_comment)
+        needed |= set(pilot_tag.members) if pilot_tag is not None else {run.pilot or run.job_id}
+    return needed - known
+
+
+def uses_of(runs: Iterable[Run]) -> list[JobUse]:
+    """Return what the runs of users' jobs got, in the order of the records; Muri's own jobs only pass GPU time on."""
+    records = list(runs)
+    shares = _shares(records)
+    return [_use(run, shares) for run in records if run.has_ended and not run.is_own]
+
+
+def _use(run: Run, shares: Mapping[tuple[int, int], tuple[int, float]]) -> JobUse:
+    if run.pilot is None:
+        return JobUse(run, run.gpu_s, group_gpu_count=run.gpu_count)
+    report = parse_report(run.admin_comment)
+    if report is not None and report.pilot != run.pilot:
+        report = None
+    told = (report.gpu_count, report.gpu_s) if report is not None else (0, 0.0)
+    gpu_count, gpu_s = shares.get((run.pilot, run.job_id), told)
+    return JobUse(run, gpu_s, report, gpu_count)
+
+
+def _shares(records: Iterable[Run]) -> dict[tuple[int, int], tuple[int, float]]:
+    """The GPUs of each group that has ended, and each member's share of their time, by pilot and member."""
+    members: dict[int, dict[int, Span]] = {}
+    pilots: dict[int, Run] = {}
+    for run in records:
+        if tags.parse_pilot(run.admin_comment) is not None and run.has_ended:
+            pilots[run.job_id] = run
+        elif run.pilot is not None and run.has_ended:
+            members.setdefault(run.pilot, {})[run.job_id] = run.span
+    return {
+        (pilot, job_id): (record.gpu_count, gpu_s)
+        for pilot, record in pilots.items()
+        for job_id, gpu_s in split_gpu_time(record.gpu_count, record.span, members.get(pilot, {})).items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """Whose jobs a line of the table sums."""
+
+    user: str
+    account: str
+    qos: str
+
+
+@dataclass(slots=True)
+class Sums:
+    """What one payer's jobs used.
+
+    Attributes:
+        jobs: Jobs with GPUs that ended.
+        grouped: Of these, jobs that ran in a group.
+        billed_gpu_s: GPU-seconds of their records, pilot jobs and dry runs included.
+        credited_gpu_s: GPU-seconds that the jobs had: their own, or their shares of pilot jobs.
+        alone_gpu_s: Predicted GPU-seconds alone of the grouped jobs for which they are known.
+        saved_gpu_s: What sharing saved these, negative where it cost.
+    """
+
+    jobs: int = 0
+    grouped: int = 0
+    billed_gpu_s: float = 0.0
+    credited_gpu_s: float = 0.0
+    alone_gpu_s: float = 0.0
+    saved_gpu_s: float = 0.0
+
+
+def table_of(runs: Iterable[Run], period: Span) -> dict[Payer, Sums]:
+    """Sum the runs that ended in a period by user, account and QOS, in alphabetical order.
+
+    Args:
+        runs: Slurm's records, those outside the period included.
+        period: From when to before when, seconds since the epoch.
+    """
+    records = list(runs)
+    sums: dict[Payer, Sums] = {}
+
+    def of(run: Run) -> Sums:
+        return sums.setdefault(Payer(run.user, run.account, run.qos), Sums())
+
+    for run in (run for run in records if _within(run, period) and run.gpu_count):
+        of(run).billed_gpu_s += run.gpu_s
+    jobs: dict[int, JobUse] = {}
+    for use in uses_of(records):
+        if ended_within(use, period):
+            _add(of(use.run), use)
+            if use.run.state != _REQUEUED:
+                jobs[use.run.job_id] = use
+    for use in jobs.values():  # a job that was started again after its node failed counts once, too
+        of(use.run).jobs += 1
+        of(use.run).grouped += use.grouped
+    return dict(sorted(sums.items(), key=lambda item: (item[0].user, item[0].account, item[0].qos)))
+
+
+def ended_within(use: JobUse, period: Span) -> bool:
+    """Whether a run that had GPU time, or was to share some, ended in a period."""
+    return _within(use.run, period) and bool(use.gpu_s or use.grouped)
+
+
+def _within(run: Run, period: Span) -> bool:
+    return run.has_ended and period[0] <= run.end_s < period[1]
+
+
+def _add(sums: Sums, use: JobUse) -> None:
+    sums.credited_gpu_s += use.gpu_s
+    saved_gpu_s = use.saved_gpu_s
+    if use.shared is not None and saved_gpu_s is not None:
+        sums.alone_gpu_s += use.shared.alone_gpu_s
+        sums.saved_gpu_s += saved_gpu_s

@@ -1,0 +1,220 @@
+"""Reports of members that ended: when they are written, what they say, and what happens when accounts fail."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import FakeSlurm, Killed, four_jobs, one_gpu, pilots
+
+from muri.slurm_plugin.gateway.accounting import NoAccountingError
+from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import JobState
+from muri.slurm_plugin.records.job_report import parse_report
+from muri.slurm_plugin.records.journal import COUNTERS, GROUP_RUN, Journal
+from muri.slurm_plugin.records.usage import Run
+
+
+@pytest.fixture
+def group(make_controller):
+    """A group of jobs 1 and 2 that runs; returns its Slurm, the pilot's id and a function that runs a cycle."""
+    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
+
+    def cycle(seconds: float = 10.0):
+        slurm.tick(seconds)
+        with make_controller(slurm) as controller:  # a fresh process each time, as a timer starts it
+            return controller.cycle()
+
+    cycle()
+    cycle()
+    cycle()
+    (pilot,) = pilots(slurm)
+    assert [slurm.jobs[job].state for job in (1, 2, pilot.job_id)] == [JobState.RUNNING] * 3
+    return slurm, pilot.job_id, cycle
+
+
+def measure(slurm: FakeSlurm, pilot: int, iterations: dict[int, int]) -> None:
+    """Let the pilot report iterations by job id."""
+    figures = {
+        str(job): {"n": n, "t": 1.25, "s": [0.7, 0.1, 0.1, 0.1], "w": [0.25, 0, 0, 0]} for job, n in iterations.items()
+    }
+    report = tags.SPEED_PREFIX + tags.format_json({**figures, "d": "fair"})
+    slurm.jobs[pilot] = replace(slurm.jobs[pilot], comment=report)
+
+
+def counters(tmp_path) -> dict[str, dict[str, float]]:
+    with Journal(tmp_path / "journal.db") as journal:
+        return journal.facts(COUNTERS)
+
+
+def open_accounts(tmp_path) -> dict[str, object]:
+    with Journal(tmp_path / "journal.db") as journal:
+        return journal.facts(GROUP_RUN)
+
+
+def test_a_group_that_ended_is_reported_once(group, accounts, tmp_path):
+    slurm, pilot, cycle = group
+    start_s = slurm.jobs[pilot].start_s
+    slurm.tick(100)
+    measure(slurm, pilot, {1: 90, 2: 80})
+    for job in (1, 2, pilot):
+        slurm.end(job)
+    end_s = slurm.now_s
+    cycle()
+    reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
+    assert set(reports) == {1, 2}
+    first = reports[1]
+    assert (first.pilot, first.gpu_count, first.partners, first.iterations, first.basis) == (
+        pilot,
+        1,
+        (2,),
+        90,
+        "iterations",
+    )
+    assert first.alone_s == pytest.approx(90.0)  # 90 iterations of 1 s
+    assert (first.stage_s, first.wait_s) == ((0.7, 0.1, 0.1, 0.1), (0.25, 0, 0, 0))
+    assert first.gpu_s + reports[2].gpu_s == pytest.approx(end_s - start_s)
+    assert "model=m1" in accounts.comments[1]
+    told = counters(tmp_path)
+    assert told["member_gpu_seconds_alone"][""] == pytest.approx(170.0)
+    assert told["member_gpu_seconds_shared"][""] == pytest.approx(end_s - start_s)
+    assert told["groups_ended"] == {"completed": 1.0}
+    cycle()
+    cycle()
+    assert (accounts.writes, counters(tmp_path)["members_ended"], open_accounts(tmp_path)) == (
+        2,
+        {"iterations": 2.0},
+        {},
+    )
+
+
+def test_a_member_that_ends_before_its_partner_is_reported_after_the_pilots_next_reports(group, accounts):
+    slurm, pilot, cycle = group
+    measure(slurm, pilot, {1: 90, 2: 80})
+    slurm.end(1)
+    cycle(5)
+    assert accounts.writes == 0  # the pilot has yet to tell of the last iterations
+    measure(slurm, pilot, {1: 95, 2: 85})
+    cycle(40)
+    assert set(accounts.comments) == {1}
+    assert parse_report(accounts.comments[1]).iterations == 95
+
+
+def test_without_iterations_the_plan_tells_the_time_alone(group, accounts):
+    slurm, pilot, cycle = group
+    slurm.tick(100)
+    for job in (1, 2, pilot):
+        slurm.end(job)
+    cycle()
+    report = parse_report(accounts.comments[1])
+    ran_s = slurm.jobs[1].end_s - slurm.jobs[1].start_s
+    assert report.basis == "plan"
+    assert report.alone_s == pytest.approx(ran_s)  # planned without a slow-down
+
+
+def test_what_slurmctld_has_forgotten_is_looked_up(group, accounts):
+    slurm, pilot, cycle = group
+    measure(slurm, pilot, {1: 90, 2: 80})
+    cycle()
+    start_s, comment, told = int(slurm.jobs[1].start_s), slurm.jobs[1].admin_comment, slurm.jobs[pilot].admin_comment
+    one = Run(1, "alice", "hep", "normal", "COMPLETED", start_s - 9, start_s, start_s + 60, 60, 0, f"site:x {comment}")
+    two = replace(one, job_id=2, end_s=start_s + 120, elapsed_s=120)
+    host = replace(one, job_id=pilot, end_s=start_s + 120, elapsed_s=120, gpu_count=1, admin_comment=told)
+    accounts.runs = [one, two, host]
+    for job in (1, 2, pilot):
+        del slurm.jobs[job]
+    cycle()
+    reports = {job: parse_report(text) for job, text in accounts.comments.items()}
+    assert {job: report.gpu_s for job, report in reports.items()} == {1: pytest.approx(30.0), 2: pytest.approx(90.0)}
+    assert reports[1].iterations == 90
+    assert accounts.comments[1].startswith("site:x ")
+
+
+def test_while_the_accounts_do_not_answer_reports_wait_and_are_counted_once(group, accounts, tmp_path, caplog):
+    slurm, pilot, cycle = group
+    for job in (1, 2, pilot):
+        slurm.end(job)
+    accounts.failure = GatewayError("cannot complete the record: connection refused")
+    cycle()
+    cycle()
+    assert accounts.writes == 2  # one try in each cycle
+    assert "reports of ended jobs wait for the next cycle" in caplog.text
+    assert counters(tmp_path)["members_ended"] == {"plan": 2.0}
+    accounts.failure = None
+    cycle()
+    assert set(accounts.comments) == {1, 2}
+    assert counters(tmp_path)["members_ended"] == {"plan": 2.0}
+    assert open_accounts(tmp_path) == {}
+
+
+def test_a_record_that_never_arrives_is_given_up(group, accounts, tmp_path):
+    slurm, pilot, cycle = group
+    for job in (1, 2, pilot):
+        slurm.end(job)
+    accounts.failure = NoSuchJobError("Request didn't affect anything")
+    cycle()
+    assert open_accounts(tmp_path) != {}
+    cycle(3600)
+    assert open_accounts(tmp_path) == {}
+
+
+def test_without_accounts_only_the_metrics_know(group, accounts, tmp_path):
+    slurm, pilot, cycle = group
+    accounts.failure = NoAccountingError("Slurm accounting storage is disabled")
+    for job in (1, 2, pilot):
+        slurm.end(job)
+    cycle()
+    assert open_accounts(tmp_path) == {}
+    assert counters(tmp_path)["members_ended"] == {"plan": 2.0}
+
+
+def test_a_member_that_leaves_its_group_is_not_reported_for_it(group, accounts, tmp_path):
+    slurm, pilot, cycle = group
+    slurm.tick(50)
+    slurm.end(pilot, JobState.CANCELLED)
+    for job in (1, 2):
+        slurm.requeue_hold(job)
+    for _ in range(4):
+        cycle()
+    assert accounts.writes == 0
+    assert counters(tmp_path)["groups_ended"] == {"cancelled": 1.0}
+    assert str(pilot) not in open_accounts(tmp_path)
+
+
+def test_a_job_that_joins_pays_its_part_from_then_on(group, accounts):
+    slurm, pilot, cycle = group
+    begun_s = slurm.jobs[pilot].start_s
+    slurm.jobs[3] = replace(four_jobs()[2], submit_s=slurm.now_s)
+    cycle()
+    cycle()
+    joined_s = slurm.jobs[3].start_s
+    assert slurm.jobs[3].state is JobState.RUNNING
+    slurm.tick(300)
+    for job in (1, 2, 3, pilot):
+        slurm.end(job)
+    cycle()
+    reports = {job: parse_report(comment) for job, comment in accounts.comments.items()}
+    alone_s, together_s = joined_s - begun_s, slurm.jobs[pilot].end_s - joined_s
+    assert {job: report.gpu_s for job, report in reports.items()} == {
+        1: pytest.approx(alone_s / 2 + together_s / 3, abs=0.1),
+        2: pytest.approx(alone_s / 2 + together_s / 3, abs=0.1),
+        3: pytest.approx(together_s / 3, abs=0.1),
+    }
+    assert (reports[3].partners, reports[1].partners) == ((1, 2), (2, 3))
+
+
+@pytest.mark.parametrize("nth", range(1, 8))
+def test_a_controller_killed_at_any_call_reports_all_the_same(make_controller, accounts, nth):
+    slurm = FakeSlurm(four_jobs()[:2], one_gpu())
+    with pytest.raises(Killed), make_controller(slurm) as controller, slurm.killing("after", nth):
+        controller.cycle()
+    for _ in range(8):
+        slurm.tick()
+        with make_controller(slurm) as controller:
+            controller.cycle()
+        for pilot in pilots(slurm):
+            if all(slurm.jobs[job].state is JobState.RUNNING for job in tags.parse_pilot(pilot.admin_comment)[1]):
+                slurm.tick()
+                for job in (*tags.parse_pilot(pilot.admin_comment)[1], pilot.job_id):
+                    slurm.end(job)
+    assert set(accounts.comments) == {1, 2}
+    assert accounts.writes == 2

@@ -1,0 +1,301 @@
+"""What `muri report` makes of Slurm's records: shares, sums, and its text as it is printed."""
+
+import csv
+import io
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from muri.commands import run_command
+from muri.errors import UsageError
+from muri.slurm_plugin.cli.report import described, report
+from muri.slurm_plugin.gateway import accounting
+from muri.slurm_plugin.gateway.accounting import NoAccountingError, parse_runs
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.job_report import SharingReport, with_report
+from muri.slurm_plugin.records.usage import Payer, Run, missing_runs, table_of, uses_of
+
+BEGIN_S = 1_795_000_000
+ALICE, BOB = Payer("alice", "hep", "normal"), Payer("bob", "astro", "short")
+STATE = tags.format_state(tags.MemberState(50, tags.Original("gres/gpu:1", "", 4, 4, 0, 3600)))
+
+
+def run_of(job_id, start_s, end_s, *, gpus=0, comment="", payer=ALICE, state="COMPLETED") -> Run:
+    start_s, end_s = BEGIN_S + start_s, BEGIN_S + end_s
+    names = (payer.user, payer.account, payer.qos, state)
+    return Run(job_id, *names, start_s - 90, start_s, end_s, end_s - start_s, gpus, comment)
+
+
+STAGE_S = {"stage_s": (0.07, 0.01, 0.01, 0.01), "wait_s": (0.0, 0.0025, 0.0, 0.0)}
+FIRST = SharingReport(50, 1, 1000.0, 1800.0, "iterations", 18_000, (42,), **STAGE_S)
+PILOT = run_of(50, 0, 3600, gpus=1, comment="muri-host:abc:41,42")
+MEMBERS = [
+    run_of(41, 0, 2400, comment=with_report("muri:model=resnet18,batch-size=8", FIRST)),
+    run_of(42, 0, 3600, comment=f"muri:model=bert muri-state:{STATE}", state="FAILED"),  # not reported yet
+]
+ALONE = run_of(43, 100, 460, gpus=4, payer=BOB)
+DRY_RUN = run_of(44, 0, 60, gpus=1, comment="muri-dryrun:xyz")
+NO_GPU = run_of(45, 0, 60)
+WAITS = replace(run_of(46, 0, 0, gpus=2), state="PENDING", start_s=0, end_s=0)
+RECORDS = [*MEMBERS, ALONE, DRY_RUN, NO_GPU, WAITS, PILOT]
+
+
+def test_members_share_their_pilots_gpu_time():
+    had = {use.run.job_id: (use.gpu_s, use.group_gpu_count, use.saved_gpu_s) for use in uses_of(RECORDS)}
+    assert had == {41: (1200.0, 1, 600.0), 42: (2400.0, 1, None), 43: (1440.0, 4, None), 45: (0.0, 0, None)}
+
+
+def test_without_the_pilots_record_the_report_tells_the_share():
+    (use,) = uses_of(MEMBERS[:1])
+    assert (use.gpu_s, use.saved_gpu_s) == (1000.0, 800.0)
+
+
+def test_sums_by_payer_add_up_to_what_slurm_bills():
+    sums = table_of(RECORDS, (BEGIN_S, BEGIN_S + 3601))
+    assert list(sums) == [ALICE, BOB]
+    alice, bob = sums.values()
+    assert (alice.jobs, alice.grouped, alice.billed_gpu_s, alice.credited_gpu_s) == (2, 2, 3660.0, 3600.0)
+    assert (alice.alone_gpu_s, alice.saved_gpu_s) == (1800.0, 600.0)
+    assert (bob.jobs, bob.grouped, bob.billed_gpu_s, bob.credited_gpu_s) == (1, 0, 1440.0, 1440.0)
+
+
+def test_a_period_takes_what_ended_in_it():
+    sums = table_of(RECORDS, (BEGIN_S + 460, BEGIN_S + 3600))
+    assert {payer: (each.jobs, each.billed_gpu_s) for payer, each in sums.items()} == {
+        ALICE: (1, 0.0),
+        BOB: (1, 1440.0),
+    }
+
+
+def test_a_requeued_job_counts_once_with_the_gpu_time_of_all_its_runs():
+    runs = [run_of(60, 0, 100, gpus=1, state="REQUEUED"), run_of(60, 200, 250, gpus=1, state="NODE_FAIL")]
+    period = (BEGIN_S, BEGIN_S + 1000)
+    sums = table_of([*runs, run_of(60, 300, 500, gpus=1)], period)[ALICE]
+    assert (sums.jobs, sums.credited_gpu_s) == (1, 350.0)
+    sums = table_of(runs[:1], period)[ALICE]  # it waits again
+    assert (sums.jobs, sums.billed_gpu_s) == (0, 100.0)
+
+
+def test_records_that_are_needed_besides():
+    assert missing_runs(MEMBERS) == {50}
+    assert missing_runs([PILOT]) == {41, 42}
+    assert missing_runs(RECORDS) == set()
+
+
+GOLDEN = """\
+Job 41 (resnet18) of alice: COMPLETED; account hep, QOS normal.
+It shared 1 GPU with job 42 (pilot job 50).
+
+Waited               0:01:30   from its submission to its start
+Ran                  0:40:00
+Alone, predicted     0:30:00   18,000 iterations × 100.0 ms of its profile
+Longer               0:10:00   1.33 times as long as predicted alone
+GPU time             0:20:00   its share of the group's, 50% of its run
+Saved                0:10:00   GPU time, against running alone
+
+Milliseconds of an iteration in each stage, and waiting for its resource:
+                   load   preprocess    propagate  synchronize
+held               70.0         10.0         10.0         10.0
+waiting             0.0          2.5          0.0          0.0
+"""
+
+GOLDEN_UNKNOWN = """\
+Job 42 (bert) of alice: FAILED; account hep, QOS normal.
+It shared 1 GPU (pilot job 50).
+
+Waited               0:01:30   from its submission to its start
+Ran                  1:00:00
+GPU time             0:40:00   its share of the group's, 67% of its run
+
+Its time alone is not known, so neither is what sharing saved or cost.
+"""
+
+GOLDEN_ALONE = """\
+Job 43 of bob: COMPLETED; account astro, QOS short.
+It ran alone, on 4 GPUs.
+
+Waited               0:01:30   from its submission to its start
+Ran                  0:06:00
+GPU time             0:24:00   all its own
+"""
+
+
+@pytest.mark.parametrize(("job", "text"), [(41, GOLDEN), (42, GOLDEN_UNKNOWN), (43, GOLDEN_ALONE)])
+def test_the_text_of_a_report(job, text):
+    (use,) = (use for use in uses_of(RECORDS) if use.run.job_id == job)
+    assert "\n".join(described(use)) + "\n" == text
+
+
+def test_what_sharing_cost_is_called_so():
+    cost = replace(FIRST, alone_s=900.0, iterations=0, basis="plan")
+    records = [run_of(41, 0, 2400, comment=with_report("", cost)), *RECORDS[1:]]
+    lines = described(uses_of(records)[0])
+    assert "Alone, predicted     0:15:00   the time that it ran × its planned speed" in lines
+    assert "Cost                 0:05:00   more GPU time, against running alone" in lines
+
+
+def sacct_line(run: Run) -> str:
+    tres = f"billing=4,cpu=4,gres/gpu={run.gpu_count},node=1" if run.gpu_count else "billing=1,cpu=1,node=1"
+    fields = (run.job_id, run.user, run.account, run.qos, run.state, run.submit_s, run.start_s or "Unknown",
+              run.end_s or "Unknown", run.elapsed_s, tres, run.admin_comment)  # fmt: skip
+    return "\x1f".join(map(str, fields))
+
+
+def test_what_sacct_prints_comes_back_as_runs():
+    text = "\n".join(map(sacct_line, RECORDS)) + "\n"
+    assert parse_runs(text) == RECORDS
+
+
+def test_quotes_that_sacctmgr_changed_are_read_in_muris_words_alone():
+    changed = replace(MEMBERS[1], admin_comment=f"site:`x` muri-state:{STATE}".replace('"', "`"))
+    (run,) = parse_runs(sacct_line(changed))
+    assert run.pilot == 50
+    assert run.admin_comment.startswith("site:`x` ")
+
+
+def test_a_line_break_in_a_comment_costs_the_comments_rest_alone():
+    halves = sacct_line(replace(MEMBERS[0], admin_comment="an administrator's\nline break"))
+    runs = parse_runs(f"{halves}\n{sacct_line(ALONE)}\n")
+    assert [(run.job_id, run.admin_comment) for run in runs] == [(41, "an administrator's"), (43, "")]
+
+
+@pytest.fixture
+def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A sacct that knows RECORDS and writes down how it was called."""
+    (tmp_path / "records").write_text("".join(sacct_line(run) + "\n" for run in RECORDS))
+    (tmp_path / "bin").mkdir()
+    code = (
+        f"#!{sys.executable}\nimport json, sys\n"
+        f"with open('{tmp_path}/calls', 'a') as log: log.write(json.dumps(sys.argv[1:]) + chr(10))\n"
+        f"ids = [w.partition('=')[2].split(',') for w in sys.argv if w.startswith('--jobs=')]\n"
+        f"for line in open('{tmp_path}/records'):\n"
+        "    if not ids or line.partition(chr(31))[0] in ids[0]: print(line, end='')\n"
+    )
+    (tmp_path / "bin/sacct").write_text(code)
+    (tmp_path / "bin/sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.MonkeyPatch.context() as zone:
+        zone.setenv("TZ", "UTC")
+        time.tzset()
+        yield lambda: [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    time.tzset()
+
+
+def printed(*arguments: str) -> str:
+    done = CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_report_finds_the_pilot_and_the_partners(sacct):
+    assert printed("41") == GOLDEN
+    assert [call[-1] for call in sacct()] == ["--jobs=41", "--jobs=50", "--jobs=42"]
+
+
+MONTH = """\
+USER   ACCOUNT  QOS     JOBS  GROUPED  BILLED   HAD  ALONE  SAVED
+alice  hep      normal     2        2    1.02  1.00   0.50   0.17
+bob    astro    short      1        0    0.40  0.40      -      -
+total                      3        2    1.42  1.40   0.50   0.17
+jobs that ended from 2026-11-01 to before 2026-12-01 00:00; GPU hours
+"""
+
+JOBS = """\
+JOB  USER   STATE          RAN    ALONE  GPU TIME    SAVED  WITH
+ 41  alice  COMPLETED  0:40:00  0:30:00   0:20:00  0:10:00  42
+ 42  alice  FAILED     1:00:00        -   0:40:00        -  -
+ 43  bob    COMPLETED  0:06:00        -   0:24:00        -  -
+jobs that ended from 2026-11-01 to before 2026-12-01 00:00
+"""
+
+
+def test_a_month_as_a_table_of_80_columns(sacct):
+    text = printed("--month", "2026-11")
+    assert "\n".join(line.rstrip() for line in text.splitlines()) + "\n" == MONTH
+    assert {"--starttime=2026-11-01T00:00:00", "--endtime=2026-12-01T00:00:00"} <= set(sacct()[0])
+    text = printed("--month", "2026-11", "--jobs")
+    assert "\n".join(line.rstrip() for line in text.splitlines()) + "\n" == JOBS
+
+
+def test_a_month_for_programs(sacct):
+    records = json.loads(printed("--month", "2026-11", "--json"))
+    assert records[0] == {
+        "user": "alice", "account": "hep", "qos": "normal", "jobs": 2, "grouped": 2, "billed_gpu_s": 3660.0,
+        "credited_gpu_s": 3600.0, "alone_gpu_s": 1800.0, "saved_gpu_s": 600.0,
+    }  # fmt: skip
+    rows = list(
+        csv.DictReader(io.StringIO(printed("--since", "2026-11-01", "--until", "2026-12-01", "--jobs", "--csv")))
+    )
+    assert [(row["job_id"], row["gpu_s"], row["saved_gpu_s"]) for row in rows] == [
+        ("41", "1200.0", "600.0"), ("42", "2400.0", ""), ("43", "1440.0", ""),
+    ]  # fmt: skip
+
+
+def test_who_and_what_is_asked_for_reaches_sacct(sacct):
+    printed("--user", "bob", "--account", "astro")
+    printed("--account", "astro")
+    first, second = sacct()
+    assert first[-2:] == ["--accounts=astro", "--user=bob"]
+    assert second[-2:] == ["--accounts=astro", "--allusers"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--month", "2026-13"], "is no month: write it as 2026-11"),
+        (["--month", "2026-11", "--since", "2026-11-01"], "give --month or --since"),
+        (["--until", "2026-11-01"], "--until needs --since"),
+        (["--since", "yesterday"], "is no day: write it as 2026-11-23"),
+        (["--since", "2026-11-05", "--until", "2026-11-01"], "nothing lies between"),
+        (["--json", "--csv"], "give --json or --csv"),
+        (["41", "--user", "bob"], "with a JOB only --json"),
+        (["46"], "job 46 has not run to an end yet (PENDING)"),
+        (["50"], "job 50 is one of Muri's own"),
+        (["99"], "the accounts have no job 99"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(sacct, arguments, message):
+    with pytest.raises(UsageError) as caught:
+        CliRunner().invoke(report, arguments, catch_exceptions=False)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("words", ["Slurm accounting storage is disabled", "", None])
+def test_where_slurm_keeps_no_accounts_that_is_said(tmp_path, monkeypatch, capsys, words):
+    if words is not None:
+        (tmp_path / "sacct").write_text(f"#!/bin/sh\necho '{words}' >&2\nexit 1\n")
+        (tmp_path / "sacct").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run_command(report, ["41"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("muri: cannot read the accounts: ")
+    assert ("AccountingStorageType" in said) == bool(words)
+    assert "Traceback" not in said
+
+
+def test_sacctmgr_is_called_once_and_its_words_are_understood(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    program = tmp_path / "sacctmgr"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+    def answers(words: str, code: int) -> None:
+        program.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >>{log}\necho "{words}" >&2\nexit {code}\n')
+        program.chmod(0o755)
+
+    answers("", 0)
+    accounting.Accounting().set_admin_comment(7, "site:a b muri-report:1,pilot=5")
+    assert log.read_text().splitlines() == [
+        "--immediate", "modify", "job", "where", "jobid=7", "set", "AdminComment=site:a b muri-report:1,pilot=5",
+    ]  # fmt: skip
+    answers("sacctmgr: error: Request didn't affect anything", 1)
+    with pytest.raises(accounting.NoSuchJobError):
+        accounting.Accounting().set_admin_comment(7, "")
+    answers("You are not running a supported accounting_storage plugin", 1)
+    with pytest.raises(NoAccountingError):
+        accounting.Accounting().set_admin_comment(7, "")
