@@ -18,6 +18,7 @@ COMMANDS = {
     "top": "--once",
     "timeline": "/missing.json",
     "explain": "1",
+    "report": "1",
     "plan": "--snapshot /missing.json",
     "snapshot": "",
     "doctor": "",
@@ -59,7 +60,7 @@ ANYWHERE = {"policies", "completion"}
 
 #: Those that must fail wherever an ordinary user gives them: for root alone, or asked about what is not there.
 NEVER = {
-    "run", "timeline", "plan", "top", "explain", "preempt", "drain", "profile show", "profile compare", "profile edit",
+    "run", "timeline", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare", "profile edit",
     "profile rm", "profile publish", "profile unpublish", "profile import", "trace check", "trace import",
     "trace show", "simulate", "controller",
 }  # fmt: skip
