@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from sandbox import cluster, daemons, host, instance, lifecycle
+from sandbox import cluster, daemons, host, instance, lifecycle, releases
 from sandbox.builds import USERS
 from sandbox.cluster import SUITES, Shape, suite_named
 from sandbox.support import CONTROLLER, InstancePaths, Progress, SandboxError, UsageError
@@ -66,6 +66,12 @@ def _parser() -> argparse.ArgumentParser:
                                  help="an environment variable for the command; may be repeated")  # fmt: skip
             command.add_argument("--chdir", metavar="DIR", help="working directory inside (default: this one)")
             command.add_argument("cmd", nargs=argparse.REMAINDER, metavar="CMD…", help="the command")
+    matrix = add(
+        "matrix", "Try on each release what Muri depends on, and write docs/releases.md.", _matrix, named=False
+    )
+    matrix.add_argument("--suite", action="append", default=[],
+                        help=f"{' or '.join(SUITES)}; may be repeated, then the answers are printed and no page is "
+                             "written (default: all)")  # fmt: skip
     add("restart-controller", "Restart slurmctld, which keeps its state.", _restart_controller)
     return parser
 
@@ -174,6 +180,19 @@ def _run(options: argparse.Namespace) -> int:
     if not command:
         raise UsageError("run needs a command, for example `muri-sandbox run sinfo`")
     return _enter(options, command, options.chdir, _variables(options.env))
+
+
+def _matrix(options: argparse.Namespace) -> int:
+    progress = Progress()
+    found = [releases.examine_suite(suite_named(name).name, progress) for name in options.suite or SUITES]
+    if options.suite:
+        for release in found:
+            for question, answer in release.answers.items():
+                print(f"{release.suite}: {question}: {answer.cell}")
+    else:
+        releases.write_page(found)
+        print(f"wrote {releases.PAGE}")
+    return 0
 
 
 def _restart_controller(options: argparse.Namespace) -> int:

@@ -292,7 +292,10 @@ def config_path(explicit: Path | None = None) -> Path | None:
         return explicit
     if os.environ.get("MURI_CONFIG"):
         return Path(os.environ["MURI_CONFIG"])
-    return DEFAULT_PATH if DEFAULT_PATH.exists() else None
+    try:
+        return DEFAULT_PATH if DEFAULT_PATH.exists() else None
+    except PermissionError:  # its directory is closed; reading it says so
+        return DEFAULT_PATH
 
 
 def load_config(path: Path | None) -> Config:
@@ -305,6 +308,11 @@ def load_config(path: Path | None) -> Config:
         return Config()
     try:
         loaded = yaml.safe_load(path.read_text())
+    except PermissionError as error:
+        raise ConfigError(
+            f"cannot read the configuration {path}: {error.strerror}. It holds no secrets: let users read it "
+            f"(chmod a+rX {path.parent} {path}), or name another one with --config or MURI_CONFIG"
+        ) from error
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -1,6 +1,6 @@
 """What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
 
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from muri.errors import MuriError
 
@@ -84,6 +84,13 @@ class Membership(Protocol):
             MuriError: The scheduler did not accept it.
         """
 
+    def groups(self) -> list[dict[str, Any]]:
+        """The caller's running groups on all nodes, each in the form of a runtime's status file, as far as is known.
+
+        Raises:
+            MuriError: The scheduler cannot say now.
+        """
+
 
 class NoMembership:
     """Stands in where no scheduler plug-in is installed: no job belongs to a group."""
@@ -118,6 +125,10 @@ class NoMembership:
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
         """No controller asks."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Without a scheduler there are no groups."""
+        return []
 
 
 def load_membership(group: str = ENTRY_POINTS) -> Membership:

@@ -1,4 +1,4 @@
-"""The command `muri top`: finds the groups on this node by their status files, and shows them within 80 columns."""
+"""The command `muri top`: finds groups by their status files or in the scheduler's records, and shows them."""
 
 import contextlib
 import json
@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.errors import MuriError, UsageError
+from muri.launcher.job.scheduler import load_membership
 from muri.run_dir import RUN_DIR_VARIABLE, SITE_RUN_DIR, default_run_dir
 from muri.terminal import PlainConsole, cell
 
@@ -29,7 +30,8 @@ NARROWEST: Final = 80
 EPILOG = """
 \b
 Examples:
-  muri top                                      groups of yours on this node
+  muri top                                      groups of yours on this node;
+                                                where none is: on all nodes
   srun --overlap --pty --jobid=4711 muri top    on the node of pilot job 4711
   muri top --once --sort wait                   once, most hindered first
   muri top --json | jq '.[].total_speed'
@@ -45,6 +47,9 @@ of the time each resource is held, and by whom at this moment.
 
 STALE_S: Final = 10.0
 """A runtime writes its status every second; an older file is that of one that died or hangs."""
+
+ASKING_S: Final = 15.0
+"""Seconds between two questions to the scheduler: pilot jobs report as often."""
 
 _LARGEST_STATUS: Final = 4 << 20
 
@@ -66,6 +71,12 @@ PARTS: Final = (
 LEGEND: Final = "L load  P preprocess  G propagate  S synchronize  w wait  · other  ! off plan"
 
 
+FROM_RECORDS: Final = (
+    "No group runs on this host. This is what Slurm's records tell of those on other\nnodes, as their pilot jobs last "
+    "reported it:"
+)
+
+
 class NoGroupError(MuriError):
     """There is no group to look at."""
 
@@ -79,12 +90,12 @@ class GroupView:
     """One group's status.
 
     Attributes:
-        path: Where it was read.
+        path: Where it was read; None where the scheduler's records tell it.
         status: The content of the file, see docs/telemetry.md.
         age_s: Seconds since it was written.
     """
 
-    path: Path
+    path: Path | None
     status: Mapping[str, Any]
     age_s: float
 
@@ -96,12 +107,21 @@ class GroupView:
     @property
     def left_behind(self) -> bool:
         """Whether the runtime is gone and nobody removed its status, as the pilot job was killed with it."""
-        pid = self.status.get("pid")
-        return self.stale and not (isinstance(pid, int) and Path(f"/proc/{pid}").exists())
+        return self.stale and not _writes(self.status.get("pid"), self.path)
 
     def to_json(self) -> dict[str, object]:
         """For `--json`."""
-        return {"file": str(self.path), "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
+        file = None if self.path is None else str(self.path)
+        return {"file": file, "age_s": round(self.age_s, 1), "stale": self.stale, **self.status}
+
+
+def _writes(pid: object, path: Path | None) -> bool:
+    """Whether a process is the runtime that writes a status file; its number may belong to another by now."""
+    try:
+        command = Path(f"/proc/{pid:d}/cmdline").read_bytes() if isinstance(pid, int) else b""
+    except OSError:
+        return False
+    return path is not None and os.fsencode(path.name) in command
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EPILOG)
@@ -113,7 +133,9 @@ class GroupView:
 def top(files: tuple[Path, ...], once: bool, as_json: bool, interval: float, sort: str) -> None:
     """Watch the groups on this node: iterations, stages, speed against the plan.
 
-    Shows your own groups; root sees those of all users. Leave with q or Ctrl-C.
+    Where none runs on this node, such as on a login host, shows what Slurm's records tell of your groups on all nodes:
+    less, and as old as the pilot jobs' last reports. Shows your own groups; root sees those of all users. Leave with q
+    or Ctrl-C.
     """
 
     def look() -> list[GroupView]:
@@ -137,11 +159,18 @@ def _watch(console: Console, look: Callable[[], list[GroupView]], interval_s: fl
     with _single_keys() as pressed, Live(render(first, sort), console=console, screen=True, auto_refresh=False) as live:
         live.refresh()
         with contextlib.suppress(KeyboardInterrupt):
-            while pressed(interval_s) not in {"q", "Q", "\x03"}:
+            shown = first
+            while pressed(_pause_s(shown, interval_s)) not in {"q", "Q", "\x03"}:
                 try:
-                    live.update(render(look(), sort), refresh=True)
+                    shown = look()
+                    live.update(render(shown, sort), refresh=True)
                 except NoGroupError:
                     live.update("The last group has ended. q to leave.", refresh=True)
+
+
+def _pause_s(shown: Sequence[GroupView], interval_s: float) -> float:
+    """Seconds until the next look: a file may be read each second, the scheduler must not be asked that often."""
+    return interval_s if all(group.path for group in shown) else max(interval_s, ASKING_S)
 
 
 @contextlib.contextmanager
@@ -214,7 +243,9 @@ def _belongs_to_its_user(path: Path) -> bool:
 
 
 def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
-    """All groups on this node, ordered by file; a file that vanishes, is being replaced or was left behind is not one.
+    """All groups on this node, ordered by file; where there is none, those that the scheduler knows of.
+
+    A file that vanishes, is being replaced or was left behind is no group.
 
     Raises:
         NoGroupError: There is none; the text says where one could be looked at.
@@ -229,9 +260,15 @@ def find_groups(environment: Mapping[str, str]) -> list[GroupView]:
             with contextlib.suppress(StatusFileError):
                 groups.append(read_group(path, follow_links=False))  # root must not follow a user's link
     groups = [group for group in groups if not group.left_behind]
-    if not groups:
+    if groups:
+        return groups
+    try:
+        known = [GroupView(None, status, 0.0) for status in load_membership().groups()]
+    except MuriError as error:
+        raise NoGroupError(f"{_nothing_found(looked)}. The scheduler's records cannot be read: {error}") from error
+    if not known:
         raise NoGroupError(_nothing_found(looked))
-    return groups
+    return known
 
 
 def _nothing_found(looked: list[Path]) -> str:
@@ -283,6 +320,8 @@ def sort_members(members: Mapping[str, Mapping[str, Any]], by: str) -> list[tupl
 def render(groups: Sequence[GroupView], sort: str) -> RenderableType:
     """All groups, one below the other."""
     parts: list[RenderableType] = []
+    if not all(group.path for group in groups):
+        parts.append(Text(FROM_RECORDS, style="dim"))
     for group in groups:
         parts += [_headline(group), _members_table(group, sort), _resources_line(group.status), Text("")]
     return Group(*parts, Text(LEGEND, style="dim"))
@@ -292,6 +331,7 @@ def _headline(group: GroupView) -> Text:
     status = group.status
     pilot = status.get("host_job")
     name = f"Group of pilot job {pilot}" if pilot else f"Runtime {status.get('pid')}"
+    name += f" on {status['node']}" if status.get("node") else ""
     total = status.get("total_speed")
     speed = "-" if total is None else f"{total:.2f} of {_running(status)}"
     text = Text(f"{name}: {status['discipline']}, total speed {speed}", style="bold")

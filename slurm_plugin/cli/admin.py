@@ -19,6 +19,7 @@ import click
 from muri.errors import UsageError
 from muri.printable import printable, printable_lines
 from muri.slurm_plugin.config import Config, config_path, render_config
+from muri.slurm_plugin.private_files import user_name
 from muri.utc import log_handler
 
 if TYPE_CHECKING:
@@ -79,11 +80,15 @@ def _run(config: Config, interval_s: float | None) -> None:
     from muri.slurm_plugin.controller.loop import run_forever, run_once
 
     if os.geteuid() != 0:
-        raise UsageError("muri-controller must run as root: it submits pilot jobs and dry runs as their users")
+        raise UsageError(
+            f"muri-controller must run as root, not as {user_name(os.geteuid())}: it submits pilot jobs and dry runs "
+            "as their users, and Slurm lets nobody else do that, SlurmUser included. Nothing was changed"
+        )
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with _only_one_at_work(config), open_controller(config, stop=stop) as instance:
+    looping = interval_s is not None
+    with _only_one_at_work(config), open_controller(config, stop=stop, looping=looping) as instance:
         if interval_s is None:
             run_once(instance, config.gate_watch_s, stop)
         else:
@@ -279,7 +284,7 @@ def preempt(job_id: int, config_file: Path | None, yes: bool, as_json: bool) -> 
         raise UsageError("--json asks no questions: give --yes, too")
     config = read_config(config_file)
     gateway = open_gateway(config.gateway)
-    view = view_of(gateway.snapshot(), config.partitions)
+    view = view_of(gateway.queue(), config.partitions)
     job = view.jobs.get(job_id)
     if job is None:
         raise UsageError(f"Slurm knows no job {job_id}; `squeue --me` lists yours")

@@ -47,6 +47,7 @@ from muri.slurm_plugin.controller.loop import AnotherControllerError, only_one
 from muri.slurm_plugin.controller.trial import try_group
 from muri.slurm_plugin.controller.user_status import cycle_age_s
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.private_files import user_name, why_unsafe
 from muri.slurm_plugin.records.journal import SCHEMA_VERSION
@@ -290,9 +291,10 @@ def examine_journal(path: Path) -> Finding:
 
 
 def examine_slurm(config: Config) -> Iterator[Finding]:
-    """Whether Slurm answers, and what becomes of jobs there."""
+    """Whether Slurm answers, in which way it is asked, and what becomes of jobs there."""
+    lacking: list[GatewayUnavailableError] = []
     try:
-        gateway = open_gateway(config.gateway)
+        gateway = open_gateway(config.gateway, lacking.append)
         snapshot = gateway.snapshot()
     except GatewayUnavailableError as error:
         remedy = "nothing, if the controller runs on another machine"
@@ -305,6 +307,10 @@ def examine_slurm(config: Config) -> Iterator[Finding]:
     gpus = sum(node.gpu_count for node in snapshot.nodes)
     size = f"{len(snapshot.nodes)} nodes, {gpus} GPUs"
     yield Finding("Slurm", Level.OK, f"{snapshot.cluster}, Slurm {snapshot.slurm_version}, by {gateway.name}: {size}")
+    for why in lacking:
+        normal = isinstance(why, NoPyslurmError)
+        remedy = "" if normal else f"`gateway: {gateway.name}` in muri.yaml, if it is to stay so"
+        yield Finding("gateway", Level.OK if normal else Level.WARNING, f"{gateway.name}: {why}", remedy)
     if (submission := examine_submission(SlurmCommands())) is not None:
         yield submission
     yield from examine_real_path(config, snapshot, SlurmCommands())

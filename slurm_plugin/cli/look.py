@@ -30,7 +30,7 @@ def _current(config: "Config") -> "Status":
     from muri.slurm_plugin.records.roles import view_of
 
     status, reader = latest_status(config)
-    return refresh(status, view_of(open_gateway(config.gateway).snapshot(), config.partitions), reader)
+    return refresh(status, view_of(open_gateway(config.gateway).queue(), config.partitions), reader)
 
 
 @click.command(context_settings=_CONTEXT)

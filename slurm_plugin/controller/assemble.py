@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from muri.policies.types import Policy
 from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
+from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
-from muri.slurm_plugin.gateway.pyslurm_api import PyslurmGateway
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, PyslurmGateway
 from muri.slurm_plugin.private_files import make_private_directory, open_private_file
 from muri.slurm_plugin.records.journal import Journal
 
@@ -102,7 +103,12 @@ def profiles_path(config: Config) -> Path:
 
 @contextmanager
 def open_controller(
-    config: Config, gateway: Gateway | None = None, *, look_only: bool = False, stop: StopFlag | None = None
+    config: Config,
+    gateway: Gateway | None = None,
+    *,
+    look_only: bool = False,
+    stop: StopFlag | None = None,
+    looping: bool = False,
 ) -> "Iterator[Controller]":
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
@@ -111,6 +117,8 @@ def open_controller(
         gateway: Use this one instead of opening the configured kind.
         look_only: Leave a damaged profile store where it is; the caller changes nothing.
         stop: Ends a cycle between two calls.
+        looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others only if that has
+            changed since the last cycle.
 
     Raises:
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
@@ -129,22 +137,38 @@ def open_controller(
             os.close(open_private_file(database))  # SQLite gives its side files the same mode
     profiles = ProfileStore(path, journal=rollback) if look_only else open_profiles(path, rollback)
     with profiles as store, Journal(journal_path) as journal:
-        yield Controller(
-            gateway or open_gateway(config.gateway),
-            journal,
-            store,
-            cache(partial(policy_of, config)),
-            config,
-            stop,
-            look_only=look_only,
-        )
+        way = gateway or _open_and_say(config, always=looping)
+        policies = cache(partial(policy_of, config))
+        yield Controller(way, journal, store, policies, config, stop, look_only=look_only)
 
 
-def open_gateway(kind: GatewayKind = "auto") -> Gateway:
+def _open_and_say(config: Config, *, always: bool) -> Gateway:
+    """Open the gateway, and log why another cannot be used: always, or where the last cycle used another one."""
+    lacking: list[GatewayUnavailableError] = []
+    gateway = open_gateway(config.gateway, lacking.append)
+    if always or gateway.name != _last_gateway(config):
+        for why in lacking:
+            level = logging.INFO if isinstance(why, NoPyslurmError) else logging.WARNING
+            log.log(level, "speaking to Slurm by the gateway %s: %s", gateway.name, why)
+    return gateway
+
+
+def _last_gateway(config: Config) -> str:
+    try:
+        return read_status(config.state_dir / STATUS_NAME).gateway
+    except StatusError:
+        return ""
+
+
+def open_gateway(
+    kind: GatewayKind = "auto", note: Callable[[GatewayUnavailableError], None] = lambda _: None
+) -> Gateway:
     """Open the way to Slurm that the configuration names.
 
     Args:
-        kind: "pyslurm", "command", or "auto": pyslurm where it works, else the commands, with one logged line.
+        kind: "pyslurm", "command", or "auto": pyslurm where it works, else the commands.
+        note: Is told why something that "auto" or pyslurm would use besides cannot be used. That is normal on many
+            machines, so by default nobody is told.
 
     Raises:
         GatewayUnavailableError: It cannot work on this machine; the text says what to do.
@@ -155,17 +179,17 @@ def open_gateway(kind: GatewayKind = "auto") -> Gateway:
     if kind == "command":
         return CommandGateway()
     try:
-        return PyslurmGateway(helper=_helper())
+        return PyslurmGateway(helper=_helper(note))
     except GatewayUnavailableError as err:
         if kind == "pyslurm":
             raise
-        log.warning("using the command gateway: %s", err)
+        note(err)
         return CommandGateway()
 
 
-def _helper() -> CommandGateway | None:
+def _helper(note: Callable[[GatewayUnavailableError], None]) -> CommandGateway | None:
     try:
         return CommandGateway()
     except GatewayUnavailableError as err:
-        log.warning("Slurm's commands cannot be used beside pyslurm: %s", err)
+        note(err)
         return None

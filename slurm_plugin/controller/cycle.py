@@ -36,8 +36,8 @@ from muri.slurm_plugin.records.journal import (
     LARGEST_GROUP,
     PYTHON,
     RELEASE_REFUSED,
-    SOLO,
     Journal,
+    not_grouped_again,
 )
 from muri.slurm_plugin.records.roles import Role, View, view_of
 
@@ -287,27 +287,22 @@ class Controller:
             self.books.note_actions(executor.outcomes)
 
     def _status(self, decision: Decision, errors: list[str]) -> Status:
-        # Seen before the actions: what they change shows in Slurm at once and here at the next cycle,
-        # except for who was grouped, which the journal already knows.
         estimated = notes_of(decision.preparation.request.jobs, decision.plan)
         notes: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in estimated.items()}
-        for job_id, reasons in _readable(self._journal.facts(SOLO).items(), _of_job):
-            notes[job_id] = (*map(str, reasons), *notes.get(job_id, ()))
         for job_id, why in decision.quarantine.jobs.items():
             notes[job_id] = (why, *notes.get(job_id, ()))
         errors += [f"job {each.job_id} is left alone: {each.why}" for each in decision.view.snapshot.unreadable]
         errors += decision.quarantine.faults
         for job_id, why in _readable(self._journal.facts(EXCLUSION).items(), _of_job):
-            notes[job_id] = (*notes.get(job_id, ()), f"not grouped again: {why}")
-        intents = self._journal.intents()
+            notes[job_id] = (*notes.get(job_id, ()), not_grouped_again(why))
         view = view_of(self._gateway.snapshot(), self._config.partitions) if decision.actions else decision.view
-        jobs = status_of(view, decision.plan, decision.preparation.waiting, intents, notes)
+        jobs = status_of(view, decision.plan, decision.preparation.waiting, notes)
         return Status(view.snapshot.taken_s, decision.plan.policy, self._gateway.name, jobs, tuple(errors))
 
     def _tidy(self, view: View) -> None:
         self._journal.forget_before(view.snapshot.taken_s - _KEEP_INTENTS_S)
         present = {str(job_id) for job_id in view.jobs}
-        for name in (SOLO, EXCLUSION, GPU_MEM, LARGEST_GROUP, RELEASE_REFUSED):
+        for name in (EXCLUSION, GPU_MEM, LARGEST_GROUP, RELEASE_REFUSED):
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic import TypeAdapter
 
@@ -12,10 +12,9 @@ from muri.errors import MuriError
 from muri.files import atomic_json
 from muri.policies.types import Plan, PlanJob, sentences
 from muri.profiler.estimates import why_estimated
-from muri.slurm_plugin.planning.joins import begun_joins, groups_by_pilot
 from muri.slurm_plugin.records.cluster import JobState
 from muri.slurm_plugin.records.comment_reports import is_off_plan, member_report
-from muri.slurm_plugin.records.journal import Intent
+from muri.slurm_plugin.records.comment_tags import Planned
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
 
 _STATES = {Role.CANDIDATE: "waiting", Role.NOT_OURS: "waiting", Role.RELEASED: "alone", Role.USER_HELD: "user-held"}
@@ -114,7 +113,7 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
     pilot = None if job.group is None else view.jobs.get(job.group)
     report = None if pilot is None else member_report(pilot.reports.speeds, job.job_id)
     if report is None:
-        return replace(job, measured_speed=None, off_plan=False)
+        return job
     speed = report.speed(job.solo_iteration_s)
     return replace(
         job,
@@ -128,30 +127,36 @@ def _with_report(job: JobStatus, view: View) -> JobStatus:
 
 
 def status_of(
-    view: View,
-    plan: Plan | None,
-    waiting: Mapping[int, str],
-    intents: tuple[Intent, ...],
-    notes: Mapping[int, tuple[str, ...]],
+    view: View, plan: Plan | None, waiting: Mapping[int, str], notes: Mapping[int, tuple[str, ...]]
 ) -> tuple[JobStatus, ...]:
     """Describe every Muri job that still waits or runs.
+
+    Groups, their planned speeds and the reasons for them stand in the jobs' own records.
 
     Args:
         view: The snapshot after the cycle's actions.
         plan: The cycle's plan, None when planning was skipped.
         waiting: Jobs that were not ready for planning, with the reason.
-        intents: Group starts, for partners and predictions.
-        notes: Older reasons by job id (released alone, excluded from groups).
+        notes: Older reasons by job id (excluded from groups, planned with an estimate).
     """
     reasons: dict[int, tuple[str, ...]] = {job_id: (why,) for job_id, why in waiting.items()}
     if plan is not None:
         reasons |= {item.job_id: sentences(item.reasons) for item in plan.waiting}
-    groups, joins = groups_by_pilot(intents), begun_joins(intents)
+    members = _members(view)
     return tuple(
-        _describe(job, view, groups, joins.get(job.job_id), reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
+        _describe(job, view, members, reasons.get(job.job_id, ()) + notes.get(job.job_id, ()))
         for job in view.jobs.values()
         if job.state.is_active and job.role not in {Role.OTHER, Role.PILOT, Role.DRY_RUN}
     )
+
+
+def _members(view: View) -> dict[int, set[int]]:
+    """The members of each pilot job that have neither ended nor left it."""
+    found: dict[int, set[int]] = {}
+    for job in view.having(Role.MEMBER):
+        if job.membership is not None:
+            found.setdefault(job.membership.pilot, set()).add(job.job_id)
+    return found
 
 
 def _state_name(job: ManagedJob, pilot: ManagedJob | None) -> str:
@@ -162,15 +167,10 @@ def _state_name(job: ManagedJob, pilot: ManagedJob | None) -> str:
     return "shared" if pilot is not None and pilot.mode == "plain" else "interleaved"
 
 
-def _describe(
-    job: ManagedJob, view: View, groups: Mapping[int, Intent], join: Intent | None, reasons: tuple[str, ...]
-) -> JobStatus:
-    state = job.membership if job.role is Role.MEMBER else None
-    intent = groups.get(state.pilot) if state is not None else None
-    members: list[dict[str, Any]] = intent.payload["members"] if intent is not None else []
-    own = next((member for member in members if member["job_id"] == job.job_id), None)
-    pilot = state.pilot if state is not None else None
-    solo_iteration_s = own["solo_iteration_s"] if own is not None else None
+def _describe(job: ManagedJob, view: View, members: Mapping[int, set[int]], reasons: tuple[str, ...]) -> JobStatus:
+    membership = job.membership if job.role is Role.MEMBER else None
+    pilot = None if membership is None else membership.pilot
+    planned = (job.planned if job.role in {Role.MEMBER, Role.RELEASED} else None) or Planned()
     described = JobStatus(
         job_id=job.job_id,
         user=job.user,
@@ -179,30 +179,17 @@ def _describe(
         state=_state_name(job, None if pilot is None else view.jobs.get(pilot)),
         slurm_state=job.state.value,
         group=pilot,
-        partners=_partners(job.job_id, pilot, members, view),
-        predicted_speed=own["speed"] if own is not None else None,
-        solo_iteration_s=solo_iteration_s,
-        estimated=own is not None and own.get("estimated", False),
-        reasons=_why_there(pilot, intent, join) + reasons,
+        partners=() if pilot is None else tuple(sorted(members[pilot] - {job.job_id})),
+        reasons=tuple(dict.fromkeys(planned.why + reasons)),
     )
+    if pilot is not None:
+        described = replace(
+            described,
+            predicted_speed=planned.speed,
+            solo_iteration_s=planned.solo_iteration_s,
+            estimated=planned.estimated,
+        )
     return _with_report(_with_resources(described, job), view)
-
-
-def _partners(job_id: int, pilot: int | None, members: list[dict[str, Any]], view: View) -> tuple[int, ...]:
-    """The other members of a group that have neither ended nor left it."""
-    others = {member["job_id"] for member in members} - {job_id}
-    return tuple(sorted(other for other in others if _is_member_of(view.active(other), pilot)))
-
-
-def _is_member_of(job: ManagedJob | None, pilot: int | None) -> bool:
-    return job is not None and job.membership is not None and job.membership.pilot == pilot
-
-
-def _why_there(pilot: int | None, group: Intent | None, join: Intent | None) -> tuple[str, ...]:
-    """Why a job is in its group: it joined it, or began with it."""
-    if join is not None and pilot is not None and int(join.payload["host"]) == pilot:
-        return tuple(join.payload["reasons"])
-    return tuple(group.payload["reasons"]) if group is not None else ()
 
 
 def _with_resources(described: JobStatus, job: ManagedJob) -> JobStatus:
@@ -217,31 +204,46 @@ def _with_resources(described: JobStatus, job: ManagedJob) -> JobStatus:
 
 
 def refresh(status: Status, view: View, reader: str | None = None) -> Status:
-    """Bring a cycle's status up to what Slurm shows now: states, measured speeds, new and ended jobs.
+    """Bring a cycle's status up to what Slurm shows now: states, groups, speeds, new and ended jobs.
 
     Args:
-        status: What the cycle decided.
+        status: What the cycle decided; of a cycle at time 0 where no controller has left anything.
         view: What Slurm shows.
         reader: The user for whom the status was written, if it tells of nobody else's jobs; None if it tells of all.
     """
     known = {job.job_id: job for job in status.jobs}
-    jobs = []
-    for fresh in status_of(view, None, {}, (), {}):
-        old = known.get(fresh.job_id)
-        if old is None:
-            jobs.append(replace(fresh, reasons=(_why_unknown(fresh, reader),)))
-        elif old.group != fresh.group:
-            jobs.append(replace(fresh, reasons=old.reasons))
-        else:
-            now = replace(old, state=fresh.state, slurm_state=fresh.slurm_state)
-            jobs.append(_with_report(_with_resources(now, view.jobs[fresh.job_id]), view))
-    return replace(status, jobs=tuple(jobs))
+    return replace(
+        status,
+        jobs=tuple(
+            replace(fresh, reasons=_reasons(known.get(fresh.job_id), fresh, view, status, reader))
+            for fresh in status_of(view, None, {}, {})
+        ),
+    )
 
 
-def _why_unknown(job: JobStatus, reader: str | None) -> str:
-    if reader not in {None, job.user}:
-        return f"only {job.user} and administrators may see why"
-    return "no controller cycle has seen it yet" if job.state == "waiting" else "released before a cycle"
+def _reasons(
+    old: JobStatus | None, fresh: JobStatus, view: View, status: Status, reader: str | None
+) -> tuple[str, ...]:
+    """What the cycle said of a job as long as that holds, else what the job's own record says."""
+    if reader not in {None, fresh.user}:
+        return (f"only {fresh.user} and administrators may see why",)
+    if old is not None and old.group == fresh.group:
+        return old.reasons
+    if fresh.reasons or old is not None:
+        return fresh.reasons or (old.reasons if old is not None else ())
+    if fresh.state != "waiting":
+        return ("released before a cycle",)
+    if status.cycle_s:
+        return ("no controller cycle has seen it yet",)
+    return _kept_elsewhere(view.jobs[fresh.job_id])
+
+
+def _kept_elsewhere(job: ManagedJob) -> tuple[str, ...]:
+    """What is known of a waiting job where no controller leaves its reasons."""
+    slurms = f"Slurm's reason is {job.reason or 'not set'}"
+    gate = ": Muri keeps it waiting until its turn comes" if job.gated else ""
+    where = "the controller keeps its reasons on its own machine, usually slurmctld's (`scontrol ping` names that)"
+    return (slurms + gate, f"{where}: `muri explain {job.job_id}` there tells more")
 
 
 def write_status(path: Path, status: Status) -> None:

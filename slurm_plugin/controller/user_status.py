@@ -23,7 +23,7 @@ from muri.slurm_plugin.controller.status import (
     read_status,
     write_status,
 )
-from muri.slurm_plugin.private_files import user_name
+from muri.slurm_plugin.private_files import ROOT_UID, user_name
 from muri.slurm_plugin.records.roles import View
 
 log = logging.getLogger("muri.controller")
@@ -91,7 +91,7 @@ def latest_status(config: Config) -> tuple[Status, str | None]:
     try:
         return read_status(config.state_dir / STATUS_NAME), None
     except NoStatusError:
-        reader = user_name(os.geteuid())
+        reader = None if os.geteuid() == ROOT_UID else user_name(os.geteuid())
     for name in (f"{os.geteuid()}.json", CYCLE_NAME):
         try:
             return read_status(config.status_dir / name), reader

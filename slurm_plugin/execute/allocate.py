@@ -9,7 +9,7 @@ import logging
 from muri.slurm_plugin.execute.gate import open_gate
 from muri.slurm_plugin.gateway.base import Gateway, GatewayError, NoSuchJobError, SlurmUnreachableError, job_started
 from muri.slurm_plugin.planning.actions import GivenShare
-from muri.slurm_plugin.planning.slurm_requests import given_change, given_tag_change, reset_change
+from muri.slurm_plugin.planning.slurm_requests import given_change, given_comment, reset_change
 from muri.slurm_plugin.records.cluster import Job, JobChange
 from muri.slurm_plugin.records.roles import ManagedJob
 
@@ -27,7 +27,7 @@ def give_share(gateway: Gateway, job: Job, share: GivenShare, now_s: float) -> s
         SlurmUnreachableError: slurmctld does not answer; the next cycle repairs what was begun.
         GatewayError: Slurm refused to put its own request back; the next cycle tries again.
     """
-    if refusal := _refusal(gateway, job, given_tag_change(job, share, now_s)):
+    if refusal := _refusal(gateway, job, JobChange(admin_comment=given_comment(job, share, now_s))):
         return refusal
     refusal = _refusal(gateway, job, given_change(share))
     if refusal:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.execute.allocate import release_as_asked, reset_request
@@ -12,6 +13,8 @@ from muri.slurm_plugin.planning.slurm_requests import without_retries
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.gate import GATE_LICENSE, is_behind_licence
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, view_of
+
+_DRAINED: Final = "`muri drain` gave it back to Slurm"
 
 log = logging.getLogger("muri.drain")
 
@@ -81,7 +84,7 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     ]
     given = [job for job in waiting if job.given is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
-    restored = _each(waiting_members, lambda job: restore_request(gateway, job), failed)
+    restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
     restored += _each(given, lambda job: reset_request(gateway, job), failed)
     # Without a controller, a job that came back after running out of memory would stay held.
     retrying = [job for job in members if job.state is not JobState.PENDING and job.retries_memory]

@@ -41,15 +41,17 @@ from muri.slurm_plugin.planning.actions import (
 )
 from muri.slurm_plugin.planning.repairs import find_pilot
 from muri.slurm_plugin.planning.slurm_requests import (
+    GroupPlace,
     dry_run_environment,
     dry_run_job,
-    given_tag_change,
+    given_comment,
     join_change,
     member_change,
     original_request,
     pilot_job,
 )
 from muri.slurm_plugin.profile_use import DocumentSink, note_accumulates
+from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import JobChange
 from muri.slurm_plugin.records.dry_run_failures import after_another, current
 from muri.slurm_plugin.records.journal import (
@@ -63,9 +65,9 @@ from muri.slurm_plugin.records.journal import (
     PREEMPT,
     PYTHON,
     RELEASE_REFUSED,
-    SOLO,
     Journal,
     JournalError,
+    not_grouped_again,
 )
 from muri.slurm_plugin.records.limits import is_limit_refusal
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View, profile_key
@@ -181,7 +183,7 @@ class Executor:
             raise
         self._journal.set_submitted_job(token, pilot)
         for member in action.members:
-            self._make_member(member, pilot, action.node)
+            self._make_member(member, GroupPlace(pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
 
     def _note_refusal(self, ids: list[int], error: GatewayError) -> None:
@@ -197,20 +199,21 @@ class Executor:
         intent = next(intent for intent in self._journal.intents("begun") if intent.token == action.token)
         log.info("group %s: resuming its start, pilot job %d", action.token, pilot.job_id)
         self._journal.set_submitted_job(action.token, pilot.job_id)
+        place = GroupPlace(pilot.job_id, intent.payload["node"], tuple(intent.payload["reasons"]))
         for member in members_in(intent.payload):
             job = self._view.active(member.job_id)
             if job is not None and job.gated:
-                self._make_member(member, pilot.job_id, intent.payload["node"])
+                self._make_member(member, place)
         self._journal.finish(action.token, "done")
 
-    def _make_member(self, member: MemberPlan, pilot: int, node: str) -> None:
+    def _make_member(self, member: MemberPlan, place: GroupPlace) -> None:
         """Change and release one member; Slurm starts it as soon as the pilot has started."""
         job, retries = self._view.jobs[member.job_id], self._policy.retries_out_of_memory
         way = self._view.snapshot.gpu_removal.way_for(job.gpu_request)
         if not way.request:
             self.errors.append(f"job {member.job_id}: its GPUs cannot be taken away now: {way.why}")
             return
-        change = member_change(member, pilot, node, job, retries=retries, no_gpus=way.request)
+        change = member_change(member, place, job, retries=retries, no_gpus=way.request)
         try:
             open_gate(self._gateway, job, change)
         except NoSuchJobError:
@@ -228,15 +231,15 @@ class Executor:
         self._journal.finish(action.token, "abandoned")
 
     def _release_solo(self, action: ReleaseSolo) -> None:
-        reasons, job, comment = list(action.reasons), self._view.jobs[action.job_id], None
+        reasons, job = list(action.reasons), self._view.jobs[action.job_id]
+        comment = job.admin_comment
         try:
             if action.share is not None:
                 why = give_share(self._gateway, job, action.share, self._now_s)
-                comment = None if why else given_tag_change(job, action.share, self._now_s).admin_comment
+                comment = comment if why else given_comment(job, action.share, self._now_s)
                 reasons += [f"it starts with its own request after all: {why}"] if why else []
             log.info("job %d: released alone: %s", action.job_id, "; ".join(reasons))
-            self._journal.set_fact(SOLO, str(action.job_id), reasons)
-            open_gate(self._gateway, job, comment=comment)
+            open_gate(self._gateway, job, comment=tags.with_plan(comment, tags.Planned(tuple(reasons))))
         except NoSuchJobError:
             log.info("job %d: gone already", action.job_id)
         except SlurmUnreachableError:
@@ -258,7 +261,7 @@ class Executor:
         """Undo `_make_member` and let the job run alone."""
         log.info("job %d: runs alone from now on: %s", action.job_id, action.why)
         self._journal.set_fact(EXCLUSION, str(action.job_id), action.why)
-        restore_request(self._gateway, self._view.jobs[action.job_id])
+        restore_request(self._gateway, self._view.jobs[action.job_id], not_grouped_again(action.why))
 
     def _cancel(self, action: Cancel) -> None:
         log.info("job %d: cancelled: %s", action.job_id, action.why)
@@ -320,7 +323,7 @@ class Executor:
         # A pilot that does not know its new member might end before it, so a refusal here fails the join.
         self._gateway.modify(action.pilot, join_change(self._view.jobs[action.pilot], action))
         self._extend_partners(action)
-        self._make_member(action.member, action.pilot, action.node)
+        self._make_member(action.member, GroupPlace(action.pilot, action.node, action.reasons))
         self._journal.finish(token, "done")
 
     def _extend_partners(self, action: Join) -> None:
@@ -375,13 +378,18 @@ class Executor:
         self._journal.finish(action.token, "done")
 
 
-def restore_request(gateway: Gateway, job: ManagedJob) -> None:
+def restore_request(gateway: Gateway, job: ManagedJob, why: str) -> None:
     """Give a pending member its original request back and let it run alone, unless somebody holds it.
+
+    Args:
+        gateway: The way to Slurm.
+        job: The member.
+        why: Why it runs alone from now on, for people.
 
     Raises:
         GatewayError: Slurm refused a step.
     """
     try:
-        open_gate(gateway, job, JobChange() if job.membership is None else original_request(job))
+        open_gate(gateway, job, JobChange() if job.membership is None else original_request(job, why))
     except NoSuchJobError:
         log.info("job %d: gone already", job.job_id)

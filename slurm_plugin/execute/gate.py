@@ -22,14 +22,15 @@ def open_gate(gateway: Gateway, job: ManagedJob, change: JobChange = _NOTHING, c
         gateway: The way to Slurm.
         job: As Slurm showed it.
         change: What to change in its request.
-        comment: Its AdminComment, where that has changed since.
+        comment: Its AdminComment from now on, where `change` does not say; it costs no call of its own.
 
     Raises:
         NoSuchJobError: It is gone.
         GatewayError: Slurm refused.
     """
     if is_behind_licence(job):
-        change = replace(change, licenses=without_gate(job.licenses))
+        told = change.admin_comment if comment is None else comment
+        change = replace(change, licenses=without_gate(job.licenses), admin_comment=told)
     if change != _NOTHING:
         gateway.modify(job.job_id, change)
     if job.gated and job.held and not job.held_by_others:

@@ -61,6 +61,10 @@ class InterruptibleGateway:
         """Read all jobs and nodes."""
         return self._gateway.snapshot()
 
+    def queue(self) -> Snapshot:
+        """As `Gateway.queue`; looking is never refused."""
+        return self._gateway.queue()
+
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether a waiting job's GPUs can be taken away."""
         return self.in_time().gpu_removal(known, place, waiting, now_s)

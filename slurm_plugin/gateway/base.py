@@ -101,6 +101,14 @@ class Gateway(Protocol):
         """
         ...
 
+    def queue(self) -> Snapshot:
+        """Read the jobs alone, in one or two RPCs: neither nodes nor what only administrators may see.
+
+        Raises:
+            SlurmUnreachableError: slurmctld does not answer.
+        """
+        ...
+
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         """Return whether and how a waiting job's GPUs can be taken away.
 

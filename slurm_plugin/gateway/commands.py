@@ -4,6 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 from muri.slurm_plugin.gateway import json_records, lease, text_fields
@@ -83,17 +84,25 @@ class CommandGateway:
 
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations."""
+        queue = self.queue()
+        nodes = self._json("read the nodes", self._node_command)
+        return replace(
+            queue,
+            nodes=tuple(sorted(json_records.nodes(nodes), key=lambda node: node.name)),
+            limits=self._limits.read(),
+            reservations=self._reservations(),
+        )
+
+    def queue(self) -> Snapshot:
+        """Read the jobs alone."""
         taken_s = time.time()
         queue = self._queue.read(taken_s)
-        nodes = self._json("read the nodes", self._node_command)
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
             jobs=tuple(sorted(queue.jobs, key=lambda job: job.job_id)),
-            nodes=tuple(sorted(json_records.nodes(nodes), key=lambda node: node.name)),
-            limits=self._limits.read(),
-            reservations=self._reservations(),
+            nodes=(),
             unreadable=tuple(queue.unreadable),
         )
 
@@ -206,7 +215,7 @@ def update_settings(change: JobChange, gres_separator: str = "/") -> list[str]:
         "MinMemoryCPU": change.mem_per_cpu_mib,
         "TimeLimit": None if change.time_limit_s is None else text_fields.time_limit_text(change.time_limit_s),
         "AdminComment": change.admin_comment,
-        "StartTime": "now" if change.start_now else None,
+        "StartTime": text_fields.SOON if change.start_now else None,
         "Licenses": change.licenses,
     }
     return [f"{name}={value}" for name, value in settings.items() if value is not None]

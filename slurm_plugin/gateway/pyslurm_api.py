@@ -41,11 +41,15 @@ _WHAT_TO_DO = (
 )
 
 
+class NoPyslurmError(GatewayUnavailableError):
+    """pyslurm is not installed, which is normal: for most releases of Slurm there is none."""
+
+
 class Helper(Protocol):
     """What pyslurm cannot say, done some other way; the command gateway fits."""
 
-    def snapshot(self) -> Snapshot:
-        """Read all jobs, nodes and reservations."""
+    def queue(self) -> Snapshot:
+        """Read the jobs alone."""
         ...
 
     def requests(self, job_ids: Collection[int]) -> Mapping[int, tuple[int, tuple[str, ...]]]:
@@ -108,7 +112,7 @@ class PyslurmGateway:
         self._looked_up: dict[int, tuple[int, tuple[str, ...]]] = {}
         self._limits = LimitsReader(self._commands)
         self._submissions = Submissions(self._commands)
-        self._partitions = self._load_partitions()
+        self._partitions: dict[str, tuple[str, ...]] = {}
 
     @property
     def slurm_version(self) -> str:
@@ -132,20 +136,22 @@ class PyslurmGateway:
 
     def snapshot(self) -> Snapshot:
         """Read all jobs, nodes and reservations in three bulk RPCs; commands tell the site's limits now and then."""
+        return replace(self.queue(), nodes=self._nodes(), limits=self._limits.read(), reservations=self._reservations())
+
+    def queue(self) -> Snapshot:
+        """Read the jobs alone."""
         taken_s = time.time()
         loaded = self._load_jobs()
         if loaded is None and self._helper is not None:
-            log.warning("pyslurm cannot decode the queue; this cycle reads it through Slurm's commands")
-            return self._helper.snapshot()
+            log.info("pyslurm cannot decode the queue; it is read through Slurm's commands")
+            return self._helper.queue()
         jobs, unreadable = read_each(loaded or (), lambda job: job_record(job, taken_s), lambda job: int(job.id))
         return Snapshot(
             taken_s=taken_s,
             cluster=self._cluster,
             slurm_version=self._slurm_version,
             jobs=tuple(self._with_hidden_requests(sorted(jobs, key=lambda job: job.job_id))),
-            nodes=self._nodes(),
-            limits=self._limits.read(),
-            reservations=self._reservations(),
+            nodes=(),
             unreadable=tuple(unreadable),
         )
 
@@ -171,7 +177,7 @@ class PyslurmGateway:
         except OSError as err:
             raise slurm_error("read the nodes", err.strerror or str(err)) from err
         nodes = libslurm.nodes_of_table(table, self._partitions)
-        if any(node.name not in self._partitions for node in nodes):  # added since the gateway was opened
+        if any(node.name not in self._partitions for node in nodes):  # the first time, and after nodes were added
             self._partitions = self._load_partitions()
             nodes = libslurm.nodes_of_table(table, self._partitions)
         return nodes
@@ -295,16 +301,17 @@ def import_pyslurm() -> Any:
     """Return the module pyslurm.
 
     Raises:
-        GatewayUnavailableError: It is missing, or cannot be loaded on this machine.
+        NoPyslurmError: It is missing.
+        GatewayUnavailableError: It cannot be loaded on this machine.
     """
     try:
         return importlib.import_module("pyslurm")
     except ModuleNotFoundError as err:
         if err.name != "pyslurm":
             raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err
-        raise GatewayUnavailableError(
-            "pyslurm is not installed for this Python. Install it (`pip install muri[slurm]`, which needs Slurm's "
-            "headers), or set `gateway: command` in muri.yaml"
+        raise NoPyslurmError(
+            "pyslurm is not installed for this Python. Where one fits your Slurm, install it (`pip install "
+            "muri[slurm]`, which needs Slurm's headers); elsewhere Slurm's commands do the same (`gateway: command`)"
         ) from err
     except (ImportError, OSError, AttributeError) as err:
         raise GatewayUnavailableError(f"pyslurm cannot be imported: {err}. {_WHAT_TO_DO}") from err

@@ -239,7 +239,7 @@ def change_fields(change: JobChange) -> dict[str, Any]:
         "memory_per_node": None if change.mem_per_node_mib is None else f"{change.mem_per_node_mib}M",
         "memory_per_cpu": None if change.mem_per_cpu_mib is None else f"{change.mem_per_cpu_mib}M",
         "time_limit": None if change.time_limit_s is None else _time_limit(change.time_limit_s),
-        "begin_time": "now" if change.start_now else None,
+        "begin_time": text_fields.SOON if change.start_now else None,
         "licenses": _text(change.licenses),
     }
     return {name: value for name, value in fields.items() if value is not None}

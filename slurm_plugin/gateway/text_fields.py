@@ -8,6 +8,10 @@ from typing import Final
 from muri.slurm_plugin.records.cluster import SPECIAL_EXIT, JobState
 from muri.units import GIB, KIB, MIB
 
+#: When a requeued job may start again. Up to 24.11 at least, a node takes a run that begins in the second of the
+#: requeue for the one that was ended ("Job credential revoked"), and the job fails.
+SOON: Final = "now+2"
+
 #: What Slurm shows in place of a base state when a flag matters more, and what it means for Muri.
 _SHOWN_FLAGS: Mapping[str, JobState] = {
     "CONFIGURING": JobState.RUNNING,

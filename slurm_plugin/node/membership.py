@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import Any
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
@@ -107,6 +108,16 @@ class SlurmMembership:
             requeue(int(job_id))
         else:
             _requeue_to_gate(int(job_id))
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Return the caller's groups, to root everybody's, as Slurm's records tell of them.
+
+        Raises:
+            GatewayError: Slurm cannot be asked.
+        """
+        from muri.slurm_plugin.node.group_records import running_groups  # members never need the whole gateway
+
+        return running_groups()
 
     def declare_checkpoint(self, job_id: str, run: int) -> None:
         """Say in the job's own comment that this run of it has a checkpoint.

@@ -7,11 +7,13 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,10 @@ _EAGER_POLL_S = 0.5
 _EAGER_POLLS = 20
 
 _RUNTIME_GRACE_S = 20.0
+
+_PILOT_FILE = re.compile(r"host-([0-9]{1,10})\.(?:json|log|trace\.json)")
+
+_KEEP_LOGS_S = 7 * 86400.0
 
 KEY_VARIABLE = "MURI_GROUP_KEY"
 
@@ -192,6 +198,7 @@ def main(text: str) -> None:
     run_dir = default_run_dir(os.environ)
     make_run_dir(run_dir)
     job_id = os.environ["SLURM_JOB_ID"]
+    remove_left_behind(run_dir, int(job_id), time.time())
     log_path = run_dir / f"host-{job_id}.log"
     status = run_dir / f"host-{job_id}.json"
     with log_path.open("ab", buffering=0) as stream:
@@ -207,6 +214,37 @@ def main(text: str) -> None:
     log.info("pilot job %s ends with code %d", job_id, code)
     status.unlink(missing_ok=True)
     sys.exit(code)
+
+
+def remove_left_behind(run_dir: Path, own: int, now_s: float) -> None:
+    """Remove what earlier pilot jobs of this user have left: status files of killed ones, old logs and traces.
+
+    Only Slurm can tell which pilots are gone: the directory may be shared by several nodes.
+
+    Args:
+        run_dir: The user's run directory.
+        own: This pilot job.
+        now_s: The time, seconds since the epoch.
+    """
+    files = {path: int(name[1]) for path in run_dir.iterdir() if (name := _PILOT_FILE.fullmatch(path.name))}
+    others = {path: pilot for path, pilot in files.items() if pilot != own and _has_served(path, now_s)}
+    if not others:
+        return
+    try:
+        alive = active_jobs(sorted(set(others.values())))
+    except GatewayError as error:
+        log.warning("files of earlier pilot jobs stay in %s: %s", run_dir, error)
+        return
+    for path, pilot in others.items():
+        if pilot not in alive:
+            path.unlink(missing_ok=True)
+
+
+def _has_served(path: Path, now_s: float) -> bool:
+    """Whether a file is of no use once its pilot job is gone: a status at once, a log or a trace after a while."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.suffixes == [".json"] or now_s - path.lstat().st_mtime > _KEEP_LOGS_S
+    return False
 
 
 def present_members(known: Iterable[int], status: Mapping[str, Any], *, late: bool) -> dict[int, str]:

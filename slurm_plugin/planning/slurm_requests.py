@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -168,8 +168,13 @@ def dry_run_limit_s(config: Config) -> int:
     return config.profiling.time_limit_s + 60
 
 
-def original_request(job: ManagedJob) -> JobChange:
-    """Return the change that gives a job its own request back and lets it start at once."""
+def original_request(job: ManagedJob, why: str = "") -> JobChange:
+    """Return the change that gives a job its own request back and lets it start at once.
+
+    Args:
+        job: A member, or a job that was given other CPUs or memory.
+        why: Why a member runs alone from now on; "" where that is not decided.
+    """
     if job.membership is None:
         own = JobChange() if job.given is None else reset_change(job, job.given.original)
         return replace(own, start_now=True)
@@ -180,7 +185,9 @@ def original_request(job: ManagedJob) -> JobChange:
         dependency="",
         start_now=True,
         time_limit_s=original.time_limit_s or None,
-        admin_comment=tags.with_token(job.admin_comment, tags.STATE_PREFIX, None),
+        admin_comment=tags.with_plan(
+            tags.with_token(job.admin_comment, tags.STATE_PREFIX, None), tags.Planned((why,)) if why else None
+        ),
     )
 
 
@@ -194,28 +201,43 @@ def without_retries(admin_comment: str) -> JobChange:
     return JobChange(admin_comment=tags.with_token(admin_comment, tags.RETRY_MEMORY_PREFIX, None))
 
 
-def member_change(member: MemberPlan, pilot: int, node: str, job: Job, *, retries: bool, no_gpus: str) -> JobChange:
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """Where a member goes.
+
+    Attributes:
+        pilot: The pilot job of its group.
+        node: Where that runs: a node, or a folded list of them.
+        why: Why the group was formed, or why the job joins it.
+    """
+
+    pilot: int
+    node: str
+    why: tuple[str, ...]
+
+
+def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: bool, no_gpus: str) -> JobChange:
     """Return the change that makes a held job a member: without GPUs, behind its group's pilot job.
 
     Args:
         member: What was planned for it.
-        pilot: The pilot job.
-        node: Where that runs: a node, or a folded list of them.
+        place: Its group.
         job: As Slurm shows it.
         retries: Whether the policy gives it another try after it ran out of GPU memory.
         no_gpus: The request per node that takes its GPUs away.
     """
-    state = tags.MemberState(pilot, member.original, member.accumulate_steps)
+    state = tags.MemberState(place.pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
+    planned = tags.Planned(place.why, member.speed, member.solo_iteration_s, member.estimated)
     return JobChange(
         gpu_request=no_gpus,
-        required_nodes=node,
+        required_nodes=place.node,
         cpu_count=member.cpu_count,
         cpus_per_task=1,
-        dependency=f"after:{pilot}",
+        dependency=f"after:{place.pilot}",
         mem_per_node_mib=member_mem_mib(member.original),
         time_limit_s=member.time_limit_s or None,
-        admin_comment=with_retries(comment, retries),
+        admin_comment=tags.with_plan(with_retries(comment, retries), planned),
     )
 
 
@@ -227,10 +249,10 @@ def join_change(pilot: ManagedJob, join: Join) -> JobChange:
     return JobChange(admin_comment=comment, time_limit_s=join.pilot_limit_s or None)
 
 
-def given_tag_change(job: Job, share: GivenShare, now_s: float) -> JobChange:
-    """Return the change that notes in a job's AdminComment what it had asked for."""
+def given_comment(job: Job, share: GivenShare, now_s: float) -> str:
+    """Return a job's AdminComment with what it had asked for."""
     given = tags.Given(int(now_s), share.original)
-    return JobChange(admin_comment=tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given)))
+    return tags.with_token(job.admin_comment, tags.GIVEN_PREFIX, tags.format_given(given))
 
 
 def given_change(share: GivenShare) -> JobChange:

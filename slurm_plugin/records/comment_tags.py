@@ -7,8 +7,12 @@ lost journal loses no job: the original request of a changed job is in its own c
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, fields
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple
+
+from muri.printable import printable
 
 REQUEST_PREFIX: Final = "muri:"
 
@@ -24,6 +28,14 @@ FACTS_PREFIX: Final = "muri-facts:"
 """In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
 
 GIVEN_PREFIX: Final = "muri-given:"
+
+PLAN_PREFIX: Final = "muri-plan:"
+"""In a job's AdminComment: what was decided when it was started, for `muri queue` and `muri explain` on any host."""
+
+_MOST_PLAN_CHARACTERS: Final = 2000
+"""Of the token: members read the tags of their job with squeue, which cuts off long comments."""
+
+_LONGEST_REASON: Final = 300
 
 USER_HOLD: Final = "muri-hold:user"
 
@@ -97,6 +109,23 @@ class MemberState:
     pilot: int
     original: Original
     accumulate_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What the controller decided about a job when it started it.
+
+    Attributes:
+        why: Sentences for people: why it is in its group, or alone.
+        speed: Speed that the plan expects in its group, 1 = as fast as alone; None where it runs alone.
+        solo_iteration_s: Iteration time alone, from its profile; None where it runs alone.
+        estimated: Whether that profile is an estimate.
+    """
+
+    why: tuple[str, ...] = ()
+    speed: float | None = None
+    solo_iteration_s: float | None = None
+    estimated: bool = False
 
 
 class PilotTag(NamedTuple):
@@ -177,6 +206,50 @@ def parse_given(admin_comment: str) -> Given | None:
         return None if told is None else Given(_whole(told["given_s"]), _original(told["original"]))
     except (KeyError, TypeError):
         return None
+
+
+def with_plan(admin_comment: str, planned: Planned | None) -> str:
+    """Return an AdminComment that tells what was decided about its job, or nothing of it when `planned` is None.
+
+    The last reasons are left out where there are too many.
+    """
+    text = None
+    if planned is not None:
+        shown = replace(planned, why=tuple(printable(reason[:_LONGEST_REASON]) for reason in planned.why))
+        while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
+            shown = replace(shown, why=shown.why[:-1])
+    return with_token(admin_comment, PLAN_PREFIX, text)
+
+
+def _told(planned: Planned) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in told.items()}
+
+
+def parse_plan(admin_comment: str) -> Planned | None:
+    """Read what was decided about a job; None when nothing was, or the token is damaged."""
+    told = parse_json(token(admin_comment, PLAN_PREFIX))
+    if told is None:
+        return None
+    try:
+        why = tuple(_text(each) for each in told.get("why", ()))
+        return Planned(why, _ratio(told, "speed"), _ratio(told, "solo_iteration_s"), told.get("estimated") is True)
+    except TypeError:
+        return None
+
+
+def _ratio(told: Mapping[str, Any], name: str) -> float | None:
+    """Read a positive number, None where there is none.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    value = told.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise TypeError("no positive number")
+    return float(value)
 
 
 def _original(told: Any) -> Original:

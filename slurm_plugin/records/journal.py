@@ -43,9 +43,6 @@ DRY_RUN: Final = "dry-run"
 EXCLUSION: Final = "bar"
 """Name of the facts that say why a job must not be grouped again, by job id. Running sites' journals hold the word."""
 
-SOLO: Final = "solo"
-"""Name of the facts that say why a job was released alone, by job id."""
-
 DRY_RUN_FAILED: Final = "dry-run-failed"
 """Name of the facts that count a model's failed dry runs and keep the last cause and time (`dry_run_failures`), by the
 profile key's text."""
@@ -68,6 +65,11 @@ GROUP_RUN: Final = "group-run"
 
 COUNTERS: Final = "counters"
 """Name of the facts that hold the metrics' counters, by metric."""
+
+
+def not_grouped_again(why: str) -> str:
+    """Say for people what the fact EXCLUSION means for a job."""
+    return f"not grouped again: {why}"
 
 
 class JournalError(MuriError):

@@ -53,6 +53,7 @@ class ManagedJob(Job):
         request: What `--muri` asked for.
         membership: Its group and its own request, None when it is no member or its tag is damaged.
         given: What it had asked for, None when it has its own CPUs and memory.
+        planned: What the controller decided about it when it started it, None when it did not or did not say.
         pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
         python: Of a pilot job: the mark of its members' own Python, "" for the site's.
@@ -70,6 +71,7 @@ class ManagedJob(Job):
     request: SubmitRequest = field(default_factory=SubmitRequest)
     membership: tags.MemberState | None = None
     given: tags.Given | None = None
+    planned: tags.Planned | None = None
     pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
     python: str = ""
@@ -112,6 +114,7 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         request=request or SubmitRequest(),
         membership=tags.parse_state(comment),
         given=tags.parse_given(comment),
+        planned=tags.parse_plan(comment),
         pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),
         python=tags.token(comment, tags.PYTHON_PREFIX) or "",

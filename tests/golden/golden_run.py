@@ -113,7 +113,7 @@ def outputs_of(case: Case, folder: Path, patch: pytest.MonkeyPatch) -> dict[str,
     for name in ("MURI_CONFIG", "MURI_STATE_DIR", "MURI_PROFILES"):
         patch.delenv(name, raising=False)
     slurm = RecordingSlurm(files["snapshot"].read_text())
-    patch.setattr(OPEN_GATEWAY, lambda kind: slurm)
+    patch.setattr(OPEN_GATEWAY, lambda kind, note=None: slurm)
     tokens = itertools.count(1)
     patch.setattr("secrets.token_hex", lambda size: f"{next(tokens):0{2 * size}x}")
     options = [f"--{name}={path}" for name, path in files.items()]

@@ -138,6 +138,9 @@ class FakeSlurm:
     def gpu_removal(self, known: GpuRemoval, place: Place | None, waiting: Job | None, now_s: float) -> GpuRemoval:
         return GPUS_REMOVABLE
 
+    def queue(self) -> Snapshot:
+        return replace(self.snapshot(), nodes=(), reservations=())
+
     def read_now(self) -> Snapshot:
         """Return a snapshot by whatever method a test has put in place."""
         return self.snapshot()

@@ -260,4 +260,4 @@ def test_a_member_without_gpus_costs_nobody_the_estimates(make_controller, caplo
     with make_controller(slurm, stored) as controller:
         request = controller.decision().preparation.request
     assert [job.profile.source for job in request.jobs] == ["scaled"]
-    assert "without estimates" not in caplog.text
+    assert "estimate" not in caplog.text

@@ -26,7 +26,7 @@ def test_update_settings() -> None:
     ]  # fmt: skip
     assert update_settings(JobChange(gpu_request="gres/gpu:1"), ":") == ["TresPerNode=gres:gpu:1"]
     assert update_settings(JobChange()) == []
-    assert update_settings(JobChange(start_now=True)) == ["StartTime=now"]
+    assert update_settings(JobChange(start_now=True)) == ["StartTime=now+2"]
     assert update_settings(JobChange(licenses="")) == ["Licenses="]
     with pytest.raises(GatewayError, match="gres/gpu:1"):
         update_settings(JobChange(gpu_request="??:"))

@@ -2,15 +2,18 @@
 
 import logging
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller import assemble as open_gateway
+from muri.slurm_plugin.controller.status import STATUS_NAME, Status, write_status
 from muri.slurm_plugin.gateway import pyslurm_records
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError
 from muri.slurm_plugin.gateway.libslurm import nodes_of_table
-from muri.slurm_plugin.gateway.pyslurm_api import check_controller, check_library, import_pyslurm
+from muri.slurm_plugin.gateway.pyslurm_api import NoPyslurmError, check_controller, check_library, import_pyslurm
 from muri.slurm_plugin.records.cluster import JobChange
 
 TABLE = """\
@@ -81,19 +84,55 @@ def test_missing_pyslurm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> Non
         import_pyslurm()
 
 
-def test_auto_falls_back_with_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    class Commands:
-        name = "command"
+class Commands:
+    name = "command"
 
+
+def test_auto_falls_back_and_tells_only_who_asks(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "pyslurm", None)
     monkeypatch.setattr(open_gateway, "CommandGateway", Commands)
+    told: list[GatewayUnavailableError] = []
     with caplog.at_level(logging.DEBUG):
         assert open_gateway.open_gateway("auto").name == "command"
-    assert len(caplog.records) == 1
+        assert open_gateway.open_gateway("auto", told.append).name == "command"
+    assert [type(each) for each in told] == [NoPyslurmError]
+    assert not caplog.records
     with pytest.raises(GatewayUnavailableError):
         open_gateway.open_gateway("pyslurm")
     with pytest.raises(GatewayUnavailableError, match="choose one of auto, pyslurm, command"):
         open_gateway.open_gateway("pislurm")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("broken", "level"), [(False, logging.INFO), (True, logging.WARNING)])
+def test_the_controller_says_its_way_to_slurm_when_that_changes_and_at_the_start_of_a_loop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path, broken: bool, level: int
+) -> None:
+    if broken:
+        monkeypatch.setitem(sys.modules, "pyslurm", ModuleType("pyslurm"))
+        monkeypatch.setattr(open_gateway, "PyslurmGateway", refuse)
+    else:
+        monkeypatch.setitem(sys.modules, "pyslurm", None)
+    monkeypatch.setattr(open_gateway, "CommandGateway", Commands)
+    config = Config(state_dir=tmp_path)
+
+    def said(*, looping: bool) -> list[int]:
+        caplog.clear()
+        with caplog.at_level(logging.DEBUG), open_gateway.open_controller(config, looping=looping):
+            pass
+        return [record.levelno for record in caplog.records if "by the gateway command" in record.getMessage()]
+
+    assert said(looping=False) == [level]  # the first cycle
+    write_status(tmp_path / STATUS_NAME, Status(1.0, "auto", "command"))
+    assert said(looping=False) == []
+    assert said(looping=True) == [level]
+    write_status(tmp_path / STATUS_NAME, Status(1.0, "auto", "pyslurm"))
+    assert said(looping=False) == [level]
+
+
+def refuse(**_: object) -> None:
+    raise GatewayUnavailableError("pyslurm 25.11 was made for another Slurm")
 
 
 def test_cleared_text_looks_filled_and_is_empty() -> None:
@@ -115,7 +154,7 @@ def test_change_is_translated() -> None:
     }  # fmt: skip
     assert pyslurm_records.change_fields(JobChange()) == {}
     assert pyslurm_records.change_fields(JobChange(time_limit_s=0)) == {"time_limit": "unlimited"}
-    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now"}
+    assert pyslurm_records.change_fields(JobChange(start_now=True)) == {"begin_time": "now+2"}
     assert pyslurm_records.change_fields(JobChange(licenses="m:1")) == {"licenses": "m:1"}
     assert isinstance(pyslurm_records.change_fields(JobChange(licenses=""))["licenses"], pyslurm_records.Cleared)
     with pytest.raises(GatewayError, match="malformed"):

@@ -1,8 +1,10 @@
 """When the pilot job asks Slurm, what it reports and when it gives its GPUs back, all in virtual time."""
 
 import json
+import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -257,3 +259,44 @@ def test_speeds_are_reported_when_they_change_and_again_after_a_refusal(group: G
     assert [at_s for at_s, _ in group.reports] == [30.0, 60.0, 75.0, 90.0, 120.0]
     for index, iterations in ((0, 10), (3, 20), (4, 30)):
         assert f'"n":{iterations},' in group.reports[index][1]
+
+
+@pytest.mark.parametrize("slurm_answers", [True, False])
+def test_a_new_pilot_removes_what_killed_ones_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slurm_answers: bool
+) -> None:
+    names = (
+        "host-1.json",
+        "host-1.log",
+        "host-2.json",
+        "host-3.log",
+        "host-4.trace.json",
+        "host-9.json",
+        "host-x.json",
+    )
+    now_s = 1e9
+    for name in (*names, "rt-7.sock"):
+        (tmp_path / name).touch()
+        age_s = 8 * 86400 if name.startswith(("host-3", "host-4", "rt")) else 60
+        os.utime(tmp_path / name, (now_s - age_s, now_s - age_s))
+    asked: list[list[int]] = []
+
+    def active_jobs(job_ids: list[int]) -> dict[int, str]:
+        asked.append(job_ids)
+        if not slurm_answers:
+            raise SlurmUnreachableError("slurmctld does not answer")
+        return {2: "RUNNING", 4: "RUNNING"}
+
+    monkeypatch.setattr(pilot, "active_jobs", active_jobs)
+    pilot.remove_left_behind(tmp_path, PILOT, now_s)
+    assert asked == [[1, 2, 3, 4]]
+    gone = {"host-1.json", "host-3.log"} if slurm_answers else set()
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "rt-7.sock"} - gone
+
+
+def test_a_new_pilot_asks_slurm_nothing_where_nothing_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / f"host-{PILOT}.json").touch()
+    (tmp_path / "host-1.log").touch()
+    monkeypatch.setattr(pilot, "active_jobs", lambda _: pytest.fail("Slurm is asked"))
+    pilot.remove_left_behind(tmp_path, PILOT, time.time())
+    assert len(list(tmp_path.iterdir())) == 2

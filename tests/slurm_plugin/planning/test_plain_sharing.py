@@ -190,6 +190,6 @@ def test_the_queue_tells_who_shares_without_turns(make_controller):
     with make_controller(slurm, KNOWN, **HYBRID) as controller:
         status = {each.job_id: each for each in controller.cycle().jobs}
         assert [status[each].state for each in (1, 2)] == ["shared", "shared"]
-        assert explanation(status[1])[1].endswith("with nobody any more, without turns.")
+        assert explanation(status[1])[1].endswith("with 2, without turns.")
         turns_again(slurm)
         assert {each.state for each in controller.cycle().jobs} == {"interleaved"}

@@ -25,6 +25,29 @@ def test_a_members_state_survives_the_round_trip():
     assert tags.parse_state(comment) == state
 
 
+def test_what_was_planned_survives_the_round_trip():
+    planned = tags.Planned(("jobs 1 and 2: γ = 0.9", '"quoted"'), 0.9, 0.25, estimated=True)
+    comment = tags.with_plan("others' muri:on", planned)
+    assert tags.parse_plan(comment) == planned
+    assert tags.parse_plan(tags.with_plan(comment, tags.Planned(("alone",)))) == tags.Planned(("alone",))
+    assert tags.with_plan(comment, None) == "others' muri:on"
+    odd = tags.parse_plan(tags.with_plan("", tags.Planned(("caf\udce9\n",))))
+    assert odd.why == (r"caf\udce9\n",)
+
+
+def test_many_reasons_leave_the_token_short():
+    comment = tags.with_plan("", tags.Planned(("a b " * 500,) * 9, 0.9, 0.25))
+    planned = tags.parse_plan(comment)
+    assert len(comment) < 2100
+    assert planned.speed == 0.9
+    assert len(planned.why) >= 1
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"speed":"x"}', '{"speed":-1}', '{"why":1}'])
+def test_a_damaged_plan_is_no_plan(text):
+    assert tags.parse_plan(f"muri-plan:{text}") is None
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", "{", '{"host":1,"original":{"x":1}}'])
 def test_a_damaged_state_is_no_state(text):
     assert tags.parse_state(f"muri-state:{text}") is None

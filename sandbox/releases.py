@@ -1,0 +1,360 @@
+"""What each release of Slurm can do that Muri depends on: small probes on a real cluster, and the page that they fill.
+
+Each probe answers one question by trying it, not by a version's number. `docs/releases.md` is written by
+`bin/muri-sandbox matrix` and by nothing else.
+"""
+
+import datetime
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from sandbox import instance, lifecycle
+from sandbox.cluster import SUITES, Shape
+from sandbox.driver import FINAL_STATES, DeadlineError, Driver
+from sandbox.support import CHECKOUT, Progress, SandboxError
+
+PAGE: Final = CHECKOUT / "docs/releases.md"
+
+SHAPE: Final = Shape(nodes=2, accounting=True, site=True)
+"""As on a site: accounting, munge, typed GPUs, a login host."""
+
+#: What a waiting job's request is changed into, so that it loses its GPUs.
+WAYS: Final = ("gres/gpu:0", "gres/gpu:0,gres/muri:1")
+
+#: Ways of asking for a GPU, by their names on the page.
+FORMS: Final = {
+    "--gres=gpu:1": ("--gres=gpu:1",),
+    "--gres=gpu:TYPE:1": ("--gres=gpu:tesla:1",),
+    "--gpus-per-node=1": ("--gpus-per-node=1",),
+    "--gpus=1": ("--gpus=1",),
+    "--gpus-per-task=1": ("--gpus-per-task=1", "--ntasks=1"),
+}
+
+_SLEEP: Final = "--wrap=exec sleep 600"
+
+_REVOKED_S: Final = 2.0
+
+_MARK: Final = "--muri=model=m,batch-size=8"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a probe found.
+
+    Attributes:
+        works: Whether the release can do it.
+        note: What else is worth knowing, "" when nothing.
+    """
+
+    works: bool
+    note: str = ""
+
+    @property
+    def cell(self) -> str:
+        """Return the answer as a cell of the table."""
+        mark = "✓" if self.works else "–"
+        return f"{mark} {self.note}".strip()
+
+
+@dataclass(frozen=True)
+class Release:
+    """One column of the page: a suite's Slurm, and the answers by the questions' text."""
+
+    suite: str
+    slurm_version: str
+    answers: Mapping[str, Answer]
+
+
+Probe = Callable[[Driver], Answer]
+
+
+@contextmanager
+def job(driver: Driver, *options: str) -> Iterator[int]:
+    """Submit a job of alice's that sleeps; it is cancelled at the end."""
+    job_id = driver.submit("--output=/dev/null", "--time=5", *options, _SLEEP)
+    try:
+        yield job_id
+    finally:
+        driver.run("scancel", str(job_id), user="root", check=False)
+        driver.wait_state(job_id)
+
+
+def update(driver: Driver, job_id: int, *settings: str) -> str:
+    """Change a job as root; return Slurm's words where it refuses, "" where it does not."""
+    done = driver.run("scontrol", "update", f"JobId={job_id}", *settings, user="root", check=False)
+    words = (done.stderr or done.stdout).strip().splitlines()
+    return "" if done.returncode == 0 else words[0] if words else "refused"
+
+
+def queued(driver: Driver, job_id: int) -> dict[str, Any]:
+    """Return a job's record in `squeue --json`."""
+    records = json.loads(driver.run("squeue", "--json", user="root").stdout)["jobs"]
+    return next(record for record in records if record["job_id"] == job_id)
+
+
+def pyslurm(driver: Driver) -> Answer:
+    """Whether a pyslurm fits this release."""
+    running = driver.instance
+    return Answer(running.pyslurm, "" if running.pyslurm else "Muri uses Slurm's commands")
+
+
+def submit_line(driver: Driver) -> Answer:
+    """Whether the queue's records hold the sbatch command."""
+    with job(driver, "--hold") as job_id:
+        return Answer(bool(queued(driver, job_id).get("submit_line")))
+
+
+def sacct_submit_line(driver: Driver) -> Answer:
+    """Whether sacct knows the sbatch command."""
+    with job(driver, "--hold") as job_id:
+        command = ("sacct", "-nPX", "-j", str(job_id), "-o", "SubmitLine")
+        with suppress(DeadlineError):
+            driver.wait_until(lambda: "sbatch" in driver.run(*command, user="root").stdout, "a record of sacct's", 20)
+            return Answer(True)
+        return Answer(False)
+
+
+def gpus_shown(driver: Driver) -> Answer:
+    """Whether the queue's records tell of --gpus."""
+    with job(driver, "--hold", "--gpus=1") as job_id:
+        shown = str(queued(driver, job_id).get("tres_per_job", ""))
+        return Answer("gpu" in shown)
+
+
+def spank_option(driver: Driver) -> Answer:
+    """Whether sbatch takes --muri from the SPANK plugin, and job_submit sees it."""
+    with job(driver, "--hold", "--gres=gpu:1", _MARK) as job_id:
+        return Answer("muri:model=m" in driver.run("scontrol", "show", "job", str(job_id), user="root").stdout)
+
+
+def admin_comment_of_sbatch(driver: Driver) -> Answer:
+    """Whether sbatch itself has an option for the AdminComment."""
+    done = driver.run("sbatch", "--test-only", "--admin-comment=x", _SLEEP, user="root", check=False)
+    works = "unrecognized option" not in done.stderr
+    return Answer(works, "" if works else "Muri's job_submit module sets it")
+
+
+def admin_comment_while_running(driver: Driver) -> Answer:
+    """Whether the AdminComment of a running job can be changed."""
+    with job(driver) as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        return Answer(not update(driver, job_id, "AdminComment=x"))
+
+
+def sacct_admin_comment(driver: Driver) -> Answer:
+    """Whether an AdminComment reaches the accounting once the job has ended."""
+    with job(driver) as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        update(driver, job_id, "AdminComment=told")
+    command = ("sacct", "-nPX", "-j", str(job_id), "-o", "AdminComment")
+    with suppress(DeadlineError):
+        driver.wait_until(lambda: "told" in driver.run(*command, user="root").stdout, "a record of sacct's", 20)
+        return Answer(True)
+    return Answer(False)
+
+
+def licence_gate(driver: Driver) -> Answer:
+    """Whether a reservation of licences alone keeps a job waiting, and its end lets it start."""
+    name = "matrix_gate"
+    create = f"flags=LICENSE_ONLY licenses=matlab:2 user=root starttime=now duration=60 reservationname={name}"
+    done = driver.run("scontrol", "create", "reservation", *create.split(), user="root", check=False)
+    if done.returncode:
+        return Answer(False, done.stderr.strip())
+    try:
+        with job(driver, "--licenses=matlab:1") as job_id:
+            driver.wait_until(lambda: driver.job(job_id)["Reason"] not in {"None", "Priority"}, "a reason to wait")
+            waits = driver.job(job_id)["JobState"] == "PENDING"
+            reason = driver.job(job_id)["Reason"]
+            driver.run("scontrol", "delete", f"reservationname={name}", user="root")
+            driver.wait_state(job_id, "RUNNING")
+            return Answer(waits, f"Reason={reason}")
+    finally:
+        driver.run("scontrol", "delete", f"reservationname={name}", user="root", check=False)
+
+
+def licence_while_running(driver: Driver) -> Answer:
+    """Whether a running job can be given a licence, so that it waits once it is requeued."""
+    with job(driver) as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        refused = update(driver, job_id, "Licenses=matlab:1")
+        return Answer(not refused, refused)
+
+
+def started(driver: Driver, job_id: int) -> bool:
+    """Wait until a job runs; False when it has ended instead, or does not start within half a minute."""
+    with suppress(DeadlineError):
+        return driver.wait_state(job_id, "RUNNING", *FINAL_STATES, deadline_s=30)["JobState"] == "RUNNING"
+    return False
+
+
+def requeued_early(driver: Driver) -> Answer:
+    """Whether a requeued job starts again before its old credential has expired, with StartTime=now."""
+    with job(driver) as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        driver.run("scontrol", "requeue", str(job_id), user="root")
+        driver.wait_state(job_id, "PENDING")
+        time.sleep(_REVOKED_S)
+        refused = update(driver, job_id, "StartTime=now")
+        return Answer(not refused and started(driver, job_id), refused)
+
+
+def requeued_in_the_same_second(driver: Driver) -> Answer:
+    """Whether that is safe at once: a node refuses credentials as old as the run that it has just ended."""
+    for _ in range(5):
+        with job(driver, "--nodelist=n1") as job_id:
+            driver.wait_state(job_id, "RUNNING")
+            time.sleep(1 - time.time() % 1)
+            driver.run("scontrol", "requeue", str(job_id), user="root")
+            driver.wait_state(job_id, "PENDING")
+            update(driver, job_id, "StartTime=now")
+            if not started(driver, job_id):
+                return Answer(False, "the job may fail: its node takes it for the run that was ended")
+    return Answer(True)
+
+
+def ended_job_spared(driver: Driver) -> Answer:
+    """Whether `requeuehold incomplete` leaves a job alone that has ended."""
+    job_id = driver.submit("--output=/dev/null", "--wrap=true")
+    driver.wait_state(job_id, "COMPLETED")
+    driver.run("scontrol", "requeuehold", "incomplete", str(job_id), user="root", check=False)
+    return Answer(driver.job(job_id)["JobState"] == "COMPLETED")
+
+
+def overlapping_step(driver: Driver) -> Answer:
+    """Whether a second step shares the GPU of a first one, with --overlap."""
+    with job(driver, "--gres=gpu:1") as job_id:
+        driver.wait_state(job_id, "RUNNING")
+        step = (
+            "srun",
+            f"--jobid={job_id}",
+            "--overlap",
+            "--gres=gpu:1",
+            "--time=1",
+            "printenv",
+            "CUDA_VISIBLE_DEVICES",
+        )
+        first = driver.popen("srun", f"--jobid={job_id}", "--overlap", "--gres=gpu:1", "sleep", "30")
+        try:
+            done = driver.run(*step, check=False)
+        finally:
+            first.terminate()
+            first.communicate()
+        return Answer(done.returncode == 0 and bool(done.stdout.strip()))
+
+
+def without_gpus(options: Sequence[str], way: str) -> Probe:
+    """Return a probe: whether a waiting job that asked for a GPU by `options` starts without one after a change."""
+
+    def probe(driver: Driver) -> Answer:
+        with job(driver, "--hold", *options) as job_id:
+            refused = update(driver, job_id, f"TresPerNode={way}")
+            if refused and "gres" in refused.lower():  # up to Slurm 22.05 another notation
+                refused = update(driver, job_id, f"TresPerNode={way.replace('gres/', 'gres:')}")
+            if refused:
+                return Answer(False, refused.rpartition(": ")[2])
+            driver.run("scontrol", "release", str(job_id), user="root")
+            if not started(driver, job_id):
+                return Answer(False, f"accepted, and it does not start: {driver.job(job_id)['Reason']}")
+            given = driver.run("scontrol", "--details", "show", "job", str(job_id), user="root").stdout
+            has_gpu = re.search(r"(?:JOB_GRES|GRES)=\S*gpu", given)
+            return Answer(not has_gpu, "accepted, and the GPU is handed out" if has_gpu else "")
+
+    return probe
+
+
+SAME_SECOND: Final = "… also within the second of the requeue"
+"""The one question whose answer depends on chance: a busy machine may not get it done in a second."""
+
+PROBES: Final[Mapping[str, Probe]] = {
+    "a pyslurm that fits": pyslurm,
+    "`squeue --json` has the submit line": submit_line,
+    "`sacct` has the submit line (`SubmitLine`)": sacct_submit_line,
+    "`squeue --json` shows `--gpus`": gpus_shown,
+    "option `--muri` (SPANK), tag set at submission (job_submit)": spank_option,
+    "`sbatch --admin-comment`": admin_comment_of_sbatch,
+    "AdminComment of a running job can be changed": admin_comment_while_running,
+    "`sacct` has the AdminComment of an ended job": sacct_admin_comment,
+    "reservation of licences alone keeps a job waiting": licence_gate,
+    "licence given to a running job": licence_while_running,
+    "requeued job starts before its old credential has expired (`StartTime`)": requeued_early,
+    SAME_SECOND: requeued_in_the_same_second,
+    "`requeuehold incomplete` spares ended jobs": ended_job_spared,
+    "second step on a job's GPU (`srun --overlap`)": overlapping_step,
+    **{
+        f"`{way}` takes the GPU of a waiting job with `{name}`": without_gpus(options, way)
+        for way in WAYS
+        for name, options in FORMS.items()
+    },
+}
+"""Every probe by its question, in the order of the page."""
+
+
+def examine(driver: Driver, progress: Progress) -> Release:
+    """Ask a running sandbox every question. A probe that fails is an answer, too."""
+    driver.cancel_all()
+    answers = {}
+    for question, probe in PROBES.items():
+        progress.detail(f"{driver.instance.suite}: {question}")
+        try:
+            answers[question] = probe(driver)
+        except SandboxError as error:
+            answers[question] = Answer(False, str(error).strip().splitlines()[-1])
+    return Release(driver.instance.suite, driver.instance.slurm_version, answers)
+
+
+def examine_suite(suite: str, progress: Progress, name: str = "matrix") -> Release:
+    """Start a sandbox of a suite as a site has it, ask it, and take it down."""
+    lifecycle.up(name, SUITES[suite], SHAPE, progress)
+    try:
+        return examine(Driver(instance.require(name)), progress)
+    finally:
+        lifecycle.down(name, progress)
+
+
+def page(releases: Sequence[Release], date: datetime.date) -> str:
+    """Return the page for these releases, newest first."""
+    columns = sorted(releases, key=lambda release: _order(release.slurm_version), reverse=True)
+    heads = [f"Slurm {release.slurm_version} ({release.suite})" for release in columns]
+    lines = [f"| {' | '.join(['', *heads])} |", "|---" * (len(columns) + 1) + "|"]
+    for question in PROBES:
+        cells = [release.answers[question].cell.replace("|", "\\|") for release in columns]
+        lines.append(f"| {' | '.join([question, *cells])} |")
+    return _TEXT.format(date=date.isoformat(), table="\n".join(lines))
+
+
+def _order(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def write_page(releases: Sequence[Release], path: Path = PAGE) -> None:
+    """Write the page."""
+    path.write_text(page(releases, datetime.datetime.now(datetime.UTC).date()), encoding="utf-8")
+
+
+def answers_on_page(text: str) -> dict[str, dict[str, str]]:
+    """Return the page's cells by suite and question."""
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
+    head, cells = rows[0], rows[2:]
+    suites = [re.sub(r".*\((\w+)\)$", r"\1", name) for name in head[1:]]
+    return {suite: {row[0]: row[place] for row in cells} for place, suite in enumerate(suites, start=1)}
+
+
+_TEXT: Final = """\
+# Releases of Slurm
+
+What Muri depends on, tried on the Slurm of three Debian releases: clusters like a site's, with accounting, munge, typed
+GPUs and a login host. `bin/muri-sandbox matrix` wrote this page on {date}; do not edit it.
+
+✓ works, – does not.
+
+{table}
+
+A job whose GPU cannot be taken away while it waits always runs alone. The controller tries that on the cluster at hand,
+and `muri doctor` says what it found; this page is no substitute for that.
+"""
