@@ -272,8 +272,8 @@ def _template(name: str, **values: object) -> str:
 def _accounting(shape: Shape) -> str:
     if not shape.accounting:
         return _NO_ACCOUNTING
-    typed = ",gres/gpu:tesla" if shape.site else ""
-    return _template("accounting.conf", tres=f"gres/gpu,gres/muri{typed}").strip()
+    tres = ["gres/gpu", *(["gres/gpu:tesla"] if shape.site else []), *([] if shape.bare else ["gres/muri"])]
+    return _template("accounting.conf", tres=",".join(tres)).strip()
 
 
 def _node_lines(shape: Shape) -> str:

@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "",
     "preempt": "1 --yes",
     "drain": "",
+    "setup": "--check",
     "profile list": "",
     "profile show": "m",
     "profile compare": "m n",
