@@ -9,7 +9,7 @@ _COMMANDS = SlurmCommands(timeout_s=30.0)
 
 _ID_WIDTH = 16
 
-_FIELD_WIDTH = 8192
+_FIELD_WIDTH = 32768
 """Bytes; squeue cuts a longer text off."""
 
 _ENDED = {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"}
