@@ -31,7 +31,7 @@ class Slurm:
                 job = int(jobs.removeprefix("--jobs="))
                 if job not in self.comments:
                     raise slurm_error(action, "slurm_load_jobs error: Invalid job id specified")
-                return decoded(b"%-16d%-8192s\n" % (job, self.comments[job]))
+                return decoded(b"%-16d%-32768s\n" % (job, self.comments[job]))
             case ["scontrol", "update", job, comment]:
                 self.comments[int(job.removeprefix("jobid="))] = encoded(comment.removeprefix("comment="))
                 return ""

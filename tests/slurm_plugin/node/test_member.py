@@ -87,10 +87,10 @@ def test_a_job_that_is_gone_does_not_go_back(answers, monkeypatch, capsys):
     [b"", b"(null)", b"two\nlines", b"8" + b" " * 15 + b"of another job", b"caf\xe9 \xff", b"x" * 9000],
 )
 def test_a_field_is_read_whole_whatever_a_user_has_written(monkeypatch, text):
-    records = b"".join(b"%-16d%-8192.8192s\n" % pair for pair in ((8, b"of another task"), (7, text)))
+    records = b"".join(b"%-16d%-32768.32768s\n" % pair for pair in ((8, b"of another task"), (7, text)))
     calls = SimpleNamespace(run=lambda _action, _arguments: node_commands.decoded(records))
     monkeypatch.setattr(node_commands, "_COMMANDS", calls)
-    expected = b"" if text == b"(null)" else text[:8192]
+    expected = b"" if text == b"(null)" else text[:32768]
     assert node_commands.encoded(node_commands.job_field(7, "comment")) == expected
     with pytest.raises(NoSuchJobError, match="cannot read job 6: squeue does not show it"):
         node_commands.job_field(6, "comment")
