@@ -90,7 +90,9 @@ def test_words_from_the_facts_arrive_byte_for_byte(slurm: Slurm, tmp_path: Path)
 @pytest.mark.parametrize(("prefix", "told"), [("/home/alice/venv", "/home/alice/venv/bin/python3"), (sys.prefix, None)])
 def test_a_python_other_than_the_sites_is_told(slurm: Slurm, prefix: str, told: str | None) -> None:
     result = {"load_s": 1.5, "python": {"executable": "/home/alice/venv/bin/python3", "prefix": prefix}}
-    script = "#!/bin/sh\ncat > \"$MURI_DRY_RUN_RESULT\" <<'END'\n" + json.dumps(result) + "\nEND\nsleep 60\n"
+    # In one step, as the launcher does: the file is read as soon as it is there.
+    written = "cat > \"$MURI_DRY_RUN_RESULT.new\" <<'END'\n" + json.dumps(result) + "\nEND\n"
+    script = f'#!/bin/sh\n{written}mv "$MURI_DRY_RUN_RESULT.new" "$MURI_DRY_RUN_RESULT"\nsleep 60\n'
     slurm.scripts[7] = script.encode()
     assert run_dry()[1].get("python") == told
     assert json.loads(slurm.comments[7].split(b"muri-profile:")[1]).get("python") == told
