@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.runtime_process import MURI_RUN, socket_folder, start_runtime
-from muri.group_spec import GroupSpec
+from muri.group_spec import group_of
 from muri.launcher.telemetry.timeline import Captions, busiest_moment_s, draw, read_slices
 
 CHECKOUT = Path(__file__).parents[1]
@@ -22,7 +22,7 @@ def record(folder: Path, discipline: str, iterations: int) -> Path:
     """Train the four examples in one runtime and return its trace."""
     trace = folder / "trace.json"
     members = [{"job_id": job_id} for job_id in NAMES]
-    group = GroupSpec.model_validate({"members": members, "discipline": discipline})
+    group = group_of({"members": members, "discipline": discipline})
     with start_runtime(folder, group, "--trace", str(trace)) as runtime:
         jobs = [_start(job_id, kind, socket_folder(folder), iterations) for job_id, kind in NAMES.items()]
         codes = [job.wait() for job in jobs]

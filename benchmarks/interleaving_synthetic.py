@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
 
-from muri.group_spec import GroupSpec, MemberSpec
+from muri.group_spec import MemberSpec, group_of
 from muri.policies.speed.fair import throughput_bound
 from muri.policies.speed.model import Shape
 
@@ -156,7 +156,7 @@ def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.
         for member, stages in enumerate(profiles.stages_s)
     )
     rotation = tuple(None if each == "-" else each for each in _ordering(profiles))
-    group = GroupSpec.model_validate({"members": members, "discipline": way, "ordering": rotation})
+    group = group_of({"members": members, "discipline": way, "ordering": rotation})
     return start_runtime(folder, group, "--preload", "", environment=_environment(folder, None))
 
 

@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
-from muri.group_spec import GroupSpec, MemberSpec
+from muri.group_spec import MemberSpec, group_of
 from muri.launcher.telemetry.timeline import read_slices, shares_of
 from muri.profiler.records import STAGES
 
@@ -67,9 +67,7 @@ class Run:
         """Start a runtime with these options, and all jobs as its members."""
         ids = {job: str(101 + index) for index, job in enumerate(self._setting.jobs)}
         members = tuple(MemberSpec(job_id=job_id, solo_iteration_s=solo_s.get(job)) for job, job_id in ids.items())
-        self._processes.append(
-            start_runtime(self.folder, GroupSpec.model_validate({"members": members, **group}), *options)
-        )
+        self._processes.append(start_runtime(self.folder, group_of({"members": members, **group}), *options))
         for job, job_id in ids.items():
             self.start_job(job, MURI_RUN, SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(socket_folder(self.folder)))
 

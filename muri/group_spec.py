@@ -1,31 +1,123 @@
 """What a plan says of a group, on its way to the pilot job, the runtime and the members.
 
-A new option of a member is a field here, set where planning makes the spec and read where it is needed.
+A new option of a member is a field here, set where planning makes the spec and read where it is needed. The runtime
+reads it under the members' own Python, so this module needs nothing but the standard library.
 """
 
-from typing import Literal, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, TypeVar
 
 from muri.errors import UsageError
 
+_JOB_ID: Final = re.compile("[0-9]+(_[0-9]+)*")
+_PYTHON: Final = re.compile(r"(/[^\x00-\x1f\x7f]*)?")
 
-class _Spec(BaseModel):
-    """A part that refuses what it does not know: both ends are of one version."""
+_Check = Callable[[Any], Any]
+"""Returns a value as it is kept.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+Raises:
+    UsageError: It makes no sense; the text says why.
+"""
+
+_Spec = TypeVar("_Spec")
 
 
-class MemberSpec(_Spec):
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"{value!r} is no finite number")
+    return float(value)
+
+
+def _not_negative(value: Any) -> float:
+    if _number(value) < 0:
+        raise UsageError(f"{value!r} must not be less than 0")
+    return float(value)
+
+
+def _positive(value: Any) -> float:
+    if _number(value) <= 0:
+        raise UsageError(f"{value!r} must be greater than 0")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{value!r} is no whole number greater than 0")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{value!r} is neither true nor false")
+    return value
+
+
+def _optional(check: _Check) -> _Check:
+    return lambda value: None if value is None else check(value)
+
+
+def _one_of(*names: str) -> _Check:
+    def check(value: Any) -> Any:
+        if value not in names:
+            raise UsageError(f"{value!r} is none of {', '.join(names)}")
+        return value
+
+    return check
+
+
+def _text_like(form: re.Pattern[str], what: str) -> _Check:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or not form.fullmatch(value):
+            raise UsageError(f"{value!r} is no {what}")
+        return value
+
+    return check
+
+
+def _each(check: _Check) -> _Check:
+    def check_all(values: Any) -> tuple[Any, ...]:
+        if not isinstance(values, list | tuple):
+            raise UsageError("it must be a list")
+        return tuple(_at(str(index), check, value) for index, value in enumerate(values))
+
+    return check_all
+
+
+def _at(place: str, check: _Check, value: Any) -> Any:
+    """Check a value; the error names its place, such as members.0.job_id."""
+    try:
+        return check(value)
+    except UsageError as error:
+        inner = str(error)
+        joint = "." if re.match(r"[a-z_0-9]+[.:]", inner) else ": "
+        raise UsageError(f"{place}{joint}{inner}") from error
+
+
+def _check_fields(spec: Any, checks: Mapping[str, _Check]) -> None:
+    for name, check in checks.items():
+        object.__setattr__(spec, name, _at(name, check, getattr(spec, name)))
+
+
+def _from_json(kind: type[_Spec], value: Any) -> _Spec:
+    """Make a spec of a JSON object; what it does not know is refused, for both ends are of one version."""
+    if not isinstance(value, dict):
+        raise UsageError("it must be an object")
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    for name in value:
+        if name not in known:
+            raise UsageError(f"{name}: there is no such field")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise UsageError(f"a field is missing: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSpec:
     """What is known of a member, and what it is to do.
 
     Attributes:
@@ -36,14 +128,42 @@ class MemberSpec(_Spec):
         accumulate_steps: Into how many micro-batches its batches are split.
     """
 
-    job_id: str = Field(pattern=r"^[0-9]+(_[0-9]+)*$")
-    solo_iteration_s: PositiveFloat | None = None
-    predicted_speed: PositiveFloat | None = None
-    gpu_mem_gib: PositiveFloat | None = None
-    accumulate_steps: PositiveInt = 1
+    job_id: str
+    solo_iteration_s: float | None = None
+    predicted_speed: float | None = None
+    gpu_mem_gib: float | None = None
+    accumulate_steps: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: The text names the field.
+        """
+        _check_fields(self, _MEMBER_CHECKS)
 
 
-class GroupSpec(_Spec):
+_MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
+    "job_id": _text_like(_JOB_ID, "job id"),
+    "solo_iteration_s": _optional(_positive),
+    "predicted_speed": _optional(_positive),
+    "gpu_mem_gib": _optional(_positive),
+    "accumulate_steps": _count,
+}
+
+
+def _member(value: Any) -> MemberSpec:
+    return value if isinstance(value, MemberSpec) else _from_json(MemberSpec, value)
+
+
+def _ordered(value: Any) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{value!r} is no job id")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
     """A group.
 
     Attributes:
@@ -58,27 +178,35 @@ class GroupSpec(_Spec):
         poll_s: Seconds between two looks at idle members' jobs.
         hang_timeout_s: What has hung for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.
         trace: Whether to keep a trace of every stage beside the pilot's log.
+        python: The members' own Python, which runs the runtime; "" for the pilot's.
     """
 
-    members: tuple[MemberSpec, ...] = Field(min_length=1)
+    members: tuple[MemberSpec, ...]
     ordering: tuple[str | None, ...] = ()
     discipline: Literal["auto", "fair", "lockstep", "plain"] = "auto"
     isolation: Literal["thread", "process"] = "thread"
-    node_count: PositiveInt = 1
-    gpus_per_node: PositiveInt = 1
-    attach_timeout_s: PositiveFloat = 300.0
-    telemetry_s: PositiveFloat = 15.0
-    poll_s: PositiveFloat = 5.0
-    hang_timeout_s: NonNegativeFloat = 900.0
+    node_count: int = 1
+    gpus_per_node: int = 1
+    attach_timeout_s: float = 300.0
+    telemetry_s: float = 15.0
+    poll_s: float = 5.0
+    hang_timeout_s: float = 900.0
     trace: bool = False
+    python: str = ""
 
-    @model_validator(mode="after")
-    def _names_each_member_once(self) -> Self:
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: The text names the field.
+        """
+        _check_fields(self, _GROUP_CHECKS)
+        if not self.members:
+            raise UsageError("members: there must be one at least")
         if len(set(self.ids)) != len(self.members):
-            raise ValueError("a job is named twice")
+            raise UsageError("a job is named twice")
         if self.ordering and sorted(each for each in self.ordering if each is not None) != sorted(self.ids):
-            raise ValueError(f"the ordering must hold each of the members {', '.join(self.ids)} once")
-        return self
+            raise UsageError(f"the ordering must hold each of the members {', '.join(self.ids)} once")
 
     @property
     def ids(self) -> list[str]:
@@ -92,7 +220,37 @@ class GroupSpec(_Spec):
 
     def to_text(self) -> str:
         """Write it as one line of JSON, without what has its default."""
-        return self.model_dump_json(exclude_defaults=True)
+        told = _changed(self) | {"members": [_changed(member) for member in self.members]}
+        return json.dumps(told, separators=(",", ":"))
+
+
+_GROUP_CHECKS: Final[Mapping[str, _Check]] = {
+    "members": _each(_member),
+    "ordering": _each(_ordered),
+    "discipline": _one_of("auto", "fair", "lockstep", "plain"),
+    "isolation": _one_of("thread", "process"),
+    "node_count": _count,
+    "gpus_per_node": _count,
+    "attach_timeout_s": _positive,
+    "telemetry_s": _positive,
+    "poll_s": _positive,
+    "hang_timeout_s": _not_negative,
+    "trace": _flag,
+    "python": _text_like(_PYTHON, "path from the root"),
+}
+
+
+def _changed(spec: Any) -> dict[str, Any]:
+    return {each.name: value for each in fields(spec) if (value := getattr(spec, each.name)) != each.default}
+
+
+def group_of(values: Any) -> GroupSpec:
+    """Make a group of plain values, as JSON has them.
+
+    Raises:
+        UsageError: Something makes no sense; the error says where and why.
+    """
+    return _from_json(GroupSpec, values)
 
 
 def read_group(text: str) -> GroupSpec:
@@ -102,7 +260,8 @@ def read_group(text: str) -> GroupSpec:
         UsageError: It is no such text; the error says where and why.
     """
     try:
-        return GroupSpec.model_validate_json(text)
-    except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'group'}: {each['msg']}" for each in error.errors())
-        raise UsageError(f"--group: {problems}") from error
+        return group_of(json.loads(text))
+    except ValueError as error:
+        raise UsageError(f"--group: it is no JSON: {error}") from error
+    except UsageError as error:
+        raise UsageError(f"--group: {error}") from error

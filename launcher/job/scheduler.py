@@ -8,6 +8,10 @@ ENTRY_POINTS: Final = "muri.schedulers"
 """Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
 
 
+OWN: Final = ("slurm", "muri.slurm_plugin.node.membership:SlurmMembership")
+"""Muri's own scheduler, for a Python that finds Muri through PYTHONPATH and so knows no entry points."""
+
+
 class MembershipError(MuriError):
     """The scheduler's part is not installed or broken; trying again cannot help."""
 
@@ -136,9 +140,12 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
     Raises:
         MembershipError: Several are installed, or the one cannot be used.
     """
-    from importlib.metadata import entry_points  # costs tens of milliseconds, which most runs of `muri run` can save
+    # Costs tens of milliseconds, which most runs of `muri run` can save.
+    from importlib.metadata import EntryPoint, entry_points
 
     found = tuple(entry_points(group=group))
+    if not found and group == ENTRY_POINTS:
+        found = (EntryPoint(*OWN, group),)
     if not found:
         return NoMembership()
     if len(found) > 1:

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -16,6 +15,7 @@ from muri.launcher.checkpoints import stopping
 from muri.launcher.job.environment import attach_timeout_s, missing_variables, task_of
 from muri.launcher.job.scheduler import Membership
 from muri.launcher.wire import protocol
+from muri.pythons import ScriptPython, with_library
 from muri.run_dir import RendezvousError, default_run_dir, verify_run_dir
 
 FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -46,8 +46,10 @@ class AttachBusyError(UsageError):
     """The member already has a session in the runtime."""
 
 
-def build_request(job_id: str, target: str, module: bool, arguments: Sequence[str]) -> protocol.AttachRequest:
-    """Describe this process so that the runtime can run the script in its place."""
+def build_request(
+    job_id: str, target: str, module: bool, arguments: Sequence[str], python: ScriptPython
+) -> protocol.AttachRequest:
+    """Describe this process, and the Python of its script, so that the runtime can run the script in its place."""
     umask = os.umask(0o077)
     os.umask(umask)
     return protocol.AttachRequest(
@@ -56,10 +58,10 @@ def build_request(job_id: str, target: str, module: bool, arguments: Sequence[st
         module=module,
         arguments=tuple(arguments),
         cwd=str(Path.cwd()),
-        environment={**os.environ, **missing_variables(os.environ)},
+        environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
         umask=umask,
-        prefix=sys.prefix,
-        python=sys.version,
+        prefix=python.prefix,
+        python=python.version,
     )
 
 

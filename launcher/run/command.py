@@ -35,6 +35,7 @@ from muri.launcher.run.client import (
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, ProtocolError
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, DryRunRequest
+from muri.pythons import ScriptPython, script_python, with_library
 from muri.run_dir import RendezvousError
 
 REQUEUE_DELAYS_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -119,7 +120,7 @@ def run(
         code = _run_in_group(job_id, script, module, arguments)
         if code is not None:
             return code
-    return _run_alone(script, module, arguments)
+    return _run_alone(script_python(os.environ), script, module, arguments)
 
 
 def _leave_hooks_out(given: bool) -> None:
@@ -133,19 +134,23 @@ def _split_batches(given: str | None) -> None:
         os.environ[ACCUMULATE_VARIABLE] = given
 
 
-def _run_alone(script: str, module: bool, arguments: tuple[str, ...]) -> int:
-    several_ranks = task_of(os.environ)[1] > 1
-    runner = ["-m", "muri.launcher.run.solo"] if solo.wants_hooks(os.environ) or several_ranks else []
-    command = [sys.executable, *runner, *(["-m"] if module else []), script, *arguments]
+def _run_alone(python: ScriptPython, script: str, module: bool, arguments: tuple[str, ...]) -> int:
+    hooks, several_ranks = solo.wants_hooks(os.environ), task_of(os.environ)[1] > 1
+    if hooks and python.why_too_old:
+        raise UsageError(python.why_too_old)
+    runner = ["-m", "muri.launcher.run.solo"] if hooks or (several_ranks and not python.why_too_old) else []
+    command = [python.executable, *runner, *(["-m"] if module else []), script, *arguments]
     request = DryRunRequest.from_environment(os.environ)
     os.environ.update(missing_variables(os.environ))
+    if not python.is_own:
+        os.environ.update(with_library(os.environ))
     if request is None:
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, command)  # this process becomes the script's
+        os.execv(python.executable, command)  # this process becomes the script's
     from muri.launcher.run.dry_run import supervise
 
-    return supervise(command, request)
+    return supervise(command, request, python)
 
 
 def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, ...]) -> int | None:
@@ -158,7 +163,7 @@ def _run_in_group(job_id: str, script: str, module: bool, arguments: tuple[str, 
             connection = wait_for_runtime(os.environ, job_id, membership)
         if connection is None:
             return None
-        return attach(connection, build_request(job_id, script, module, arguments))
+        return attach(connection, build_request(job_id, script, module, arguments, script_python(os.environ)))
     except RuntimeLostError as error:
         give_up(job_id, error, membership or load_membership())
     except OutOfMemoryBesideOthersError as error:

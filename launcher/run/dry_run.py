@@ -18,11 +18,12 @@ from muri.profiler.dryrun.messages import DryRunRequest
 from muri.profiler.dryrun.summary import with_usage
 from muri.profiler.resource_usage.sample import Usage
 from muri.profiler.resource_usage.sampler import Sampler
+from muri.pythons import ScriptPython
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
-def supervise(command: Sequence[str], request: DryRunRequest) -> int:
+def supervise(command: Sequence[str], request: DryRunRequest, python: ScriptPython) -> int:
     """Run the script under measurement and make sure that a result exists.
 
     The script's own process measures, writes its result and ends. This process adds what the script and its
@@ -31,6 +32,7 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
     Args:
         command: The Python command line of the script.
         request: What to measure.
+        python: The script's, which the result names.
 
     Returns:
         The script's exit code, 128 + signal if one ended it.
@@ -45,7 +47,9 @@ def supervise(command: Sequence[str], request: DryRunRequest) -> int:
         code = process.wait()
         usage = sampler.stop()
     request.progress_path.unlink(missing_ok=True)
-    atomic_json(request.result_path, _completed(_take(found.result_path), code, usage))
+    result = _completed(_take(found.result_path), code, usage)
+    found_python = {"executable": python.executable, "prefix": python.prefix}
+    atomic_json(request.result_path, result | {"python": found_python})
     return _exit_code(code)
 
 

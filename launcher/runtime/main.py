@@ -1,4 +1,7 @@
-"""The process that a group shares: `python -m muri.launcher.runtime.main --members 101,102 …`."""
+"""The process that a group shares: `python -m muri.launcher.runtime.main --group JSON …`.
+
+It runs under the members' own Python: the standard library and PyTorch are all that it may need.
+"""
 
 import importlib
 import logging
@@ -7,11 +10,9 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
-import click
-
-from muri.commands import run_command
+from muri.errors import MuriError
 from muri.launcher import automatic, isolation
 from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.arbitration.pausing import EVERYWHERE, PausingArbiter
@@ -24,7 +25,7 @@ from muri.launcher.job.stage_clock import StageClock
 from muri.launcher.ranks.network_order import NETWORK
 from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
-from muri.launcher.runtime.options import RuntimeOptions, read_options, runtime_options
+from muri.launcher.runtime.options import RuntimeOptions, read_options
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.runtime.suspension import SuspensionWatch
@@ -32,6 +33,7 @@ from muri.launcher.sessions import gpu_errors, gpu_streams
 from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
 from muri.launcher.telemetry.script_clock import set_clock_provider
 from muri.launcher.telemetry.trace import Trace, open_trace
+from muri.printable import printable_lines
 from muri.utc import log_handler
 
 logger = logging.getLogger("muri.launcher")
@@ -184,11 +186,18 @@ def _clock_of_thread() -> StageClock | None:
     return None if session is None else session.clock
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@runtime_options
-def main(**values: Any) -> None:
-    """Serve the members of one group in one process, until SIGTERM."""
-    options = read_options(values, os.environ)
+def main() -> int:
+    """Serve the members of one group in one process, until SIGTERM; the exit code after a wrong command line."""
+    try:
+        _serve()
+    except MuriError as error:
+        print(f"muri: {printable_lines(str(error))}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _serve() -> None:
+    options = read_options(sys.argv[1:], os.environ)
     logger.addHandler(log_handler(with_name=False))
     logger.setLevel(logging.INFO)
     logger.propagate = False
@@ -200,4 +209,4 @@ def main(**values: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(main))
+    sys.exit(main())

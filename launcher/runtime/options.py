@@ -1,12 +1,11 @@
 """The command line of a group's runtime, read into one record."""
 
+import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
-
-import click
+from typing import Any, Final, NoReturn
 
 from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
@@ -15,27 +14,10 @@ from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
 
-_PATH: Final = click.Path(path_type=Path, resolve_path=True)
-_OPTIONS: Final = (
-    click.option("--group", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec."),
-    click.option("--run-dir", type=click.Path(path_type=Path), help="Directory of the sockets, mode 0700."),
-    click.option(
-        "--device-mem-gib", type=click.FloatRange(min=0, min_open=True), help="Memory of the GPU, if not its own."
-    ),
-    click.option("--status-file", type=_PATH, help="JSON status, written every second."),
-    click.option("--trace", type=_PATH, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl."),
-    click.option("--preload", default="torch", show_default=True, help="Modules to import ahead, comma-separated."),
-    click.option("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID."),
-    click.option("--world-size", type=int, help="Runtimes of the group, one per GPU.  [default: 1]"),
-    click.option("--order-host", help="Where rank 0 listens; else the node on which srun was called."),
-    click.option("--order-port", type=click.IntRange(1, 65535), help="Rank 0's port; the key is $MURI_GROUP_KEY."),
-    click.option("--grace-s", default=10.0, show_default=True, help="Seconds that scripts get to end at SIGTERM."),
-)
-
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """What one runtime is to do; see `runtime_options` for the meaning of the fields."""
+    """What one runtime is to do; see `_parser` for the meaning of the fields."""
 
     group: GroupSpec
     run_dir: Path
@@ -47,23 +29,67 @@ class RuntimeOptions:
     device_mem_gib: float | None = None
 
 
-def runtime_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the runtime's options to a command; `read_options` takes their values."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+class _Parser(argparse.ArgumentParser):
+    """Raises Muri's own error."""
+
+    def error(self, message: str) -> NoReturn:
+        """Refuse a command line.
+
+        Raises:
+            UsageError: Always.
+        """
+        raise UsageError(message)
 
 
-def read_options(values: dict[str, Any], environment: Mapping[str, str]) -> RuntimeOptions:
+def _path(text: str) -> Path:
+    return Path(text).resolve()
+
+
+def _port(text: str) -> int:
+    if not 1 <= int(text) <= 65535:
+        raise argparse.ArgumentTypeError(f"{text} must be 1 to 65535")
+    return int(text)
+
+
+def _gib(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} must be greater than 0")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m muri.launcher.runtime.main",
+        description="Serve the members of one group in one process, until SIGTERM.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--group", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec.")
+    add("--run-dir", type=Path, help="Directory of the sockets, mode 0700.")
+    add("--device-mem-gib", type=_gib, help="Memory of the GPU, if not its own.")
+    add("--status-file", type=_path, help="JSON status, written every second.")
+    add("--trace", type=_path, help="Trace for Perfetto (Chrome trace events); JSON lines if *.jsonl.")
+    add("--preload", default="torch", help="Modules to import ahead, comma-separated (default: %(default)s).")
+    add("--rank", type=int, help="This runtime's rank; else $SLURM_PROCID.")
+    add("--world-size", type=int, help="Runtimes of the group, one per GPU (default: 1).")
+    add("--order-host", help="Where rank 0 listens; else the node on which srun was called.")
+    add("--order-port", type=_port, help="Rank 0's port; the key is $MURI_GROUP_KEY.")
+    add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
+    return parser
+
+
+def read_options(words: Sequence[str], environment: Mapping[str, str]) -> RuntimeOptions:
     """The options that a command line gives.
 
     Args:
-        values: What click made of the options.
+        words: The command line, without the program.
         environment: Holds the group's key, and Slurm's variables.
 
     Raises:
         UsageError: A value is malformed, missing or of no member.
     """
+    values = vars(_parser().parse_args(words))
     group = read_group(values.pop("group"))
     place = _take_place(values, environment)
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
@@ -101,7 +127,7 @@ def parse_place(
 
 
 def _take_place(values: dict[str, Any], environment: Mapping[str, str]) -> Place | None:
-    """Take the options of a group of several ranks out of a command's values; None for a group of one rank."""
+    """Take the options of a group of several ranks out of a command line's; None for a group of one rank."""
     rank, size, host, port = (values.pop(name) for name in ("rank", "world_size", "order_host", "order_port"))
     place = parse_place(rank, size, host, port, environment)
     os.environ.pop(KEY_VARIABLE, None)  # members' scripts have no use for it

@@ -19,7 +19,7 @@ from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refi
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError
-from muri.profiler.resource_usage.host import Disturbance
+from muri.profiler.resource_usage.disturbance import Disturbance
 from muri.units import GIB, MIB
 
 PROGRESS_INTERVAL_S: Final = 1.0

@@ -26,8 +26,6 @@ from itertools import accumulate, combinations, pairwise
 from statistics import fmean, median
 from typing import Final, TypeVar
 
-from scipy.special import stdtr, stdtrit
-
 TOLERANCE: Final = 0.05
 """How near to its true value a mean should be, as a share of it."""
 
@@ -47,6 +45,10 @@ RECURS_FROM: Final = 2.0
 _OUTLIER_DEVIATIONS: Final = 4.0
 _SIGMA_PER_MAD: Final = 1.4826  # of a normal distribution
 _LEVEL: Final = 0.95
+_LARGEST_QUANTILE: Final = 13.0
+"""Above that of one degree of freedom."""
+
+_HALVINGS: Final = 50
 _CHANCE_RISES: Final = 21  # Mann and Kendall's S: of 10 values without trend, 5 % exceed it
 _MOST_CORRELATED: Final = 0.9
 Value = TypeVar("Value")
@@ -143,12 +145,25 @@ def certainty(values: Sequence[float], bias: float = 0.0, least: int = LEAST_FOR
 
 def student_within(limit: float, freedom: int) -> float:
     """Probability that |t| is at most `limit`."""
-    return float(2 * stdtr(freedom, limit) - 1)
+    angle = math.atan(limit / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    # The finite series for a whole number of degrees of freedom; scripts' own Pythons may lack SciPy.
+    odd = freedom % 2
+    term = cosine if odd else 1.0
+    total = term if freedom > 1 else 0.0
+    for number in range(2 + odd, freedom - 1, 2):
+        term *= cosine * cosine * (number - 1) / number
+        total += term
+    return min(1.0, (angle + sine * total) * 2 / math.pi if odd else sine * total)
 
 
 def student_quantile(freedom: int) -> float:
     """The limit that |t| stays below with a probability of 95 %."""
-    return float(stdtrit(freedom, (1 + _LEVEL) / 2))
+    low, high = 0.0, _LARGEST_QUANTILE
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_within(middle, freedom) < _LEVEL else (low, middle)
+    return high
 
 
 def _has_trend(values: Sequence[float]) -> bool:

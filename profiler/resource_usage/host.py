@@ -1,10 +1,7 @@
 """What a process and its descendants use of the host, and how much other processes hold a script up."""
 
-import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Final
 
@@ -30,11 +27,6 @@ NODE_DISK_NOTE: Final = (
 )
 NO_DISK_NOTE: Final = "disk rates cannot be read: neither the processes' own nor the node's"
 RSS_NOTE: Final = "host memory counts pages shared between processes more than once: no permission to read their shares"
-CROWDED_FROM: Final = 0.9
-"""Where Linux does not say how long threads waited, others count from this share of the cores in use on."""
-
-_S_PER_NS: Final = 1e-9
-_TASKS: Final = Path("/proc/self/task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,46 +200,3 @@ def rate(before: float | None, after: float | None, over_s: float) -> float | No
     if before is None or after is None or over_s <= 0:
         return None
     return max(0.0, after - before) / over_s
-
-
-class Disturbance:
-    """The share of the time since its creation in which others held this process up.
-
-    Linux counts for each thread how long it was ready to run and had no core. The thread that waited longest stands for
-    the script, and of that wait others are to blame by their share of the work on its cores; the rest are its own
-    threads and processes that are in each other's way.
-    """
-
-    def __init__(self) -> None:
-        self._cpus = sorted(os.sched_getaffinity(0))
-        self._since_s = time.monotonic()
-        self._own_s = time.process_time()
-        self._busy_s = self._in_use_s()
-        self._waited_s = _waited_s()
-
-    def share(self) -> float:
-        """Share of the time that others held it up, 0 to 1."""
-        lasted_s = max(1e-9, time.monotonic() - self._since_s)
-        busy_s = max(1e-9, self._in_use_s() - self._busy_s)
-        others = 1 - min(1.0, (time.process_time() - self._own_s) / busy_s)
-        waits_s = [waited_s - self._waited_s.get(thread, 0.0) for thread, waited_s in _waited_s().items()]
-        if not waits_s:
-            return others if busy_s >= CROWDED_FROM * len(self._cpus) * lasted_s else 0.0
-        return min(1.0, others * max(waits_s) / lasted_s)
-
-    def _in_use_s(self) -> float:
-        """Core seconds that anybody used of the cores that this process may use."""
-        times = psutil.cpu_times(percpu=True)
-        each = [times[cpu] for cpu in self._cpus if cpu < len(times)]
-        return sum(sum(one[:8]) - one.idle - getattr(one, "iowait", 0.0) for one in each)  # guests are in user
-
-
-def _waited_s() -> dict[str, float]:
-    """How long each thread waited for a core so far; empty where the kernel does not count it."""
-    waited: dict[str, float] = {}
-    for path in _TASKS.glob("*/schedstat"):
-        try:
-            waited[path.parent.name] = int(path.read_text().split()[1]) * _S_PER_NS
-        except (OSError, IndexError, ValueError):  # it has ended
-            continue
-    return waited

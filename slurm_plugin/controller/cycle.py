@@ -23,6 +23,7 @@ from muri.slurm_plugin.gateway.base import Gateway, GatewayError, SlurmUnreachab
 from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
+from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
@@ -33,6 +34,7 @@ from muri.slurm_plugin.records.journal import (
     EXCLUSION,
     GPU_MEM,
     LARGEST_GROUP,
+    PYTHON,
     RELEASE_REFUSED,
     Journal,
     not_grouped_again,
@@ -90,6 +92,9 @@ def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], v
         served_gpu_s=served_gpu_s(journal.intents()),
         gpu_mem_gib={job_id: float(gib) for job_id, gib in _readable(journal.facts(GPU_MEM).items(), _of_job)},
         refused_releases=_lately(journal.facts(RELEASE_REFUSED), now_s, str),
+        pythons=KnownPythons.of(
+            _readable(journal.facts(PYTHON).values(), lambda told: MeasuredPython(*map(str, told))), config.node_python
+        ),
     )
 
 
@@ -301,6 +306,10 @@ class Controller:
             for job_id in self._journal.facts(name):
                 if job_id not in present:
                     self._journal.forget_fact(name, job_id)
+        stored = {str(profile.key) for profile in self._store.list()}
+        for subject, told in self._journal.facts(PYTHON).items():
+            if not (isinstance(told, list) and told and told[0] in stored):
+                self._journal.forget_fact(PYTHON, subject)
         facts = self._journal.facts(DRY_RUN_FAILED)
         failures = current(facts, view.snapshot.taken_s, self._config.profiling.retry_after_s)
         for key, fact in facts.items():

@@ -63,6 +63,7 @@ from muri.slurm_plugin.records.journal import (
     JOIN,
     LARGEST_GROUP,
     PREEMPT,
+    PYTHON,
     RELEASE_REFUSED,
     Journal,
     JournalError,
@@ -171,7 +172,9 @@ class Executor:
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
         self._journal.begin(token, GROUP, asdict(action), self._now_s)
         try:
-            pilot = self._gateway.submit(pilot_job(action, token, self._config))
+            first = action.members[0].job_id
+            submitted = self._gateway.job_environment(first) if action.python else None
+            pilot = self._gateway.submit(pilot_job(action, token, self._config, submitted))
         except SlurmUnreachableError:
             raise
         except GatewayError as error:
@@ -343,6 +346,8 @@ class Executor:
         token = secrets.token_hex(6)
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
+        if job.facts is not None:
+            payload["environment"] = job.facts.environment
         self._journal.begin(token, DRY_RUN, payload, self._now_s)
         try:
             run = self._gateway.submit(dry_run_job(job, token, environment, self._config))
@@ -359,6 +364,9 @@ class Executor:
         log.info("profile of %s: stored, %.1f ms per iteration", profile.key, 1000 * profile.iteration_s)
         self._store.put(profile)
         note_accumulates(self._store, profile, accumulates=action.accumulates)
+        if action.environment:
+            told = [str(profile.key), profile.key.user, action.environment, action.python]
+            self._journal.set_fact(PYTHON, f"{profile.key} {action.environment}", told)
         self._journal.forget_fact(DRY_RUN_FAILED, str(profile.key))
         self._journal.finish(action.token, "done")
 

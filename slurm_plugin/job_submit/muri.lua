@@ -19,6 +19,8 @@ local GATE_TAG = "muri-gate:"
 local TAG = "muri:"
 local USER_HOLD = "muri-hold:user"
 local SCRIPT_TAG = "muri-script:" -- without a model name, the script's text tells models apart
+local FACTS_TAG = "muri-facts:" -- what the submitting process told of itself: slurm_plugin/spank/facts.h
+local FACTS_LONGEST = 4096
 local FINGERPRINT_BYTES = 65536 -- slurmctld waits while a script is read, so long scripts are read in part
 
 -- The keys in the order of the canonical text; "max" of a name counts characters, of a time seconds.
@@ -80,20 +82,52 @@ function M.is_canonical(text)
   return true
 end
 
--- The mark that the SPANK plugin left, or nil. Entries are "NAME=value"; Slurm counts them from 0.
-function M.mark(spank_job_env)
+-- What the SPANK plugin left under a name, or nil. Entries are "NAME=value"; Slurm counts them from 0.
+local function left_by_plugin(spank_job_env, name)
   if type(spank_job_env) ~= "table" then
     return nil
   end
-  local index = 0
+  local index, start = 0, name .. "="
   while spank_job_env[index] do
-    local value = spank_job_env[index]:match("^MURI_JOB=(.*)$")
-    if value then
-      return value
+    if spank_job_env[index]:sub(1, #start) == start then
+      return spank_job_env[index]:sub(#start + 1)
     end
     index = index + 1
   end
   return nil
+end
+
+-- The mark that the SPANK plugin left, or nil.
+function M.mark(spank_job_env)
+  return left_by_plugin(spank_job_env, "MURI_JOB")
+end
+
+local function is_digest(text)
+  return #text == 16 and not text:find("[^0-9a-f]")
+end
+
+local function is_base64(text)
+  return not text:find("[^A-Za-z0-9_-]") and #text % 4 ~= 1
+end
+
+-- The facts that the SPANK plugin left, or nil where it left none or a text that it never writes. With
+-- --export=NONE and its like the environment of sbatch is not the job's, so nothing is said of that.
+function M.facts(spank_job_env, environment)
+  local text = left_by_plugin(spank_job_env, "MURI_FACTS")
+  if not text or #text > FACTS_LONGEST then
+    return nil
+  end
+  local surroundings, line, python, arguments = text:match("^1%.([^.]*)%.([^.]*)%.([^.]*)%.([^.]*)$")
+  if not (surroundings and is_digest(surroundings) and is_digest(line) and is_base64(python)) then
+    return nil
+  end
+  if arguments ~= "~" and not is_base64(arguments) then
+    return nil
+  end
+  if not (environment and environment["PATH"]) then
+    surroundings, python = "", ""
+  end
+  return table.concat({ "1", surroundings, line, python, arguments }, ".")
 end
 
 -- True for "gpu", "gpu:2", "gres:gpu:a100:2", "gres/gpu=2"; false for "gpu:0" and "gpu_memory:4".
@@ -211,6 +245,10 @@ local function tokens_of(job_desc, mark, gate)
   local tokens = { TAG .. mark }
   if not mark:match("^model=") then
     tokens[2] = SCRIPT_TAG .. M.fingerprint(job_desc.script)
+  end
+  local facts = M.facts(job_desc.spank_job_env, job_desc.environment)
+  if facts then
+    tokens[#tokens + 1] = FACTS_TAG .. facts
   end
   tokens[#tokens + 1] = GATE_TAG .. gate
   return tokens

@@ -23,6 +23,7 @@ from muri.profiler.dryrun.runner import end, last_words
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError
 from muri.slurm_plugin.node.slurm_calls import batch_script, job_field, set_comment
 from muri.slurm_plugin.records.comment_reports import comment_with
+from muri.slurm_plugin.records.submit_facts import decode_words
 
 _TICK_S = 0.05
 
@@ -88,6 +89,14 @@ def _read(request: DryRunRequest, code: int, output: Path, *, in_time: bool) -> 
     return value
 
 
+def _with_foreign_python(result: dict[str, Any]) -> dict[str, Any]:
+    """Name the script's Python only where it is another than the site's, which runs this."""
+    found = result.pop("python", None)
+    if isinstance(found, dict) and found.get("prefix") != sys.prefix:
+        result["python"] = found.get("executable")
+    return result
+
+
 def publish(target: int, token: str, result: dict[str, Any]) -> None:
     """Put a result into the comment of the job that it was measured for, keeping the user's text.
 
@@ -109,14 +118,20 @@ def publish(target: int, token: str, result: dict[str, Any]) -> None:
 @click.option("--token", required=True, help="Name of this dry run.")
 @click.option("--limits", "text", required=True, help="How much is measured, as in MURI_DRY_RUN.")
 @click.option("--time-limit-s", type=float, required=True, help="Give up after this long.")
+@click.option("--words", default=None, help="The arguments as in the job's facts, instead of ARGUMENTS.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def main(target: int, token: str, text: str, time_limit_s: float, arguments: tuple[str, ...]) -> None:
+def main(
+    target: int, token: str, text: str, time_limit_s: float, words: str | None, arguments: tuple[str, ...]
+) -> None:
     """Measure a model with the batch script of a waiting job, called with ARGUMENTS."""
+    if words is not None:
+        arguments = decode_words(words)
     limits = replace(Limits.parse(text), time_limit_s=time_limit_s)
     try:
         result = measure(batch_script(target), arguments, limits)
     except GatewayError as error:
         result = {"error": str(error)}
+    result = _with_foreign_python(result)
     print(json.dumps(result))
     try:
         publish(target, token, result)

@@ -23,6 +23,7 @@ import click
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.commands import run_command
 from muri.group_spec import GroupSpec, read_group
+from muri.pythons import of_members
 from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
@@ -56,7 +57,7 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
     step, ranks = step_options(group)
     return [
         "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
-        sys.executable, "-m", "muri.launcher.runtime.main",
+        group.python or sys.executable, "-m", "muri.launcher.runtime.main",
         "--group", group.to_text(),
         "--run-dir", str(run_dir),
         "--status-file", str(status),
@@ -206,7 +207,7 @@ def main(text: str) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[log_handler()], force=True)
     log.info("pilot job %s for members %s", job_id, ",".join(group.ids))
     command = runtime_command(group, run_dir, status)
-    watch = PilotWatch(group, status, start(command))
+    watch = PilotWatch(group, status, start(command, group))
     # scancel and the time limit end the pilot: the runtime must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: watch.end_early())
     code = watch.watch()
@@ -301,9 +302,13 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start(command: list[str]) -> "subprocess.Popen[bytes]":
-    """Start the step, with a fresh key by which its ranks authenticate each other."""
-    environment = os.environ | {KEY_VARIABLE: secrets.token_hex(32)}
+def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
+    """Start the step, with a fresh key by which its ranks authenticate each other.
+
+    Muri need not be installed in the members' own Python.
+    """
+    own = of_members(os.environ) if group.python else dict(os.environ)
+    environment = own | {KEY_VARIABLE: secrets.token_hex(32)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 
 

@@ -61,6 +61,7 @@ class StartGroup:
         gpus_per_node: GPUs on each; each gets a runtime of its own.
         mode: How members share, as in `Group.mode`.
         reservation: Reservation of all members, "" for none.
+        python: The Python of all members' scripts, "" for the site's.
     """
 
     members: tuple[MemberPlan, ...]
@@ -82,6 +83,7 @@ class StartGroup:
     gpus_per_node: int = 1
     mode: Literal["interleave", "plain"] = "interleave"
     reservation: str = ""
+    python: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,11 +287,15 @@ class KeepProfile:
         token: The dry run's intent.
         profile: The figures.
         accumulates: Whether the script declared that its batches can be split.
+        python: The script's, "" for the site's.
+        environment: Digest of the environment that the job was submitted in, "" when unknown.
     """
 
     token: str
     profile: StageProfile
     accumulates: bool = False
+    python: str = ""
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True)

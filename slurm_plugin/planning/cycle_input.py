@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
+from muri.slurm_plugin.planning.placement import domain_of
+from muri.slurm_plugin.planning.pythons import KnownPythons
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, View, profile_key
@@ -27,6 +29,7 @@ class Knowledge:
         traits: What is stored of models beyond their stage profiles.
         gpu_mem_gib: GPU memory that jobs ask for since they ran out of it, by job id.
         refused_releases: Why Slurm lately refused to let jobs go, by job id.
+        pythons: Which Pythons scripts run under.
     """
 
     profiles: Mapping[ProfileKey, StageProfile]
@@ -40,6 +43,7 @@ class Knowledge:
     traits: KnownTraits = field(default_factory=KnownTraits)
     gpu_mem_gib: Mapping[int, float] = field(default_factory=dict)
     refused_releases: Mapping[int, str] = field(default_factory=dict)
+    pythons: KnownPythons = field(default_factory=KnownPythons)
 
     def profile_for(self, job: Job, key: ProfileKey) -> StageProfile | None:
         """Return what a job may be planned with.
@@ -111,6 +115,11 @@ class CycleInput:
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
         return profile_key(job, self.nodes)
+
+    def domain_of(self, job: ManagedJob) -> str:
+        """Return what jobs of a user must have in common beside their partition to share GPUs."""
+        python = self.knowledge.pythons.of_job(job, self.key_of(job))
+        return domain_of(job, python or "", "" if job.facts is None else job.facts.environment)
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:

@@ -26,7 +26,7 @@ from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.joins import begun_joins, resume_joins
 from muri.slurm_plugin.planning.slurm_requests import DRY_RUN_NAME, PILOT_NAME
 from muri.slurm_plugin.records.cluster import Job, JobState
-from muri.slurm_plugin.records.comment_reports import profile_in
+from muri.slurm_plugin.records.comment_reports import profile_in, python_in
 from muri.slurm_plugin.records.gate import gate_word, is_behind_licence, lease_end_s
 from muri.slurm_plugin.records.journal import DRY_RUN, GROUP, PREEMPT, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -216,7 +216,8 @@ def _result(intent: Intent, key: ProfileKey, measured: Mapping[str, Any]) -> Act
         profile = profile_in(measured, key, measured_at)
     except (ProfileError, KeyError, TypeError, ValueError, OverflowError) as error:
         return DryRunFailed(intent.token, str(key), f"the dry run sent figures that cannot be true: {error}")
-    return KeepProfile(intent.token, profile, bool(measured.get("accumulates")))
+    environment = str(intent.payload.get("environment", ""))
+    return KeepProfile(intent.token, profile, bool(measured.get("accumulates")), python_in(measured), environment)
 
 
 def resets(cycle: CycleInput, settled: AbstractSet[int]) -> Iterator[ResetRequest]:

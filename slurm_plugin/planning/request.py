@@ -12,13 +12,13 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
-from muri.slurm_plugin.planning.placement import Places, domain_of
+from muri.slurm_plugin.planning.placement import Places
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import DRY_RUN
 from muri.slurm_plugin.records.limits import will_start_by_itself
-from muri.slurm_plugin.records.roles import ManagedJob, Role
+from muri.slurm_plugin.records.roles import ManagedJob, Role, why_arguments_are_unknown
 from muri.units import MIB_PER_GIB
 
 _ALONE_ON_REQUEST = "it was submitted with alone"
@@ -78,6 +78,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
             not removal.request,
             f"its GPUs cannot be taken away while it waits, which a group needs ({removal.why})",
         ),
+        (job.facts is None and not job.request.model, why_arguments_are_unknown(job)),
         (job.request.alone, _ALONE_ON_REQUEST),
         (job.array, "job arrays are not grouped"),
         (job.het, "heterogeneous jobs are not grouped"),
@@ -92,7 +93,7 @@ def alone_reason(job: ManagedJob, cycle: CycleInput) -> str:
         (cycle.config.grouping.max_group_size == 1, "grouping is turned off (grouping.max_group_size is 1)"),
     )
     for applies, reason in checks:
-        if applies:
+        if applies and reason:
             return reason
     return cycle.knowledge.exclusions.get(job.job_id, "")
 
@@ -169,11 +170,13 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         room: What the site's limits leave for groups with it; None for a job that runs.
     """
     alone = alone_reason(job, cycle)
-    profile = cycle.knowledge.profile_for(job, key)
+    profile = None if _python_to_find(job, key, cycle) else cycle.knowledge.profile_for(job, key)
     if not alone and profile is None:
         failed = cycle.knowledge.failed(key, cycle.config)
         if failed:
             alone = f"its dry run failed: {failed}"
+        elif why := why_arguments_are_unknown(job):
+            alone = f"its model cannot be measured: {why}"
         elif cycle.config.profiling.at_once == 0:
             alone = "its model has no profile and profiling is turned off (profiling.at_once is 0)"
     largest, why = cycle.knowledge.largest_group.get(job.job_id, (MAX_GROUP_SIZE, ""))
@@ -198,10 +201,15 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         sensitivity=cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job)),
         gpu_utilization=gpu_utilization(profile),
         gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
-        domain=domain_of(job),
+        domain=cycle.domain_of(job),
         largest_group=largest,
         priority=job.priority,
     )
+
+
+def _python_to_find(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> bool:
+    """Whether only a dry run can tell the Python of the job's script; without dry runs it counts as the site's."""
+    return cycle.config.profiling.at_once > 0 and cycle.knowledge.pythons.of_job(job, key) is None
 
 
 def _mem_gib_per_gpu(job: Job) -> float:
@@ -246,8 +254,10 @@ def _dry_runs(
     wanted: dict[ProfileKey, int] = {}
     for job, key in sorted(ready, key=lambda item: (item[0].submit_s, item[0].job_id)):
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
-        measurable = useful and not (job.array or job.het or job.special or cycle.knowledge.failed(key, cycle.config))
-        known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
+        impossible = job.array or job.het or job.special or why_arguments_are_unknown(job)
+        measurable = useful and not (impossible or cycle.knowledge.failed(key, cycle.config))
+        outdated = cycle.knowledge.is_stale(key) or _python_to_find(job, key, cycle)
+        known = cycle.knowledge.profile_of(key) is not None and not outdated
         under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs
         if measurable and not known and not under_way:
             wanted.setdefault(key, job.job_id)

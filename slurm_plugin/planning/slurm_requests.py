@@ -1,18 +1,21 @@
 """What Muri submits and what it changes in jobs, materialised in full before anything is sent. Pure."""
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Final
 
 from muri.group_spec import GroupSpec, MemberSpec
+from muri.pythons import DECIDING, MEMBERS_PREFIX
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import with_mode
+from muri.slurm_plugin.records.comment_tags import with_mode, with_python
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob
+from muri.slurm_plugin.records.submit_facts import encode_words
 
 # Variables of the submission that describe the old job, or would mark the new one for Muri.
 _STALE_PREFIXES = ("SLURM_", "SPANK_", "_SLURM_", "SBATCH_", "MURI_")
@@ -52,27 +55,32 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
         isolation="process" if plain else config.grouping.isolation,
         node_count=action.node_count,
         gpus_per_node=action.gpus_per_node,
+        python=action.python,
         **config.host.model_dump(exclude={"start_timeout_s"}),
     )
 
 
-def pilot_job(action: StartGroup, token: str, config: Config) -> NewJob:
+def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping[str, str] | None = None) -> NewJob:
     """Return the pilot job, which holds a group's GPUs and runs its runtime.
 
     Args:
         action: The group.
         token: The start's unique name, which the job carries in its AdminComment.
         config: The nodes' Python and the pilot's time-outs.
+        submitted: A member's environment; where members have a Python of their own, the runtime gets its variables
+            that decide what it imports.
     """
+    told = submitted if action.python and submitted else {}
+    of_members = {MEMBERS_PREFIX + name: told[name] for name in DECIDING if name in told}
     members = tuple(member.job_id for member in action.members)
-    spec = group_spec(action, config).to_text()
+    spec, tag = group_spec(action, config).to_text(), tags.PILOT_PREFIX + tags.format_pilot(token, members)
     command = [config.node_python, "-m", "muri.slurm_plugin.node.pilot", "--group", spec]
     return NewJob(
         name=PILOT_NAME,
         uid=action.uid,
         gid=action.gid,
         script=f"#!/bin/sh\nexec {shlex.join(command)}\n",
-        environment=plain_environment(action.user),
+        environment=plain_environment(action.user) | of_members,
         partition=action.partition,
         account=action.account,
         qos=action.qos,
@@ -84,7 +92,7 @@ def pilot_job(action: StartGroup, token: str, config: Config) -> NewJob:
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         reservation=action.reservation,
-        admin_comment=with_mode(tags.PILOT_PREFIX + tags.format_pilot(token, members), action.mode),
+        admin_comment=with_python(with_mode(tag, action.mode), action.python),
     )
 
 
@@ -95,8 +103,8 @@ def dry_run_environment(submitted: dict[str, str] | None, user: str) -> dict[str
     return {name: value for name, value in submitted.items() if name in _KEPT or not name.startswith(_STALE_PREFIXES)}
 
 
-def script_arguments(job: Job) -> list[str]:
-    """Return what the user passed to the batch script, read from the submit line.
+def arguments_in_line(job: Job) -> list[str]:
+    """Return what the user passed to the batch script of a job without facts, read from the submit line.
 
     Slurm keeps that line without quotes, so an argument that holds a space becomes several.
     """
@@ -108,10 +116,11 @@ def script_arguments(job: Job) -> list[str]:
     return []
 
 
-def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Config) -> NewJob:
+def dry_run_job(job: ManagedJob, token: str, environment: dict[str, str], config: Config) -> NewJob:
     """Return the job that measures a model by the first iterations of a waiting job's script.
 
-    It reads that script itself, as the user. The user's arguments stand quoted behind the command.
+    It reads that script itself, as the user. The user's arguments stand behind the command, in an alphabet that needs
+    no quotes, or quoted where only the submit line tells them.
 
     Args:
         job: The waiting job.
@@ -119,13 +128,15 @@ def dry_run_job(job: Job, token: str, environment: dict[str, str], config: Confi
         environment: The environment to run it in.
         config: Iterations and limits.
     """
+    facts = job.facts
+    words = ["--", *arguments_in_line(job)] if facts is None else ["--words", encode_words(facts.arguments or ())]
     command = [
         config.node_python, "-m", "muri.slurm_plugin.node.dry_run",
         "--target", str(job.job_id),
         "--token", token,
         "--limits", config.profiling.limits.text,
         "--time-limit-s", str(config.profiling.time_limit_s),
-        "--", *script_arguments(job),
+        *words,
     ]  # fmt: skip
     return NewJob(
         name=DRY_RUN_NAME,

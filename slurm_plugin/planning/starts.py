@@ -82,6 +82,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) ->
         gpus_per_node=gpus_per_node,
         mode=group.mode,
         reservation=first.reservation,
+        python=cycle.knowledge.pythons.of_job(first, cycle.key_of(first)) or "",
     )
 
 

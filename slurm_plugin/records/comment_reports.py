@@ -44,6 +44,8 @@ _DISCIPLINE: Final = "d"
 
 FAULT_PREFIX: Final = "muri-fault:"
 
+_PATH: Final = re.compile(r"/[^\x00-\x1f\x7f\ud800-\udfff]{1,1000}")
+
 _JOB_ID: Final = re.compile("[0-9]{1,10}")
 
 _LONGEST_CAUSE: Final = 200
@@ -77,6 +79,12 @@ def profile_in(measured: Mapping[str, Any], key: ProfileKey, measured_at: str) -
         KeyError, TypeError, ValueError: One is missing or is no number.
     """
     return DryRunResult.from_dict(measured).profile(key, measured_at)
+
+
+def python_in(measured: Mapping[str, Any]) -> str:
+    """Return the Python that a dry run's result names, "" for the site's or where it names nothing that can be one."""
+    told = measured.get("python")
+    return told if isinstance(told, str) and _PATH.fullmatch(told) else ""
 
 
 def _written(comment: str, value: Mapping[str, Any]) -> str:

@@ -5,11 +5,10 @@ start with `muri`; everything else is kept as it is. Because the tokens live in 
 lost journal loses no job: the original request of a changed job is in its own comment.
 """
 
+import hashlib
 import json
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeVar
-
-from pydantic import Field, TypeAdapter, ValidationError
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final, Literal, NamedTuple
 
 from muri.printable import printable
 
@@ -22,6 +21,9 @@ PILOT_PREFIX: Final = "muri-host:"
 DRY_RUN_PREFIX: Final = "muri-dryrun:"
 
 SCRIPT_PREFIX: Final = "muri-script:"
+
+FACTS_PREFIX: Final = "muri-facts:"
+"""In a job's AdminComment: what its submission told, see `muri.slurm_plugin.records.submit_facts`."""
 
 GIVEN_PREFIX: Final = "muri-given:"
 
@@ -62,6 +64,9 @@ Mode = Literal["interleave", "plain"]
 MODE_PREFIX: Final = "muri-mode:"
 """In a pilot job's AdminComment: plain where its members share without turns."""
 
+PYTHON_PREFIX: Final = "muri-python:"
+"""In a pilot job's AdminComment: the mark of its members' own Python, which its runtime was started with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Original:
@@ -99,8 +104,7 @@ class MemberState:
         accumulate_steps: Into how many micro-batches its batches are to be split.
     """
 
-    # Tags in a site's Slurm keep the old word.
-    pilot: Annotated[int, Field(alias="host")]
+    pilot: int
     original: Original
     accumulate_steps: int = 1
 
@@ -117,8 +121,8 @@ class Planned:
     """
 
     why: tuple[str, ...] = ()
-    speed: Annotated[float | None, Field(gt=0)] = None
-    solo_iteration_s: Annotated[float | None, Field(gt=0)] = None
+    speed: float | None = None
+    solo_iteration_s: float | None = None
     estimated: bool = False
 
 
@@ -132,12 +136,6 @@ class PilotTag(NamedTuple):
 
     token: str
     members: tuple[int, ...]
-
-
-_T = TypeVar("_T")
-_STATE: Final = TypeAdapter(MemberState)
-_GIVEN: Final = TypeAdapter(Given)
-_PLANNED: Final = TypeAdapter(Planned)
 
 
 def _words(comment: str, prefix: str) -> list[str]:
@@ -182,7 +180,16 @@ def format_state(state: MemberState) -> str:
 
 def parse_state(admin_comment: str) -> MemberState | None:
     """Read a member's state; None when the job is no member or the token is damaged."""
-    return _parse(_STATE, token(admin_comment, STATE_PREFIX))
+    told = parse_json(token(admin_comment, STATE_PREFIX))
+    try:
+        # Tags in a site's Slurm keep the old word for the pilot.
+        return (
+            None
+            if told is None
+            else MemberState(_whole(told["host"]), _original(told["original"]), _whole(told.get("accumulate_steps", 1)))
+        )
+    except (KeyError, TypeError):
+        return None
 
 
 def format_given(given: Given) -> str:
@@ -192,7 +199,36 @@ def format_given(given: Given) -> str:
 
 def parse_given(admin_comment: str) -> Given | None:
     """Read what a job had asked for; None when it has its own request or the token is damaged."""
-    return _parse(_GIVEN, token(admin_comment, GIVEN_PREFIX))
+    told = parse_json(token(admin_comment, GIVEN_PREFIX))
+    try:
+        return None if told is None else Given(_whole(told["given_s"]), _original(told["original"]))
+    except (KeyError, TypeError):
+        return None
+
+
+def _original(told: Any) -> Original:
+    """Read a job's own request.
+
+    Raises:
+        KeyError, TypeError: Something is missing or of another kind.
+    """
+    values = {"mem_per_cpu_mib": 0, **told}
+    return Original(**{each.name: _READERS[each.type](values[each.name]) for each in fields(Original)})
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value
+
+
+_READERS: Final[dict[Any, Any]] = {int: _whole, str: _text}
 
 
 def with_plan(admin_comment: str, planned: Planned | None) -> str:
@@ -215,14 +251,28 @@ def _told(planned: Planned) -> dict[str, Any]:
 
 def parse_plan(admin_comment: str) -> Planned | None:
     """Read what was decided about a job; None when nothing was, or the token is damaged."""
-    return _parse(_PLANNED, token(admin_comment, PLAN_PREFIX))
-
-
-def _parse(form: TypeAdapter[_T], text: str | None) -> _T | None:
-    try:
-        return None if text is None else form.validate_json(text)
-    except ValidationError:
+    told = parse_json(token(admin_comment, PLAN_PREFIX))
+    why = None if told is None else told.get("why", [])
+    if told is None or not isinstance(why, list):
         return None
+    try:
+        speed, solo_iteration_s = (_positive(told.get(name)) for name in ("speed", "solo_iteration_s"))
+    except TypeError:
+        return None
+    return Planned(tuple(map(str, why)), speed, solo_iteration_s, told.get("estimated") is True)
+
+
+def _positive(value: object) -> float | None:
+    """Return a number above 0, or None where there is none.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise TypeError(f"{value!r} is no number above 0")
+    return float(value)
 
 
 def format_pilot(start_token: str, members: tuple[int, ...]) -> str:
@@ -247,6 +297,16 @@ def mode_of(admin_comment: str) -> Mode:
 def with_mode(admin_comment: str, mode: Mode) -> str:
     """Return a new pilot job's AdminComment with the way in which its members share."""
     return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
+
+
+def python_mark(python: str) -> str:
+    """Return a short word for a Python's path, "" for the site's: a pilot's tags travel in its comment, too."""
+    return hashlib.sha256(python.encode(errors="surrogateescape")).hexdigest()[:16] if python else ""
+
+
+def with_python(admin_comment: str, python: str) -> str:
+    """Return a new pilot job's AdminComment with the Python of its members."""
+    return with_token(admin_comment, PYTHON_PREFIX, python_mark(python)) if python else admin_comment
 
 
 def retries_memory(admin_comment: str) -> bool:

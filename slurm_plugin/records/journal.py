@@ -53,6 +53,10 @@ LARGEST_GROUP: Final = "largest-group"
 RELEASE_REFUSED: Final = "release-refused"
 """Name of the facts that say why Slurm would not let a job go that it is to decide about, and since when, by job id."""
 
+PYTHON: Final = "python"
+"""Name of the facts that hold the Python of a model's script (`planning.pythons.MeasuredPython`), by the profile key's
+text and the digest of the environment that the job was submitted in."""
+
 GPU_MEM: Final = "gpu-mem"
 """Name of the facts that hold the GiB per GPU that a job asks for since an out-of-memory error, by job id."""
 

@@ -1,6 +1,7 @@
 """Muri's reading of a snapshot: what each job is to Muri and what its comments say, parsed here and nowhere else."""
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
@@ -12,6 +13,7 @@ from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Snapshot
 from muri.slurm_plugin.records.comment_reports import JobReports, read_reports
 from muri.slurm_plugin.records.gate import Gate, gate_of, is_behind_licence, is_behind_own_hold
+from muri.slurm_plugin.records.submit_facts import SubmitFacts, read_facts
 from muri.slurm_plugin.records.submit_option import SubmitRequest, parse_request
 
 log = logging.getLogger("muri.controller")
@@ -54,8 +56,10 @@ class ManagedJob(Job):
         planned: What the controller decided about it when it started it, None when it did not or did not say.
         pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
+        python: Of a pilot job: the mark of its members' own Python, "" for the site's.
         dry_run: Of a dry run: its token.
         script: Hash of its batch script, "" when unknown.
+        facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
         retries_memory: Whether it is given another try with more GPU memory.
         reports: What its own comment tells.
         gate: What kind of gate it was submitted with.
@@ -70,8 +74,10 @@ class ManagedJob(Job):
     planned: tags.Planned | None = None
     pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
+    python: str = ""
     dry_run: str | None = None
     script: str = ""
+    facts: SubmitFacts | None = None
     retries_memory: bool = False
     reports: JobReports = field(default_factory=JobReports)
     gate: Gate = "hold"
@@ -111,8 +117,10 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         planned=tags.parse_plan(comment),
         pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),
+        python=tags.token(comment, tags.PYTHON_PREFIX) or "",
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
+        facts=read_facts(comment),
         retries_memory=tags.retries_memory(comment),
         reports=read_reports(job.comment),
         gate=gate_of(job),
@@ -211,9 +219,28 @@ def profile_key(job: ManagedJob, nodes: tuple[Node, ...]) -> ProfileKey:
     Without `model=` two jobs count as the same model when the same user submitted them with the same line, arguments
     included, from the same directory, and their batch scripts have the same text.
     """
-    line = _storable(f"{job.user}:{job.work_dir}:{job.submit_line or job.command or job.name}")
+    line = _storable(f"{job.user}:{job.work_dir}:{_line_of(job)}")
     model = job.request.model or (f"{line}#{job.script}" if job.script else line)
     return ProfileKey(model, job.request.batch_size, job.gpu_count, gpu_type_of(job, nodes), job.user)
+
+
+def _line_of(job: ManagedJob) -> str:
+    """A text that differs when the submit line does: Slurm's own, or the script's words with the line's digest."""
+    if job.facts is None:
+        return job.submit_line or job.command or job.name
+    return f"{shlex.join((job.command or job.name, *(job.facts.arguments or ())))}@{job.facts.line}"
+
+
+def why_arguments_are_unknown(job: ManagedJob) -> str:
+    """Return why nothing tells the arguments of a job's batch script, "" when they are known."""
+    if job.facts is not None:
+        return "its script's arguments are too long to travel with it" if job.facts.arguments is None else ""
+    if job.command and not job.submit_line:
+        return (
+            "nothing tells its script's arguments: this Slurm does not keep them, and the SPANK plugin where it was "
+            "submitted, or muri.lua, is older than Muri here"
+        )
+    return ""
 
 
 def _storable(text: str) -> str:

@@ -5,7 +5,9 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "command_line.h"
 #include "context.h"
+#include "facts.h"
 #include "table.h"
 
 int muri_client_init(spank_t spank)
@@ -36,6 +38,19 @@ static int read_environment(void)
 	return -1;
 }
 
+/* Add what only this process knows. A job without it is Muri's as well, but its arguments may not be known. */
+static void add_facts(spank_t spank)
+{
+	struct muri_words words = muri_command_line();
+	char facts[MURI_FACTS_SIZE];
+
+	/* sbatch has read its options: the next word is the batch script, whatever follows is its own. */
+	if (strcmp(program_invocation_short_name, "sbatch") == 0 && words.text &&
+	    muri_facts(words.text, words.size, optind, facts) == 0)
+		spank_job_control_setenv(spank, MURI_FACTS_NAME, facts, 1);
+	muri_words_free(&words);
+}
+
 static int mark(spank_t spank, const char *canonical)
 {
 	spank_err_t failure = spank_job_control_setenv(spank, MURI_CONTROL_NAME, canonical, 1);
@@ -53,16 +68,25 @@ static void unmark(spank_t spank)
 	unsetenv(MURI_JOB_VARIABLE);
 }
 
+/* Those of an outer job say nothing of this one. */
+static void forget_facts(spank_t spank)
+{
+	spank_job_control_unsetenv(spank, MURI_FACTS_NAME);
+	unsetenv(MURI_FACTS_CARRIER);
+}
+
 static int apply(spank_t spank)
 {
 	struct muri_request request;
 	char canonical[MURI_CANONICAL_SIZE];
 
+	forget_facts(spank);
 	if (!muri_options_result(&muri_given, &request)) {
 		unmark(spank);
 		return 0;
 	}
 	muri_request_canonical(&request, canonical);
+	add_facts(spank);
 	return mark(spank, canonical);
 }
 

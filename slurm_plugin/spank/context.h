@@ -11,6 +11,8 @@
 #define MURI_CONTROL_NAME "MURI_JOB"
 #define MURI_CARRIER "SLURM_SPANK_MURI_JOB"
 #define MURI_JOB_VARIABLE "MURI_JOB"
+#define MURI_FACTS_NAME "MURI_FACTS"
+#define MURI_FACTS_CARRIER "SLURM_SPANK_MURI_FACTS"
 
 /* The variables in which Slurm exports the options of a job: a fixed prefix, plugin, option. */
 #define MURI_EXPORTED "SLURM_SPANK__SLURM_SPANK_OPTION_muri_muri"

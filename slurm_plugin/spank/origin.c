@@ -8,10 +8,10 @@
 #define _GNU_SOURCE
 #include "origin.h"
 
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "command_line.h"
 
 static bool is_option(const char *argument, const char *name, const char *value)
 {
@@ -30,30 +30,16 @@ static bool is_option(const char *argument, const char *name, const char *value)
 
 bool muri_argument_is(const char *text, size_t size, int index, const char *name, const char *value)
 {
-	const char *end = text + size;
+	const char *argument = muri_word(text, size, index);
 
-	for (; index > 0 && text < end; index--)
-		text += strnlen(text, (size_t)(end - text)) + 1;
-	if (index != 0 || text >= end || !memchr(text, '\0', (size_t)(end - text)))
-		return false;
-	return is_option(text, name, value);
+	return argument && is_option(argument, name, value);
 }
 
 bool muri_on_command_line(const char *name, const char *value)
 {
-	FILE *file = fopen("/proc/self/cmdline", "re");
-	char *text = NULL;
-	size_t room = 0;
-	ssize_t size;
-	bool found = false;
+	struct muri_words words = muri_command_line();
+	bool found = words.text && muri_argument_is(words.text, words.size, optind - 1, name, value);
 
-	if (!file)
-		return false;
-	/* A delimiter that cannot occur in UTF-8 text makes getdelim() read the whole file. */
-	size = getdelim(&text, &room, 0xff, file);
-	if (size > 0)
-		found = muri_argument_is(text, (size_t)size, optind - 1, name, value);
-	free(text);
-	fclose(file);
+	muri_words_free(&words);
 	return found;
 }

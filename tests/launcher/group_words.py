@@ -1,9 +1,10 @@
 """A group in the words of a command line, for tests that start its runtime."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
-from muri.group_spec import GroupSpec
+from muri.group_spec import group_of
 
 _OF_THE_GROUP = {"--discipline": "discipline", "--isolation": "isolation", "--hang-timeout-s": "hang_timeout_s"}
 _OF_MEMBERS = {
@@ -19,14 +20,22 @@ def runtime_words(members: Sequence[str], options: Sequence[str] = ()) -> list[s
     words = iter(options)
     for word in words:
         if word in _OF_THE_GROUP:
-            group[_OF_THE_GROUP[word]] = next(words)
+            group[_OF_THE_GROUP[word]] = _plain(next(words))
         elif word == "--ordering":
             group["ordering"] = [None if entry == "-" else entry for entry in next(words).split(",")]
         elif word in _OF_MEMBERS:
             for entry in next(words).split(","):
                 member, _, figure = entry.partition("=")
-                group["members"][member][_OF_MEMBERS[word]] = figure
+                group["members"][member][_OF_MEMBERS[word]] = _plain(figure)
         else:
             rest.append(word)
-    spec = GroupSpec.model_validate(group | {"members": list(group["members"].values())})
+    spec = group_of(group | {"members": list(group["members"].values())})
     return ["--group", spec.to_text(), *rest]
+
+
+def _plain(text: str) -> Any:
+    """A word as JSON would have it: a number, or itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -14,7 +14,9 @@ SLEEPER = "print('started', flush=True)\nimport time\ntime.sleep(600)\n"
 CLIENT = """
     import json, os, sys
     from muri.commands import run_command
+    from dataclasses import replace
     from muri.launcher.run import command
+    from muri.pythons import own_python
 
     class Recorder:
         expected = {expected!r}
@@ -29,7 +31,7 @@ CLIENT = """
             with open("requeued.jsonl", "a") as file:
                 file.write(json.dumps([job_id, reason]) + "\\n")
 
-    sys.prefix = {prefix!r}
+    command.script_python = lambda environment: replace(own_python(), prefix={prefix!r})
     command.load_membership = Recorder
     sys.exit(run_command(command.run))
 """

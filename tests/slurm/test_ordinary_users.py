@@ -60,9 +60,9 @@ ANYWHERE = {"policies", "completion"}
 
 #: Those that must fail wherever an ordinary user gives them: for root alone, or asked about what is not there.
 NEVER = {
-    "run", "timeline", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare", "profile edit",
-    "profile rm", "profile publish", "profile unpublish", "profile import", "trace check", "trace import",
-    "trace show", "simulate", "controller",
+    "run", "timeline", "plan", "top", "explain", "report", "preempt", "drain", "profile show", "profile compare",
+    "profile edit", "profile rm", "profile publish", "profile unpublish", "profile import", "trace check",
+    "trace import", "trace show", "simulate", "controller",
 }  # fmt: skip
 NEED_SLURM = {"queue", "snapshot"}
 NEED_CONFIG = {"queue", "snapshot", "config check", "config show"}

@@ -354,11 +354,13 @@ def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
 @pytest.mark.parametrize(
     ("group", "message"),
     [
-        ({"members": [{"job_id": "x"}]}, "members.0.job_id: String should match pattern"),
+        ({"members": [{"job_id": "x"}]}, "members.0.job_id: 'x' is no job id"),
         ({"members": [{"job_id": "101"}, {"job_id": "101"}]}, "twice"),
         ({"members": [{"job_id": "101"}], "ordering": ["102"]}, "must hold each of the members"),
         ({"members": [{"job_id": "101", "solo_iteration_s": 0}]}, "greater than 0"),
-        ({"members": [{"job_id": "101", "steps": 2}]}, "Extra inputs are not permitted"),
+        ({"members": [{"job_id": "101", "steps": 2}]}, "members.0.steps: there is no such field"),
+        ({"members": []}, "one at least"),
+        ({"members": [{"job_id": "101"}], "python": "python3"}, "no path from the root"),
         ({"members": [{"job_id": str(each)} for each in range(5)], "discipline": "lockstep"}, "at most 4"),
     ],
 )

@@ -15,6 +15,7 @@ from muri.launcher.run import client
 from muri.launcher.runtime.server import Server
 from muri.launcher.wire import protocol
 from muri.launcher.wire.protocol import AttachRequest, ProtocolError
+from muri.pythons import own_python
 from muri.run_dir import RendezvousError, make_run_dir
 
 
@@ -124,7 +125,7 @@ def test_job_with_gpus_of_its_own_runs_alone_where_others_can_enter_the_run_dir(
 
 
 def a_request() -> AttachRequest:
-    return client.build_request("101", "train.py", False, ["--name", "caf\udce9"])
+    return client.build_request("101", "train.py", False, ["--name", "caf\udce9"], own_python())
 
 
 def test_request_and_files_survive_the_journey(tmp_path: Path) -> None:

@@ -382,3 +382,54 @@ def test_without_a_working_module_jobs_are_submitted(tmp_path: Path, lua: str, b
     assert world.submit(job) == 0
     assert job.priority == NO_VAL
     assert "cannot load muri.lua" in world.logged[0]
+
+
+FACTS = "1.0123456789abcdef.fedcba9876543210.L3Vzci9iaW4vcHl0aG9uMw.NwA4AA"
+
+
+def facts_kept(slurm: Slurm, text: str, environment: dict[str, str] | None) -> str | None:
+    """The facts in the AdminComment of a job whose plugin left a text; None when none were kept."""
+    entries = slurm.lua.table_from({0: "MURI_JOB=on", 1: f"MURI_FACTS={text}"})
+    job = slurm.job(
+        spank_job_env=entries, environment=None if environment is None else slurm.lua.table_from(environment)
+    )
+    slurm.submit(job)
+    words = job.admin_comment.split()
+    assert [word for word in words if not word.startswith("muri-facts:")] == [
+        "muri:on", next(word for word in words if word.startswith("muri-script:")), "muri-gate:licence",
+    ]  # fmt: skip
+    return next((word.removeprefix("muri-facts:") for word in words if word.startswith("muri-facts:")), None)
+
+
+@pytest.mark.parametrize("text", [FACTS, FACTS.replace("NwA4AA", "~"), "1.0123456789abcdef.fedcba9876543210.."])
+def test_what_the_plugin_tells_of_a_submission_is_kept(slurm: Slurm, text: str) -> None:
+    assert facts_kept(slurm, text, {"PATH": "/bin"}) == text
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"SLURM_SUBMIT_DIR": "/home/alice"}])
+def test_nothing_is_said_of_an_environment_that_the_job_does_not_get(
+    slurm: Slurm, environment: dict[str, str] | None
+) -> None:
+    """As with sbatch --export=NONE."""
+    assert facts_kept(slurm, FACTS, environment) == "1..fedcba9876543210..NwA4AA"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "1", "2" + FACTS[1:], FACTS + ".", FACTS + " muri-state:{}", FACTS + "\nmuri-gate:open", FACTS + "=",
+        FACTS + "+",
+        FACTS.replace("0123456789abcdef", "0123456789ABCDEF"), FACTS.replace("0123456789abcdef", "0123456789abcde"),
+        FACTS.replace("0123456789abcdef", ""), FACTS.replace("L3V", "%s%n"), FACTS.replace("NwA4AA", "NwA4A"),
+        FACTS.replace("NwA4AA", "N" * 4096), FACTS.replace("NwA4AA", "~~"), FACTS.replace("NwA4AA", "\0"),
+    ],
+)  # fmt: skip
+def test_facts_in_another_form_are_left_out_and_cost_the_job_nothing(slurm: Slurm, text: str) -> None:
+    assert facts_kept(slurm, text, {"PATH": "/bin"}) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.one_of(st.text(), st.from_regex(r"1\.[0-9a-f]{16}\.[0-9a-f]{16}\.\S{0,9}\.\S{0,9}")))
+def test_no_text_of_a_user_makes_another_word_of_muris(slurm: Slurm, text: str) -> None:
+    kept = muri(slurm).facts(slurm.lua.table_from({0: f"MURI_FACTS={text}"}), slurm.lua.table_from({"PATH": "/bin"}))
+    assert kept is None or re.fullmatch(r"[A-Za-z0-9._~-]{1,4096}", kept)

@@ -1,6 +1,8 @@
 """The dry run's own process: it reads the waiting job's script from Slurm and leaves its result in a comment."""
 
 import json
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from click.testing import CliRunner
 from muri.slurm_plugin.gateway.base import slurm_error
 from muri.slurm_plugin.gateway.slurm_commands import decoded, encoded
 from muri.slurm_plugin.node import dry_run, slurm_calls
+from muri.slurm_plugin.records.submit_facts import encode_words
 
 MEASURES = b'#!/bin/sh\n# caf\xe9\nprintf \'{"load_s": %s}\' "$1" > "$MURI_DRY_RUN_RESULT"\nsleep 60\n'
 
@@ -62,3 +65,32 @@ def test_a_job_that_is_gone_is_an_error_in_the_dry_runs_own_comment(slurm: Slurm
     code, result = run_dry()
     assert (code, result["error"]) == (1, "cannot read the script of job 7: it has ended, or has none")
     assert json.loads(slurm.comments[9].split(b"muri-profile:")[1])["error"] == result["error"]
+
+
+def test_words_from_the_facts_arrive_byte_for_byte(slurm: Slurm, tmp_path: Path) -> None:
+    kept = tmp_path / "words"
+    slurm.scripts[7] = b'#!/bin/sh\nfor w; do printf "%s\\0" "$w"; done > ' + bytes(kept) + b"\nexit 3\n"
+    given = ["two words", "", "it's $HOME", "a\nb\r", "\udcff", "-x"]
+    options = [
+        "--target",
+        "7",
+        "--token",
+        "t",
+        "--limits",
+        "auto",
+        "--time-limit-s",
+        "20",
+        "--words",
+        encode_words(given),
+    ]
+    CliRunner().invoke(dry_run.main, options)
+    assert kept.read_bytes() == b"".join(word.encode(errors="surrogateescape") + b"\0" for word in given)
+
+
+@pytest.mark.parametrize(("prefix", "told"), [("/home/alice/venv", "/home/alice/venv/bin/python3"), (sys.prefix, None)])
+def test_a_python_other_than_the_sites_is_told(slurm: Slurm, prefix: str, told: str | None) -> None:
+    result = {"load_s": 1.5, "python": {"executable": "/home/alice/venv/bin/python3", "prefix": prefix}}
+    script = "#!/bin/sh\ncat > \"$MURI_DRY_RUN_RESULT\" <<'END'\n" + json.dumps(result) + "\nEND\nsleep 60\n"
+    slurm.scripts[7] = script.encode()
+    assert run_dry()[1].get("python") == told
+    assert json.loads(slurm.comments[7].split(b"muri-profile:")[1]).get("python") == told

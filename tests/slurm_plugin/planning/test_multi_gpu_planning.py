@@ -19,7 +19,7 @@ from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_job, pilot_job
 from muri.slurm_plugin.planning.starts import actions_of
 from muri.slurm_plugin.records.cluster import Snapshot
-from muri.slurm_plugin.records.roles import view_of
+from muri.slurm_plugin.records.roles import read_job, view_of
 
 PROFILES = {
     key: dataclasses.replace(profile, key=key)
@@ -116,14 +116,12 @@ def test_a_limit_of_one_gpu_leaves_them_alone():
 
 
 def test_a_dry_run_has_the_shape_of_its_job():
-    run = dry_run_job(ddp(1), "t", {}, Config())
+    run = dry_run_job(read_job(ddp(1)), "t", {}, Config())
     assert (run.node_count, run.tasks_per_node, run.cpu_count) == (2, 2, 2)
 
 
 def test_a_step_of_several_ranks(tmp_path):
-    command = runtime_command(
-        GROUP.model_copy(update={"node_count": 2, "gpus_per_node": 2}), tmp_path, tmp_path / "s.json"
-    )
+    command = runtime_command(dataclasses.replace(GROUP, node_count=2, gpus_per_node=2), tmp_path, tmp_path / "s.json")
     assert command[:5] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--distribution=block"]
     assert command[command.index("--world-size") + 1] == "4"
     assert 0 < int(command[command.index("--order-port") + 1]) < 65536

@@ -8,7 +8,8 @@ from fake_slurm import make_job
 from muri.profiler.dryrun.messages import Limits
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.node import dry_run
-from muri.slurm_plugin.planning.slurm_requests import dry_run_environment, dry_run_job, script_arguments
+from muri.slurm_plugin.planning.slurm_requests import arguments_in_line, dry_run_environment, dry_run_job
+from muri.slurm_plugin.records.roles import read_job
 
 LIMITS = Limits(time_limit_s=20.0)
 
@@ -23,7 +24,7 @@ LIMITS = Limits(time_limit_s=20.0)
     ],
 )
 def test_arguments_are_read_from_the_submit_line(line, arguments):
-    assert script_arguments(make_job(1, submit_line=line)) == arguments
+    assert arguments_in_line(make_job(1, submit_line=line)) == arguments
 
 
 def test_the_environment_of_the_old_job_does_not_reach_the_dry_run():
@@ -34,7 +35,7 @@ def test_the_environment_of_the_old_job_does_not_reach_the_dry_run():
 def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted():
     arguments = "7 'x` $(touch /tmp/x) ;\r#SBATCH \udce9"
     job = make_job(1, submit_line=f"sbatch train.sh {arguments}", name="n\n#SBATCH --uid=0", work_dir="/home/alice")
-    run = dry_run_job(job, "t", {}, Config(node_python="printf", profiling={"attempts": 1}))
+    run = dry_run_job(read_job(job), "t", {}, Config(node_python="printf", profiling={"attempts": 1}))
     assert (run.gpu_request, run.cpu_count, run.uid, run.requeue) == ("gres/gpu:1", 4, 1001, False)
     first, command, rest = run.script.split("\n")
     assert (first, rest) == ("#!/bin/sh", "")
@@ -44,7 +45,7 @@ def test_no_text_of_a_user_stands_ahead_of_the_command_and_all_of_it_is_quoted()
 
 def test_a_dry_run_asks_for_what_its_job_asks_for():
     own = {"reservation": "course", "features": "a100", "excluded_nodes": "n3", "required_nodes": "n1"}
-    run = dry_run_job(make_job(1, licenses="matlab:1,muri_gate:1", **own), "t", {}, Config())
+    run = dry_run_job(read_job(make_job(1, licenses="matlab:1,muri_gate:1", **own)), "t", {}, Config())
     assert {name: getattr(run, name) for name in own} == own
     assert run.licenses == "matlab:1"
 

@@ -50,3 +50,18 @@ def test_a_name_in_latin_1_makes_a_key_that_can_be_stored(field):
     model = key(**{field: "/home/bob/caf\udce9"}).model
     assert model.encode("utf-8")
     assert r"caf\udce9" in model
+
+
+def facts(line: str = "0" * 16, words: str = "YQA") -> dict[str, str]:
+    return {"admin_comment": f"{UNNAMED} muri-facts:1.{'e' * 16}.{line}..{words}", "submit_line": ""}
+
+
+def test_with_facts_the_words_and_the_lines_digest_tell_models_apart():
+    assert key(**facts()).model == f"alice:/home/alice:/home/alice/train.sh a@{'0' * 16}#0123456789abcdef"
+    assert key(**facts("1" * 16)) != key(**facts())
+    assert key(**facts(words="~")).model == f"alice:/home/alice:/home/alice/train.sh@{'0' * 16}#0123456789abcdef"
+    assert key(**{**facts(), "submit_line": "sbatch train.sh a"}) == key(**facts())  # on every release the same
+
+
+def test_words_that_are_not_utf_8_make_a_key_that_can_be_stored():
+    assert key(**facts(words="_wA")).model.encode("utf-8")

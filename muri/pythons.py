@@ -1,0 +1,127 @@
+"""The Python that runs a user's script: which it is, and how Muri's own code gets into it.
+
+Users bring PyTorch in an environment of their own, in which Muri need not be installed. What runs there uses the
+standard library, PyTorch and NumPy only.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from muri.errors import UsageError
+
+OLDEST: Final = (3, 11)
+
+PYTHON_VARIABLE: Final = "MURI_PYTHON"
+"""The Python of scripts, where neither Muri's own nor the first in PATH is right."""
+
+DECIDING: Final = (
+    "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH", "PYTHONSAFEPATH",
+    "PYTHONUSERBASE", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Variables that decide what a script imports; slurm_plugin/spank/facts.c has the same."""
+
+MEMBERS_PREFIX: Final = "MURI_MEMBERS_"
+"""Before the names of these variables on their way to a group's runtime: the pilot itself has no use for them."""
+
+_PROBE: Final = "import json, sys; print(json.dumps([sys.prefix, sys.version, sys.version_info[:2]]))"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptPython:
+    """A Python.
+
+    Attributes:
+        executable: How it is called.
+        prefix: Of its environment, as in `sys.prefix`.
+        version: As in `sys.version`.
+        release: Its first two numbers.
+    """
+
+    executable: str
+    prefix: str
+    version: str
+    release: tuple[int, int]
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the one that runs this."""
+        return (self.prefix, self.version) == (sys.prefix, sys.version)
+
+    @property
+    def why_too_old(self) -> str:
+        """Why Muri cannot run in it, "" when it can."""
+        if self.release >= OLDEST:
+            return ""
+        found, needed = (".".join(map(str, release)) for release in (self.release, OLDEST))
+        return f"{self.executable} is Python {found}; Muri needs {needed} to measure a script or to group it"
+
+
+def own_python() -> ScriptPython:
+    """The Python that runs this."""
+    return ScriptPython(sys.executable, sys.prefix, sys.version, sys.version_info[:2])
+
+
+def script_python(environment: Mapping[str, str]) -> ScriptPython:
+    """Return the Python for a script.
+
+    $MURI_PYTHON, else the one that runs this where Muri is installed in it, as in a user's environment; else the first
+    `python3` of PATH: then Muri runs in an environment of its own, which users' scripts have nothing to do with.
+
+    Raises:
+        UsageError: It is not there, or does not run.
+    """
+    named = environment.get(PYTHON_VARIABLE, "")
+    if not named and _is_installed_here():
+        return own_python()
+    path = environment.get("PATH")
+    found = shutil.which(named, path=path) if named else shutil.which("python3", path=path) or shutil.which("python")
+    if found is None and named:
+        raise UsageError(f"{PYTHON_VARIABLE}={named!r}: there is no such program; give the path of a Python")
+    return own_python() if found is None else _look_at(os.path.abspath(found), environment)  # noqa: PTH100 (no links)
+
+
+def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
+    """Ask a Python what it is.
+
+    Raises:
+        UsageError: It does not answer.
+    """
+    command = [executable, "-c", _PROBE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, env=dict(environment), check=True)
+        prefix, version, release = json.loads(done.stdout.splitlines()[-1])
+    except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+        raise UsageError(f"{executable} does not run as a Python ({error}); see ${PYTHON_VARIABLE}") from error
+    return ScriptPython(executable, prefix, version, (release[0], release[1]))
+
+
+def _is_installed_here() -> bool:
+    """Whether Muri is among this Python's own packages, rather than beside them as PYTHONPATH or a .pth file says."""
+    own = (Path(entry) for entry in sys.path if Path(entry).is_relative_to(sys.prefix))
+    return any(any(folder.glob("muri-*.dist-info")) for folder in own)
+
+
+def library_dir() -> Path:
+    """Return the directory that PYTHONPATH has to name for a Python in which Muri is not installed."""
+    return Path(__file__).parent / "elsewhere"
+
+
+def of_members(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a runtime under the members' own Python: the pilot's, with what it was given for it."""
+    own = {name: value for name, value in environment.items() if not name.startswith(MEMBERS_PREFIX)}
+    given = {name: environment[MEMBERS_PREFIX + name] for name in DECIDING if MEMBERS_PREFIX + name in environment}
+    return with_library(own | given)
+
+
+def with_library(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment in which any Python finds Muri, and this very version of it."""
+    library, path = str(library_dir()), environment.get("PYTHONPATH", "")
+    entries = [library, *(entry for entry in path.split(os.pathsep) if path and entry != library)]
+    return {**environment, "PYTHONPATH": os.pathsep.join(entries)}

@@ -1,0 +1,58 @@
+#define _GNU_SOURCE
+#include "command_line.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 4096 };
+
+/* The rest of a file; the kernel does not say beforehand how long one of /proc is. */
+static struct muri_words read_all(FILE *file)
+{
+	struct muri_words words = {NULL, 0};
+	size_t got;
+
+	do {
+		char *larger = realloc(words.text, words.size + CHUNK);
+
+		if (!larger)
+			break;
+		words.text = larger;
+		got = fread(words.text + words.size, 1, CHUNK, file);
+		words.size += got;
+	} while (got == CHUNK);
+	if (!feof(file))
+		muri_words_free(&words);
+	return words;
+}
+
+struct muri_words muri_command_line(void)
+{
+	FILE *file = fopen("/proc/self/cmdline", "re");
+	struct muri_words words = {NULL, 0};
+
+	if (file) {
+		words = read_all(file);
+		fclose(file);
+	}
+	return words;
+}
+
+void muri_words_free(struct muri_words *words)
+{
+	free(words->text);
+	words->text = NULL;
+	words->size = 0;
+}
+
+const char *muri_word(const char *text, size_t size, int index)
+{
+	const char *end = text + size;
+
+	for (; index > 0 && text < end; index--)
+		text += strnlen(text, (size_t)(end - text)) + 1;
+	if (index != 0 || text >= end || !memchr(text, '\0', (size_t)(end - text)))
+		return NULL;
+	return text;
+}

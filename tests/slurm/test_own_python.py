@@ -1,0 +1,95 @@
+"""A user's own Python on a real Slurm: scripts in it are measured and grouped in it, and with nobody else's."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ONE_GPU, emptied, start
+from muri_cluster import TRAIN_PY, MuriCluster
+
+from sandbox.driver import Driver
+
+LIBRARY = Path(__file__).resolve().parents[2] / "muri" / "elsewhere"
+
+# As packages install the command: in an environment of its own that holds what Muri needs, Muri found by PYTHONPATH.
+WRAPPER = """\
+#!/bin/sh
+PYTHONPATH={library} exec /opt/private/bin/python3 -c 'from muri.cli import main; main()' "$@"
+"""
+
+TRAIN_SH = """\
+#!/bin/sh
+muri run /home/alice/train.py "$@"
+"""
+
+
+@pytest.fixture(scope="module", params=["forky", "trixie"])
+def release(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    yield from start(request.param, ONE_GPU, f"python-{request.param}")
+
+
+@pytest.fixture
+def one_gpu(release: Driver) -> Iterator[Driver]:
+    yield from emptied(release)
+
+
+@pytest.fixture
+def muri(one_gpu: Driver) -> MuriCluster:
+    cluster = MuriCluster(one_gpu)
+    packages = "import click, pathlib; print(pathlib.Path(click.__file__).parents[1])"
+    third_party = cluster.python(packages).stdout.strip()
+    make = (
+        "rm -rf /opt/private; python3 -m venv --without-pip /opt/private; "
+        "echo $0 > $(/opt/private/bin/python3 -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))')/it.pth"
+    )
+    one_gpu.run("sh", "-c", make, third_party, user="root")
+    one_gpu.write("/opt/packaged/muri", WRAPPER.format(library=LIBRARY), user="root")
+    for name in ("one", "two"):
+        one_gpu.run("sh", "-c", f"rm -rf {name}; python3 -m venv --without-pip {name}")
+        lacks = one_gpu.run(f"/home/alice/{name}/bin/python3", "-c", "import click", check=False)
+        assert "No module named 'click'" in lacks.stderr
+    one_gpu.write("train.py", f"import sys\nprint('prefix', sys.prefix, flush=True)\n{TRAIN_PY}")
+    one_gpu.write("train.sh", TRAIN_SH)
+    return cluster
+
+
+def submit(muri: MuriCluster, kind: str, venv: str, iterations: int = 60, *options: str) -> int:
+    """Submit a job as one who has activated a virtual environment."""
+    path = f"/home/alice/{venv}/bin:/opt/packaged:/usr/local/bin:/usr/bin:/bin"
+    environment = {"PATH": path, "VIRTUAL_ENV": f"/home/alice/{venv}"}
+    words = ("/home/alice/train.sh", str(iterations), "0", kind)
+    sbatch = muri.driver.run("sh", "-c", "command -v sbatch").stdout.strip()
+    options = ("-p", "train", "--gres=gpu:1", f"--muri=model={kind},batch-size=8", *options)
+    done = muri.driver.run("env", *(f"{k}={v}" for k, v in environment.items()), sbatch, "--parsable", *options, *words)
+    return int(done.stdout.strip().split(";")[0])
+
+
+def explained(muri: MuriCluster, job: int) -> str:
+    return muri.driver.run("muri", "explain", str(job), user="alice").stdout
+
+
+def test_jobs_of_one_own_python_are_measured_and_share_a_gpu_in_it(muri: MuriCluster) -> None:
+    jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "one")]
+    fields = muri.cycles_until_ended(*jobs)
+    log = muri.controller_log()
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, log
+    assert [job["Restarts"] for job in fields.values()] == ["0", "0"], log
+    assert all("muri-state" in job["AdminComment"] for job in fields.values()), log  # grouped
+    for job in jobs:
+        assert muri.output(job).split("\n")[0] == "prefix /home/alice/one"
+        assert "refused" not in muri.output(job)
+
+
+def test_jobs_of_two_own_pythons_do_not_share_and_explain_says_why(muri: MuriCluster) -> None:
+    first = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
+    muri.cycles_until_ended(*first)
+    jobs = [submit(muri, "load", "one", 200), submit(muri, "propagate", "two", 200)]
+    muri.cycle()
+    muri.driver.wait_state(jobs[0], "RUNNING")
+    muri.cycle()
+    assert muri.hosts() == []
+    text = explained(muri, jobs[0])
+    assert "Python '/home/alice/one/bin/python3'" in text, text
+    queue = json.loads(muri.driver.run("muri", "queue", "--json", user="alice").stdout)
+    assert {job["state"] for job in queue["jobs"] if job["job_id"] in jobs} <= {"waiting", "alone", "solo"}, queue

@@ -1,0 +1,129 @@
+"""What a submission tells of itself, on a Slurm whose job records keep the submit line and on one where they do not."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from conftest import ONE_GPU, emptied, start
+from muri_cluster import TRAIN_PY, MuriCluster
+
+from sandbox.driver import Driver
+
+WORDS = ["train_cpu.py", "--iterations", "100", "two words", "", "it's $HOME `id`", "a\nb", "*", "-x"]
+
+TRAIN_SH = """\
+#!/bin/sh
+for word; do printf '%s\\0' "$word"; done >> /home/alice/words.$SLURM_JOB_NAME
+printf '\\n' >> /home/alice/words.$SLURM_JOB_NAME
+muri run /home/alice/train.py 30 0 load
+"""
+
+
+@pytest.fixture(scope="module", params=["forky", "trixie"])
+def release(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    yield from start(request.param, ONE_GPU, f"facts-{request.param}")
+
+
+@pytest.fixture
+def muri(release: Driver) -> Iterator[MuriCluster]:
+    for driver in emptied(release):
+        cluster = MuriCluster(driver)
+        driver.run("sh", "-c", "rm -f words.*")
+        driver.write("train.py", TRAIN_PY)
+        driver.write("train.sh", TRAIN_SH)
+        yield cluster
+
+
+def submit(muri: MuriCluster, *words: str, **options: Any) -> int:
+    # Alone: the model is measured on each release, whether or not it can group.
+    marked = ("-p", "train", "--gres=gpu:1", "--muri=alone")
+    return muri.driver.submit(*marked, "/home/alice/train.sh", *words, **options)
+
+
+def models(muri: MuriCluster) -> list[str]:
+    store = ("--store", f"{muri.state_dir}/profiles.db")
+    listed = json.loads(muri.driver.run("muri", "profile", "list", "--json", *store, user="root").stdout)
+    return [profile["model"] for profile in listed["profiles"]]
+
+
+def test_arguments_reach_dry_run_and_job_as_they_were_given(muri: MuriCluster) -> None:
+    job = submit(muri, *WORDS)
+    fields = muri.cycles_until_ended(job)[job]
+    assert fields["JobState"] == "COMPLETED", muri.controller_log()
+    expected = "".join(f"{word}\0" for word in WORDS) + "\n"
+    assert muri.driver.read("/home/alice/words.muri-dryrun") == expected
+    assert muri.driver.read("/home/alice/words.train.sh") == expected
+    (model,) = models(muri)
+    assert "--iterations 100 'two words'" in model
+
+
+def test_other_arguments_are_another_model_and_the_same_are_not(muri: MuriCluster) -> None:
+    jobs = [submit(muri, "two words"), submit(muri, "two", "words"), submit(muri, "two words")]
+    muri.cycles_until_ended(*jobs)
+    assert len(models(muri)) == 2
+
+
+def test_jobs_that_only_their_arguments_tell_apart_are_measured_and_grouped(muri: MuriCluster) -> None:
+    muri.driver.write("plain.sh", '#!/bin/sh\nmuri run /home/alice/train.py "$@"\n')
+    jobs = [
+        muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri", "plain.sh", "60", "0", kind, "two words")
+        for kind in ("load", "propagate")
+    ]
+    fields = muri.cycles_until_ended(*jobs)
+    assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}, muri.controller_log()
+    assert len(models(muri)) == 2
+    assert all("muri-state" in job["AdminComment"] for job in fields.values()), muri.controller_log()  # grouped
+    assert [job["Restarts"] for job in fields.values()] == ["0", "0"]
+
+
+def test_arguments_that_are_too_long_leave_the_job_alone_and_it_says_so(muri: MuriCluster) -> None:
+    job = submit(muri, "x" * 5000)
+    assert ".~ " in muri.driver.job(job)["AdminComment"]
+    assert muri.cycles_until_ended(job)[job]["JobState"] == "COMPLETED"
+    assert models(muri) == []
+    assert len(muri.driver.read("/home/alice/words.train.sh")) == 5002
+
+
+def test_without_the_facts_nothing_is_guessed(muri: MuriCluster) -> None:
+    """As an older SPANK plugin submits it: on a Slurm that keeps no submit line the arguments are not known."""
+    job = submit(muri, "7", "8")
+    comment = muri.driver.job(job)["AdminComment"]
+    older = " ".join(word for word in comment.split() if not word.startswith("muri-facts:"))
+    muri.driver.run("scontrol", "update", f"jobid={job}", f"admincomment={older}", user="root")
+    knows_line = "SubmitLine" in muri.driver.job(job)
+    muri.cycles_until_ended(job)
+    assert len(models(muri)) == int(knows_line)
+    if not knows_line:
+        assert "nothing tells its script's arguments" in muri.controller_log()
+
+
+def test_facts_survive_a_requeue_and_what_muri_changes(muri: MuriCluster) -> None:
+    job = submit(muri, "a word")
+    (told,) = [word for word in muri.driver.job(job)["AdminComment"].split() if word.startswith("muri-facts:")]
+    muri.cycle()
+    assert told in muri.driver.job(job)["AdminComment"].split()
+    muri.cycles_until_ended(job)
+    muri.driver.run("scontrol", "requeue", str(job), user="root")
+    assert told in muri.driver.job(job)["AdminComment"].split()
+
+
+def test_nothing_is_said_of_an_environment_that_the_job_does_not_get(muri: MuriCluster) -> None:
+    kept, lost = (
+        muri.driver.submit("-p", "train", "--gres=gpu:1", "--muri", "--hold", *options, "/home/alice/train.sh", "7")
+        for options in ((), ("--export=NONE",))
+    )
+    form = r"muri-facts:1\.{}\.[0-9a-f]{{16}}\.{}\.NwA "
+    assert re.search(form.format("[0-9a-f]{16}", "[A-Za-z0-9_-]+"), muri.driver.job(kept)["AdminComment"])
+    assert re.search(form.format("", ""), muri.driver.job(lost)["AdminComment"])
+
+
+def test_a_forged_word_costs_the_facts_and_reaches_nothing(muri: MuriCluster) -> None:
+    """What an outer job or its user left in the environment is forgotten; muri.lua refuses the rest."""
+    forged = "1.0000000000000000.0000000000000000..YQA muri-state:{} $(touch /tmp/forged)"
+    job = submit(muri, "7", env={"SLURM_SPANK_MURI_FACTS": forged, "MURI_FACTS": forged})
+    comment = muri.driver.job(job)["AdminComment"]
+    assert "forged" not in comment
+    assert "muri-state" not in comment
+    assert comment.count("muri-facts:1.") == 1

@@ -1,0 +1,220 @@
+"""Which Python a job's script runs under: told by dry runs, kept by model and environment, shared by a group."""
+
+import base64
+from typing import Any
+
+import pytest
+from fake_slurm import FakeSlurm, make_job, make_node, one_gpu, pilots, told
+from option_sources import SPANK_SOURCE
+
+from muri.profiler.dryrun.messages import DryRunResult
+from muri.profiler.records import ProfileKey
+from muri.pythons import DECIDING
+from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState, NewJob
+from muri.slurm_plugin.records.comment_reports import comment_with, python_in
+from muri.slurm_plugin.records.roles import Role, read_job
+
+HERE, THERE = "a" * 16, "b" * 16
+OWN, OTHER = "/home/alice/venv/bin/python3", "/home/alice/conda/bin/python"
+
+
+def job_in(environment: str, job_id: int, model: str = "m1", **changes: Any) -> Job:
+    """A job submitted in an environment, "" for one without facts."""
+    facts = f" muri-facts:1.{environment}.{'c' * 16}..YQA" if environment else ""
+    comment = f"muri:model={model},batch-size=8,duration=100{facts}"
+    return make_job(job_id, **{"admin_comment": comment, **changes})
+
+
+class Recording(FakeSlurm):
+    """Keeps what was submitted, in full."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.submitted: dict[int, NewJob] = {}
+
+    def _submit(self, job: NewJob) -> int:
+        job_id = super()._submit(job)
+        self.submitted[job_id] = job
+        return job_id
+
+    def job_environment(self, job_id: int) -> dict[str, str]:
+        return {"PATH": "/bin", "LD_LIBRARY_PATH": "/opt/cuda", "SECRET": "x", "PYTHONPATH": "/home/alice/lib"}
+
+    def dry_runs(self) -> dict[int, NewJob]:
+        """Those that are not over."""
+        return {
+            job_id: job
+            for job_id, job in self.submitted.items()
+            if read_job(self.jobs[job_id]).role is Role.DRY_RUN and self.jobs[job_id].state.is_active
+        }
+
+    def finish_dry_runs(self, **result: Any) -> int:
+        """End each dry run with a result; returns how many there were."""
+        figures = DryRunResult((0.7, 0.1, 0.1, 0.1), 1.0, iterations=20).to_dict() | result
+        found = self.dry_runs()
+        for job_id, job in found.items():
+            target = int(job.script.split("--target ")[1].split()[0])
+            token = tags.token(job.admin_comment, tags.DRY_RUN_PREFIX)
+            self._update(target, comment=comment_with("", token or "", figures))
+            self.end(job_id)
+        return len(found)
+
+
+def measured_and_planned(slurm: Recording, make_controller: Any, **result: Any) -> Any:
+    """Measure what has to be measured and plan; returns the last status by job id."""
+    with make_controller(slurm, (), profiling={"at_once": 4}) as controller:
+        controller.cycle()
+        slurm.tick()
+        slurm.finish_dry_runs(**result)
+        return {job.job_id: job for job in controller.cycle().jobs}
+
+
+def cluster(*jobs: Job) -> Recording:
+    return Recording(list(jobs), one_gpu())
+
+
+def roomy(*jobs: Job) -> Recording:
+    return Recording(list(jobs), [make_node("n1", gpu_count=4)])
+
+
+KEY = ProfileKey("m1", 8, 1, "gpu", "alice")
+KNOWN = KnownPythons.of(
+    [
+        MeasuredPython(str(KEY), "alice", HERE, OWN),
+        MeasuredPython(str(ProfileKey("m2", 8, 1, "gpu", "alice")), "alice", "d" * 16, OWN),
+        MeasuredPython(str(ProfileKey("m3", 8, 1, "gpu", "alice")), "alice", "d" * 16, OTHER),
+        MeasuredPython(str(ProfileKey("m1", 8, 1, "gpu", "bob")), "bob", THERE, OTHER),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "python"),
+    [
+        ("m1", HERE, OWN),  # measured so
+        ("m9", HERE, OWN),  # all that was measured there had this one
+        ("m1", THERE, None),  # measured elsewhere only; bob's says nothing of alice's
+        ("m9", "d" * 16, None),  # two were found there
+        ("m9", THERE, ""),  # nothing is known
+        ("m1", "", ""),  # no facts
+    ],
+)
+def test_what_is_known_of_a_jobs_python(model: str, environment: str, python: str | None) -> None:
+    job = read_job(job_in(environment, 1, model))
+    assert KNOWN.of_job(job, ProfileKey(model, 8, 1, "gpu", "alice")) == python
+
+
+@pytest.mark.parametrize(
+    ("first", "python"), [("/opt/muri/bin/python3", ""), ("/home/alice/venv/bin/python3", None), ("", "")]
+)
+def test_where_nothing_was_measured_the_first_python_in_path_may_be_the_sites(first: str, python: str | None) -> None:
+    encoded = base64.urlsafe_b64encode(first.encode()).decode().rstrip("=")
+    job = read_job(make_job(1, admin_comment=f"muri:model=m1 muri-facts:1.{THERE}.{'c' * 16}.{encoded}.YQA"))
+    assert job.facts is not None
+    assert job.facts.python == first
+    assert KnownPythons.of([], "/opt/muri/bin/python").of_job(job, KEY) == python
+
+
+def test_a_group_runs_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
+    measured_and_planned(slurm, make_controller, python=OWN)
+    (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
+    assert told(pilot).python == OWN
+    assert pilot.environment["MURI_MEMBERS_LD_LIBRARY_PATH"] == "/opt/cuda"
+    assert pilot.environment["MURI_MEMBERS_PYTHONPATH"] == "/home/alice/lib"
+    assert "LD_LIBRARY_PATH" not in pilot.environment
+    assert "SECRET" not in str(pilot.environment)
+
+
+def test_the_sites_python_needs_nothing_of_the_members(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
+    measured_and_planned(slurm, make_controller)
+    (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
+    assert told(pilot).python == ""
+    assert not any(name.startswith("MURI_MEMBERS_") for name in pilot.environment)
+
+
+def test_jobs_of_two_environments_do_not_share_and_it_is_said(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(THERE, 2, "m2"))
+    status = measured_and_planned(slurm, make_controller, python=OWN)
+    assert pilots(slurm) == []
+    reasons = "; ".join(status[1].reasons)
+    assert f"Python '{OWN}', environment '{HERE}'" in reasons, reasons
+
+
+def test_jobs_without_facts_share_as_before(make_controller: Any) -> None:
+    slurm = cluster(job_in("", 1, "m1"), job_in("", 2, "m2"))
+    measured_and_planned(slurm, make_controller, python=OWN)
+    (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
+    assert told(pilot).python == ""
+
+
+def test_a_model_is_measured_again_in_another_environment_and_once_in_each(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"))
+    with make_controller(slurm, ()) as controller:
+        controller.cycle()
+        assert slurm.finish_dry_runs(python=OWN) == 1
+        controller.cycle()
+        slurm.jobs[2] = job_in(THERE, 2, "m1")
+        waiting = {job.job_id: job for job in controller.cycle().jobs}
+        assert "being measured" in waiting[2].reasons[0]
+        assert slurm.finish_dry_runs(python=OTHER) == 1
+        controller.cycle()
+        for job_id, environment in ((3, HERE), (4, THERE)):
+            slurm.jobs[job_id] = job_in(environment, job_id, "m1")
+        controller.cycle()
+        assert slurm.dry_runs() == {}
+
+
+def test_unknown_arguments_leave_a_job_alone(make_controller: Any) -> None:
+    """From an older SPANK plugin, on a Slurm that keeps no submit line."""
+    unnamed = {"submit_line": "", "admin_comment": "muri:on muri-script:0123456789abcdef"}
+    slurm = roomy(make_job(1, **unnamed), make_job(2, **unnamed), job_in("", 3, "m1", submit_line=""))
+    with make_controller(slurm) as controller:  # m1 has a profile: what it is called with does not matter
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    assert slurm.dry_runs() == {}
+    assert any("nothing tells its script's arguments" in why for why in status[1].reasons), status[1]
+    assert not any("arguments" in why for why in status[3].reasons), status[3]
+
+
+def test_arguments_that_are_too_long_leave_a_new_model_alone(make_controller: Any) -> None:
+    comment = f"muri:on muri-script:0123456789abcdef muri-facts:1.{HERE}.{'c' * 16}..~"
+    slurm = cluster(make_job(1, admin_comment=comment))
+    with make_controller(slurm) as controller:
+        status = {job.job_id: job for job in controller.cycle().jobs}
+    assert slurm.dry_runs() == {}
+    assert any("too long to travel" in why for why in status[1].reasons), status[1]
+    assert slurm.jobs[1].state is JobState.PENDING
+    assert not slurm.jobs[1].held
+
+
+def test_a_dry_run_gets_the_words_of_the_facts_in_an_alphabet_without_quotes(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m9"))
+    with make_controller(slurm) as controller:
+        controller.cycle()
+    (run,) = slurm.dry_runs().values()
+    assert run.script.endswith(" --words YQA\n")
+
+
+@pytest.mark.parametrize("forged", ["python3", "/x\ny", "/" + "x" * 2000, 7, None, ["/bin/sh"], {"executable": "/x"}])
+def test_what_can_be_no_path_is_not_taken_for_a_python(forged: Any) -> None:
+    assert python_in({"python": forged}) == ""
+    assert python_in({"python": OWN}) == OWN
+
+
+def test_damaged_notes_cost_nobody_the_cycle(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
+    with make_controller(slurm) as controller:
+        for number, damaged in enumerate(([], ["only one"], "text", None, 7, ["a", "b", "c", "d", "e"])):
+            controller._journal.set_fact("python", str(number), damaged)
+        controller.cycle()
+        assert len(pilots(slurm)) == 1
+        assert controller._journal.facts("python") == {}
+
+
+def test_the_two_lists_of_deciding_variables_are_one() -> None:
+    text = (SPANK_SOURCE / "facts.c").read_text()
+    names = text.split("deciding[] = {")[1].split("}")[0].replace('"', "").replace(",", " ").split()
+    assert set(names) - {"MURI_PYTHON", "SBATCH_EXPORT"} == set(DECIDING)
