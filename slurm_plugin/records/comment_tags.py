@@ -7,8 +7,6 @@ lost journal loses no job: the original request of a changed job is in its own c
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple
 
@@ -208,50 +206,6 @@ def parse_given(admin_comment: str) -> Given | None:
         return None
 
 
-def with_plan(admin_comment: str, planned: Planned | None) -> str:
-    """Return an AdminComment that tells what was decided about its job, or nothing of it when `planned` is None.
-
-    The last reasons are left out where there are too many.
-    """
-    text = None
-    if planned is not None:
-        shown = replace(planned, why=tuple(printable(reason[:_LONGEST_REASON]) for reason in planned.why))
-        while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
-            shown = replace(shown, why=shown.why[:-1])
-    return with_token(admin_comment, PLAN_PREFIX, text)
-
-
-def _told(planned: Planned) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
-    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in told.items()}
-
-
-def parse_plan(admin_comment: str) -> Planned | None:
-    """Read what was decided about a job; None when nothing was, or the token is damaged."""
-    told = parse_json(token(admin_comment, PLAN_PREFIX))
-    if told is None:
-        return None
-    try:
-        why = tuple(_text(each) for each in told.get("why", ()))
-        return Planned(why, _ratio(told, "speed"), _ratio(told, "solo_iteration_s"), told.get("estimated") is True)
-    except TypeError:
-        return None
-
-
-def _ratio(told: Mapping[str, Any], name: str) -> float | None:
-    """Read a positive number, None where there is none.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    value = told.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise TypeError("no positive number")
-    return float(value)
-
-
 def _original(told: Any) -> Original:
     """Read a job's own request.
 
@@ -275,6 +229,50 @@ def _text(value: Any) -> str:
 
 
 _READERS: Final[dict[Any, Any]] = {int: _whole, str: _text}
+
+
+def with_plan(admin_comment: str, planned: Planned | None) -> str:
+    """Return an AdminComment that tells what was decided about its job, or nothing of it when `planned` is None.
+
+    The last reasons are left out where there are too many.
+    """
+    text = None
+    if planned is not None:
+        shown = replace(planned, why=tuple(printable(reason[:_LONGEST_REASON]) for reason in planned.why))
+        while len(text := format_json(_told(shown))) > _MOST_PLAN_CHARACTERS and shown.why:
+            shown = replace(shown, why=shown.why[:-1])
+    return with_token(admin_comment, PLAN_PREFIX, text)
+
+
+def _told(planned: Planned) -> dict[str, Any]:
+    told = {name: value for name, value in asdict(planned).items() if value not in (None, False)}
+    return {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in told.items()}
+
+
+def parse_plan(admin_comment: str) -> Planned | None:
+    """Read what was decided about a job; None when nothing was, or the token is damaged."""
+    told = parse_json(token(admin_comment, PLAN_PREFIX))
+    why = None if told is None else told.get("why", [])
+    if told is None or not isinstance(why, list):
+        return None
+    try:
+        speed, solo_iteration_s = (_positive(told.get(name)) for name in ("speed", "solo_iteration_s"))
+    except TypeError:
+        return None
+    return Planned(tuple(map(str, why)), speed, solo_iteration_s, told.get("estimated") is True)
+
+
+def _positive(value: object) -> float | None:
+    """Return a number above 0, or None where there is none.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise TypeError(f"{value!r} is no number above 0")
+    return float(value)
 
 
 def format_pilot(start_token: str, members: tuple[int, ...]) -> str:

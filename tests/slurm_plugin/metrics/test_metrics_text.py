@@ -134,12 +134,12 @@ def test_reasons_are_classes(run, accounts):
 
 def test_no_text_of_a_user_and_no_job_id_becomes_a_label(run, accounts):
     name = "evil\nmuri_jobs 666"
-    slurm = FakeSlurm([make_job(4711, name=name, account=name, reason=name), *four_jobs()], one_gpu())
+    slurm = FakeSlurm([make_job(1147114711, name=name, account=name, reason=name), *four_jobs()], one_gpu())
     told = run(slurm)
     text = run.path.read_text()
     assert "evil" not in text
-    assert "666" not in text
-    assert "4711" not in text
+    assert "muri_jobs 666" not in text
+    assert "1147114711" not in text
     allowed = {metric.exported: len(metric.labels) for metric in metrics.METRICS}
     assert {each: len(labels) for each, labels in told} == {each: allowed[each] for each, _ in told}
 
