@@ -190,7 +190,7 @@ def _examine_node(node: Node, partition: str, commands: SlurmCommands) -> Findin
     try:
         text = commands.run(f"run a job on {node.name}", arguments)
     except MuriError as error:
-        remedy = "nothing, if it is full; else see what Slurm says"
+        remedy = "nothing, if it is full or reserved; else see what Slurm says"
         return Finding(title, Level.WARNING, f"not examined: {first_line(str(error))}", remedy)
     facts = dict(line.partition(" ")[::2] for line in text.splitlines())
     return judge_node(NodeReport(node.name, facts, before_s, time.time()))

@@ -24,9 +24,12 @@ from muri.slurm_plugin.execute.interruptible import InterruptibleGateway
 from muri.slurm_plugin.gateway.base import first_line
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.node.tiny_training import ITERATION_S, QUICK_S, SLOW_S
+from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node, Snapshot
 from muri.slurm_plugin.records.gate import lease_end_s
+from muri.slurm_plugin.records.journal import PYTHON, Journal
+from muri.slurm_plugin.records.roles import read_job
 
 DEADLINE_S: Final = 180.0
 _EVERY_S: Final = 1.0
@@ -155,8 +158,8 @@ class _Run:
         """Run cycles until both have ended; returns the pilot."""
         pilot = 0
         deadline_s = self._clock() + DEADLINE_S
+        self._know_models(gateway, node)
         with open_controller(self._config, gateway) as controller:
-            self._know_profiles(node)
             while self._clock() < deadline_s:
                 controller.cycle()
                 jobs = [job for job in gateway.snapshot().jobs if job.job_id in gateway.jobs]
@@ -188,16 +191,21 @@ class _Run:
         shown = "; ".join(f"job {job.job_id}: {job.state} {job.reason}".strip() for job in gateway.snapshot().jobs)
         return f"Last seen: {shown or 'none of them'}. The pilot's log is /run/muri/<uid>/host-<job>.log on its node"
 
-    def _know_profiles(self, node: Node) -> None:
-        with ProfileStore(self._config.state_dir / "profiles.db") as store:
-            for slow in _EXIT_CODES:
+    def _know_models(self, gateway: _OnlyThese, node: Node) -> None:
+        """Note what dry runs would find out: how long stages take, and under which Python the scripts run."""
+        make_private_directory(self._config.state_dir)
+        database = self._config.state_dir / "profiles.db"
+        with ProfileStore(database) as store, Journal(self._config.state_dir / "journal.db") as journal:
+            for job in map(read_job, gateway.snapshot().jobs):
+                key = ProfileKey(job.request.model, 1, 1, node.gpu_type, self._user)
                 load_s, preprocess_s, propagate_s, synchronize_s = (
-                    SLOW_S if stage == slow else QUICK_S for stage in STAGES
+                    SLOW_S if key.model == _model(stage) else QUICK_S for stage in STAGES
                 )
-                key = ProfileKey(_model(slow), 1, 1, node.gpu_type, self._user)
-                store.put(
-                    StageProfile(key, load_s, preprocess_s, propagate_s, synchronize_s, ITERATION_S, iterations=20)
-                )
+                stages = (load_s, preprocess_s, propagate_s, synchronize_s)
+                store.put(StageProfile(key, *stages, ITERATION_S, iterations=20))
+                if job.facts is not None and job.facts.environment:
+                    told = [str(key), self._user, job.facts.environment, job.facts.python]
+                    journal.set_fact(PYTHON, f"{key} {job.facts.environment}", told)
 
     def _clean_up(self, gateway: _OnlyThese, *, had_lease: bool) -> None:
         """Leave no job behind, and no lease that was not there before."""

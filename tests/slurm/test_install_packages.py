@@ -96,6 +96,14 @@ def the_readmes_example(users: Users) -> None:
     assert "done: 12 iterations" in users.output(job)
 
 
+def doctor_takes_the_real_way(site: Driver) -> None:
+    """Each step of a job's way is found to work, up to a tiny group."""
+    told = site.run("muri", "doctor", "--json", "--nodes", "n1", "--try", "alice", user="root").stdout
+    found = {each["name"]: each["level"] for each in json.loads(told)["findings"]}
+    names = ("SPANK plugin", "members' GPUs", "node n1", "a tiny group")
+    assert {name: found[name] for name in names} == dict.fromkeys(names, "ok"), told
+
+
 def exit_codes(users: Users) -> None:
     """A script's exit code is its job's, also in sacct."""
     users.site.write("three.py", "import sys; print(sys.argv[1:]); sys.exit(3)")
@@ -186,6 +194,8 @@ def test_a_site_installs_uses_and_removes_muri(suite: str, capfd: pytest.Capture
         assert "--muri" in site.run("sbatch", "--help", on="login").stdout
 
         adapt(site)
+        if suite in GROUPS_FORM:
+            doctor_takes_the_real_way(site)
         with controller_at_work(site):
             assert "0 jobs" in site.run("muri", "queue", on="login").stdout
             refused = site.run("muri", "simulate", "x.csv", on="login", check=False)
