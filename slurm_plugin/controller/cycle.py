@@ -68,7 +68,8 @@ def cycle_input(
     """
     view = view_of(snapshot, config.partitions)
     known = {} if store is None else {profile.key: profile for profile in store.list()}
-    knowledge = Knowledge(known) if journal is None else _remembered(journal, known, view, config)
+    without = Knowledge(known, pythons=KnownPythons.of((), config.node_python))
+    knowledge = without if journal is None else _remembered(journal, known, view, config)
     cycle = CycleInput(view, knowledge, config, () if journal is None else journal.intents())
     if store is None:
         return cycle
