@@ -294,5 +294,5 @@ def test_auto_falls_back_to_commands_where_pyslurm_is_missing(old_sandbox: Drive
     assert why.startswith("pyslurm is not installed")
     with pytest.raises(RefusedError) as caught:
         GatewayInside(old_sandbox, "pyslurm").snapshot()
-    assert caught.value.error == "GatewayUnavailableError"
+    assert caught.value.error == "NoPyslurmError"
     assert "gateway: command" in caught.value.text
