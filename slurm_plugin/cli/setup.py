@@ -11,7 +11,7 @@ import click
 
 from muri.errors import MuriError, UsageError
 from muri.slurm_plugin.cli.admin import CONFIG_OPTION
-from muri.slurm_plugin.config import Config, load_config
+from muri.slurm_plugin.config import Config, config_path, load_config
 from muri.slurm_plugin.setup.site import Change, Site, added, backup_of, find_site, missing, replace_files, try_out
 
 _RESTART = (
@@ -66,8 +66,7 @@ def setup(mode: str | None, purge: bool, slurm_conf: Path | None, config_file: P
 
 def _config(config_file: Path | None) -> Config:
     """Read muri.yaml; most hosts have none."""
-    path = config_file or Path(os.environ.get("MURI_CONFIG") or "/etc/muri/muri.yaml")
-    return load_config(path) if path.exists() else Config()
+    return load_config(config_path(config_file))
 
 
 def _check(site: Site, changes: Sequence[Change], *, as_json: bool) -> None:

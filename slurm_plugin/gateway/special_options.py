@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from muri.slurm_plugin.gateway import text_fields
+from muri.slurm_plugin.records.gpu_removal import WAYS
 
 OPTION_OF_FIELD: Final[Mapping[str, str]] = {
     "burst_buffer": "--bb",
@@ -132,6 +133,8 @@ def _of_counts(request: Request) -> Iterator[str]:
 
 def _of_gpus(request: Request) -> Iterator[str]:
     counts = {name: text_fields.gres_counts(str(request.values.get(name) or "")) for name in _GRES_FIELDS}
+    if text_fields.request_text(counts["tres_per_node"]) in WAYS:
+        counts["tres_per_node"] = {}  # a member's: Muri has taken its GPUs away
     options = {"tres_per_job": "--gpus", "tres_per_task": "--gpus-per-task", "tres_per_socket": "--gpus-per-socket"}
     yield from (option for name, option in options.items() if any(_is_gpu(key) for key in counts[name]))
     kinds = {key for each in counts.values() for key in each}

@@ -34,6 +34,7 @@ from muri.utc import text_of
 
 # A pilot ends itself a few seconds after its last member; only a pilot that did not is cancelled.
 _PILOT_GRACE_S = 60.0
+_SHORT_DELAY_S = 5.0
 
 
 def reconcile(cycle: CycleInput) -> tuple[Action, ...]:
@@ -284,7 +285,15 @@ def _is_back(job: ManagedJob, now_s: float) -> bool:
 
     A job that has been given to another group since is a member that waits, too, but is neither.
     """
-    return job.state is JobState.PENDING and not job.held_by_others and (job.gated or job.begin_s > now_s)
+    return job.state is JobState.PENDING and not job.held_by_others and (job.gated or _is_delayed(job, now_s))
+
+
+def _is_delayed(job: ManagedJob, now_s: float) -> bool:
+    """Whether Slurm makes a job wait that was requeued.
+
+    Muri's own changes let a job start two seconds later: that is no delay, and no change is to begin it anew.
+    """
+    return job.begin_s > now_s + _SHORT_DELAY_S
 
 
 def _planned_gib(job_id: int, intents: tuple[Intent, ...]) -> float:
@@ -356,6 +365,6 @@ def _why_back(job: ManagedJob, view: View) -> str:
     if job.role is Role.MEMBER:
         return "it was saved and stopped" if stopped else ""
     # A candidate has its own request already; it only has to be freed from Slurm's delay after a requeue.
-    if job.begin_s > view.snapshot.taken_s:
+    if _is_delayed(job, view.snapshot.taken_s):
         return "it was saved and stopped" if stopped else "it was requeued"
     return ""

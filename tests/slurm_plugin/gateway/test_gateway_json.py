@@ -166,6 +166,8 @@ def test_ordinary_requests_are_not_special(version: str) -> None:
         ({"memory_per_node": 0, "memory_per_cpu": None, "flags": ["JOB_MEM_SET"]}, ("--mem",)),
         ({"memory_per_node": 0, "memory_per_cpu": None, "flags": []}, ()),
         ({"tres_per_node": "gres/gpu:1,gres/nic:1"}, ("--gres",)),
+        ({"tres_per_node": "gres/gpu:1,gres/muri:1"}, ("--gres",)),
+        ({"tres_per_node": "gres/gpu:0,gres/muri:1"}, ()),
         ({"tres_per_node": "gres/gpu:a:1,gres/gpu:b:1"}, ("--gres",)),
         ({"partition": "main,small"}, ("--partition",)),
         ({"max_nodes": 4}, ("--nodes",)),

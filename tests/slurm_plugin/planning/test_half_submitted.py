@@ -34,3 +34,15 @@ def test_it_comes_after_all_other_repairs():
     stopped = {"admin_comment": "muri:on", "comment": "muri-stopped:0", "restart_count": 1, "begin_s": NOW_S + 60}
     kinds = [type(action) for action in repairs({**OWN, "job_id": 1}, {**stopped, "job_id": 2})]
     assert kinds == [ReturnToQueue, Cancel]
+
+
+def test_a_job_that_may_start_in_a_moment_is_not_delayed_anew_in_each_cycle():
+    """Muri lets a requeued job start two seconds later; a cycle each half second would put that off for ever."""
+    requeued = {
+        "admin_comment": "muri:on muri-gate:licence",
+        "licenses": "muri_gate:1",
+        "held": False,
+        "restart_count": 1,
+    }
+    assert [type(action) for action in repairs({**requeued, "begin_s": NOW_S + 60})] == [ReturnToQueue]
+    assert repairs({**requeued, "begin_s": NOW_S + 2}) == ()

@@ -170,10 +170,11 @@ MEMBER_TAG = tags.STATE_PREFIX + tags.format_state(tags.MemberState(9, ORIGINAL,
     [
         ({"licenses": "muri_gate:1"}, True),
         ({"begin_s": NOW_S + 60}, True),
+        ({"begin_s": NOW_S + 2}, False),
         ({}, False),
         ({"licenses": "muri_gate:1", "held": True, "reason": "JobHeldAdmin"}, False),
     ],
-    ids=["behind its gate", "in Slurm's delay", "given to a group again", "held by an administrator"],
+    ids=["behind its gate", "in Slurm's delay", "about to start", "given to a group again", "held by an administrator"],
 )
 @pytest.mark.parametrize("word", [comment(0, 1), f"{tags.STOPPED_PREFIX}0"], ids=["out of memory", "stopped"])
 def test_a_returned_member_is_put_back_once_and_not_out_of_its_next_group(word, changes, is_back):
