@@ -38,11 +38,7 @@ def test_it_comes_after_all_other_repairs():
 
 def test_a_job_that_may_start_in_a_moment_is_not_delayed_anew_in_each_cycle():
     """Muri lets a requeued job start two seconds later; a cycle each half second would put that off for ever."""
-    requeued = {
-        "admin_comment": "muri:on muri-gate:licence",
-        "licenses": "muri_gate:1",
-        "held": False,
-        "restart_count": 1,
-    }
+    gated = {"admin_comment": "muri:on muri-gate:licence", "licenses": "muri_gate:1", "held": False}
+    requeued = {"job_id": 1, "restart_count": 1, **gated}
     assert [type(action) for action in repairs({**requeued, "begin_s": NOW_S + 60})] == [ReturnToQueue]
     assert repairs({**requeued, "begin_s": NOW_S + 2}) == ()
