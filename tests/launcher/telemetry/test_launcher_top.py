@@ -182,6 +182,8 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
     gone = subprocess.Popen(["true"])
     gone.wait()
     hanging = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path / "host-2.json")])
+    # The system shows a command line a moment after the program has been started.
+    until(Path(f"/proc/{hanging.pid}/cmdline").read_bytes, "a command line")
     long_ago = {"updated": "2026-01-01T00:00:00Z"}
     for pilot, changes in (
         (1, long_ago | {"pid": gone.pid}),

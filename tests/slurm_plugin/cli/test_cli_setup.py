@@ -18,7 +18,8 @@ def conf(tmp_path, monkeypatch):
     folder = tmp_path / "slurm"
     folder.mkdir()
     (folder / "slurm.conf").write_text(CONF)
-    monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "none.yaml"))
+    (tmp_path / "muri.yaml").touch()
+    monkeypatch.setenv("MURI_CONFIG", str(tmp_path / "muri.yaml"))
     return folder / "slurm.conf"
 
 
