@@ -20,7 +20,7 @@ for step in range(20):
 TRAIN_SH = """\
 #!/bin/sh
 echo "batch: $({opens})"
-echo "step: $(srun {opens})"
+echo "step: $(srun {opens} 2>/dev/null)"
 exec muri run train.py "$@"
 """
 
