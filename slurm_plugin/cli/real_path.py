@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,7 +14,13 @@ from muri.slurm_plugin.cli.doctor_checks import Finding, Level
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.gpu_removal_file import read_gpu_removal
 from muri.slurm_plugin.gateway.base import GatewayError, GatewayUnavailableError, SlurmUnreachableError, first_line
-from muri.slurm_plugin.gateway.gpu_removal import PROBE_NAME, place_for, try_every_form
+from muri.slurm_plugin.gateway.gpu_removal import (
+    PROBE_NAME,
+    cancelled_afterwards,
+    place_for,
+    submit_probe,
+    try_every_form,
+)
 from muri.slurm_plugin.gateway.slurm_commands import SlurmCommands
 from muri.slurm_plugin.records.cluster import Node, Snapshot
 from muri.slurm_plugin.records.comment_tags import GATE_PREFIX, REQUEST_PREFIX, token
@@ -87,27 +92,14 @@ def judge_removal(forms: Sequence[TriedForm]) -> Finding:
 
 
 def _examine_job_submit(config: Config, place: Place, commands: SlurmCommands) -> Finding:
-    fixed = (
-        "--parsable",
-        "--hold",
-        "--time=1",
-        "--chdir=/",
-        "--output=/dev/null",
-        "--job-name=muri-probe",
-        "--gres=gpu:1",
-    )
-    arguments = ["sbatch", *fixed, f"--partition={place.partition}", _MARK, "--wrap=exec true"]
     try:
-        job_id = int(first_line(commands.run("submit a job with --muri", arguments)).split(";")[0])
+        job_id = submit_probe(commands, "--gres=gpu:1", f"--partition={place.partition}", _MARK)
     except SlurmUnreachableError as error:
         return Finding(_SUBMIT, Level.PROBLEM, str(error))
     except (GatewayError, ValueError) as error:
         return Finding(_SUBMIT, Level.WARNING, f"root may not submit to {place.partition} with --muri: {error}")
-    try:
+    with cancelled_afterwards(commands, job_id):
         text = commands.run(f"look at job {job_id}", ["scontrol", "--oneliner", "show", "job", str(job_id)])
-    finally:
-        with suppress(GatewayError):
-            commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
     comment = re.search(r"\bAdminComment=(.*?)(?= [A-Z]\w+=|$)", text)
     return judge_job_submit(comment[1] if comment else "", config)
 

@@ -8,7 +8,7 @@ the job has to run for a moment, on whatever is free.
 import logging
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -92,6 +92,29 @@ def try_every_form(commands: SlurmCommands, place: Place, clock: Clock = MACHINE
     return tuple(probe.tried(form) for form in EVERY_FORM if form != TYPED or place.gpu_type != "gpu")
 
 
+def submit_probe(commands: SlurmCommands, *options: str) -> int:
+    """Submit a held job to try something with, and return its id.
+
+    Raises:
+        GatewayError: Slurm refused.
+    """
+    arguments = [
+        "sbatch", "--parsable", "--hold", "--no-requeue", "--ntasks=1", "--time=1", "--chdir=/", "--output=/dev/null",
+        "--export=NIL", f"--job-name={PROBE_NAME}", *options, "--wrap=exec sleep 30",
+    ]  # fmt: skip
+    return int(first_line(commands.run("submit a job to try with", arguments)).split(";")[0])
+
+
+@contextmanager
+def cancelled_afterwards(commands: SlurmCommands, job_id: int) -> Iterator[int]:
+    """Within, a job is there; afterwards it is cancelled."""
+    try:
+        yield job_id
+    finally:
+        with suppress(GatewayError):
+            commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
+
+
 class _Probe:
     """Tries each form of request with jobs of its own, which never outlive the try."""
 
@@ -102,9 +125,9 @@ class _Probe:
         self._clock = clock
 
     def cancel_leftovers(self) -> None:
-        """Cancel what a controller left that was killed while it tried."""
+        """Cancel what a controller left that was killed while it tried; users may have jobs of that name."""
         with suppress(GatewayError):
-            self._commands.run("cancel old probes", ["scancel", f"--name={PROBE_NAME}"])
+            self._commands.run("cancel old probes", ["scancel", "--user=root", f"--name={PROBE_NAME}"])
 
     def tried(self, form: str) -> TriedForm:
         """Try one form of request.
@@ -134,18 +157,9 @@ class _Probe:
         told = {" or ".join(reasons): next(iter(reasons.values()))} if same else reasons
         return TriedForm(form, why="; ".join(f"{way}: {outcome}" for way, outcome in told.items()))
 
-    @contextmanager
-    def _held_job(self, option: str) -> Iterator[int]:
-        job_id = self._submit(option)
+    def _held_job(self, option: str) -> AbstractContextManager[int]:
         try:
-            yield job_id
-        finally:
-            with suppress(GatewayError):
-                self._commands.run(f"cancel job {job_id}", ["scancel", str(job_id)])
-
-    def _submit(self, option: str) -> int:
-        try:
-            return self._sbatch(option, f"--partition={self._place.partition}")
+            job_id = submit_probe(self._commands, option, f"--partition={self._place.partition}")
         except SlurmUnreachableError:
             raise
         except GatewayError:
@@ -154,17 +168,8 @@ class _Probe:
             job = self._waiting
             named = {"partition": job.partition, "account": job.account, "qos": job.qos, "reservation": job.reservation}
             own = [f"--{name}={value}" for name, value in named.items() if value]
-            return self._sbatch(option, f"--uid={job.uid}", f"--gid={job.gid}", *own)
-
-    def _sbatch(self, *options: str) -> int:
-        fixed = (
-            "--parsable", "--hold", "--no-requeue", "--ntasks=1", "--time=1", "--chdir=/", "--output=/dev/null",
-            "--export=NIL",
-        )  # fmt: skip
-        wrap = "--wrap=exec sleep 30"
-        arguments = ["sbatch", *fixed, f"--job-name={PROBE_NAME}", *options, wrap]
-        printed = self._commands.run("submit a job to try with", arguments)
-        return int(first_line(printed).split(";")[0])
+            job_id = submit_probe(self._commands, option, f"--uid={job.uid}", f"--gid={job.gid}", *own)
+        return cancelled_afterwards(self._commands, job_id)
 
     def _outcome(self, job_id: int, way: str) -> str:
         """Return why a way does not work, "" where it does.

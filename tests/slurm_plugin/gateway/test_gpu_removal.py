@@ -43,6 +43,7 @@ class ScriptedCommands:
         return str(getattr(self, f"_{arguments[0]}")(arguments))
 
     def _scancel(self, arguments: Sequence[str]) -> str:
+        assert arguments[1].isdigit() or "--user=root" in arguments, "users' jobs may have the probe's name"
         self.gpus.pop(arguments[1], None)
         return ""
 
