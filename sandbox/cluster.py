@@ -235,11 +235,18 @@ def slurm_files(shape: Shape, suite: Suite, instance: str) -> dict[str, str]:
         "cgroup.conf": _text("site/cgroup.conf") if shape.constrained else suite.cgroup_conf,
     }
     if shape.bare:
-        files |= {"job_submit.lua": _text("site/bare_job_submit.lua"), "plugstack.conf": _text("site/plugstack.conf")}
+        files |= {"job_submit.lua": _text("site/job_submit.lua"), "plugstack.conf": _text("site/plugstack.conf")}
         files |= {name: _without_muri(files[name]) for name in ("slurm.conf", "gres.conf")}
     elif shape.site:
         files["plugstack.conf.d/muri.conf"] = _text("plugstack.conf")
+        files["job_submit.lua"] = _with_muri(files["job_submit.lua"])
     return {str(Path("/etc/slurm", name)): text for name, text in files.items()}
+
+
+def _with_muri(job_submit: str) -> str:
+    """Return a site's job_submit.lua with what loads Muri's before its last line, as in the ordinary sandbox's."""
+    loads = _text("job_submit.lua").partition("local ready")
+    return job_submit.removesuffix("return slurm.SUCCESS\n") + "".join(loads[1:])
 
 
 def _without_muri(text: str) -> str:
