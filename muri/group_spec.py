@@ -9,9 +9,12 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from muri.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 _JOB_ID: Final = re.compile("[0-9]+(_[0-9]+)*")
 _PYTHON: Final = re.compile(r"(/[^\x00-\x1f\x7f]*)?")
@@ -23,7 +26,7 @@ Raises:
     UsageError: It makes no sense; the text says why.
 """
 
-_Spec = TypeVar("_Spec")
+_Spec = TypeVar("_Spec", bound="DataclassInstance")
 
 
 def _number(value: Any) -> float:
@@ -106,7 +109,7 @@ def _from_json(kind: type[_Spec], value: Any) -> _Spec:
     """Make a spec of a JSON object; what it does not know is refused, for both ends are of one version."""
     if not isinstance(value, dict):
         raise UsageError("it must be an object")
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    known = {each.name for each in fields(kind)}
     for name in value:
         if name not in known:
             raise UsageError(f"{name}: there is no such field")

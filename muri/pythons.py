@@ -84,7 +84,7 @@ def script_python(environment: Mapping[str, str]) -> ScriptPython:
     found = shutil.which(named, path=path) if named else shutil.which("python3", path=path) or shutil.which("python")
     if found is None and named:
         raise UsageError(f"{PYTHON_VARIABLE}={named!r}: there is no such program; give the path of a Python")
-    return own_python() if found is None else _look_at(os.path.abspath(found), environment)  # noqa: PTH100 (no links)
+    return own_python() if found is None else _look_at(str(Path(found).absolute()), environment)
 
 
 def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:

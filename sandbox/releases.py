@@ -110,14 +110,19 @@ def submit_line(driver: Driver) -> Answer:
         return Answer(bool(queued(driver, job_id).get("submit_line")))
 
 
+def recorded(driver: Driver, job_id: int, field: str, word: str) -> bool:
+    """Return whether sacct's record of a job comes to hold a word in a field."""
+    command = ("sacct", "-nPX", "-j", str(job_id), "-o", field)
+    with suppress(DeadlineError):
+        driver.wait_until(lambda: word in driver.run(*command, user="root").stdout, "a record of sacct's", 20)
+        return True
+    return False
+
+
 def sacct_submit_line(driver: Driver) -> Answer:
     """Whether sacct knows the sbatch command."""
     with job(driver, "--hold") as job_id:
-        command = ("sacct", "-nPX", "-j", str(job_id), "-o", "SubmitLine")
-        with suppress(DeadlineError):
-            driver.wait_until(lambda: "sbatch" in driver.run(*command, user="root").stdout, "a record of sacct's", 20)
-            return Answer(True)
-        return Answer(False)
+        return Answer(recorded(driver, job_id, "SubmitLine", "sbatch"))
 
 
 def gpus_shown(driver: Driver) -> Answer:
@@ -152,11 +157,7 @@ def sacct_admin_comment(driver: Driver) -> Answer:
     with job(driver) as job_id:
         driver.wait_state(job_id, "RUNNING")
         update(driver, job_id, "AdminComment=told")
-    command = ("sacct", "-nPX", "-j", str(job_id), "-o", "AdminComment")
-    with suppress(DeadlineError):
-        driver.wait_until(lambda: "told" in driver.run(*command, user="root").stdout, "a record of sacct's", 20)
-        return Answer(True)
-    return Answer(False)
+    return Answer(recorded(driver, job_id, "AdminComment", "told"))
 
 
 def licence_gate(driver: Driver) -> Answer:

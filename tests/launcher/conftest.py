@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint_scripts import TRAIN, lines
+from foreign_python import make_foreign_python
 from launcher_harness import Launcher, ends, launcher_in
 
 # Hundreds of processes start here: they compile their modules once.
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         for name in set(SHARED_FIXTURES) & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(name))
+
+
+@pytest.fixture(scope="session")
+def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a user's own environment, made once."""
+    return make_foreign_python(tmp_path_factory.mktemp("own") / "venv")
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ import sys
 from importlib.metadata import distribution
 from pathlib import Path
 
-import pytest
-
 _PARTS_OF_TORCH = (
     "torch", "torchgen", "functorch", "numpy", "numpy.libs", "sympy", "mpmath", "networkx", "jinja2", "markupsafe",
     "filelock", "fsspec", "typing_extensions.py",
@@ -28,9 +26,3 @@ def make_foreign_python(folder: Path) -> Path:
     lacks = "; ".join(f"assert find_spec({name!r}) is None, {name!r}" for name in _FOREIGN)
     subprocess.run([python, "-c", f"from importlib.util import find_spec; {lacks}; import torch"], check=True, cwd="/")
     return python
-
-
-@pytest.fixture(scope="session")
-def foreign_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The environment's Python, made once."""
-    return make_foreign_python(tmp_path_factory.mktemp("own") / "venv")

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from foreign_python import foreign_python  # noqa: F401 (a fixture)
 from group_words import runtime_words
 from launcher_harness import Launcher, ends
 from polling import DEADLINE_S, until
@@ -32,7 +31,7 @@ SCRIPT = """
 
 
 @pytest.fixture
-def own(foreign_python: Path, launcher: Launcher) -> Path:  # noqa: F811 (pytest's way)
+def own(foreign_python: Path, launcher: Launcher) -> Path:
     """The user's Python; members are told of it."""
     launcher.warm = False
     launcher.environment["MURI_PYTHON"] = str(foreign_python)
@@ -88,7 +87,7 @@ def test_an_older_python_is_refused_where_muri_is_needed_in_it(launcher: Launche
     assert "Python 3.9; Muri needs 3.11" in launcher.err(None)
 
 
-def test_the_python_that_is_named_goes_first(foreign_python: Path) -> None:  # noqa: F811 (pytest's way)
+def test_the_python_that_is_named_goes_first(foreign_python: Path) -> None:
     found = script_python({"MURI_PYTHON": str(foreign_python)})
     assert (found.executable, found.prefix) == (str(foreign_python), str(foreign_python.parent.parent))
     assert not found.is_own
@@ -99,7 +98,7 @@ def test_the_python_that_is_named_goes_first(foreign_python: Path) -> None:  # n
 
 
 def test_a_muri_of_its_own_environment_leaves_scripts_to_the_first_python_in_path(
-    foreign_python: Path,  # noqa: F811 (pytest's way)
+    foreign_python: Path,
     tmp_path: Path,
 ) -> None:
     """As packages install it: found through PYTHONPATH, in a Python that holds nothing of it."""
