@@ -97,7 +97,8 @@ def test_a_months_table_tells_each_user_what_slurm_bills(site: SiteCluster) -> N
     site.cycles_until_ended(*jobs)
     pilots = {run["pilot"] for run in report(driver, "--jobs") if run["job_id"] in jobs}
     assert len(pilots) == 1
-    complete_records(driver, *jobs, *pilots)
+    others = driver.submit("-p", "on1", "--gres=gpu:1", "--wrap=sleep 1", user="bob")
+    complete_records(driver, *jobs, *pilots, others)
     (astro,) = (line for line in report(driver) if line["account"] == "astro" and line["qos"] == "normal")
     assert astro["grouped"] >= 2
     assert astro["credited_gpu_s"] == pytest.approx(astro["billed_gpu_s"], abs=2)
