@@ -281,6 +281,7 @@ def test_a_waiting_job_keeps_its_priority_and_starts_when_the_lease_ends(cluster
     job = cluster.submit("--muri", GPU, script="echo ran")
     assert cluster.field(job, "Priority") != "0"
     assert cluster.field(job, "Reason") in {"Licenses", "None"}
+    time.sleep(1)  # job_submit would not see two changes of a reservation in one second: see keep_gate
     cluster.root("scontrol delete reservationname=muri_gate")
     try:
         assert cluster.output_of(job) == "ran\n"
