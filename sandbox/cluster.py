@@ -68,7 +68,8 @@ class Suite:
 
 SUITES = {
     "forky": Suite("forky", "sid", "slurm", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
-    "trixie": Suite("trixie", "sid", "munge", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64",)),
+    # rpm, so that Muri's .rpm packages are tried, too: on the suite on which groups form without pyslurm.
+    "trixie": Suite("trixie", "sid", "munge", "CgroupPlugin=disabled\n", extra_packages=("libreadline8t64", "rpm")),
     "bookworm": Suite("bookworm", "bookworm", "munge", "", extra_packages=("libreadline8", *_STANDALONE)),
 }
 

@@ -384,22 +384,42 @@ def rpm_spec(target: Target, name: str, entry: Mapping[str, Any], tree: Path) ->
         *(f"Requires: {needed} = {target.version}" for needed in entry.get("needs", ())),
         *(f"Requires: {_filled(target, relation)}" for relation in entry.get("rpm_requires", ())),
     ]  # fmt: skip
-    parts = _PARTS.get(name)
-    scripts = ""
-    if parts:
-        scripts = (
-            f"%post\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}\n"
-            f'%preun\n[ "$1" = 0 ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n\n'
-            f"%postun\n{_RELOAD}\n"
-        )
     conffiles = set(entry.get("conffiles", ()))
     listed = "\n".join(_rpm_entries(tree, conffiles))
     head = "%global __os_install_post %{nil}\n%global debug_package %{nil}\n"
     return (
         head + "\n".join(tags) + f"\n\n%description\n{entry['description'].strip()}\n\n"
-        f"%install\ncp -a '{tree}/.' '%{{buildroot}}/'\n\n{scripts}"
+        f"%install\ncp -a '{tree}/.' '%{{buildroot}}/'\n\n{rpm_scripts(target, name)}"
         f"%files\n%defattr(-,root,root,-)\n{listed}\n"
     )
+
+
+def rpm_scripts(target: Target, name: str) -> str:
+    """Return what an .rpm does when it is installed and removed, as sections of the spec file."""
+    if name == "muri-shim":
+        return f'%preun\n[ "$1" != 0 ] || rm -rf /{LIBRARY}/stand_in/muri/__pycache__\n\n'
+    parts = _PARTS.get(name)
+    if not parts:
+        return ""
+    refuse = _REFUSE_RPM_DOWNGRADE.format(name=name, part=parts.split()[0], version=target.version)
+    # In %post the files of the version before would still be there: rpm deletes them later than dpkg.
+    return (
+        f"%pre -p <lua>\n{refuse}\n"
+        f"%posttrans\n/{LIBRARY}/activate {parts} {target.version}\n{_RELOAD}{_MADE[name]}\n"
+        f'%preun\n[ "$1" = 0 ] || exit 0\n{_STOPS[name]}/{LIBRARY}/deactivate {parts}\n\n'
+        f"%postun\n{_RELOAD}\n"
+    )
+
+
+_REFUSE_RPM_DOWNGRADE = """\
+local used = posix.readlink("/usr/lib/muri/{part}")
+local installed = used and used:match("^versions/([^/]+)/")
+if installed and rpm.vercmp(installed, "{version}") > 0 then
+    error("{name} " .. installed .. " is installed and newer than {version}: " ..
+        "its journal, and the groups that run, may have a newer form. To go back: muri drain --wait, " ..
+        "remove muri-controller, muri-node, muri-spank and muri-shim, and install {version}.", 0)
+end
+"""
 
 
 def _rpm_entries(tree: Path, conffiles: Iterable[str]) -> Iterator[str]:
@@ -409,9 +429,14 @@ def _rpm_entries(tree: Path, conffiles: Iterable[str]) -> Iterator[str]:
         if place.exists():
             yield f'"/{place.relative_to(tree)}"'
     for path in sorted(tree.rglob("*")):
-        if path.is_dir() or any(place in path.parents for place in own):
+        relative = path.relative_to(tree)
+        if path in own or any(place in path.parents for place in own):
             continue
-        name = f"/{path.relative_to(tree)}"
+        if path.is_dir():
+            if any(part.startswith("muri") for part in relative.parts):  # others belong to other packages
+                yield f'%dir "/{relative}"'
+            continue
+        name = f"/{relative}"
         yield f'{"%config(noreplace) " if name in conffiles else ""}"{name}"'
 
 

@@ -118,15 +118,14 @@ class HostReader:
     def _memory(self) -> float | None:
         """Resident memory, of several processes each weighed by what of its pages is its own."""
         processes = list(self._tree.values())
-        if not processes:
-            return self._memory_gib
-        if len(processes) == 1:
-            return _rss(processes[0]) / GIB
+        if len(processes) <= 1:
+            return sum(map(_rss, processes)) / GIB or self._memory_gib  # what has ended has none
         if self._weigh_due.due():
             self._weigh(processes)
             self._weigh_due.done()
         common = fmean(self._weights.values()) if self._weights else 1.0  # processes of a job share alike
-        return sum(_rss(process) * self._weights.get(process.pid, common) for process in processes) / GIB
+        weighed = (_rss(process) * self._weights.get(process.pid, common) for process in processes)
+        return sum(weighed) / GIB or self._memory_gib
 
     def _weigh(self, processes: Sequence[psutil.Process]) -> None:
         """Learn one process's proportional share (PSS / RSS): a new one's, else the one that was learned first."""

@@ -61,10 +61,10 @@ def bare_site(suite: str, shape: Shape = SHAPE) -> Iterator[Driver]:
         lifecycle.down(name, Progress())
 
 
-def built(suite: str, revision: int = 1) -> Path:
-    """The .deb packages of a suite."""
+def built(suite: str, revision: int = 1, kind: str = "deb") -> Path:
+    """The packages of a suite."""
     progress = Progress()
-    return packages.ensure_packages(ensure_rootfs(SUITES[suite], progress), ("deb",), revision, progress)
+    return packages.ensure_packages(ensure_rootfs(SUITES[suite], progress), (kind,), revision, progress)
 
 
 def hosts_of(site: Driver, where: tuple[str, ...]) -> list[str]:
@@ -74,23 +74,35 @@ def hosts_of(site: Driver, where: tuple[str, ...]) -> list[str]:
     return [host for kind, hosts in kinds.items() if kind in where for host in hosts]
 
 
-def copy_packages(site: Driver, directory: Path) -> None:
+def copy_packages(site: Driver, directory: Path, kind: str = "deb") -> None:
     """Put the packages where the page wants them: in the directory `muri` of root's home on each host."""
     for host in site.instance.host_names:
         target = site.instance.root_of(host) / "root/muri"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        for file in directory.glob("*.deb"):
+        for file in directory.glob(f"*.{kind}"):
             shutil.copy(file, target)
 
 
-def follow(site: Driver, page: str, *, last: bool = False) -> float:
+#: An install or a removal by rpm alone. It knows nothing of the Python that dpkg installed.
+RPM_INSTALL = "rpm --nodeps -U"
+RPM_REMOVE = "rpm -e"
+
+
+def by_rpm(command: str) -> str:
+    """Return what an rpm system has in place of a page's command; any other command as it is."""
+    installed = re.sub(r"^apt-get install -y ", f"{RPM_INSTALL} ", command)
+    return re.sub(r"^apt-get purge -y ", f"{RPM_REMOVE} ", re.sub(r"_\*\.deb\b", "-[0-9]*.rpm", installed))
+
+
+def follow(site: Driver, page: str, *, last: bool = False, rpm: bool = False) -> float:
     """Do what a page says, as root on each host; returns the seconds that it took.
 
     Args:
         site: The sandbox.
         page: A page of docs/.
         last: Only the steps that the page puts off, else only the others.
+        rpm: Install and remove .rpm packages.
     """
     began_s = time.monotonic()
     for step in steps_of(page):
@@ -100,6 +112,8 @@ def follow(site: Driver, page: str, *, last: bool = False) -> float:
             let_slurm_read(site)
             continue
         lines = [line for line in step.commands.splitlines() if not line.startswith(_NOT_HERE)]
+        if rpm:
+            lines = [by_rpm(line) for line in lines]
         with ThreadPoolExecutor(2) as hosts_at_once:
             run = partial(site.run, "sh", "-ec", "\n".join(lines), user="root")
             list(hosts_at_once.map(lambda host, run=run: run(on=host), hosts_of(site, step.where) if lines else ()))
@@ -126,7 +140,7 @@ def let_slurm_read(site: Driver) -> None:
 _TREES = ("/etc", "/usr", "/opt", "/var", "/run", "/home")
 #: What changes by itself: daemons' state and logs, locks, package managers' own records.
 _LIVING = re.compile(
-    r"^/(var/(log|spool|lib/(dpkg|apt|munge|mysql)|cache)|run/(munge|mysqld|lock|slurm.*\.pid)|run/slurm"
+    r"^/(var/(log|spool|lib/(dpkg|rpm|apt|munge|mysql)|cache)|run/(munge|mysqld|lock|slurm.*\.pid)|run/slurm"
     r"|etc/ld\.so\.cache|home|var/lib/systemd|usr/share/doc|etc/apt)\b"
 )
 

@@ -36,6 +36,7 @@ def test_stages_of_a_script_without_overlap(script, tmp_path):
 
     def hear(progress):
         told.append(progress)
+        time.sleep(0.5)  # real time, in which a sample is taken on a busy machine, too
         heard.touch()
 
     text = (VIRTUAL_TIME + SLEEPS).replace("HEARD", str(heard)).replace("PREFETCH", "0")

@@ -41,6 +41,13 @@ def test_cpu_of_children_counts_also_when_they_have_ended():
     assert 0 < usage.sampler_cpu_s < 0.5
 
 
+def test_a_process_that_has_ended_has_no_known_memory():
+    with start("") as process:
+        process.stdout.read()
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE, "its end", 20)
+        assert HostReader(process.pid).read().mem_gib is None
+
+
 def test_a_child_whose_parent_ended_is_still_followed():
     child = "import sys; sys.stdin.readline()\n" + BURN.format(s=0.2) + "print(2, flush=True); sys.stdin.readline()"
     code = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {child!r}])\nprint(1, flush=True)\ninput()"
