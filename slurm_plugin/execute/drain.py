@@ -78,14 +78,14 @@ def drain(gateway: Gateway, read: Callable[[], Snapshot]) -> Drained:
     own = [job for job in view.having(Role.PILOT) if job.state is JobState.PENDING]
     own += view.having(Role.DRY_RUN)
     held = view.having(Role.CANDIDATE) + view.having(Role.NOT_OURS)
-    released = _each(held, lambda job: _release(gateway, job, lease_is_over=lease_is_over), failed)
+    released = _each(held, lambda job: _release(gateway, job, read, lease_is_over=lease_is_over), failed)
     waiting = [
         job for role in (Role.RELEASED, Role.USER_HELD) for job in view.having(role) if job.state is JobState.PENDING
     ]
     given = [job for job in waiting if job.given is not None]
     # Members go before pilots: a cancelled pilot would set its waiting members free without GPUs.
     restored = _each(waiting_members, lambda job: restore_request(gateway, job, _DRAINED), failed)
-    restored += _each(given, lambda job: reset_request(gateway, job), failed)
+    restored += _each(given, lambda job: _reset(gateway, job, read), failed)
     # Without a controller, a job that came back after running out of memory would stay held.
     retrying = [job for job in members if job.state is not JobState.PENDING and job.retries_memory]
     _each(retrying, lambda job: gateway.modify(job.job_id, without_retries(job.admin_comment)), failed)
@@ -98,16 +98,32 @@ class _FreeAnywayError(Exception):
     """Slurm refused to change a job that nothing of Muri's keeps waiting any more."""
 
 
-def _release(gateway: Gateway, job: ManagedJob, *, lease_is_over: bool) -> None:
+def _release(gateway: Gateway, job: ManagedJob, read: Callable[[], Snapshot], *, lease_is_over: bool) -> None:
     try:
         release_as_asked(gateway, job)
     except (NoSuchJobError, SlurmUnreachableError):
         raise
     except GatewayError as error:
         # Slurm changes nothing in a job that no nodes could ever hold.
-        if lease_is_over and is_behind_licence(job) and not job.held and job.given is None:
+        if lease_is_over and is_behind_licence(job) and not job.held and (job.given is None or _started(job, read)):
             raise _FreeAnywayError(str(error)) from error
         raise
+
+
+def _reset(gateway: Gateway, job: ManagedJob, read: Callable[[], Snapshot]) -> None:
+    try:
+        reset_request(gateway, job)
+    except (NoSuchJobError, SlurmUnreachableError):
+        raise
+    except GatewayError as error:
+        if _started(job, read):
+            raise _FreeAnywayError(str(error)) from error
+        raise
+
+
+def _started(job: ManagedJob, read: Callable[[], Snapshot]) -> bool:
+    """Whether Slurm has started a job since it was read. Its refusals do not tell: "Invalid node name" is one."""
+    return not any(each.job_id == job.job_id and each.state is JobState.PENDING for each in read().jobs)
 
 
 def _leaving(view: View) -> tuple[int, ...]:

@@ -119,6 +119,7 @@ class WarmStart:
         message = json.loads(text)
         if "started" in message:
             self._started.append(message["started"])
+            self._ended.pop(message["started"], None)  # pids come again
         else:
             self._ended[message["ended"]] = message["code"]
         return True

@@ -1,5 +1,7 @@
 """CPUs and memory of a plan reach Slurm's jobs, and jobs get their own request back."""
 
+from dataclasses import replace
+
 import pytest
 from fake_slurm import FOUR_KINDS, NOW_S, FakeSlurm, Killed, make_job, make_node
 
@@ -94,6 +96,25 @@ def test_a_drain_after_the_controller_died_gives_every_job_its_own_request(make_
         assert own_request(slurm, each) == (4, 4, 2000, "", None)
         assert slurm.jobs[each].mem_per_cpu_mib == 500
         assert not slurm.jobs[each].held
+
+
+@pytest.mark.usefixtures("appetites")
+@pytest.mark.parametrize("starts", [True, False])
+def test_a_job_that_starts_while_a_drain_resets_it_is_no_failure(make_controller, starts):
+    """The lease has ended, so Slurm may be quicker; of a running job it says that the node name is invalid."""
+    slurm = FakeSlurm(two_jobs()[:1], [make_node("n1")], gate_license=True)
+    slurm.jobs[1] = replace(slurm.jobs[1], licenses="muri_gate:1", held=False)
+    with pytest.raises(Killed), slurm.killing("after", 3), make_controller(slurm, **TUNE) as controller:
+        controller.cycle()
+    assert tags.parse_given(slurm.jobs[1].admin_comment)
+
+    def refuse(job_id, change):
+        if starts:
+            slurm._update(job_id, state=JobState.RUNNING, nodes="n1")
+        raise GatewayError(f"cannot change job {job_id}: Invalid node name specified for job {job_id}")
+
+    slurm._modify = refuse
+    assert bool(drain(slurm, slurm.snapshot).failed) != starts
 
 
 @pytest.mark.usefixtures("appetites")
