@@ -57,7 +57,7 @@ def measure(starts: int, tell: Callable[[str], None]) -> dict[str, object]:
         folder = Path(name)
         (folder / "train.py").write_text(_SCRIPT, encoding="utf-8")
         (folder / "helper.py").write_text(_HELPER, encoding="utf-8")
-        group = GroupSpec(members=tuple(MemberSpec(job_id=job_id) for job_id in MEMBERS))
+        group = GroupSpec(members=tuple(MemberSpec(job_id=job_id, isolation="thread") for job_id in MEMBERS))
         runtime = start_runtime(folder, group, "--preload", "")
         try:
             warmup = int(starts * WARMUP_SHARE)

@@ -152,7 +152,7 @@ def _environment(folder: Path, member: int | None) -> dict[str, str]:
 
 def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":
     members = tuple(
-        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages))
+        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages), isolation="thread")
         for member, stages in enumerate(profiles.stages_s)
     )
     rotation = tuple(None if each == "-" else each for each in _ordering(profiles))

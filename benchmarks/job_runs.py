@@ -14,7 +14,7 @@ from statistics import mean, median
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
-from muri.group_spec import MemberSpec, group_of
+from muri.group_spec import group_of
 from muri.launcher.telemetry.timeline import read_slices, shares_of
 from muri.profiler.records import STAGES
 
@@ -63,11 +63,17 @@ class Run:
         self._processes.append(process)
         self._jobs[job] = process
 
-    def start_interleaved(self, solo_s: Mapping[str, float], *options: str, **group: str) -> None:
+    def start_interleaved(
+        self, solo_s: Mapping[str, float], *options: str, discipline: str, isolation: str = "thread"
+    ) -> None:
         """Start a runtime with these options, and all jobs as its members."""
         ids = {job: str(101 + index) for index, job in enumerate(self._setting.jobs)}
-        members = tuple(MemberSpec(job_id=job_id, solo_iteration_s=solo_s.get(job)) for job, job_id in ids.items())
-        self._processes.append(start_runtime(self.folder, group_of({"members": members, **group}), *options))
+        members = [
+            {"job_id": job_id, "solo_iteration_s": solo_s.get(job), "isolation": isolation}
+            for job, job_id in ids.items()
+        ]
+        group = group_of({"members": members, "discipline": discipline})
+        self._processes.append(start_runtime(self.folder, group, *options))
         for job, job_id in ids.items():
             self.start_job(job, MURI_RUN, SLURM_JOB_ID=job_id, MURI_RUN_DIR=str(socket_folder(self.folder)))
 

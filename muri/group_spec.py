@@ -129,6 +129,7 @@ class MemberSpec:
         predicted_speed: Planned speed, 1 = as fast as alone; None where auto has to measure both ways.
         gpu_mem_gib: Peak GPU memory alone, None where it is not known: such a member is always let in.
         accumulate_steps: Into how many micro-batches its batches are split.
+        isolation: thread: it may share the runtime's process, unless its script's $MURI_ISOLATION says process.
     """
 
     job_id: str
@@ -136,6 +137,7 @@ class MemberSpec:
     predicted_speed: float | None = None
     gpu_mem_gib: float | None = None
     accumulate_steps: int = 1
+    isolation: Literal["thread", "process"] = "process"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense.
@@ -152,6 +154,7 @@ _MEMBER_CHECKS: Final[Mapping[str, _Check]] = {
     "predicted_speed": _optional(_positive),
     "gpu_mem_gib": _optional(_positive),
     "accumulate_steps": _count,
+    "isolation": _one_of("thread", "process"),
 }
 
 
@@ -173,7 +176,6 @@ class GroupSpec:
         members: In the planned ordering.
         ordering: Job ids in the planned rotation of lockstep, None for an empty place; () for that of `members`.
         discipline: How members take turns; plain: they do not.
-        isolation: How members run whose scripts do not say it by $MURI_ISOLATION.
         node_count: Nodes of the group.
         gpus_per_node: GPUs on each node; each gets a runtime, a rank.
         attach_timeout_s: The pilot gives the GPUs back if no member came by then.
@@ -187,7 +189,6 @@ class GroupSpec:
     members: tuple[MemberSpec, ...]
     ordering: tuple[str | None, ...] = ()
     discipline: Literal["auto", "fair", "lockstep", "plain"] = "auto"
-    isolation: Literal["thread", "process"] = "thread"
     node_count: int = 1
     gpus_per_node: int = 1
     attach_timeout_s: float = 300.0
@@ -231,7 +232,6 @@ _GROUP_CHECKS: Final[Mapping[str, _Check]] = {
     "members": _each(_member),
     "ordering": _each(_ordered),
     "discipline": _one_of("auto", "fair", "lockstep", "plain"),
-    "isolation": _one_of("thread", "process"),
     "node_count": _count,
     "gpus_per_node": _count,
     "attach_timeout_s": _positive,

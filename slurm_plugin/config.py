@@ -62,9 +62,9 @@ class Grouping(Section):
     discipline: Literal["auto", "fair", "lockstep"] = Field(
         "auto", description="How members take turns at a resource; auto measures and takes the better."
     )
-    isolation: Literal["thread", "process"] = Field(
-        "thread",
-        description="thread: members share one process; process: each has its own, for scripts that cannot share one.",
+    isolation: Literal["process", "auto"] = Field(
+        "process",
+        description="process: each member has its own; auto: members whose own runs showed no danger share one.",
     )
     join: bool = Field(
         True, description="Whether waiting jobs may join a group that runs and has room (not with lockstep)."

@@ -69,7 +69,7 @@ class TargetError(UsageError):
     "--isolation",
     type=click.Choice(["thread", "process"]),
     envvar=ISOLATION_VARIABLE,
-    help="Within a group, share the runtime's process or have one of its own (or set MURI_ISOLATION).",
+    help="process: never a thread of its group's runtime; thread: as the scheduler planned (or set MURI_ISOLATION).",
 )
 @click.option(
     "--no-automatic",

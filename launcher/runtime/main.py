@@ -67,7 +67,8 @@ class Runtime:
         self._suspension = SuspensionWatch(self._table.running, pausing)
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, solo_s, speeds)
-        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), group.isolation)
+        threads = frozenset(each.job_id for each in group.members if each.isolation == "thread")
+        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}

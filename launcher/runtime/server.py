@@ -58,7 +58,15 @@ class Connection:
 
 
 class SessionFactory:
-    """Makes a session for an attach request."""
+    """Makes a session for an attach request.
+
+    Args:
+        arbiter: Whom the sessions ask.
+        solo_iteration_s: Iteration times alone, by member.
+        trace: Where stages are noted.
+        base_path: `sys.path` of scripts that run as threads.
+        threads: Members that may be threads; all others, those that join later among them, get a process of their own.
+    """
 
     def __init__(
         self,
@@ -66,13 +74,13 @@ class SessionFactory:
         solo_iteration_s: Mapping[str, float],
         trace: Trace | None,
         base_path: list[str],
-        isolation: str = "thread",
+        threads: frozenset[str],
     ) -> None:
         self._arbiter = arbiter
         self._solo_iteration_s = solo_iteration_s
         self._trace = trace
         self._base_path = base_path
-        self._isolation = isolation
+        self._threads = threads
         self._page_fd = share_waiting_hint(arbiter)
 
     def make(self, request: AttachRequest, files: tuple[int, int, int]) -> MemberSession:
@@ -87,7 +95,8 @@ class SessionFactory:
             automatic.install_splitting_hooks()
         solo_s = self._solo_iteration_s.get(member)
         listener = None if trace is None else record
-        if chosen_isolation(request.environment, self._isolation) == "process":
+        planned = "thread" if member in self._threads else "process"
+        if chosen_isolation(request.environment, planned) == "process":
             return _marked(ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s), trace)
         return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
 

@@ -37,9 +37,6 @@ def plain_environment(user: str) -> dict[str, str]:
 
 def group_spec(action: StartGroup, config: Config) -> GroupSpec:
     """Return what the pilot, the runtime and the members of a group are told."""
-    # Pairs are measured as separate processes, so members that share plainly are that too, unless their scripts ask
-    # for threads.
-    plain = action.mode == "plain"
     return GroupSpec(
         members=tuple(
             MemberSpec(
@@ -51,8 +48,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
             )
             for member in action.members
         ),
-        discipline="plain" if plain else config.grouping.discipline,
-        isolation="process" if plain else config.grouping.isolation,
+        discipline="plain" if action.mode == "plain" else config.grouping.discipline,
         node_count=action.node_count,
         gpus_per_node=action.gpus_per_node,
         python=action.python,

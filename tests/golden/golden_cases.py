@@ -93,7 +93,7 @@ def groups_muri_jct() -> Case:
 @case
 def groups_auto_with_options() -> Case:
     grouping = {
-        "max_group_size": 3, "discipline": "lockstep", "isolation": "process", "ordering": "worst",
+        "max_group_size": 3, "discipline": "lockstep", "isolation": "auto", "ordering": "worst",
         "speed_model": "lockstep", "method": "optimal", "min_speedup": 1.1,
     }  # fmt: skip
     others = {
@@ -142,7 +142,7 @@ def a_pair_without_turns_at_work() -> Case:
     jobs = [at_work(gpu, 50), at_work(mixed, 50), host(50, "aa", [1, 2], admin_comment=tags), *_mix(3)]
     intents = [group_intent("aa", [plan_of(gpu), plan_of(mixed)], "done", 50)]
     intents[0]["payload"]["mode"] = "plain"
-    config = {"policy": "muri-hybrid", "grouping": {"isolation": "process"}}
+    config = {"policy": "muri-hybrid"}
     pairs = [pair("gpu", "mixed", 1.1, 1.2)]
     return Case(snapshot(jobs, [node("n1", 1, 1), node("n2")]), config, documents=pairs, intents=intents)
 

@@ -6,15 +6,15 @@ from typing import Any
 
 from muri.group_spec import group_of
 
-_OF_THE_GROUP = {"--discipline": "discipline", "--isolation": "isolation", "--hang-timeout-s": "hang_timeout_s"}
+_OF_THE_GROUP = {"--discipline": "discipline", "--hang-timeout-s": "hang_timeout_s"}
 _OF_MEMBERS = {
     "--solo-iteration-s": "solo_iteration_s", "--predicted-speed": "predicted_speed", "--gpu-mem-gib": "gpu_mem_gib",
-    "--accumulate-steps": "accumulate_steps",
+    "--accumulate-steps": "accumulate_steps", "--isolation": "isolation",
 }  # fmt: skip
 
 
 def runtime_words(members: Sequence[str], options: Sequence[str] = ()) -> list[str]:
-    """The runtime's options, those of the group as its JSON: `--solo-iteration-s 101=0.5` says it of member 101."""
+    """The runtime's options, the group as its JSON: `--isolation 101=thread` is of 101, without `101=` of all."""
     group: dict[str, Any] = {"members": {member: {"job_id": member} for member in members}}
     rest: list[str] = []
     words = iter(options)
@@ -25,8 +25,9 @@ def runtime_words(members: Sequence[str], options: Sequence[str] = ()) -> list[s
             group["ordering"] = [None if entry == "-" else entry for entry in next(words).split(",")]
         elif word in _OF_MEMBERS:
             for entry in next(words).split(","):
-                member, _, figure = entry.partition("=")
-                group["members"][member][_OF_MEMBERS[word]] = _plain(figure)
+                member, _, figure = entry.rpartition("=")
+                for each in [member] if member else members:
+                    group["members"][each][_OF_MEMBERS[word]] = _plain(figure)
         else:
             rest.append(word)
     spec = group_of(group | {"members": list(group["members"].values())})

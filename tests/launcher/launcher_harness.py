@@ -60,6 +60,10 @@ class Launcher:
         assert process.poll() is None, (self.folder / "runtime.log").read_text()
         return process
 
+    def threads(self, *members: str, options: tuple[str, ...] = ()) -> Process:
+        """Start a runtime whose members are threads."""
+        return self.runtime(*members, options=("--isolation", "thread", *options))
+
     def _serves(self, pid: int) -> bool:
         return self.status_path.exists() and self.status()["pid"] == pid
 

@@ -16,13 +16,12 @@ def muri(one_gpu: Driver) -> MuriCluster:
     return cluster
 
 
-def started_group(muri: MuriCluster, **environment: str) -> tuple[int, int, int]:
+def started_group(muri: MuriCluster) -> tuple[int, int, int]:
     """Two members at work, and their pilot job."""
     mark = "--muri=model={},batch-size=8,duration=60s"
     first, second = (
         muri.driver.submit(
-            "-p", "train", "--gres=gpu:1", mark.format(kind), "/home/alice/train.sh", "100000", "0", kind,
-            env=environment,
+            "-p", "train", "--gres=gpu:1", mark.format(kind), "/home/alice/train.sh", "100000", "0", kind
         )
         for kind in ("load", "propagate")
     )  # fmt: skip
@@ -32,9 +31,8 @@ def started_group(muri: MuriCluster, **environment: str) -> tuple[int, int, int]
     return first, second, pilot
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_suspend_stops_a_members_training_and_resume_lets_it_go_on(muri: MuriCluster, isolation: str) -> None:
-    first, second, pilot = started_group(muri, MURI_ISOLATION=isolation)
+def test_suspend_stops_a_members_training_and_resume_lets_it_go_on(muri: MuriCluster) -> None:
+    first, second, pilot = started_group(muri)
 
     def member(job: int) -> dict[str, Any]:
         path = f"/run/muri/1001/host-{pilot}.json"

@@ -34,6 +34,12 @@ def test_every_problem_is_listed(tmp_path):
     assert caught.value.exit_code == 2
 
 
+def test_threads_for_all_cannot_be_asked_for(tmp_path):
+    assert Config().grouping.isolation == "process"
+    with pytest.raises(ConfigError, match=r"isolation: Input should be 'process' or 'auto'.*'thread'"):
+        load_config(write(tmp_path, "grouping:\n  isolation: thread\n"))
+
+
 @pytest.mark.parametrize("text", ["- a\n", "a: [\n", "7\n"])
 def test_a_file_of_another_shape_is_refused(tmp_path, text):
     with pytest.raises(ConfigError):

@@ -122,7 +122,7 @@ def test_two_ranks_exchange_once_per_batch(
 
 
 def test_a_members_iterations_are_whole_batches(launcher: Launcher) -> None:
-    launcher.runtime("7")
+    launcher.threads("7")
     script = launcher.script(TRAIN)
     for scripts, marks in enumerate(([], ["--batches"]), 1):
         assert ends(launcher.member("7", "--accumulate", "4", script, *marks)) == 0, launcher.err("7")

@@ -217,7 +217,7 @@ def threads_of(pid: int) -> int:
 
 
 def test_members_prefetch_in_a_group_and_leave_no_thread_behind(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102")
+    runtime = launcher.threads("101", "102")
     script = launcher.script(SCRIPT)
     # It serves before all its own threads have started; once a member has ended, they have.
     assert ends(launcher.member("101", launcher.script("print('first')", "first.py"))) == 0

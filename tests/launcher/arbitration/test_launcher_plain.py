@@ -113,7 +113,7 @@ def test_a_process_asks_for_nothing_and_waits_for_no_kernel(
 def test_threads_and_a_process_are_at_the_gpu_at_once(launcher: Launcher) -> None:
     trace = launcher.folder / "trace.json"
     jobs = ("101", "102", "103")
-    runtime = launcher.runtime(*jobs, options=("--discipline", "plain", "--trace", str(trace)))
+    runtime = launcher.threads(*jobs, options=("--discipline", "plain", "--trace", str(trace)))
     script: Path = launcher.script(MEETING)
     kinds = ("thread", "thread", "process")
     members = [

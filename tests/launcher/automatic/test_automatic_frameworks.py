@@ -69,7 +69,7 @@ def test_two_members_train_as_if_alone(
     launcher: Launcher, plain_results: dict[str, str], names: tuple[str, str]
 ) -> None:
     launcher.environment |= ENVIRONMENT
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     members = {
         job: launcher.member(job, EXAMPLES / name, *SCRIPTS[name])
         for job, name in zip(("101", "102"), names, strict=True)

@@ -365,7 +365,7 @@ def test_member_that_is_cancelled_within_hooks_ends_alone(launcher: Launcher) ->
                 break
     """
     launcher.environment |= ENVIRONMENT
-    launcher.runtime("101", "102", options=("--preload", "torch"))
+    launcher.threads("101", "102", options=("--preload", "torch"))
     first = launcher.member("101", launcher.script(endless.replace("EPOCHS", "-1"), "endless.py"))
     second = launcher.member("102", launcher.script(endless.replace("EPOCHS", "30"), "short.py"))
     until(lambda: "epoch 3" in launcher.out("101") and "epoch" in launcher.out("102"), "both at work")

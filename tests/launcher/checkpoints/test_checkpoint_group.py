@@ -112,7 +112,7 @@ STOPPER = """
 
 @pytest.mark.parametrize(("state", "mark"), [("runs", "checkpoint=1"), ("ending", "checkpoint=1"), ("runs", "on")])
 def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state, mark):
-    launcher.runtime("101")
+    launcher.threads("101")
     script, stopper = launcher.script(TRAIN), launcher.script(STOPPER, "stopper.py")
     path = launcher.folder / "101.curve"
     variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "c"), "PAUSE_S": SLOW_S, "SLURM_RESTART_COUNT": "2"}
@@ -129,7 +129,7 @@ def test_only_a_job_that_slurm_is_not_ending_anyway_is_requeued(launcher, state,
 
 def test_a_killed_process_leaves_a_checkpoint_behind(launcher, uninterrupted_curve):
     """Slurm kills what does not end in time; in a group the script can be saved after that."""
-    launcher.runtime("101")
+    launcher.threads("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
     variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
     member = launcher.member("101", script, path, 0, **variables)
@@ -141,7 +141,7 @@ def test_a_killed_process_leaves_a_checkpoint_behind(launcher, uninterrupted_cur
 
 
 def test_the_runtimes_end_saves_members_that_have_a_checkpoint(launcher, uninterrupted_curve):
-    runtime = launcher.runtime("101")
+    runtime = launcher.threads("101")
     script, path = launcher.script(TRAIN), launcher.folder / "101.curve"
     variables = {"MURI_CHECKPOINT_DIR": str(launcher.folder / "101.checkpoints"), "PAUSE_S": SLOW_S}
     member = launcher.member("101", script, path, 0, MURI_REQUEUE_WAIT_S="0.1", **variables)

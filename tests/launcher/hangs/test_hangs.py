@@ -64,7 +64,7 @@ def said(launcher: Launcher, job: str, word: str) -> str:
 
 
 def test_a_runtime_ends_at_once_although_a_member_waits_for_one_that_hangs(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102", options=("--grace-s", "0.5"))
+    runtime = launcher.threads("101", "102", options=("--grace-s", "0.5"))
     watchdog = next(pid for pid in children(runtime.pid) if b"hangs.watchdog" in command_line(pid))
     hung = launcher.member("102", launcher.script(DEADLOCK, "deadlock.py"), **AGAIN)
     said(launcher, "102", "holds")
@@ -105,7 +105,7 @@ SILENT = """
 
 
 def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launcher) -> None:
-    launcher.runtime("101", "102", "103", "104", "105", options=SOON)
+    launcher.threads("101", "102", "103", "104", "105", options=SOON)
     silent, deadlock = launcher.script(SILENT, "silent.py"), launcher.script(DEADLOCK, "deadlock.py")
     works = launcher.member("101", silent, "works")
     said(launcher, "101", "holds")
@@ -124,7 +124,7 @@ def test_what_hangs_is_ended_and_what_works_or_may_wait_goes_on(launcher: Launch
 
 
 def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launcher) -> None:
-    launcher.runtime("101", options=SOON)
+    launcher.threads("101", options=SOON)
     script = launcher.script("import os, time\nprint('here', os.getpid(), flush=True)\ntime.sleep(1000)")
     stopped = launcher.member("101", script, MURI_ISOLATION="process")
     os.kill(int(said(launcher, "101", "here").split()[1]), signal.SIGSTOP)
@@ -184,7 +184,7 @@ def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtim
     launcher: Launcher,
 ) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.start("101", "102", options=SOON)
+    ranked.threads("101", "102", options=SOON)
     ranked.script = launcher.script(NETWORK, "network.py")
     others = ranked.member("102", **AGAIN)
     ranked.script = launcher.script(MEETING, "meeting.py")

@@ -20,7 +20,7 @@ def test_a_thread_that_ran_a_backward_pass_does_not_keep_its_session(launcher: L
         print(seen[0] and seen[0].member, kept())
         """
     )
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", script)) == 0, launcher.err("101")
     # Without the GIL only a GPU's threads are told of the session.
     told = "101" if getattr(sys, "_is_gil_enabled", lambda: True)() else "None"

@@ -91,7 +91,7 @@ FORKS = """
 
 def test_each_member_sees_its_own_children_only(launcher: Launcher) -> None:
     script = launcher.script(OWN_CHILDREN)
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     pairs = (("101", "102"), ("102", "101"))
     processes = [launcher.member(me, script, me, other) for me, other in pairs]
     assert [ends(process) for process in processes] == [0, 0], launcher.err("101") + launcher.err("102")
@@ -101,7 +101,7 @@ def test_each_member_sees_its_own_children_only(launcher: Launcher) -> None:
 
 def test_children_left_behind_end_as_they_do_alone(launcher: Launcher) -> None:
     script = launcher.script(LEFT_BEHIND)
-    runtime = launcher.runtime("101", "102")
+    runtime = launcher.threads("101", "102")
     before = len(psutil.Process(runtime.pid).children())
     for member in (None, "101"):
         assert ends(launcher.member(member, script)) == 0, launcher.err(member)
@@ -113,7 +113,7 @@ def test_children_left_behind_end_as_they_do_alone(launcher: Launcher) -> None:
 @pytest.mark.parametrize("holds", [HOLDS_PYTORCHS_LOCK, SETS_PYTORCHS_FLAGS, IS_IMPORTING])
 def test_no_forked_process_waits_for_another_members_thread(launcher: Launcher, holds: str) -> None:
     pytest.importorskip("torch", reason="one of the locks is PyTorch's")
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     holder = launcher.member("101", launcher.script(holds, "holder.py"))
     forking = launcher.member("102", launcher.script(FORKS))
     assert [ends(process) for process in (holder, forking)] == [0, 0], launcher.err("101") + launcher.err("102")

@@ -128,7 +128,7 @@ TAKES_OVER = """
 
 def test_configuring_logging_closes_nobody_elses_files(launcher: Launcher) -> None:
     script = launcher.script(TAKES_OVER)
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     processes = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
     assert [ends(process) for process in processes] == [0, 0], launcher.err("101")
     assert (launcher.folder / "102.log").read_text() == "first\nsecond\n"
@@ -137,7 +137,7 @@ def test_configuring_logging_closes_nobody_elses_files(launcher: Launcher) -> No
 def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
     """Two members at once say and return what plain Python does."""
     script = launcher.script(text)
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     processes = [launcher.member(job, script, **environment) for job in ("101", "102")]
     variables = launcher.environment | environment
     alone = subprocess.run(
@@ -158,7 +158,7 @@ def test_forks_and_ends_are_as_alone(launcher: Launcher, script: str) -> None:
 
 def test_an_error_of_syntax_shows_no_frame_of_the_launcher(launcher: Launcher) -> None:
     script = launcher.script("print('x'\n")
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", script, MURI_ISOLATION="process")) == 1
     alone = subprocess.run([sys.executable, script], check=False, capture_output=True)
     assert launcher.err("101") == alone.stderr.decode()
@@ -174,6 +174,6 @@ CANNOT_BE_FORGOTTEN = """
 
 
 def test_the_end_of_a_script_is_told_even_if_cleaning_up_after_it_fails(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", launcher.script(CANNOT_BE_FORGOTTEN))) == 3
     until(lambda: "no way to forget" in (launcher.folder / "runtime.log").read_text(), "the runtime's log")

@@ -12,7 +12,7 @@ from muri.launcher.isolation.local_imports import ImportTurns, LocalModules
 
 
 def test_members_begin_with_different_parts_of_a_package_while_it_is_loaded_ahead(launcher):
-    launcher.runtime("101", "102", options=("--preload", "torch"))
+    launcher.threads("101", "102", options=("--preload", "torch"))
     data = launcher.script("from torch.utils.data import DataLoader\nprint('data')\n", "data.py")
     networks = launcher.script("import torch.nn.functional\nprint('networks')\n", "networks.py")
     members = [launcher.member("101", data), launcher.member("102", networks)]
@@ -21,7 +21,7 @@ def test_members_begin_with_different_parts_of_a_package_while_it_is_loaded_ahea
 
 
 def test_a_package_that_fails_shows_no_frame_of_the_launcher(launcher):
-    launcher.runtime("101")
+    launcher.threads("101")
     launcher.script("1 / 0\n", "broken_package.py", folder="site")
     path = launcher.folder / "site"
     script = launcher.script(f"import sys\nsys.path.append({str(path)!r})\nimport broken_package\n")
@@ -87,7 +87,7 @@ def test_a_session_is_forgotten_while_another_looks_modules_up():
 
 
 def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     launcher.script("print('imported', flush=True)\nfor _ in range(10**7): pass\nwhole = True\n", "slow.py", "site")
     path = f"import sys\nsys.path.append({str(launcher.folder / 'site')!r})\n"
     first = launcher.member("101", launcher.script(f"{path}import slow\nprint('not reached')\n", "first.py"))
@@ -118,7 +118,7 @@ FIRST_TENSORS = """
 
 def test_members_use_pytorch_for_the_first_time_at_once(launcher):
     pytest.importorskip("torch", reason="its first use is the subject")
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     script = launcher.script(FIRST_TENSORS)
     members = [launcher.member(me, script, me, other) for me, other in (("101", "102"), ("102", "101"))]
     assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
@@ -156,7 +156,7 @@ EXCHANGES_SLOWLY = """
 
 
 def test_a_process_forked_while_modules_are_exchanged_has_its_own(launcher):
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     for member, text in (("101", CHANGES_ITS_MODULE_AND_FORKS), ("102", EXCHANGES_SLOWLY)):
         launcher.script(text, "train.py", member)
         launcher.script(f"VALUE = '{member}'\n", "lazy.py", member)
@@ -187,7 +187,7 @@ UNPICKLES = r"""
 
 
 def test_unpickling_finds_the_members_own_modules(launcher):
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     for member in ("101", "102"):
         launcher.script(UNPICKLES, "train.py", member)
         launcher.script(f"OWNER = '{member}'\n", "named.py", member)

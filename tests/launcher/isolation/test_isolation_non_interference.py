@@ -75,7 +75,7 @@ def test_losses_in_groups_of_two_and_four_are_those_of_the_solo_runs(launcher):
     solo = _solo(launcher, script)
     assert len(set(solo.values())) == len(MEMBERS)
     for group in (("101", "102"), tuple(MEMBERS)):
-        runtime = launcher.runtime(*group)
+        runtime = launcher.threads(*group)
         running = [launcher.member(member, script, *MEMBERS[member]) for member in group]
         codes = [ends(process) for process in running]
         assert codes == [0] * len(group), [launcher.err(member) for member in group]
@@ -91,7 +91,7 @@ def test_a_fresh_session_starts_with_seeds_of_its_own(launcher):
         import json, random, numpy, torch
         print(json.dumps([random.random(), numpy.random.rand(), torch.rand(1).item(), torch.initial_seed()]))
     """)
-    launcher.runtime("101", "102", "103")
+    launcher.threads("101", "102", "103")
     for member in ("101", "102", "103"):
         assert ends(launcher.member(member, script)) == 0, launcher.err(member)
     drawn = [json.loads(launcher.out(member)) for member in ("101", "102", "103")]

@@ -35,7 +35,7 @@ PRELUDE = "import ctypes, os, subprocess, sys, threading\nlibc = ctypes.CDLL(Non
 
 
 def test_every_way_to_write_reaches_the_members_own_output(launcher: Launcher) -> None:
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     pieces = [f"try:\n{indent(code, ' ')}\nfinally: os.write(1, b'|')" for code in WAYS.values()]
     script = launcher.script(PRELUDE + "\n".join(pieces) + "\n" + EXEC)
     assert ends(launcher.member("101", script)) == 0, launcher.err("101")
@@ -47,7 +47,7 @@ def test_every_way_to_write_reaches_the_members_own_output(launcher: Launcher) -
 
 def test_members_that_write_from_c_at_once_do_not_mix(launcher: Launcher) -> None:
     script = launcher.script(PRELUDE + "for i in range(500): libc.dprintf(1, b'%s %d\\n', sys.argv[1].encode(), i)\n")
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     running = [launcher.member(member, script, member) for member in ("101", "102")]
     assert [ends(process) for process in running] == [0, 0]
     for member in ("101", "102"):
@@ -55,7 +55,7 @@ def test_members_that_write_from_c_at_once_do_not_mix(launcher: Launcher) -> Non
 
 
 def test_a_subprocess_may_still_gain_rights(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     assert (
         ends(launcher.member("101", launcher.script("import os; os.system('grep NoNewPrivs /proc/self/status')"))) == 0
     )
@@ -66,7 +66,7 @@ def test_a_subprocess_may_still_gain_rights(launcher: Launcher) -> None:
 def test_c_output_without_the_helper_goes_to_the_runtimes_log(launcher: Launcher, off: bool) -> None:
     if off:
         launcher.environment["MURI_C_OUTPUT"] = "0"
-    runtime = launcher.runtime("101")
+    runtime = launcher.threads("101")
     if not off:
         children = Path(f"/proc/{runtime.pid}/task/{runtime.pid}/children").read_text().split()
         (helper,) = (pid for pid in children if b"c_output_helper" in Path(f"/proc/{pid}/cmdline").read_bytes())

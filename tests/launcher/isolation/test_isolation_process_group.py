@@ -73,7 +73,7 @@ def test_three_members_with_two_ranks_each(launcher, tmp_path):
         running = []
         ports = {member: str(free_port()) for member in members}
         for rank, host in enumerate(hosts):
-            host.runtime(*members)
+            host.threads(*members)
             for member in members:
                 place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": ports[member], "WORLD_SIZE": "2"}
                 running.append(host.member(member, script, RANK=str(rank), **place))
@@ -92,7 +92,7 @@ def test_dropping_a_model_after_its_process_group_stops_nobody(launcher, tmp_pat
     hosts = _two_hosts(launcher, tmp_path)
     try:
         for host in hosts:
-            host.runtime("101")
+            host.threads("101")
         members = [host.member("101", script, tmp_path, RANK=str(rank)) for rank, host in enumerate(hosts)]
         assert [ends(member) for member in members] == [0, 0], [host.err("101") for host in hosts]
         assert [host.out("101") for host in hosts] == ["done\n"] * 2
@@ -108,7 +108,7 @@ def test_a_member_that_ends_without_destroying_its_group_leaves_its_peer_an_erro
     try:
         place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
         for host in hosts:
-            host.runtime("101")
+            host.threads("101")
         stays = hosts[0].member("101", script, RANK="0", **place)
         leaves = hosts[1].member("101", script, *way, RANK="1", **place)
         assert ends(leaves) == 0, hosts[1].err("101")

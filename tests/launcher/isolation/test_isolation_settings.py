@@ -17,7 +17,7 @@ def meet(where):
 
 def _run_both(launcher: Launcher, code: str, exit_code: int = 0) -> None:
     script = launcher.script(BOTH_READY + code)
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     running = [launcher.member(a, script, a, b) for a, b in (("101", "102"), ("102", "101"))]
     codes = [ends(process) for process in running]
     assert codes == [exit_code] * 2, [launcher.err(member) for member in ("101", "102")]
@@ -125,7 +125,7 @@ def test_what_a_package_registers_at_its_import_outlives_the_session(launcher):
         class Model: pass
         model = Model(); weakref.finalize(model, print, "finalized")
     """)
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", script, PYTHONPATH="")) == 0, launcher.err("101")
     assert launcher.out("101") == "script ended\nfinalized\n"
 
@@ -161,7 +161,7 @@ print(set(found), len(found))
             "train.py",
             member,
         )
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     pairs = (("101", "102"), ("102", "101"))
     running = [launcher.member(a, f"{a}/train.py", a, b) for a, b in pairs]
     assert [ends(process) for process in running] == [0, 0], launcher.err("101") + launcher.err("102")

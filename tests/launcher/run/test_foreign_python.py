@@ -42,7 +42,7 @@ def runtime_under(python: Path, launcher: Launcher, *members: str) -> None:
     """Start a runtime as a pilot does it where members have a Python of their own."""
     command = [str(python), "-m", "muri.launcher.runtime.main", "--status-file", str(launcher.status_path)]
     log = launcher.folder / "runtime.log"
-    command += runtime_words(members)
+    command += runtime_words(members, ("--isolation", "thread"))
     environment = of_members(launcher.environment)
     process = launcher.spawn(command, environment, stderr=log.open("wb"), cwd=launcher.folder)
     until(lambda: process.poll() is not None or launcher.status_path.exists(), "the runtime")

@@ -36,7 +36,7 @@ def test_example_alone_has_its_bottleneck(launcher: Launcher, kind: str, bottlen
 
 
 def test_four_examples_share_a_runtime(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102", "103", "104", options=("--preload", "torch"))
+    runtime = launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
     jobs = dict(zip(("101", "102", "103", "104"), BOTTLENECKS, strict=True))
     members = [
         launcher.member(job, EXAMPLES / f"train_{kind}.py", "--iterations", 10, "--seed", job)
@@ -63,7 +63,7 @@ def _command_line(process: psutil.Process) -> str:
 
 
 def test_peer_of_the_network_example_dies_with_a_killed_job(launcher: Launcher) -> None:
-    launcher.runtime("101", options=("--preload", "torch"))
+    launcher.threads("101", options=("--preload", "torch"))
     job = launcher.member("101", EXAMPLES / "train_network.py", "--iterations", 100_000)
     until(lambda: "iteration" in launcher.out("101"), "the first iterations")
     runtime = psutil.Process(launcher.status()["pid"])

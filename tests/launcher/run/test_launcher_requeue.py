@@ -25,7 +25,7 @@ def requeued(launcher: Launcher) -> list[list[str]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_runtime_that_dies_requeues_its_members(launcher: Launcher, number: int) -> None:
-    runtime = launcher.runtime("101", "102")
+    runtime = launcher.threads("101", "102")
     processes = [member(launcher, job, launcher.script(SLEEPER)) for job in ("101", "102")]
     for job in ("101", "102"):
         until(lambda job=job: "started" in launcher.out(job), "the scripts")
@@ -39,7 +39,7 @@ def test_runtime_that_dies_requeues_its_members(launcher: Launcher, number: int)
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_a_member_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launcher: Launcher, isolation: str) -> None:
     launcher.environment["SLURM_JOB_ID"] = "9"
-    runtime = launcher.runtime("101")
+    runtime = launcher.threads("101")
     process = member(launcher, "101", launcher.script(SLEEPER), MURI_ISOLATION=isolation)
     until(lambda: "started" in launcher.out("101"), "the script")
     runtime.terminate()
@@ -51,7 +51,7 @@ def test_a_member_whose_pilot_job_is_cancelled_says_so_and_whom_to_cancel(launch
 
 
 def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101")
+    runtime = launcher.threads("101")
     script = """
         import signal, sys, time
         signal.signal(signal.SIGTERM, lambda *_: (print("checkpoint"), sys.exit(0)))
@@ -67,7 +67,7 @@ def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Lau
 
 
 def test_script_of_another_python_is_refused_and_requeued(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     script = launcher.script("print('ran')")
     process = member(launcher, "101", script, prefix="/other/environment")
     assert ends(process) == 75
@@ -78,7 +78,7 @@ def test_script_of_another_python_is_refused_and_requeued(launcher: Launcher) ->
 
 def test_member_waits_for_its_runtime(launcher: Launcher) -> None:
     process = member(launcher, "101", launcher.script("print('ran')"), MURI_ATTACH_TIMEOUT_S="60")
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(process) == 0
     assert launcher.out("101") == "ran\n"
     until(lambda: launcher.status()["members"]["101"]["sessions"] == 1, "the status")

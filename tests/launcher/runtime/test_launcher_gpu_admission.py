@@ -77,7 +77,7 @@ def test_unknown_needs_and_unknown_devices_refuse_nobody() -> None:
 
 def test_refused_member_goes_back_to_the_queue(launcher: Launcher) -> None:
     needs = ("--gpu-mem-gib", "101=6,102=6", "--device-mem-gib", "8")
-    launcher.runtime("101", "102", options=needs)
+    launcher.threads("101", "102", options=needs)
     script = launcher.script("import time; print('started', flush=True); time.sleep(1000)")
     launcher.member("101", script)
     until(lambda: "started" in launcher.out("101"), "the first member")
@@ -119,7 +119,7 @@ WANTS = {
 
 
 def test_want_of_memory_ends_one_member_and_its_memory_goes_back(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102", "103", "104", options=("--preload", "torch"))
+    runtime = launcher.threads("101", "102", "103", "104", options=("--preload", "torch"))
     assert ends(launcher.member("104", launcher.script("import torch", "warm.py"))) == 0
     before_mib = resident_mib(runtime.pid)
     other = launcher.member("104", launcher.script(LOOP, "loop.py"))
@@ -139,7 +139,7 @@ def test_limit_of_a_process_costs_only_its_member(launcher: Launcher) -> None:
         with muri.stage("propagate"):
             much = bytearray(2 << 30)
     """
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     other = launcher.member("102", launcher.script(LOOP, "loop.py"))
     assert ends(launcher.member("101", launcher.script(text), MURI_ISOLATION="process")) == 1
     assert "MemoryError" in launcher.err("101")

@@ -74,7 +74,7 @@ def test_a_script_that_dealt_with_it_has_ended_as_it_says(launcher: Launcher) ->
 
 
 def test_alone_it_fails_as_ever(launcher: Launcher) -> None:
-    launcher.runtime("1", "2")
+    launcher.threads("1", "2")
     code = SCHEDULER.replace("ANSWER", "True")
     assert ends(member(launcher, "1", launcher.script(HUNGRY, "hungry.py"), code=code)) == 1
     assert not (launcher.folder / "asked").exists()

@@ -37,7 +37,7 @@ LOOP = """
     ],
 )
 def test_exit_code_is_the_scripts(launcher: Launcher, ending: str, code: int, error: str) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", launcher.script(ending))) == code
     assert error in launcher.err("101")
     assert bool(error) == bool(launcher.err("101"))
@@ -55,7 +55,7 @@ def test_exit_code_is_the_scripts(launcher: Launcher, ending: str, code: int, er
 def test_traceback_is_the_one_of_python(launcher: Launcher, text: str) -> None:
     script = launcher.script(text)
     launcher.script("import no_such_module\n", "helper.py")
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", "train.py")) == 1
     command = [sys.executable, script.name]
     plain = subprocess.run(command, cwd=script.parent, check=False, capture_output=True, text=True)
@@ -63,7 +63,7 @@ def test_traceback_is_the_one_of_python(launcher: Launcher, text: str) -> None:
 
 
 def test_syntax_error_and_missing_module(launcher: Launcher) -> None:
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     assert ends(launcher.member("101", launcher.script("x ="))) == 1
     assert "SyntaxError" in launcher.err("101")
     assert ends(launcher.member("102", "-m", "no_such_module")) == 2
@@ -71,7 +71,7 @@ def test_syntax_error_and_missing_module(launcher: Launcher) -> None:
 
 
 def test_failure_of_one_member_leaves_the_others_running(launcher: Launcher) -> None:
-    launcher.runtime("101", "102", "103")
+    launcher.threads("101", "102", "103")
     loop = launcher.script(LOOP)
     thread_crash = launcher.script(
         """
@@ -111,7 +111,7 @@ def test_output_of_members_is_apart_even_from_threads_and_subprocesses(launcher:
         logging.info("%s logs", name)
         """
     )
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     processes = [launcher.member(job, script, f"job{job}", 25_000, MARK=f"mark{job}") for job in ("101", "102")]
     assert [ends(process) for process in processes] == [0, 0]
     for job in ("101", "102"):
@@ -126,7 +126,7 @@ def test_output_of_members_is_apart_even_from_threads_and_subprocesses(launcher:
 
 
 def test_lines_arrive_as_they_are_printed(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     process = launcher.member("101", launcher.script("print('first')\nimport time\ntime.sleep(600)\n"))
     until(lambda: launcher.out("101") == "first\n", "the first line")
     process.terminate()
@@ -146,7 +146,7 @@ def test_argv_directory_environment_umask_and_path_are_the_members(launcher: Lau
         print(json.dumps([sys.argv, other, seen, os.environ["OWN"], sys.path[0], __name__, umask,
                           sys.modules["__main__"].json is json, "SLURM_JOB_ID" in os.environ]))
     """
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     for job in ("101", "102"):
         script = launcher.script(text, folder=f"home{job}")
         (script.parent / "inner").mkdir()
@@ -163,7 +163,7 @@ def test_argv_directory_environment_umask_and_path_are_the_members(launcher: Lau
 def test_modules_run_with_dash_m(launcher: Launcher) -> None:
     package = launcher.script("", "__init__.py", folder="package").parent
     (package / "__main__.py").write_text("import sys; print(__spec__.name, __package__, sys.argv)")
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", "-m", "package", "--lr", "1")) == 0, launcher.err("101")
     assert launcher.out("101") == f"package.__main__ package ['{package}/__main__.py', '--lr', '1']\n"
 
@@ -178,7 +178,7 @@ def test_redirected_output_stays_within_the_member(launcher: Launcher) -> None:
         print("after", repr(text.getvalue()))
         """
     )
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     first = launcher.member("101", script)
     second = launcher.member(
         "102", launcher.script("import time\nfor i in range(60): print(i); time.sleep(.02)", "b.py")
@@ -199,7 +199,7 @@ def test_exit_functions_pickling_and_waiting_threads(launcher: Launcher) -> None
         print("main done")
         """
     )
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", script)) == 0, launcher.err("101")
     assert launcher.out("101") == "main done\nthread done\nexit function\n"
 
@@ -218,7 +218,7 @@ def test_signal_ends_the_script_and_runs_its_clean_up(launcher: Launcher, number
             print("clean-up")
         """
     )
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     process = launcher.member("101", script)
     other = launcher.member("102", launcher.script(LOOP, "loop.py"), 100)
     until(lambda: "started" in launcher.out("101"), "the script")
@@ -246,7 +246,7 @@ def test_signal_handler_of_the_script_runs(launcher: Launcher) -> None:
                     time.sleep(0.01)
         """
     )
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     processes = [launcher.member("101", script), launcher.member("102", script, "without-stages")]
     for job, process in zip(("101", "102"), processes, strict=True):
         until(lambda job=job: "started" in launcher.out(job), "the script")
@@ -272,7 +272,7 @@ def test_script_that_swallows_sigterm_is_told_again(launcher: Launcher) -> None:
                     print("again"); raise
         """
     )
-    launcher.runtime("101")
+    launcher.threads("101")
     process = launcher.member("101", script)
     until(lambda: "started" in launcher.out("101"), "the script")
     process.terminate()
@@ -282,7 +282,7 @@ def test_script_that_swallows_sigterm_is_told_again(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("discipline", ["fair", "lockstep"])
 def test_client_that_is_killed_cancels_its_session_only(launcher: Launcher, discipline: str) -> None:
-    launcher.runtime("101", "102", options=("--discipline", discipline))
+    launcher.threads("101", "102", options=("--discipline", discipline))
     script = launcher.script(LOOP)
     victim, other = launcher.member("101", script, 100_000), launcher.member("102", script, 400)
     until(lambda: "started" in launcher.out("101") and "started" in launcher.out("102"), "both scripts")
@@ -293,7 +293,7 @@ def test_client_that_is_killed_cancels_its_session_only(launcher: Launcher, disc
 
 
 def test_status_file_counts_sessions_iterations_and_stages(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102", options=("--trace", str(launcher.folder / "trace.jsonl")))
+    runtime = launcher.threads("101", "102", options=("--trace", str(launcher.folder / "trace.jsonl")))
     script = launcher.script(LOOP)
     for _ in range(2):
         assert ends(launcher.member("101", script, 20)) == 0
@@ -315,7 +315,7 @@ def test_status_file_counts_sessions_iterations_and_stages(launcher: Launcher) -
 
 
 def test_second_script_of_a_member_at_the_same_time_is_refused(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     script = launcher.script(LOOP)
     first = launcher.member("101", script, 100_000)
     until(lambda: "started" in launcher.out("101"), "the first script")
@@ -326,11 +326,11 @@ def test_second_script_of_a_member_at_the_same_time_is_refused(launcher: Launche
 
 
 def test_sockets_vanish_with_the_runtime_and_stale_ones_do_no_harm(launcher: Launcher) -> None:
-    first = launcher.runtime("101")
+    first = launcher.threads("101")
     first.kill()
     ends(first)
     assert list(launcher.run_dir.iterdir())
-    second = launcher.runtime("101")
+    second = launcher.threads("101")
     assert ends(launcher.member("101", launcher.script("print('ok')"))) == 0
     assert launcher.out("101") == "ok\n"
     second.terminate()
@@ -340,7 +340,7 @@ def test_sockets_vanish_with_the_runtime_and_stale_ones_do_no_harm(launcher: Lau
 
 
 def test_two_runtimes_cannot_serve_one_member(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     command = [sys.executable, "-m", "muri.launcher.runtime.main", "--preload", "", *runtime_words(["101"])]
     again = subprocess.run(
         command, env=launcher.environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
@@ -396,7 +396,7 @@ def test_members_with_unequal_iterations_all_make_progress(launcher: Launcher, d
         "103": ("0.005", "load,propagate", "40"),
         "104": ("0.001", "preprocess", "30"),
     }
-    launcher.runtime(*members, options=("--discipline", discipline))
+    launcher.threads(*members, options=("--discipline", discipline))
     processes = {job: launcher.member(job, script, *arguments) for job, arguments in members.items()}
     for job, process in processes.items():
         assert ends(process) == 0, launcher.err(job)
@@ -416,7 +416,7 @@ def test_worker_processes_of_a_script_are_its_own(launcher: Launcher) -> None:
             print(sum(pool.map(work, range(3))))
         """
     )
-    launcher.runtime("101")
+    launcher.threads("101")
     assert ends(launcher.member("101", script, OWN="mine")) == 0, launcher.err("101")
     assert sorted(launcher.out("101").split("\n")) == ["", "3", "worker 0 mine", "worker 1 mine", "worker 2 mine"]
 
@@ -441,7 +441,7 @@ def test_modules_of_the_same_name_are_the_members_own(launcher: Launcher) -> Non
                 assert later() == (model.NAME, model.NAME, model.NAME, 1), later()
         print("same")
     """
-    launcher.runtime("101", "102")
+    launcher.threads("101", "102")
     homes = []
     for name in ("one", "two"):
         home = launcher.script(main, folder=name).parent

@@ -84,7 +84,7 @@ def test_holders_are_told_by_every_discipline(arbiter: FairArbiter | LockstepArb
 
 def test_status_file_tells_speed_against_the_plan(launcher: Launcher) -> None:
     options = ("--solo-iteration-s", "101=0.01", "--predicted-speed", "101=0.9,102=0.8", "--discipline", "fair")
-    launcher.runtime("101", "102", options=options)
+    launcher.threads("101", "102", options=options)
     member = launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["iterations"] > 50, "50 iterations")
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")

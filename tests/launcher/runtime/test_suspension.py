@@ -36,7 +36,7 @@ class Pair:
 
     def __init__(self, launcher: Launcher, *options: str, **environment: str) -> None:
         self.launcher = launcher
-        launcher.runtime("101", "102", options=options)
+        launcher.threads("101", "102", options=options)
         script, self.stop = launcher.script(TRAIN), launcher.folder / "stop"
         self.members = {
             job: launcher.member(job, script, self.steps(job), self.stop, **environment) for job in ("101", "102")
@@ -115,7 +115,7 @@ def test_a_suspended_member_that_is_killed_leaves_nothing_behind(launcher: Launc
 
 
 def test_what_a_members_own_process_has_started_is_stopped_with_it(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     script = """
         import subprocess, sys
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
@@ -134,7 +134,7 @@ def test_what_a_members_own_process_has_started_is_stopped_with_it(launcher: Lau
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_all_ranks_of_a_suspended_member_pause_and_the_others_go_on(launcher: Launcher, isolation: str) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.start("101", "102", options=("--hang-timeout-s", str(HANG_TIMEOUT_S)))
+    ranked.threads("101", "102", options=("--hang-timeout-s", str(HANG_TIMEOUT_S)))
     suspended, other = (
         ranked.member(job, 1, 10**6, -1, "explicit", MURI_ISOLATION=isolation) for job in ("101", "102")
     )

@@ -91,7 +91,7 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
 
 
 def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
-    launcher.runtime("101", "102", "103", options=("--trace", str(launcher.folder / "trace.jsonl")))
+    launcher.threads("101", "102", "103", options=("--trace", str(launcher.folder / "trace.jsonl")))
     loop = launcher.script(LOOP)
     processes = [launcher.member(job, loop, "60", **OWN) for job in ("101", "102")]
     processes.append(launcher.member("103", loop, "60"))
@@ -251,13 +251,13 @@ def test_plain_script_has_automatic_stages(launcher: Launcher, automatic: str, i
     assert (member["stage_s"]["propagate"] > 0) == (iterations > 0)
 
 
-def test_sites_default_and_the_members_word(launcher: Launcher) -> None:
-    runtime = launcher.runtime("101", "102", options=("--isolation", "process"))
+def test_only_a_member_that_was_planned_so_is_a_thread_and_its_script_has_a_veto(launcher: Launcher) -> None:
+    runtime = launcher.runtime("101", "102", "103", options=("--isolation", "102=thread,103=thread"))
     script = launcher.script("import os; print(os.getpid())")
-    assert ends(launcher.member("101", script)) == 0
-    assert ends(launcher.member("102", "--isolation", "thread", script)) == 0
-    assert int(launcher.out("101")) != runtime.pid
-    assert int(launcher.out("102")) == runtime.pid
+    assert ends(launcher.member("101", "--isolation", "thread", script)) == 0
+    assert ends(launcher.member("102", script)) == 0
+    assert ends(launcher.member("103", "--isolation", "process", script)) == 0
+    assert [int(launcher.out(job)) == runtime.pid for job in ("101", "102", "103")] == [False, True, False]
     assert ends(launcher.member("101", script, MURI_ISOLATION="proces")) == 2
     assert "'thread', 'process'" in launcher.err("101")
 

@@ -202,7 +202,7 @@ def test_status_that_a_killed_pilot_left_behind_is_no_group(tmp_path: Path) -> N
 
 def test_shows_a_real_group_plainly_as_json_and_live(launcher: Launcher) -> None:
     launcher.status_path = launcher.run_dir / "host-4711.json"
-    launcher.runtime("101", "102", options=("--solo-iteration-s", "101=0.005"))
+    launcher.threads("101", "102", options=("--solo-iteration-s", "101=0.005"))
     job = launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: launcher.status()["members"]["101"]["speed"], "a speed")
     plain = subprocess.run([*MURI, "top"], env=launcher.environment, capture_output=True, text=True, check=True)

@@ -35,7 +35,7 @@ LOOP = """
 
 def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: Launcher) -> None:
     path = launcher.folder / "out.json"
-    runtime = launcher.runtime("101", "102", options=("--trace", str(path), "--discipline", "fair"))
+    runtime = launcher.threads("101", "102", options=("--trace", str(path), "--discipline", "fair"))
     script, before_s = launcher.script(LOOP), time.time()
     members = [launcher.member(job, script, 100) for job in ("101", "102")]
     assert [ends(member) for member in members] == [0, 0]
@@ -59,7 +59,7 @@ def test_group_writes_a_valid_trace_with_waits_holders_and_iterations(launcher: 
 
 def test_member_in_a_process_of_its_own_is_in_the_same_trace(launcher: Launcher) -> None:
     path = launcher.folder / "out.json"
-    runtime = launcher.runtime("101", "102", options=("--trace", str(path), "--discipline", "fair"))
+    runtime = launcher.threads("101", "102", options=("--trace", str(path), "--discipline", "fair"))
     script = launcher.script(LOOP)
     members = [launcher.member("101", script, 40), launcher.member("102", script, 40, MURI_ISOLATION="process")]
     assert [ends(member) for member in members] == [0, 0]
@@ -73,7 +73,7 @@ def test_member_in_a_process_of_its_own_is_in_the_same_trace(launcher: Launcher)
 
 def test_trace_of_a_killed_runtime_can_be_read(launcher: Launcher) -> None:
     path = launcher.folder / "out.json"
-    runtime = launcher.runtime("101", options=("--trace", str(path)))
+    runtime = launcher.threads("101", options=("--trace", str(path)))
     member = launcher.member("101", launcher.script(LOOP), 100_000)
     until(lambda: "iteration 20" in path.read_text(), "20 iterations in the trace")
     member.kill()

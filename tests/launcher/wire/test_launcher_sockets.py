@@ -64,7 +64,7 @@ def test_peer_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user takes root")
 def test_another_users_process_gets_nothing_from_the_runtime(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     path = (launcher.run_dir / "job-101.sock").resolve()
     path.chmod(0o777)  # as if somebody had opened both doors: the peer's uid still counts
     launcher.run_dir.chmod(0o711)
@@ -176,7 +176,7 @@ def test_closed_connection_is_no_frame() -> None:
 
 
 def test_frame_without_files_or_fields_is_refused(launcher: Launcher) -> None:
-    launcher.runtime("101")
+    launcher.threads("101")
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(launcher.run_dir / "job-101.sock"))
         protocol.send(connection, a_request().to_frame())

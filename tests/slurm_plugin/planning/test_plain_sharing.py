@@ -19,6 +19,7 @@ from muri.slurm_plugin.planning.decision import decide
 from muri.slurm_plugin.planning.model_traits import KnownTraits, with_measured_pairs
 from muri.slurm_plugin.planning.slurm_requests import pilot_job
 from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import NewJob
 from muri.slurm_plugin.records.comment_reports import speeds_token
 from muri.slurm_plugin.records.comment_tags import MODE_PREFIX, mode_of
 from muri.slurm_plugin.records.roles import Role, read_job, view_of
@@ -76,6 +77,11 @@ def running_pair() -> FakeSlurm:
     return slurm
 
 
+def kinds(pilot: NewJob) -> set[str]:
+    """How the members of a pilot job's group run."""
+    return {member.isolation for member in told(pilot).members}
+
+
 def turns_again(slurm: FakeSlurm) -> None:
     """Let the group that runs be one that takes turns."""
     for each in slurm.jobs.values():
@@ -88,10 +94,10 @@ def test_a_measured_pair_starts_side_by_side_in_processes():
     assert (start.mode, {member.job_id: member.speed for member in start.members}) == ("plain", {1: 0.8, 2: 0.625})
     assert any("they share without turns" in reason for reason in start.reasons)
     pilot = pilot_job(start, "0a1b", Config())
-    assert (told(pilot).discipline, told(pilot).isolation) == ("plain", "process")
+    assert (told(pilot).discipline, kinds(pilot)) == ("plain", {"process"})
     assert (mode_of(pilot.admin_comment), tags.parse_pilot(pilot.admin_comment)) == ("plain", ("0a1b", (1, 2)))
     turns = pilot_job(replace(start, mode="interleave"), "0a1b", Config())
-    assert (told(turns).discipline, told(turns).isolation) == ("auto", "thread")
+    assert (told(turns).discipline, kinds(turns)) == ("auto", {"process"})
     assert (mode_of(turns.admin_comment), turns.admin_comment) == ("interleave", "muri-host:0a1b:1,2")
 
 
