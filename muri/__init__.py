@@ -15,6 +15,8 @@ need less memory::
 Everything else is reached through the commands `muri` and `muri-controller`.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

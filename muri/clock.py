@@ -1,5 +1,7 @@
 """The clock that code which waits goes by: the machine's own, or in tests a virtual one."""
 
+from __future__ import annotations
+
 import threading
 import time
 from typing import Final

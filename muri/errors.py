@@ -1,5 +1,7 @@
 """The root of Muri's errors: an error derived from it is a message for a person, not a bug."""
 
+from __future__ import annotations
+
 
 class MuriError(Exception):
     """A failure that the user can understand and mend.

@@ -1,5 +1,7 @@
 """Files that others read while they are written again and again."""
 
+from __future__ import annotations
+
 import json
 import os
 from pathlib import Path

@@ -1,5 +1,7 @@
 """Sizes in bytes and their conversions: binary units, as Slurm and CUDA count memory."""
 
+from __future__ import annotations
+
 from typing import Final
 
 KIB: Final = 2**10

@@ -4,13 +4,15 @@ Figures come from scripts, users' comments and old files. A figure beyond these 
 that nothing that computes with it overflows, divides by zero or exceeds what SQLite stores.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Final
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bounds:
     """The least and the most that a figure can be.
 

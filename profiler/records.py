@@ -1,9 +1,11 @@
 """The stage profile of a model: how long one iteration holds each resource."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from muri.errors import UsageError
 from muri.profiler import figures
@@ -26,7 +28,7 @@ class ProfileError(UsageError):
     """A profile holds a figure that cannot be true."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, order=True)
 class ProfileKey:
     """What a profile is valid for.
 
@@ -54,12 +56,12 @@ class ProfileKey:
         return owned_name(self.model, self.user)
 
     @property
-    def published(self) -> "ProfileKey":
+    def published(self) -> ProfileKey:
         """The key under which all users find it if an administrator has published it."""
         return replace(self, user="") if self.user else self
 
     @property
-    def lookup_order(self) -> "tuple[ProfileKey, ...]":
+    def lookup_order(self) -> tuple[ProfileKey, ...]:
         """The keys that may speak for this one, the better first: its user's own, then the published one."""
         return (self, self.published) if self.user else (self,)
 
@@ -73,7 +75,7 @@ def owned_name(model: str, user: str) -> str:
     return f"{model} of {user}" if user else model
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ProfileDetail:
     """What a measurement says beside the mean stage times; None where it was not measured.
 
@@ -129,7 +131,7 @@ class ProfileDetail:
         return {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Mapping[str, Any]) -> ProfileDetail:
         """Read what `to_dict` made; figures of a newer version are ignored.
 
         Raises:
@@ -166,7 +168,7 @@ _DETAIL_BOUNDS: Final[Mapping[str, figures.Bounds]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StageProfile:
     """Mean stage times of one iteration, running alone.
 
@@ -229,10 +231,10 @@ def fault_in(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float,
 
 
 def _faults(stage_s: tuple[float, ...], iteration_s: float, gpu_mem_gib: float, iterations: int) -> Iterator[str]:
-    for stage, value in zip(STAGES, stage_s, strict=True):
+    for stage, value in zip(STAGES, stage_s):
         if fault := figures.TIME_S.fault(value):
             yield f"{stage} time {fault}"
-    if isinstance(iteration_s, int | float) and math.isfinite(iteration_s) and iteration_s <= 0:
+    if isinstance(iteration_s, (int, float)) and math.isfinite(iteration_s) and iteration_s <= 0:
         yield f"iteration time {iteration_s} s must be > 0"
     for name, bounds, value in (
         ("iteration time", figures.ITERATION_S, iteration_s),

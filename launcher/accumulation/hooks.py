@@ -5,6 +5,8 @@ Loaders hand out parts of a batch, backward passes are weighted, and what belong
 hook calls PyTorch's own function in threads that do not split batches.
 """
 
+from __future__ import annotations
+
 import functools
 import gc
 import sys

@@ -6,6 +6,8 @@ undone, and the batch is handed out once more, whole. `local` tells each thread 
 before the script does.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
@@ -326,7 +328,7 @@ class SplitLoop:
 def _single_loss(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The loss of `torch.autograd.backward(tensors, grad_tensors, …)` if it is one value without a gradient given."""
     loss = args[0] if args else kwargs.get("tensors")
-    if isinstance(loss, list | tuple):
+    if isinstance(loss, (list, tuple)):
         loss = loss[0] if len(loss) == 1 else None
     gradient = args[1] if len(args) > 1 else kwargs.get("grad_tensors")
     create_graph = args[3] if len(args) > 3 else kwargs.get("create_graph")

@@ -4,6 +4,8 @@ The gradient of a mean over B samples is the sum of its micro-batches' mean grad
 of a sum is their plain sum. Hooks split a loss only if it is certainly one of the two.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isclose, prod
@@ -27,7 +29,7 @@ class UnknownLossError(Exception):
     """The graph does not say what the loss is a mean of."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Reduction:
     """How a loss depends on the number of its samples.
 
@@ -175,12 +177,12 @@ def scale_between(first: Reduction, now: Reduction, samples: float) -> float:
             that do not grow with the samples.
     """
     if len(first.counts) != len(now.counts) or not all(
-        isclose(after, samples * before, rel_tol=1e-6) for before, after in zip(first.counts, now.counts, strict=True)
+        isclose(after, samples * before, rel_tol=1e-6) for before, after in zip(first.counts, now.counts)
     ):
         raise UnknownLossError("it is taken over values whose number does not follow that of the samples")
     if first.kind != now.kind or len(first.weights) != len(now.weights):
         raise UnknownLossError("it has other terms than for the batch's first part")
-    pairs = zip(first.weights, now.weights, strict=True)
+    pairs = zip(first.weights, now.weights)
     ratios = [after / before if before else float("nan") for before, after in pairs]
     if not all(isclose(ratio, ratios[0], rel_tol=1e-6) for ratio in ratios):
         raise UnknownLossError("its terms are divided by numbers that differ from part to part")

@@ -1,5 +1,7 @@
 """Cuts a batch of tensors, mappings and sequences along its first dimension into parts."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,7 +90,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_sequence(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def _like_mapping(original: Any, values: dict[Any, Any]) -> Any:
@@ -124,7 +126,7 @@ class SplitBatch:
         undone: The parts so far do not count; the whole batch comes next.
     """
 
-    iterator: "weakref.ref[Any]"
+    iterator: weakref.ref[Any]
     whole: Any
     sizes: list[int]
     position: int = 0

@@ -1,5 +1,7 @@
 """`muri.accumulate`: splits a script's batches into micro-batches; their gradients add up to the whole batch's."""
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -85,7 +87,7 @@ class accumulate:
         weighted.backward()
         self.loss = weighted.detach() if self.loss is None else self.loss + weighted.detach()
 
-    def __enter__(self) -> "accumulate":
+    def __enter__(self) -> accumulate:
         """Let hooks split what loaders give in this thread, from here on."""
         if self.steps > 1:
             from muri.launcher.accumulation import hooks  # imports torch, which a script may lack

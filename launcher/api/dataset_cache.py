@@ -6,6 +6,8 @@ gives a hit rate of cache size over dataset size in every epoch (MinIO, in Syner
 hit rate that `muri profile sensitivity` counts on.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import io
@@ -37,7 +39,7 @@ class CacheError(UsageError, ValueError):
     """A script asked for a cache that is not possible."""
 
 
-def cache(dataset: Any, *, gib: float) -> "CachedDataset":
+def cache(dataset: Any, *, gib: float) -> CachedDataset:
     """Keep items of a map-style dataset in memory, in all of its loader's workers, until `gib` are full.
 
     The first items that are read stay, and none is replaced. Wrap what reads and decodes; random
@@ -152,8 +154,12 @@ class CachedDataset:
         places = [self._place(index) for index in indices]
         contents = [None if place is None else self._items.get(place) for place in places]
         missed = [number for number, content in enumerate(contents) if content is None]
-        read = self.dataset.__getitems__([indices[number] for number in missed]) if missed else ()
-        fresh = dict(zip(missed, read, strict=True))
+        read = list(self.dataset.__getitems__([indices[number] for number in missed])) if missed else []
+        if len(read) != len(missed):
+            raise CacheError(
+                f"muri.cache: {type(self.dataset).__name__}.__getitems__ gave {len(read)} items of {len(missed)}"
+            )
+        fresh = dict(zip(missed, read))
         for number, item in fresh.items():
             place = places[number]
             if place is not None:
@@ -178,7 +184,7 @@ def _length(dataset: Any) -> int:
 
 
 def _check_size(gib: float, length: int) -> None:
-    if isinstance(gib, bool) or not isinstance(gib, int | float) or not (math.isfinite(gib) and gib > 0):
+    if isinstance(gib, bool) or not isinstance(gib, (int, float)) or not (math.isfinite(gib) and gib > 0):
         raise CacheError(f"muri.cache: gib is {gib!r}; give the memory in GiB, for example gib=4")
     needed = SharedItems.table_bytes(length)
     if needed >= gib * GIB:
@@ -187,7 +193,7 @@ def _check_size(gib: float, length: int) -> None:
         )
 
 
-_all_items: "weakref.WeakSet[SharedItems]" = weakref.WeakSet()
+_all_items: weakref.WeakSet[SharedItems] = weakref.WeakSet()
 
 
 class SharedItems:

@@ -4,6 +4,8 @@ Works in any Python process. Alone it only measures; inside a group each stage f
 its resource. See docs/stage-api.md.
 """
 
+from __future__ import annotations
+
 import atexit
 import contextlib
 import contextvars
@@ -126,7 +128,7 @@ class batches(Generic[Batch]):
         yield from self._go_through(clock, Prefetcher(source, clock) if self._prefetch else _Fetcher(source))
 
     @staticmethod
-    def _go_through(clock: StageClock, fetch: "Prefetcher[Batch] | _Fetcher[Batch]") -> Iterator[Batch]:
+    def _go_through(clock: StageClock, fetch: Prefetcher[Batch] | _Fetcher[Batch]) -> Iterator[Batch]:
         try:
             while True:
                 try:

@@ -5,6 +5,8 @@ workers, `compute` forward, backward and optimizer steps, `network` collectives 
 before the script does. See docs/automatic-stages.md and, for split batches, docs/sub-batches.md.
 """
 
+from __future__ import annotations
+
 import threading
 from types import ModuleType
 from typing import Final

@@ -1,5 +1,7 @@
 """Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`."""
 
+from __future__ import annotations
+
 import functools
 import threading
 import weakref
@@ -139,7 +141,7 @@ def _after_step(optimizer: Any) -> None:
         switch_off("optimizer step", error)
 
 
-_yielding: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_yielding: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _let_gradients_yield(optimizer: Any) -> None:

@@ -7,6 +7,8 @@ memory and add their seconds there. Spawned workers import PyTorch anew, without
 measured.
 """
 
+from __future__ import annotations
+
 import functools
 import mmap
 import struct
@@ -155,14 +157,14 @@ def _parts(dataset: Any) -> list[Any]:
         own = getattr(part, "__dict__", None)
         inner = [own.get("dataset")] if isinstance(own, dict) else []
         several = own.get("datasets") if isinstance(own, dict) else None
-        inner.extend(several if isinstance(several, list | tuple) else [])
+        inner.extend(several if isinstance(several, (list, tuple)) else [])
         parts.extend(one for one in inner if one is not None and all(one is not known for known in parts))
         if len(parts) >= _MAX_DATASETS:
             break
     return parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FetchTimes:
     """When a worker fetched a batch, on `time.perf_counter`, which all processes of a machine share.
 
@@ -326,7 +328,7 @@ class ReadKind:
     def add(self, wall_s: float, cpu_s: float) -> None:
         """Add one read: its wall-clock seconds, and the thread's CPU seconds within them."""
         self._recent.append((wall_s, cpu_s))
-        wall, cpu = (sum(column) for column in zip(*self._recent, strict=True))
+        wall, cpu = (sum(column) for column in zip(*self._recent))
         if cpu >= COMPUTES_FROM * wall:
             self.stage = PREPROCESS
         elif cpu < WAITS_BELOW * wall:
@@ -478,7 +480,7 @@ def _ask(iterator: Any) -> Watch | None:
     return watch
 
 
-def _forget(reference: "weakref.ref[Watch]", key: int, _iterator: Any) -> None:
+def _forget(reference: weakref.ref[Watch], key: int, _iterator: Any) -> None:
     watch = reference()
     if watch is not None:
         watch.memory.pop(key, None)

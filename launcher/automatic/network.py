@@ -5,13 +5,14 @@ in the order in which backward hands them over. A member that waits for the netw
 GPU back: two members that each hold the GPU of one rank and wait for the other rank would deadlock.
 """
 
+from __future__ import annotations
+
 import functools
 import queue
 import threading
 import weakref
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Callable, Final
 
 import torch
 from torch import distributed
@@ -73,7 +74,7 @@ class Communication:
         self._pending = 0
         self._running = False
 
-    def submit(self, send: Callable[[], torch.Tensor], like: torch.Tensor) -> "torch.futures.Future[torch.Tensor]":
+    def submit(self, send: Callable[[], torch.Tensor], like: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """Send in the communication thread, as the stage `synchronize`.
 
         Args:
@@ -115,7 +116,7 @@ class Communication:
                 continue
             job()
 
-    def _do(self, send: Callable[[], torch.Tensor], future: "torch.futures.Future[torch.Tensor]", stream: Any) -> None:
+    def _do(self, send: Callable[[], torch.Tensor], future: torch.futures.Future[torch.Tensor], stream: Any) -> None:
         clock = self._watch.clock
         try:
             with torch.cuda.stream(stream), torch.no_grad(), clock.lane():
@@ -207,8 +208,8 @@ def _end(watch: Watch) -> None:
         switch_off(_COLLECTIVES_HOOK, error)
 
 
-_senders: "weakref.WeakKeyDictionary[Any, GradientSender]" = weakref.WeakKeyDictionary()
-_forwards: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+_senders: weakref.WeakKeyDictionary[Any, GradientSender] = weakref.WeakKeyDictionary()
+_forwards: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 Hook = Callable[[Any, Any], "torch.futures.Future[torch.Tensor]"]
 
@@ -229,7 +230,7 @@ class GradientSender:
         """Copy nothing: a copied or unpickled module has no hook any more."""
         return {"inner": None}
 
-    def __call__(self, bucket: Any) -> "torch.futures.Future[torch.Tensor]":
+    def __call__(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         """Send a bucket of gradients."""
         watch = self._watch()
         if watch is None:
@@ -251,7 +252,7 @@ class GradientSender:
             switch_off(_DDP_HOOK, error)
             return None
 
-    def _start(self, bucket: Any) -> "torch.futures.Future[torch.Tensor]":
+    def _start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         if self.inner is not None:
             hook, state = self.inner
             return hook(state, bucket)

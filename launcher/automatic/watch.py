@@ -1,5 +1,7 @@
 """Finds the clock that a thread's hooks feed, and where one iteration ends and the next begins."""
 
+from __future__ import annotations
+
 import os
 import sys
 import threading

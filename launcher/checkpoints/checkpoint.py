@@ -3,13 +3,14 @@
 See docs/checkpoints.md.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Callable, Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.errors import UsageError
@@ -30,7 +31,7 @@ class CheckpointLoadError(CheckpointError):
     """The job has a checkpoint, and the script could not load it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resumed:
     """What `muri.checkpoint` found.
 
@@ -47,7 +48,7 @@ class Resumed:
     path: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Functions:
     """The script's functions that save and load, and when to save apart from stops.
 
@@ -74,7 +75,7 @@ class Functions:
                 raise UsageError(f"muri.checkpoint: {name} must be a function that takes a path")
         for name in ("every_s", "every_iterations"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and value > 0):
+            if value is not None and not (isinstance(value, (int, float)) and value > 0):
                 raise UsageError(f"muri.checkpoint: {name}={value!r} must be a number > 0, or None for never")
 
 
@@ -150,7 +151,7 @@ class BoundaryCheckpointer:
         Raises:
             SystemExit: The script was asked to stop, and its state is saved.
         """
-        if isinstance(sys.exception(), GeneratorExit):  # the loop was left with `break`: raise nothing here
+        if isinstance(sys.exc_info()[1], GeneratorExit):  # the loop was left with `break`: raise nothing here
             self.position.left()
             return
         if self.position.in_other_loop:

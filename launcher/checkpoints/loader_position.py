@@ -4,15 +4,17 @@ The first `muri.batches` loop after `muri.checkpoint` is the training loop; each
 all random generators that a training script draws from belong to the position, as plain JSON values.
 """
 
+from __future__ import annotations
+
 import base64
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Tuple, TypeVar
 
 Batch = TypeVar("Batch")
 
-Site = tuple[str, int]
+Site = Tuple[str, int]
 """File and line of a `muri.batches(…)`: tells the training loop from others."""
 
 
@@ -138,7 +140,7 @@ def restore_generators(state: Mapping[str, Any], generators: Iterable[Any] = ())
         torch.set_rng_state(_tensor(state["torch"]))
         if "cuda" in state and torch.cuda.device_count() == len(state["cuda"]):
             torch.cuda.set_rng_state_all([_tensor(each) for each in state["cuda"]])
-    for generator, text in zip(generators, state["generators"], strict=False):
+    for generator, text in zip(generators, state["generators"]):
         generator.set_state(_tensor(text))
 
 

@@ -1,5 +1,7 @@
 """The ranks of one job save at the same iteration, and resume from a checkpoint that all of them have."""
 
+from __future__ import annotations
+
 import os
 import sys
 from collections.abc import Mapping

@@ -1,5 +1,7 @@
 """Which checkpointer belongs to the script that is calling."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar

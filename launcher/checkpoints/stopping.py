@@ -1,5 +1,7 @@
 """What happens to a script with a checkpoint that is asked to stop, alone and in a group."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import signal

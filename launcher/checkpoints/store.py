@@ -1,5 +1,7 @@
 """Checkpoints on disk: written under a temporary name, flushed, then renamed, so that a reader never sees a part."""
 
+from __future__ import annotations
+
 import contextlib
 import errno
 import fcntl
@@ -31,7 +33,7 @@ class CheckpointError(MuriError):
     """A checkpoint cannot be written, found or read."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stored:
     """A checkpoint on disk.
 

@@ -3,6 +3,8 @@
 `srun` starts one task per GPU and numbers them; so does torchrun (`torchrun --no-python … muri run train.py`).
 """
 
+from __future__ import annotations
+
 import math
 import os
 import sys

@@ -1,10 +1,12 @@
 """Calls functions as soon as a module has been imported, so that patches need not import it."""
 
+from __future__ import annotations
+
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Callable, Final
 
 Hook = Callable[[ModuleType], None]
 

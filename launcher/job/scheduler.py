@@ -1,5 +1,7 @@
 """What the launcher asks of the scheduler: is this job a member of a group, and requeue it."""
 
+from __future__ import annotations
+
 from typing import Any, Final, Protocol, cast
 
 from muri.errors import MuriError

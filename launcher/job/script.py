@@ -6,6 +6,8 @@ code 134 instead of the script's own. PyTorch 2.13 with Python 3.11 does so in e
 right after a collective, with `destroy_process_group` too if something (DistributedDataParallel) still holds the group.
 """
 
+from __future__ import annotations
+
 import atexit
 import importlib.util
 import io
@@ -31,7 +33,7 @@ class ScriptError(UsageError):
     """The script or module cannot be run."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadedScript:
     """Code that is ready to run in the namespace of its module."""
 

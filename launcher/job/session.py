@@ -1,19 +1,21 @@
 """A member's session: its state, its threads, and the interface that the runtime uses."""
 
+from __future__ import annotations
+
 import io
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Callable, Generic, Protocol, TypeVar, Union, runtime_checkable
 
 from muri.launcher.job.stage_clock import StageClock
 
 Value = TypeVar("Value")
 
-SignalHandler = Callable[[int, Any], Any] | int | None
+SignalHandler = Union[Callable[[int, Any], Any], int, None]
 
 
 @dataclass(eq=False)
@@ -121,7 +123,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
         files: Standard input, output and error.
         unbuffered: Whether text is written at once, as with $PYTHONUNBUFFERED.
     """
-    stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww", strict=True))
+    stdin, stdout, stderr = (io.FileIO(os.dup(file), mode) for file, mode in zip(files, "rww"))
     sink: Any = stdout if unbuffered else io.BufferedWriter(stdout)  # a raw file is what Python itself takes
     streams: dict[str, io.TextIOWrapper] = {
         "stdin": io.TextIOWrapper(io.BufferedReader(stdin), encoding="utf-8", errors="surrogateescape"),
@@ -136,7 +138,7 @@ def open_streams(files: tuple[int, int, int], *, unbuffered: bool = False) -> di
             io.BufferedWriter(stderr), encoding="utf-8", errors="backslashreplace", line_buffering=True
         ),
     }
-    for (name, stream), raw, mode in zip(streams.items(), (stdin, stdout, stderr), "rww", strict=True):
+    for (name, stream), raw, mode in zip(streams.items(), (stdin, stdout, stderr), "rww"):
         raw.name, stream.mode = f"<{name}>", mode  # type: ignore[misc]
     return streams
 
@@ -199,7 +201,7 @@ def by_session(plain: Callable[..., Any], objects: PerSession[Any]) -> Callable[
     return update_wrapper(call, plain)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Roots:
     """Where a member's threads and processes begin.
 
@@ -256,7 +258,7 @@ class MemberSession(Protocol):
     def lost(self) -> bool:
         """Whether the runtime's end cut the script short, so that its exit code means nothing."""
 
-    def start(self, on_end: "Callable[[MemberSession], None]") -> None:
+    def start(self, on_end: Callable[[MemberSession], None]) -> None:
         """Run the script; `on_end` is called once, when the exit code is known."""
 
     def deliver(self, signum: int) -> None:

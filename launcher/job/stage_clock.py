@@ -3,14 +3,16 @@
 Kernels on a GPU run later than the script asks for them; a `GpuPace` tells the clock when the GPU is really used.
 """
 
+from __future__ import annotations
+
 import contextlib
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Callable, Final, Protocol
 
 from muri.profiler.records import STAGES
 
@@ -19,7 +21,7 @@ PROPAGATE: Final = STAGES.index("propagate")
 RECENT_ITERATIONS: Final = 50
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuTimes:
     """The GPU time of a member's finished work.
 
@@ -117,7 +119,7 @@ def wait_for_gpu() -> None:
         cuda.current_stream().synchronize()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IterationRecord:
     """The times of one iteration.
 

@@ -4,6 +4,8 @@
 because gloo might spoil its exit code. The runtime starts it for a member with a process of its own.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 import signal
@@ -17,7 +19,7 @@ from muri.launcher import automatic
 from muri.launcher.automatic.watch import close_iterations, stages_wanted
 from muri.launcher.job import script
 from muri.launcher.job.environment import hooks_wanted
-from muri.launcher.sessions.gpu_errors import MARK_VARIABLE, leave_mark
+from muri.launcher.job.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.process_gate import is_gated
 
@@ -38,7 +40,7 @@ def main(arguments: list[str]) -> None:
     """Become the script: its sys.argv, sys.path and `__main__` are those of plain Python."""
     module = arguments[0] == "-m"
     target, *rest = arguments[1:] if module else arguments
-    if not sys.flags.safe_path:
+    if not getattr(sys.flags, "safe_path", False):  # since Python 3.11
         # Python put its own first entry there for `-m muri.launcher.run.solo`: the working directory.
         sys.path[0] = script.own_directories(target, module, str(Path.cwd()), "")[0]
     sys.argv[:] = ["-m" if module else target, *rest]

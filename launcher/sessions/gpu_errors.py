@@ -1,22 +1,18 @@
-"""Errors of the GPU: those that end a CUDA context, and with it the process, and those for lack of memory.
+"""Errors of the GPU that end a CUDA context, and with it the process.
 
 After an illegal memory access or a device-side assert, every later call into CUDA fails in the whole process. The
 runtime then ends. Its members go back to the queue, whatever their scripts reported meanwhile, and the runtime names
 those that may have caused the error, so that they run without partners.
-
-When a script runs out of GPU memory beside others, the scheduler may be at fault. In a process of its own the script
-leaves a mark in a file that the runtime named, because its exit code does not show the cause.
 """
 
-import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
+from muri.launcher.job.out_of_memory import chain_of
 from muri.launcher.job.session import MemberSession
 from muri.launcher.sessions.gpu_streams import Device, preparation
 
@@ -29,11 +25,6 @@ _STICKY: Final = re.compile(
     r"|operation not supported on global/shared address space|launch timed out and was terminated"
 )
 _ACCELERATOR: Final = re.compile(r"(CUDA|HIP) error")
-
-MARK_VARIABLE: Final = "MURI_OUT_OF_MEMORY_MARK"
-"""Names the file that a script in a process of its own makes when it ends so; the script doesn't see the variable."""
-
-_WORDS: Final = re.compile(r"(CUDA|HIP)( error:)? out of memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +42,6 @@ class Fault:
     def status(self) -> dict[str, Any]:
         """The fault's part of the status file."""
         return asdict(self) | {"culprits": list(self.culprits)}
-
-
-def chain_of(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and those that led to it, the last one first."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def sticky_text(error: BaseException, device: Device | None) -> str | None:
@@ -122,18 +104,3 @@ class FaultWatch:
 
 
 watch: Final = FaultWatch()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error, or one that led to it, is PyTorch's or CUDA's for lack of GPU memory."""
-    return any(
-        isinstance(link, RuntimeError) and (type(link).__name__ == "OutOfMemoryError" or _WORDS.search(str(link)))
-        for link in chain_of(error)
-    )
-
-
-def leave_mark(error: BaseException, mark: str) -> None:
-    """Tell the runtime, if it named a file for that, that the script ends for lack of GPU memory."""
-    if mark and is_out_of_memory(error):
-        with contextlib.suppress(OSError):
-            Path(mark).touch()

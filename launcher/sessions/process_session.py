@@ -23,12 +23,12 @@ from typing import Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.automatic.watch import stages_wanted
+from muri.launcher.job.out_of_memory import MARK_VARIABLE
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, IterationRecord, StageClock
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
-from muri.launcher.sessions.gpu_errors import MARK_VARIABLE
 from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, wait_without_spinning
 from muri.launcher.wire import process_gate
 from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest

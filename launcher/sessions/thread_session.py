@@ -16,6 +16,7 @@ from muri.launcher.checkpoints import registry, stopping
 from muri.launcher.isolation.signals_and_exits import SessionExit
 from muri.launcher.isolation.threads_and_processes import begin_session
 from muri.launcher.job import script
+from muri.launcher.job.out_of_memory import is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots, enter_session
 from muri.launcher.job.stage_clock import IntervalListener, StageClock
 from muri.launcher.sessions import gpu_errors, gpu_streams
@@ -33,7 +34,6 @@ from muri.launcher.sessions.endings import (
     reported_code,
     tell_hang,
 )
-from muri.launcher.sessions.gpu_errors import is_out_of_memory
 from muri.launcher.sessions.interruption import Interruption, SessionGate
 from muri.launcher.sessions.setup import AttachedSession, build_state, own_working_directory
 from muri.launcher.wire.protocol import AttachRequest

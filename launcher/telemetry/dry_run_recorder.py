@@ -3,6 +3,8 @@
 A few more iterations run under PyTorch's profiler where its operators can tell more than the stage marks.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import threading
@@ -125,7 +127,9 @@ def clock_offset_s(anchors: Sequence[Span], marks_s: Sequence[float]) -> float:
         anchors: Times just before and after each mark, on `time.perf_counter`.
         marks_s: When the profiler says that each began, in the same order.
     """
-    (before_s, after_s), mark_s = min(zip(anchors, marks_s, strict=True), key=lambda pair: pair[0][1] - pair[0][0])
+    if len(anchors) != len(marks_s):
+        raise ValueError(f"{len(anchors)} marks were made and {len(marks_s)} found")
+    (before_s, after_s), mark_s = min(zip(anchors, marks_s), key=lambda pair: pair[0][1] - pair[0][0])
     return (before_s + after_s) / 2 - mark_s
 
 
@@ -206,7 +210,7 @@ class DryRunRecorder:
         except (TooShortError, ProfileError) as error:
             return {"error": str(error)}
         said = {"accumulates": True} if is_declared(os.environ) else {}
-        return figures.to_dict() | {"steady_since_s": self._course.steady_since_s} | said
+        return {**figures.to_dict(), "steady_since_s": self._course.steady_since_s, **said}
 
     def _enough(self, start_s: float, end_s: float) -> bool:
         if self._trace is not None:

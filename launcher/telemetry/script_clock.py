@@ -3,6 +3,8 @@
 A script alone is measured as its environment asks: a summary of its stages, a trace, a dry run, a log of iterations.
 """
 
+from __future__ import annotations
+
 import atexit
 import os
 import sys
@@ -104,7 +106,7 @@ def summary(clock: StageClock) -> str:
     mean_s = clock.recent_iteration_s()
     head = f"muri: {count} iterations"
     lines = [head if mean_s is None else f"{head}, the last ones took {mean_s * 1e3:.1f} ms on average"]
-    for name, total_s in zip(STAGES, clock.stage_s, strict=True):
+    for name, total_s in zip(STAGES, clock.stage_s):
         each = f"  {total_s / count * 1e3:9.1f} ms per iteration" if count else ""
         lines.append(f"muri:   {name:<12}{total_s:10.3f} s{each}")
     return "\n".join(lines)
@@ -122,7 +124,7 @@ def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalLi
     return clock
 
 
-def _finish_in(pid: int, recorder: "DryRunRecorder") -> None:
+def _finish_in(pid: int, recorder: DryRunRecorder) -> None:
     if os.getpid() == pid:
         recorder.finish()
 

@@ -5,6 +5,8 @@ Perfetto (ui.perfetto.dev) and chrome://tracing open trace events. The format:
 https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU ("JSON Array Format").
 """
 
+from __future__ import annotations
+
 import json
 import logging
 import os
@@ -195,7 +197,7 @@ class _Lanes:
             lane = next((index for index, lane_end_us in ends_us if lane_end_us <= start_us), len(self._end_us))
             if lane == len(self._end_us):
                 self._end_us.append(0)
-            self._of_thread = {key: value for key, value in self._of_thread.items() if value != lane} | {thread: lane}
+            self._of_thread = {**{key: value for key, value in self._of_thread.items() if value != lane}, thread: lane}
         self._end_us[lane] = end_us
         return lane
 
@@ -223,7 +225,7 @@ class ChromeTrace(Trace):
         self._lanes: dict[tuple[str, str], _Lanes] = {}
         self._rate_since: dict[str, tuple[float, int]] = {}
         origin = {"host": socket.gethostname(), "group": group}
-        self._write("[\n" + self._metadata("process_name", 0, {"name": group, **origin}).removeprefix(",\n"))
+        self._write("[\n" + self._metadata("process_name", 0, {"name": group, **origin})[len(",\n") :])
         self.flush()
 
     def _ending(self) -> str:

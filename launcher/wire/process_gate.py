@@ -8,6 +8,9 @@ is asked for. Each thread of the script that is gated speaks over a channel of i
 does not keep the training thread waiting.
 """
 
+from __future__ import annotations
+
+import array
 import contextlib
 import mmap
 import os
@@ -46,7 +49,7 @@ NO_TURNS_INDEX: Final = STAGE_COUNT
 """Byte of the page that is 1 where members share plainly."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GateAddress:
     """Where a member's process finds the arbiter.
 
@@ -63,7 +66,7 @@ class GateAddress:
     traced: bool
 
     @classmethod
-    def parse(cls, text: str) -> "GateAddress | None":
+    def parse(cls, text: str) -> GateAddress | None:
         """Read the variable's text; None when it is not of this form."""
         parts = text.split(":")
         if len(parts) != len(cls.__dataclass_fields__) or not all(part.isdecimal() for part in parts):
@@ -153,7 +156,8 @@ class ProcessGate:
     def _open_channel(self) -> socket.socket:
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self._main, [bytes([CHANNEL])], [theirs.fileno()])
+            handle = array.array("i", [theirs.fileno()])
+            self._main.sendmsg([bytes([CHANNEL])], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handle)])
         return own
 
     def _tell(self, message: bytes) -> None:

@@ -9,10 +9,12 @@ The marks of stages tell which thread held which resource. `refine` corrects the
 few iterations: which part of a stage, or of no stage, used another resource.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from typing import Final
+from typing import Final, Tuple
 
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import STAGES
@@ -25,10 +27,10 @@ _FETCHES: Final = "enumerate(DataLoader)"
 HELD_UP: Final = 1.5
 """An iteration under the profiler that takes more than this many times the median does not count."""
 
-Span = tuple[float, float]
+Span = Tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Interval:
     """A time in which one thread or process of a job used a resource.
 
@@ -47,7 +49,7 @@ class Interval:
     own: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Attribution:
     """Where the time of one window went, in the order of `STAGES`.
 
@@ -132,7 +134,7 @@ def _count(
             owned_s[stage] += length_s / len(owners)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Operator:
     """One event of a profiler's trace.
 
@@ -180,7 +182,7 @@ def refine(
         return result
     refined = [*holds, *_uncovered(holds, operators)]
     stage_s = list(result.stage_s)
-    for stage, (before_s, after_s) in enumerate(zip(_owned(holds, windows), _owned(refined, windows), strict=True)):
+    for stage, (before_s, after_s) in enumerate(zip(_owned(holds, windows), _owned(refined, windows))):
         share = (after_s - before_s) / whole_s
         if abs(share) >= USE_THRESHOLD:
             stage_s[stage] = max(0.0, stage_s[stage] + share * result.iteration_s)
@@ -247,7 +249,7 @@ def _spans(operators: Sequence[Operator], stage: int, *, on_gpu: bool) -> list[S
 
 def _owned(intervals: Sequence[Interval], windows: Sequence[Span]) -> list[float]:
     each = [attribute(intervals, *window).owned_s for window in windows]
-    return [sum(column) for column in zip(*each, strict=True)]
+    return [sum(column) for column in zip(*each)]
 
 
 def _gpu_share(operators: Sequence[Operator], windows: Sequence[Span], whole_s: float) -> float | None:

@@ -4,6 +4,8 @@ A loader with workers delivers in bursts; `steadiness` says what follows. A load
 waits: once an iteration stands out, the dry run goes to its limit, to see whether the wait recurs.
 """
 
+from __future__ import annotations
+
 from typing import Final
 
 from muri.errors import MuriError

@@ -1,5 +1,7 @@
 """What a measurement and its script tell each other: request, result and progress of a dry run, and iteration log."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +28,7 @@ class DryRunError(UsageError):
     """A request for a dry run makes no sense."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """How much a dry run may take.
 
@@ -62,19 +64,19 @@ class Limits:
         return f"auto:{self.iterations}:{self.steady_s:g}"
 
     @classmethod
-    def parse(cls, text: str) -> "Limits":
+    def parse(cls, text: str) -> Limits:
         """Read a value of MURI_DRY_RUN.
 
         Raises:
             DryRunError: It is malformed.
         """
-        match text.split(":"):
-            case ["auto"]:
-                return cls()
-            case ["auto", iterations, steady_s] if iterations.isdecimal() and _is_number(steady_s):
-                return _checked(text, int(iterations), float(steady_s), None)
-            case [total, warmup] if total.isdecimal() and warmup.isdecimal():
-                return _checked(text, int(total) - int(warmup), DEFAULT_STEADY_S, int(warmup))
+        first, *rest = text.split(":")
+        if first == "auto" and not rest:
+            return cls()
+        if first == "auto" and len(rest) == 2 and rest[0].isdecimal() and _is_number(rest[1]):
+            return _checked(text, int(rest[0]), float(rest[1]), None)
+        if first.isdecimal() and len(rest) == 1 and rest[0].isdecimal():
+            return _checked(text, int(first) - int(rest[0]), DEFAULT_STEADY_S, int(rest[0]))
         raise DryRunError(f"{DRY_RUN_VARIABLE}={text!r}: {_FORMS}")
 
 
@@ -89,7 +91,7 @@ def _is_number(text: str) -> bool:
     return text.replace(".", "", 1).isdecimal()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DryRunRequest:
     """What to measure.
 
@@ -104,15 +106,17 @@ class DryRunRequest:
     @property
     def progress_path(self) -> Path:
         """Where the script reports its progress every second."""
-        name = self.result_path.name.removesuffix(_OF_SCRIPT)
+        name = self.result_path.name
+        if name.endswith(_OF_SCRIPT):
+            name = name[: -len(_OF_SCRIPT)]
         return self.result_path.with_name(f"{name}.progress")
 
-    def for_script(self) -> "DryRunRequest":
+    def for_script(self) -> DryRunRequest:
         """The request to the script's own process, whose result still has to be completed."""
         return replace(self, result_path=self.result_path.with_name(self.result_path.name + _OF_SCRIPT))
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> "DryRunRequest | None":
+    def from_environment(cls, environment: Mapping[str, str]) -> DryRunRequest | None:
         """Read MURI_DRY_RUN and MURI_DRY_RUN_RESULT; None when no dry run is asked for.
 
         Raises:
@@ -131,7 +135,7 @@ class DryRunRequest:
         return {DRY_RUN_VARIABLE: self.limits.text, DRY_RUN_RESULT_VARIABLE: str(self.result_path)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DryRunResult:
     """The figures of a profile, whatever its key will be.
 
@@ -175,12 +179,12 @@ class DryRunResult:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values: the fields of a `StageProfile`, and why it stopped."""
-        stages = {f"{name}_s": value for name, value in zip(STAGES, self.stage_s, strict=True)}
+        stages = {f"{name}_s": value for name, value in zip(STAGES, self.stage_s)}
         rest = {"iteration_s": self.iteration_s, "gpu_mem_gib": self.gpu_mem_gib, "iterations": self.iterations}
         return {**stages, **rest, "detail": self.detail.to_dict(), "stopped": self.stopped}
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "DryRunResult":
+    def from_dict(cls, values: Mapping[str, Any]) -> DryRunResult:
         """Read what `to_dict` made.
 
         Raises:

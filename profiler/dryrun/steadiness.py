@@ -19,10 +19,12 @@ iterations in between are no settled state, and the waits no outliers:
 - The means of periods, not single iterations, are the values that say how sure the mean is.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, combinations
 from statistics import fmean, median
 from typing import Final, TypeVar
 
@@ -56,7 +58,7 @@ LEAST_PERIODS: Final = 2
 """One wait alone could be chance."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Certainty:
     """How sure a mean is.
 
@@ -178,10 +180,10 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def _neighbours(values: Sequence[float], mean: float) -> float:
-    return sum((one - mean) * (two - mean) for one, two in pairwise(values))
+    return sum((one - mean) * (two - mean) for one, two in zip(values, values[1:]))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoaderAhead:
     """How a loader works ahead of the loop.
 
@@ -193,7 +195,7 @@ class LoaderAhead:
     depth: int = 0
     period: int = 1
 
-    def widened(self, other: "LoaderAhead") -> "LoaderAhead":
+    def widened(self, other: LoaderAhead) -> LoaderAhead:
         """What covers both, where a script has several loaders."""
         return LoaderAhead(max(self.depth, other.depth), max(self.period, other.period))
 
@@ -203,7 +205,7 @@ def moving_means(values: Sequence[float], period: int) -> list[float]:
     if period <= 1:
         return list(values)
     sums = list(accumulate(values, initial=0.0))
-    return [(after - before) / period for before, after in zip(sums, sums[period:], strict=False)]
+    return [(after - before) / period for before, after in zip(sums, sums[period:])]
 
 
 def period_means(values: Sequence[float], period: int) -> list[float]:

@@ -1,5 +1,7 @@
 """From the iterations of a dry run, and what the script was seen to use, to the figures of a profile. Pure."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +26,7 @@ _STEADY_SINCE: Final = "steady_since_s"
 """The script's own process adds this figure for `with_usage`; the result does not keep it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IterationSample:
     """One measured iteration.
 
@@ -39,7 +41,7 @@ class IterationSample:
     busy_s: tuple[float, ...] = (0.0,) * len(STAGES)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Circumstances:
     """What is known of a dry run beside its iterations.
 
@@ -62,7 +64,7 @@ class Circumstances:
     detail: ProfileDetail = field(default_factory=ProfileDetail)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Certain:
     """How sure the means of some iterations are.
 
@@ -86,7 +88,8 @@ def samples_of(windows: Sequence[tuple[float, float]], intervals: Iterable[Inter
         intervals: Of the whole time, in any order.
     """
     waiting = sorted(intervals, key=lambda interval: interval.start_s)
-    samples, going, position = [], list[Interval](), 0
+    going: list[Interval] = []
+    samples, position = [], 0
     for start_s, end_s in windows:
         while position < len(waiting) and waiting[position].start_s < end_s:
             going.append(waiting[position])
@@ -109,7 +112,7 @@ def how_sure(samples: Sequence[IterationSample], disturbed: float = 0.0, period:
     kept = _counted(samples, period)
     by_period = period > 1 and enough_periods(samples, period)
     columns = [[sample.iteration_s for sample in kept]]
-    stages = list(zip(*(sample.owned_s for sample in kept), strict=True))
+    stages = list(zip(*(sample.owned_s for sample in kept)))
     dominant = max(stages, key=sum)
     if sum(dominant) > 0:
         columns.append(list(dominant))
@@ -140,12 +143,12 @@ def summarise(samples: Sequence[IterationSample], circumstances: Circumstances) 
     _refuse_impossible(samples)
     kept = _counted(samples, circumstances.period)
     iteration_s = fmean(sample.iteration_s for sample in kept)
-    owned = [fmean(column) for column in zip(*(sample.owned_s for sample in kept), strict=True)]
-    busy = [fmean(column) for column in zip(*(sample.busy_s for sample in kept), strict=True)]
+    owned = [fmean(column) for column in zip(*(sample.owned_s for sample in kept))]
+    busy = [fmean(column) for column in zip(*(sample.busy_s for sample in kept))]
     load_s, preprocess_s, propagate_s, synchronize_s = owned
     trusted = circumstances.settled and enough_periods(samples, circumstances.period)
     sure = how_sure(samples, circumstances.disturbed, circumstances.period)
-    stages = list(zip(*(sample.owned_s for sample in samples), strict=True))
+    stages = list(zip(*(sample.owned_s for sample in samples)))
     iterations = [sample.iteration_s for sample in samples]
     return DryRunResult(
         stage_s=(load_s, preprocess_s, propagate_s, synchronize_s),
@@ -174,7 +177,7 @@ def _counted(samples: Sequence[IterationSample], period: int) -> list[IterationS
 
 def _refuse_impossible(samples: Sequence[IterationSample]) -> None:
     for sample in samples:
-        for stage, value in zip(STAGES, sample.owned_s, strict=True):
+        for stage, value in zip(STAGES, sample.owned_s):
             if not math.isfinite(value) or value < 0:
                 raise ProfileError(f"{stage} time is {value}; it must be ≥ 0 s")
         if not math.isfinite(sample.iteration_s) or sample.iteration_s <= 0:
@@ -209,7 +212,7 @@ def with_usage(found: Mapping[str, Any], usage: Usage) -> dict[str, Any]:
         "cpu_cores": means.cpu_cores,
         "gpu_utilisation": means.gpu_utilisation,
     }
-    detail |= {name: value for name, value in seen.items() if value is not None}
+    detail.update({name: value for name, value in seen.items() if value is not None})
     figures = {name: value for name, value in found.items() if name != _STEADY_SINCE}
     gpu_mem_gib = max(float(found["gpu_mem_gib"]), peaks.gpu_mem_gib or 0.0)
-    return figures | {"gpu_mem_gib": gpu_mem_gib, "detail": detail}
+    return {**figures, "gpu_mem_gib": gpu_mem_gib, "detail": detail}

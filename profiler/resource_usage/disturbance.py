@@ -1,5 +1,7 @@
 """How far other processes hold this one up. It is asked inside scripts, under whatever Python they have."""
 
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Set as AbstractSet

@@ -1,5 +1,7 @@
 """Samples of used resources, their means and peaks over a run, and a throttle that keeps their cost low."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -36,7 +38,7 @@ class Throttle:
         self._next_s = time.perf_counter() + max(self._least_s, cost_s / self._share)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figures:
     """Use of the machine at one time or over many; None for what could not be read.
 
@@ -67,7 +69,7 @@ class Figures:
         return {item.name: value for item in fields(Figures) if (value := getattr(self, item.name)) is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True)
 class Sample(Figures):
     """What was read at one time.
 
@@ -76,11 +78,11 @@ class Sample(Figures):
         over_s: Seconds that the rates are over: those since the sample before.
     """
 
-    at_s: float
-    over_s: float
+    at_s: float = 0.0
+    over_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Usage:
     """A run of samples.
 
@@ -104,7 +106,7 @@ class Usage:
         """The highest value of each figure."""
         return self._each(lambda pairs: max(value for value, _ in pairs))
 
-    def since(self, at_s: float) -> "Usage":
+    def since(self, at_s: float) -> Usage:
         """The samples that begin at or after a time of `time.perf_counter`, for leaving a warm-up out."""
         kept = tuple(item for item in self.samples if item.at_s - item.over_s >= at_s)
         return Usage(kept, self.notes, self.sampler_cpu_s)

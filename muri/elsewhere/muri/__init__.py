@@ -4,6 +4,8 @@ This file becomes the package `muri` beside which it lies, wherever that was ins
 Python sees Muri, and none of the packages that Muri's own environment holds.
 """
 
+from __future__ import annotations
+
 from pathlib import Path
 
 _package = Path(__file__).resolve().parents[2]
