@@ -114,6 +114,7 @@ def _attach(folder: Path, member: str, number: int) -> int:
         cwd=str(folder),
         environment=dict(os.environ),
         umask=0o077,
+        executable=sys.executable,
         prefix=sys.prefix,
         python=sys.version,
     )

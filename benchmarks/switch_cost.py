@@ -5,12 +5,14 @@ import json
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from muri.errors import MuriError
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.sessions.process_session import ProcessSession, share_waiting_hint
+from muri.launcher.sessions.process_start import ChildStarter, supervised
 from muri.launcher.wire.protocol import AttachRequest
 
 HOLD_S: Final = 0.0005
@@ -74,11 +76,12 @@ def _session(member: str, script: Path, count: int, arbiter: FairArbiter, page_f
         cwd=str(script.parent),
         environment=dict(os.environ),
         umask=0o077,
+        executable=sys.executable,
         prefix=sys.prefix,
         python=sys.version,
     )
     files = (os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY), os.dup(2))
-    return ProcessSession(request, files, arbiter, page_fd)
+    return ProcessSession(request, files, arbiter, page_fd, partial(supervised, ChildStarter(), script.parent))
 
 
 def _run(sessions: list[ProcessSession]) -> None:

@@ -227,6 +227,7 @@ class MemberSession(Protocol):
         stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
         ended: Set when the script ended and everything of it was cleaned up.
         fault: What the script raised if that ended the CUDA context of this process, else None.
+        lost_cause: Why nothing is known of the script's end; None if that is known, or the runtime's end is why.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
         out_of_memory: Whether the script ended for lack of GPU memory.
         hung: Whether it is being ended, or was, because it hangs.
@@ -240,6 +241,7 @@ class MemberSession(Protocol):
     stopped_at: int | None
     ended: threading.Event
     fault: str | None
+    lost_cause: str | None
     condemned: bool
     out_of_memory: bool
     hung: bool

@@ -60,6 +60,7 @@ def build_request(
         cwd=str(Path.cwd()),
         environment={**(os.environ if python.is_own else with_library(os.environ)), **missing_variables(os.environ)},
         umask=umask,
+        executable=python.executable,
         prefix=python.prefix,
         python=python.version,
     )

@@ -3,6 +3,7 @@
 It runs under the members' own Python: the standard library and PyTorch are all that it may need.
 """
 
+import functools
 import importlib
 import logging
 import os
@@ -30,6 +31,7 @@ from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.runtime.server import Server, SessionFactory
 from muri.launcher.runtime.suspension import SuspensionWatch
 from muri.launcher.sessions import gpu_errors, gpu_streams
+from muri.launcher.sessions.process_start import supervised
 from muri.launcher.sessions.setup import take_short_turns, wait_without_spinning
 from muri.launcher.telemetry.script_clock import set_clock_provider
 from muri.launcher.telemetry.trace import Trace, open_trace
@@ -68,7 +70,8 @@ class Runtime:
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, solo_s, speeds)
         threads = frozenset(each.job_id for each in group.members if each.isolation == "thread")
-        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), threads)
+        start = functools.partial(supervised, options.starter, options.run_dir)
+        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
 from muri.launcher.ranks.link import Place
+from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter
 from muri.run_dir import default_run_dir
 
 KEY_VARIABLE: Final = "MURI_GROUP_KEY"
@@ -25,6 +26,7 @@ class RuntimeOptions:
     trace: Path | None
     preload: list[str]
     grace_s: float
+    starter: Starter
     place: Place | None = None
     device_mem_gib: float | None = None
 
@@ -75,6 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--world-size", type=int, help="Runtimes of the group, one per GPU (default: 1).")
     add("--order-host", help="Where rank 0 listens; else the node on which srun was called.")
     add("--order-port", type=_port, help="Rank 0's port; the key is $MURI_GROUP_KEY.")
+    add("--steps", action="store_true", help="Start processes of members as steps of the Slurm job around this one.")
     add("--grace-s", type=float, default=10.0, help="Seconds that scripts get to end at SIGTERM (%(default)s).")
     return parser
 
@@ -94,7 +97,9 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
     place = _take_place(values, environment)
     run_dir = (values.pop("run_dir") or default_run_dir(environment)).absolute()
     preload = [name for name in values.pop("preload").split(",") if name]
-    return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, place=place, **values)
+    steps = values.pop("steps")
+    starter = StepStarter.from_environment(environment, group.gpus_per_node) if steps else ChildStarter()
+    return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, starter=starter, place=place, **values)
 
 
 def parse_place(

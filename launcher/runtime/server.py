@@ -21,11 +21,11 @@ from muri.launcher.runtime.admission import AdmissionControl, MemoryAdmission
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.runtime.rank_group import RankGroup
 from muri.launcher.sessions import gpu_errors
-from muri.launcher.sessions.process_session import ProcessSession, chosen_isolation, share_waiting_hint
+from muri.launcher.sessions.process_session import ProcessSession, Start, share_waiting_hint
 from muri.launcher.sessions.thread_session import ThreadSession
 from muri.launcher.telemetry.trace import Trace
 from muri.launcher.wire import protocol
-from muri.launcher.wire.protocol import AttachRequest, Frame, ProtocolError
+from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest, Frame, ProtocolError
 from muri.profiler.records import STAGES
 from muri.run_dir import RendezvousError, make_run_dir
 
@@ -65,6 +65,7 @@ class SessionFactory:
         solo_iteration_s: Iteration times alone, by member.
         trace: Where stages are noted.
         base_path: `sys.path` of scripts that run as threads.
+        start: Starts the supervisors of scripts with a process of their own.
         threads: Members that may be threads; all others, those that join later among them, get a process of their own.
     """
 
@@ -74,9 +75,11 @@ class SessionFactory:
         solo_iteration_s: Mapping[str, float],
         trace: Trace | None,
         base_path: list[str],
+        start: Start,
         threads: frozenset[str],
     ) -> None:
         self._arbiter = arbiter
+        self._start = start
         self._solo_iteration_s = solo_iteration_s
         self._trace = trace
         self._base_path = base_path
@@ -91,14 +94,20 @@ class SessionFactory:
             if trace is not None:
                 trace.record(member, STAGES[stage], start_s, end_s, wait_s)
 
-        if hooks_wanted(request.environment):
-            automatic.install_splitting_hooks()
         solo_s = self._solo_iteration_s.get(member)
         listener = None if trace is None else record
-        planned = "thread" if member in self._threads else "process"
-        if chosen_isolation(request.environment, planned) == "process":
-            return _marked(ProcessSession(request, files, self._arbiter, self._page_fd, listener, solo_s), trace)
-        return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
+        if self._as_thread(request):
+            if hooks_wanted(request.environment):
+                automatic.install_splitting_hooks()
+            return _marked(ThreadSession(request, files, self._arbiter, self._base_path, listener, solo_s), trace)
+        session = ProcessSession(request, files, self._arbiter, self._page_fd, self._start, listener, solo_s)
+        return _marked(session, trace)
+
+    def _as_thread(self, request: AttachRequest) -> bool:
+        """Whether a script runs as a thread: it is planned so, its user agrees, and its Python is this one."""
+        if request.job_id not in self._threads or request.environment.get(ISOLATION_VARIABLE) == "process":
+            return False
+        return (request.prefix, request.python) == (sys.prefix, sys.version)
 
 
 def _marked(session: MemberSession, trace: Trace | None) -> MemberSession:
@@ -258,12 +267,6 @@ class Server:
             return {"kind": "ending", "reason": "the runtime is ending"}
         if reason := self._admission.refusal(request.job_id):
             return {"kind": "member", "reason": reason}
-        if (request.prefix, request.python) != (sys.prefix, sys.version):
-            return {
-                "kind": "environment",
-                "reason": f"its Python is {request.prefix} ({request.python.split()[0]}), the group's is "
-                f"{sys.prefix} ({sys.version.split()[0]})",
-            }
         if (refusal := self._memory.refusal(request.job_id)) is not None:
             return refusal
         return None if self._ranks is None else self._ranks.refusal(request)
@@ -342,7 +345,7 @@ def _last_frame(session: MemberSession, *, shared: bool = False, end_cause: str 
         end_cause: Why the runtime ends, if that is known.
     """
     if session.lost:
-        return {"type": "lost", "reason": end_cause or "the runtime was told to end"}
+        return {"type": "lost", "reason": end_cause or session.lost_cause or "the runtime was told to end"}
     if session.stopped_at is not None:
         return {"type": "preempted", "code": session.exit_code, "iteration": session.stopped_at}
     short = {"out_of_memory": True} if session.out_of_memory and shared else {}

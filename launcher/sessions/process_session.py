@@ -1,8 +1,8 @@
 """One member's script in a process of its own, under the same arbiter as the sessions in threads.
 
-For scripts that cannot share a process. The script's process is a child of the runtime, so it has the GPUs of the
-group's job; everything else belongs to the member. Its requests for resources come over channels, one for each
-thread of the script (`wire.process_gate`), and go to the arbiter.
+The script's process is a step of the runtime's Slurm job or its child (`process_start`), so it has the GPUs of the
+group's job; everything else belongs to the member, its Python too. Its requests for resources come over channels, one
+for each thread of the script (`wire.process_gate`), and go to the arbiter.
 """
 
 import contextlib
@@ -12,14 +12,13 @@ import secrets
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.automatic.watch import stages_wanted
@@ -29,9 +28,10 @@ from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, Iterati
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
-from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, wait_without_spinning
+from muri.launcher.sessions.process_start import StartError, Supervisor, SupervisorLostError
+from muri.launcher.sessions.setup import GPU_VARIABLES, AttachedSession, take_short_turns, wait_without_spinning
 from muri.launcher.wire import process_gate
-from muri.launcher.wire.protocol import ISOLATION_VARIABLE, AttachRequest
+from muri.launcher.wire.protocol import AttachRequest
 
 logger = logging.getLogger("muri.launcher")
 
@@ -39,6 +39,10 @@ CANCEL_GRACE_S: Final = 20.0
 _TRACKED: Final = "SigCgt:"
 
 _KILLED: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+
+Start = Callable[[str], AbstractContextManager[Supervisor]]
+"""Starts the supervisor of a member: `process_start.supervised` where its other arguments are known."""
 
 
 class ProcessSession(AttachedSession):
@@ -49,6 +53,7 @@ class ProcessSession(AttachedSession):
         files: The member's standard input, output and error; closed here.
         arbiter: Grants resources.
         page_fd: The page that tells yield points whether a member waits (`process_gate.make_page`).
+        start: Starts the process that watches over the script's.
         on_interval: Called with every stage held; None for no calls.
         solo_iteration_s: Seconds of an iteration when alone, None when unknown.
     """
@@ -63,6 +68,7 @@ class ProcessSession(AttachedSession):
         files: tuple[int, int, int],
         arbiter: Arbiter,
         page_fd: int,
+        start: Start,
         on_interval: IntervalListener | None = None,
         solo_iteration_s: float | None = None,
     ) -> None:
@@ -74,11 +80,13 @@ class ProcessSession(AttachedSession):
         self._cut_short = False
         self._files = files
         self._page_fd = page_fd
+        self._start = start
         self._traced = on_interval is not None
         self._channels = Channels(self.member, arbiter, self._count, on_interval)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._supervisor: Supervisor | None = None
         self._script_pid = 0
         self._told_to_end = False
+        self._told_by_others = False
         self._handles_end = False
         self._early: list[int] = []
         self._lock = threading.Lock()
@@ -88,25 +96,27 @@ class ProcessSession(AttachedSession):
         """Run the script."""
         self._on_end = on_end
         self._arbiter.join(self.member, self._solo_iteration_s)
-        # The kernel signals the process when the thread that started it ends, so that thread lives as long.
         threading.Thread(target=self._main, name=f"process-{self.member}", daemon=True).start()
 
     @property
     def lost(self) -> bool:
         """Whether the runtime's end cut the script short, so that its exit code means nothing."""
-        return self.condemned or self._cut_short
+        return self.condemned or self._cut_short or self.lost_cause is not None
 
     def deliver(self, signum: int) -> None:
         """Pass the signal on; the process does with it what it would do alone."""
         with self._lock:
-            if self._process is None:
-                self._early.append(signum)
+            if self._supervisor is not None:
+                self._supervisor.pass_on(signum)
             elif self.exit_code is None:
-                self._process.send_signal(signum)
+                self._early.append(signum)
 
     def end(self, signum: int, grace_s: float = CANCEL_GRACE_S) -> None:
         """Pass the signal on, and kill the script after the grace time."""
         self.deliver(signum)
+        with self._lock:
+            if self._supervisor is not None:
+                self._supervisor.wake()
         self.go_on()  # a stopped process acts on the signal once it is continued
         call_later(grace_s, self._kill)
 
@@ -122,23 +132,17 @@ class ProcessSession(AttachedSession):
 
     def stop(self) -> None:
         """Stop the script and everything that it has started, but not the supervisor, which serves the runtime."""
-        stop_descendants(self._supervisor())
+        stop_descendants(self.roots().supervisor)
 
     def go_on(self) -> None:
         """Continue the script and everything that it has started."""
-        continue_descendants(self._supervisor())
-
-    def _supervisor(self) -> int:
-        """The process between the script's and the runtime, 0 before its start and after its end."""
-        with self._lock:
-            process = self._process
-        return process.pid if process is not None and process.returncode is None else 0
+        continue_descendants(self.roots().supervisor)
 
     def roots(self) -> Roots:
         """The script's process, and the one that stands between it and the runtime."""
         with self._lock:
-            supervisor = 0 if self._process is None else self._process.pid
-        return Roots(process=self._script_pid, supervisor=supervisor)
+            supervisor = self._supervisor
+        return Roots() if supervisor is None else Roots(process=self._script_pid, supervisor=supervisor.pid)
 
     def shut_down(self, grace_s: float) -> None:
         """The runtime ends: SIGTERM, and SIGKILL after the grace time."""
@@ -152,7 +156,7 @@ class ProcessSession(AttachedSession):
     def _kill(self) -> None:
         if not self.ended.is_set():
             logger.warning("the process of member %s did not end in time and is killed", self.member)
-            self.deliver(process_supervisor.KILL_COMMAND)
+            self.deliver(signal.SIGKILL)
 
     def _count(self, record: IterationRecord) -> bool:
         clock = self.clock
@@ -167,66 +171,53 @@ class ProcessSession(AttachedSession):
     def _main(self) -> None:
         code = 1
         try:
-            status = self._spawn()
-            with os.fdopen(status, "rb", buffering=0) as reports:
-                code = self._await_end(reports.read)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                os.write(self._files[2], f"muri: the script's process could not be started: {error}\n".encode())
+            with self._start(self.member) as supervisor:
+                code = self._run(supervisor)
+        except (StartError, SupervisorLostError, OSError) as error:
+            self.lost_cause = str(error)
+            logger.warning("member %s goes back to the queue: %s", self.member, error)
         finally:
             self._conclude(code)
 
-    def _spawn(self) -> int:
-        """Start the process; returns the reading end of its status pipe."""
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        reading, writing = os.pipe()
-        inherited = (writing, theirs.fileno(), self._page_fd)
-        try:
-            process = self._popen(inherited)
-        except BaseException:
-            own.close()
-            os.close(reading)
-            raise
-        finally:
-            theirs.close()
-            os.close(writing)
-        self._channels.open(own)
+    def _run(self, supervisor: Supervisor) -> int:
+        """Run the script to its end; what it holds is free at once, then what it left is ended. Its exit code."""
+        with contextlib.suppress(ProcessLookupError):
+            take_short_turns(supervisor.pid)
+        self._hand_over(supervisor)
+        self._script_pid = supervisor.started()
+        ended = supervisor.ended()
+        self._arbiter.leave(self.member)
+        supervisor.await_end()
         with self._lock:
-            self._process = process
+            self._supervisor = None
+        self._channels.finish(process_supervisor.LIMIT_S)
+        if ended is None:
+            raise SupervisorLostError("its process was killed together with the one that watches over it")
+        code, self._told_by_others = ended
+        return code
+
+    def _hand_over(self, supervisor: Supervisor) -> None:
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._channels.open(own)
+            supervisor.run(self._wanted(), (*self._files, theirs.fileno(), self._page_fd))
+        with self._lock:
+            self._supervisor = supervisor
             early, self._early = self._early, []
         for signum in early:
             self.deliver(signum)
-        return reading
 
-    def _popen(self, inherited: tuple[int, int, int]) -> "subprocess.Popen[bytes]":
-        request, (stdin, stdout, stderr) = self._request, self._files
-        numbers = (os.getpid(), *inherited, int(self._traced))
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", process_supervisor.__file__, *map(str, numbers), *script_command(request)],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env=_environment(request, self._mark),
-            cwd=request.cwd,
-            umask=request.umask,
-            pass_fds=inherited,
-            start_new_session=True,
-        )
-
-    def _await_end(self, read: Callable[[int], bytes]) -> int:
-        """Wait for the script's end and its last words; what it holds is free at once, then what it left is ended."""
-        process = self._process
-        assert process is not None
-        size = process_supervisor.REPORT.size
-        if len(started := read(size)) == size:
-            (self._script_pid,) = process_supervisor.REPORT.unpack(started)
-        ended = read(size)
-        self._arbiter.leave(self.member)
-        exited = process.wait()
-        self._channels.finish(process_supervisor.LIMIT_S)
-        if len(ended) == size:
-            return int(process_supervisor.REPORT.unpack(ended)[0])
-        return exited if exited >= 0 else 128 - exited
+    def _wanted(self) -> dict[str, Any]:
+        """What the supervisor starts."""
+        request = self._request
+        return {
+            "command": script_command(request),
+            "environment": _environment(request, self._mark),
+            "own_variables": GPU_VARIABLES,
+            "cwd": request.cwd,
+            "umask": request.umask,
+            "traced": self._traced,
+        }
 
     def _conclude(self, code: int) -> None:
         self._arbiter.leave(self.member)
@@ -237,7 +228,7 @@ class ProcessSession(AttachedSession):
                 os.close(file)
         with self._lock:
             self.exit_code = reported_code(code, hung=self.hung)
-        self._cut_short = self._told_to_end and (self._handles_end or code in _KILLED)
+        self._cut_short = self._told_to_end and (self._handles_end or self._told_by_others or code in _KILLED)
         self.ended.set()
         self._on_end(self)
 
@@ -246,16 +237,16 @@ def script_command(request: AttachRequest) -> list[str]:
     """How the script runs as a process of its own: with automatic stages unless it does not want them."""
     runner = ["-m", "muri.launcher.run.solo"] if stages_wanted(request.environment) else []
     module = ["-m"] if request.module else []
-    return [sys.executable, *runner, *module, request.target, *request.arguments]
+    return [request.executable, *runner, *module, request.target, *request.arguments]
 
 
 def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
-    """The member's environment with the runtime's GPUs."""
+    """The member's environment; the supervisor adds the GPUs."""
     own = {name: value for name, value in request.environment.items() if name not in GPU_VARIABLES}
     wait_without_spinning(own)
     if stages_wanted(request.environment):
         own[MARK_VARIABLE] = str(mark)
-    return own | {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+    return own
 
 
 def share_waiting_hint(arbiter: Arbiter) -> int:
@@ -263,11 +254,6 @@ def share_waiting_hint(arbiter: Arbiter) -> int:
     page_fd, arbiter.waiting_hint = process_gate.make_page()
     arbiter.waiting_hint[process_gate.NO_TURNS_INDEX] = not arbiter.takes_turns
     return page_fd
-
-
-def chosen_isolation(environment: Mapping[str, str], planned: str) -> str:
-    """As planned, but a script whose $MURI_ISOLATION says process is never a thread."""
-    return "process" if environment.get(ISOLATION_VARIABLE) == "process" else planned
 
 
 def _handles(pid: int, signum: int) -> bool:

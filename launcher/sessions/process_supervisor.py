@@ -1,94 +1,201 @@
 """Stands between the runtime and a member's process, so that neither leaves anything behind.
 
-Started by `process_session.py` as `python -I -S process_supervisor.py RUNTIME_PID STATUS_FD GATE_FD
-PAGE_FD TRACED COMMAND …`; it uses nothing but the standard library. It starts the command, passes
-signals on, adopts what the command leaves running and ends it, and reports through the status
-pipe. When the runtime dies, it ends everything.
+Started by `process_start.py` as `python -I -S process_supervisor.py SOCKET`, as the runtime's child or as a Slurm step;
+it uses nothing but the standard library. It connects to the runtime, gets the command with all that belongs to it and
+starts it, passes signals on, adopts what the command leaves running and ends it, and reports. When the connection
+breaks, it ends everything: the runtime is gone.
 
-Status pipe: one `Report` after the start (the command's process id), one at its end (its exit
-code, 128 + n when signal n ended it).
+To the runtime go a `HELLO`, a `STARTED` and an `ENDED`. From it come a `LENGTH` with the open files beside it, as many
+bytes of JSON, and then a `SIGNAL` for every signal to pass on.
 """
 
+import array
 import ctypes
+import json
 import os
+import select
 import signal
+import socket
 import struct
 import sys
 import time
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
-REPORT: Final = struct.Struct("=i")
-RUNTIME_DIED: Final = signal.SIGRTMAX
-KILL_COMMAND: Final = signal.SIGRTMAX - 1
-"""Asks the supervisor to kill the command: it could not forward SIGKILL itself."""
+HELLO: Final = struct.Struct("=i")
+"""The supervisor's process id. It tells it from a process that only tries whether somebody listens."""
+
+LENGTH: Final = struct.Struct("=I")
+FILE_COUNT: Final = 5
+"""Standard input, output and error, the gate's socket, the shared page."""
+
+STARTED: Final = struct.Struct("=i")
+"""The command's process id."""
+
+ENDED: Final = struct.Struct("=i?")
+"""Its exit code, 128 + n when signal n ended it; whether somebody else than the runtime has told it to end."""
+
+SIGNAL: Final = struct.Struct("=i")
 
 POLITE_S: Final = 0.5
 """Time between SIGTERM and SIGKILL for processes that the command left behind."""
 
+OTHERS_PAUSE_S: Final = 0.5
+"""How long the end is held back if the runtime has not caused it: Slurm may be ending runtime and command alike, and
+then the runtime's own end decides what the command's exit code means."""
+
 LIMIT_S: Final = 5.0
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
-FORWARDED: Final = (
+_CREDENTIALS: Final = struct.Struct("3i")
+_DEADLY: Final = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+
+WITHSTOOD: Final = (
     signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGTERM,
-    signal.SIGTSTP, signal.SIGCONT, signal.SIGTTIN, signal.SIGTTOU, signal.SIGURG, signal.SIGXCPU, signal.SIGXFSZ,
-    signal.SIGWINCH,
+    signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGXCPU,
 )  # fmt: skip
-AWAITED: Final = {*FORWARDED, signal.SIGCHLD, RUNTIME_DIED, KILL_COMMAND}
+"""Signals that Slurm, or a user, sends to all of a step. The command has its own; the supervisor outlives it."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def main(arguments: list[str]) -> NoReturn:
-    """Run the command to its end; exits with its code."""
-    runtime, status_fd, gate_fd, page_fd, traced = map(int, arguments[:5])
-    command = arguments[5:]
-    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)
-    _libc.prctl(PR_SET_PDEATHSIG, int(RUNTIME_DIED))
+class _RuntimeGoneError(Exception):
+    """The connection to the runtime broke."""
+
+
+class _Runtime:
+    """The connection to the runtime."""
+
+    def __init__(self, address: str) -> None:
+        self.socket: Final = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.connect(address)
+        raw = self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        if _CREDENTIALS.unpack(raw)[1] != os.geteuid():
+            raise PermissionError(f"{address} belongs to another user")
+        self.tell(HELLO.pack(os.getpid()))
+
+    def tell(self, message: bytes) -> None:
+        try:
+            self.socket.sendall(message)
+        except OSError as error:
+            raise _RuntimeGoneError from error
+
+    def signal(self) -> int:
+        """The signal to pass on."""
+        return int(SIGNAL.unpack(self._exactly(SIGNAL.size))[0])
+
+    def command(self) -> tuple[dict[str, Any], list[int]]:
+        """What to start, and its files."""
+        space = socket.CMSG_SPACE(FILE_COUNT * array.array("i").itemsize)
+        start, ancillary, _, _ = self.socket.recvmsg(LENGTH.size, space, socket.MSG_CMSG_CLOEXEC)
+        files = array.array("i")
+        for _, _, data in ancillary:
+            files.frombytes(data)
+        if len(start) != LENGTH.size or len(files) != FILE_COUNT:
+            raise _RuntimeGoneError
+        return json.loads(self._exactly(*LENGTH.unpack(start))), list(files)
+
+    def _exactly(self, count: int) -> bytes:
+        parts = bytearray()
+        while len(parts) < count:
+            try:
+                part = self.socket.recv(count - len(parts))
+            except OSError as error:
+                raise _RuntimeGoneError from error
+            if not part:
+                raise _RuntimeGoneError
+            parts += part
+        return bytes(parts)
+
+
+class _Command:
+    """The running command.
+
+    Attributes:
+        pid: Its process id.
+    """
+
+    def __init__(self, pid: int, woken: int) -> None:
+        self.pid: Final = pid
+        self._woken = woken
+        self._passed_on: set[int] = set()
+        self._told_by_others = False
+
+    def watch(self, runtime: _Runtime) -> int:
+        """Pass signals on until the command has ended, and report that; its exit code."""
+        code = None
+        while code is None:
+            ready = select.select([runtime.socket.fileno(), self._woken], [], [])[0]
+            if self._woken in ready:
+                self._told_by_others |= signal.SIGTERM in os.read(self._woken, 4096)
+                code = _reap(self.pid)
+            else:
+                number = runtime.signal()
+                self._passed_on.add(number)
+                os.kill(self.pid, number)  # not reaped yet, so it is still this very process
+        if self._told_by_others or (code in _DEADLY and code - 128 not in self._passed_on):
+            time.sleep(OTHERS_PAUSE_S)
+        runtime.tell(ENDED.pack(code, self._told_by_others))
+        return code
+
+
+def main(address: str) -> int:
+    """Run the command that the runtime at a socket names; returns its exit code."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if os.getppid() != runtime:  # it died before it could be watched
-        os._exit(128 + signal.SIGKILL)
-    os.set_inheritable(status_fd, False)
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    for number in (*WITHSTOOD, signal.SIGCHLD):
+        signal.signal(number, lambda _number, _frame: None)  # children would inherit SIG_IGN
+    os.chdir("/")
+    try:
+        runtime = _Runtime(address)
+        wanted, files = runtime.command()
+        command = _Command(_start(wanted, files), woken)
+        runtime.tell(STARTED.pack(command.pid))
+        code = command.watch(runtime)
+    except _RuntimeGoneError:
+        _end_descendants(0.0)
+        return 128 + signal.SIGKILL
+    _end_descendants(POLITE_S)
+    return code
+
+
+def _start(wanted: dict[str, Any], files: list[int]) -> int:
+    """Start the command in a session of its own; its process id."""
+    *standard, gate, page = files
+    for target, source in enumerate(standard):
+        os.dup2(source, target)
+        os.close(source)
+    # Nothing runs on a signal in the child before it has become the command.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     child = os.fork()
     if child == 0:
-        _become(command, f"{os.getpid()}:{gate_fd}:{page_fd}:{traced}")
-    for file in (gate_fd, page_fd):
+        _become(wanted, gate, page)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for file in (gate, page):
         os.close(file)
-    os.write(status_fd, REPORT.pack(child))
-    code = _watch(child)
-    os.write(status_fd, REPORT.pack(code))
-    _end_descendants(POLITE_S)
-    os._exit(code)
+    return child
 
 
-def _become(command: list[str], address: str) -> NoReturn:
+def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
+    command = wanted["command"]
     try:
         _libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
         os.setsid()
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python changed these for itself
-            signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-        os.environ["MURI_GATE"] = address
-        os.execv(command[0], command)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, *WITHSTOOD, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)  # Python and `main` have changed these
+        for file in (gate, page):
+            os.set_inheritable(file, True)
+        os.umask(wanted["umask"])
+        os.chdir(wanted["cwd"])
+        own = {name: os.environ[name] for name in wanted["own_variables"] if name in os.environ}
+        address = f"{os.getpid()}:{gate}:{page}:{int(wanted['traced'])}"
+        environment = {**wanted["environment"], **own, "MURI_GATE": address}
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        os.execve(command[0], command, environment)
     except OSError as error:
-        os.write(2, f"muri: {command[0]} could not be started: {error.strerror}\n".encode())
+        os.write(2, f"muri: {error.filename or command[0]} could not be started: {error.strerror}\n".encode())
     os._exit(127)
-
-
-def _watch(child: int) -> int:
-    """Pass signals on until the command has ended; its exit code."""
-    while True:
-        number = signal.sigwait(AWAITED)
-        if number == RUNTIME_DIED:
-            os.kill(child, signal.SIGKILL)
-            _end_descendants(0.0)
-            os._exit(128 + signal.SIGKILL)
-        elif number == signal.SIGCHLD:
-            code = _reap(child)
-            if code is not None:
-                return code
-        else:
-            os.kill(child, signal.SIGKILL if number == KILL_COMMAND else number)
 
 
 def _reap(child: int) -> int | None:
@@ -108,8 +215,9 @@ def _reap(child: int) -> int | None:
 
 def _end_descendants(polite_s: float) -> None:
     """End what is left, children of children as they come up; gives up after `LIMIT_S`."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     start_s = time.monotonic()
-    number = signal.SIGTERM
+    number = signal.SIGTERM if polite_s else signal.SIGKILL
     while (children := _children()) and time.monotonic() - start_s < LIMIT_S:
         if time.monotonic() - start_s >= polite_s:
             number = signal.SIGKILL
@@ -125,4 +233,7 @@ def _children() -> list[int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        os._exit(main(sys.argv[1]))
+    except (FileNotFoundError, ConnectionRefusedError):
+        os._exit(1)  # the runtime waits no longer

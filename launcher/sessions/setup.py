@@ -45,6 +45,7 @@ class AttachedSession:
         self.exit_code: int | None = None
         self.stopped_at: int | None = None
         self.fault: str | None = None
+        self.lost_cause: str | None = None
         self.condemned = False
         self.out_of_memory = False
         self.hung = False
@@ -108,21 +109,25 @@ def wait_without_spinning(environment: MutableMapping[str, str]) -> None:
         environment["OMP_WAIT_POLICY"] = "passive"
 
 
-def take_short_turns(slice_ns: int = SLICE_NS) -> bool:
+def take_short_turns(pid: int = 0, slice_ns: int = SLICE_NS) -> bool:
     """Ask for short slices on the CPU, for this thread and those that it will start.
 
     Linux knows slices of a thread's own since version 6.12 (sched_setattr(2), `sched_runtime`); others refuse or
     ignore them. The share of the CPU stays the same.
 
+    Args:
+        pid: The main thread of another process of this user, instead of this thread.
+        slice_ns: Length of a slice.
+
     Returns:
         Whether the kernel took it.
     """
     number = _SYSTEM_CALLS.get(os.uname().machine)
-    if number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
+    if number is None or os.sched_getscheduler(pid) != os.SCHED_OTHER:
         return False
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    nice = os.getpriority(os.PRIO_PROCESS, pid)
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, nice, 0, slice_ns, 0, 0, 0, 0)
-    taken: bool = ctypes.CDLL(None, use_errno=True).syscall(number, 0, wanted, 0) == 0
+    taken: bool = ctypes.CDLL(None, use_errno=True).syscall(number, pid, wanted, 0) == 0
     if not taken:
         logger.info("the kernel keeps its own scheduling slices: %s", os.strerror(ctypes.get_errno()))
     return taken

@@ -51,6 +51,7 @@ class AttachRequest:
         cwd: Working directory.
         environment: The member's environment.
         umask: File mode creation mask.
+        executable: The member's Python, absolute.
         prefix: sys.prefix of the member's Python.
         python: sys.version of the member's Python.
     """
@@ -62,6 +63,7 @@ class AttachRequest:
     cwd: str
     environment: Mapping[str, str]
     umask: int
+    executable: str
     prefix: str
     python: str
 

@@ -1,0 +1,182 @@
+"""Supervisors of members' processes: how they come, as children or as steps, and what happens when they do not."""
+
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from launcher_harness import Launcher, ends
+from polling import until
+
+from muri.errors import UsageError
+from muri.launcher.sessions import process_start
+from muri.launcher.sessions.process_start import ChildStarter, StartError, StepStarter, supervised
+
+OWN = {"MURI_ISOLATION": "process"}
+WAITS = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+    print("started", os.getpid(), os.getppid(), flush=True)
+    while True:
+        time.sleep(0.01)
+"""
+SRUN = """\
+#!/bin/sh
+# The step is no child of srun, and has GPUs, an environment and a directory of its own.
+echo "$@" >> {folder}/srun.words
+env | grep -c '^SLURM_' >> {folder}/srun.variables
+while [ "${{1#-}}" != "$1" ]; do shift; done
+cd /tmp && CUDA_VISIBLE_DEVICES=3 SLURM_JOB_ID=900 SLURM_STEP_ID=7 setsid "$@" &
+wait
+"""
+
+
+def pids(launcher: Launcher, job: str) -> tuple[int, int]:
+    """Of a script that has started, and of its supervisor."""
+    until(lambda: launcher.out(job).endswith("\n"), "the script")
+    _, script, supervisor = launcher.out(job).split()
+    return int(script), int(supervisor)
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
+def short_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder whose path leaves room for a socket's name."""
+    return tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp")
+
+
+@pytest.fixture
+def steps(launcher: Launcher) -> Launcher:
+    """A launcher whose runtime starts members as steps, by a stand-in for srun."""
+    srun = launcher.folder / "srun"
+    srun.write_text(SRUN.format(folder=launcher.folder))
+    srun.chmod(0o755)
+    launcher.environment["PATH"] = f"{launcher.folder}:{os.environ['PATH']}"
+    return launcher
+
+
+def runtime_with_steps(launcher: Launcher, *members: str) -> None:
+    plain = dict(launcher.environment)
+    launcher.environment |= {"SLURM_JOB_ID": "900", "SLURMD_NODENAME": "n1", "CUDA_VISIBLE_DEVICES": "0"}
+    launcher.runtime(*members, options=("--steps",))
+    launcher.environment = plain
+
+
+def test_a_step_has_its_own_gpus_and_the_rest_is_the_members(steps: Launcher) -> None:
+    script = steps.script("""
+        import os, sys
+        print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ["SLURM_JOB_ID"], os.environ.get("SLURM_STEP_ID"))
+        print(os.environ["MINE"], os.getcwd(), sys.argv[1:])
+        sys.exit(7)
+    """)
+    runtime_with_steps(steps, "101")
+    assert ends(steps.member("101", script, "a b", MINE="own", CUDA_VISIBLE_DEVICES="NoDevFiles", **OWN)) == 7
+    assert steps.out("101") == f"3 101 None\nown {steps.folder} ['a b']\n", steps.err("101")
+    words = (steps.folder / "srun.words").read_text().split()
+    assert {"--jobid=900", "--nodelist=n1", "--job-name=101", "--overlap", "--mem=0", "--gres=gpu:1"} <= set(words)
+    assert (steps.folder / "srun.variables").read_text() == "0\n"
+
+
+def test_a_step_outlives_its_srun(steps: Launcher) -> None:
+    runtime_with_steps(steps, "101")
+    member = steps.member("101", steps.script(WAITS), **OWN)
+    script, supervisor = pids(steps, "101")
+    command = f"{steps.folder}/srun\0".encode()
+    sruns = [
+        path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists() and command in path.read_bytes()
+    ]
+    assert sruns
+    until(lambda: not any(path.exists() for path in sruns), "the end of srun")
+    assert not gone(script)
+    assert not gone(supervisor)
+    member.send_signal(signal.SIGUSR1)
+    assert ends(member) == 5
+
+
+def test_a_member_whose_step_cannot_start_goes_back_to_the_queue(steps: Launcher) -> None:
+    (steps.folder / "srun").write_text("#!/bin/sh\necho 'srun: error: no such job' >&2\nexit 1\n")
+    runtime_with_steps(steps, "101")
+    assert ends(steps.member("101", steps.script("print('never')"), **OWN)) == 75
+    assert steps.out("101") == ""
+    assert "its step did not start (code 1)" in steps.err("101")
+    assert "srun: error: no such job" in (steps.folder / "runtime.log").read_text()
+
+
+def test_a_member_whose_supervisor_is_killed_goes_back_to_the_queue_and_its_script_ends(launcher: Launcher) -> None:
+    launcher.runtime("101", "102")
+    member = launcher.member("101", launcher.script(WAITS), **OWN)
+    script, supervisor = pids(launcher, "101")
+    os.kill(supervisor, signal.SIGKILL)
+    assert ends(member) == 75
+    assert "killed together with the one that watches over it" in launcher.err("101")
+    until(lambda: gone(script), "the end of the script")
+    assert ends(launcher.member("102", launcher.script("print('goes on')", "other.py"), **OWN)) == 0
+
+
+def test_a_stopped_supervisor_can_be_cancelled(launcher: Launcher) -> None:
+    launcher.runtime("101", options=("--hang-timeout-s", "0"))
+    member = launcher.member("101", launcher.script(WAITS), **OWN)
+    script, supervisor = pids(launcher, "101")
+    os.kill(supervisor, signal.SIGSTOP)
+    member.kill()  # the runtime then ends the script, in the end by force
+    until(lambda: gone(script), "the end of the script")
+
+
+def test_a_signal_to_all_of_a_step_is_the_scripts_matter(launcher: Launcher) -> None:
+    """As Slurm sends it: to the supervisor and to the script. What the script makes of it is its exit code."""
+    launcher.runtime("101")
+    member = launcher.member("101", launcher.script(WAITS), **OWN)
+    script, supervisor = pids(launcher, "101")
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        os.kill(supervisor, number)
+    os.kill(script, signal.SIGUSR1)
+    assert ends(member) == 5
+
+
+def test_whoever_only_looks_whether_somebody_listens_is_no_supervisor() -> None:
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(short_folder()))
+        address = folder / "start.sock"
+        listener = opened.enter_context(process_start._listening(folder, address))
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect(os.fspath(address))
+        stranger.close()
+        process = subprocess.Popen(["true"])
+        process.wait()
+        with pytest.raises(StartError, match="did not start \\(code 0\\)"):
+            process_start._await_supervisor(listener, process, "it")
+    assert not address.exists()
+
+
+def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
+    with short_folder() as folder, Path(os.devnull).open("r+b") as null:
+        with supervised(ChildStarter(), Path(folder), "101") as supervisor:
+            wanted = {
+                "command": ["/bin/sh", "-c", "umask > umask; exit 3"],
+                "environment": {},
+                "own_variables": [],
+                "cwd": str(tmp_path),
+                "umask": 0o027,
+                "traced": False,
+            }
+            supervisor.run(wanted, [null.fileno()] * 5)
+            assert supervisor.started() > 0
+            assert supervisor.ended() == (3, False)
+            supervisor.await_end()
+        assert not list(Path(folder).iterdir())
+    assert (tmp_path / "umask").read_text() == "0027\n"
+
+
+def test_steps_need_a_slurm_job_around_them() -> None:
+    with pytest.raises(UsageError, match="SLURMD_NODENAME"):
+        StepStarter.from_environment({"SLURM_JOB_ID": "1"}, 1)
