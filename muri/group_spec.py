@@ -183,7 +183,7 @@ class GroupSpec:
         poll_s: Seconds between two looks at idle members' jobs.
         hang_timeout_s: What has hung for so long is ended; 0: never. A member's $MURI_HANG_TIMEOUT_S goes before it.
         trace: Whether to keep a trace of every stage beside the pilot's log.
-        python: The members' own Python, which runs the runtime; "" for the pilot's.
+        python: The members' own Python, which runs the runtime where members are its threads; "" for the pilot's.
     """
 
     members: tuple[MemberSpec, ...]
@@ -216,6 +216,11 @@ class GroupSpec:
     def ids(self) -> list[str]:
         """Job ids in the planned ordering."""
         return [member.job_id for member in self.members]
+
+    @property
+    def threads(self) -> frozenset[str]:
+        """Job ids of the members that may be threads of the runtime."""
+        return frozenset(member.job_id for member in self.members if member.isolation == "thread")
 
     @property
     def rotation(self) -> list[str | None]:

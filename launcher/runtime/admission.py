@@ -11,14 +11,15 @@ from muri.group_spec import GroupSpec
 from muri.launcher.job.environment import STEPS_VARIABLE
 from muri.launcher.job.scheduler import Membership, load_membership
 from muri.launcher.job.session import MemberSession
+from muri.launcher.runtime import gpu_memory
 from muri.launcher.runtime.member_table import MemberTable
 from muri.launcher.sessions.gpu_streams import preparation
 
 logger = logging.getLogger("muri.launcher")
 
 CONTEXT_GIB: Final = 0.5
-"""What a CUDA context and its libraries take beside the tensors that a profile counts: one for the
-runtime, one for each member with a process of its own. NVIDIA's vary from 0.3 to 0.6 GiB."""
+"""What a CUDA context and its libraries take beside the tensors that a profile counts: one for each
+member with a process of its own, one for all threads. NVIDIA's vary from 0.3 to 0.6 GiB."""
 
 START_S: Final = 30.0
 """After this time an admitted member counts as running, or has failed to start."""
@@ -101,6 +102,8 @@ class MemoryAdmission:
         self._device_gib = device_gib
         self._lock = threading.Lock()
         self._let_in_s: dict[str, float] = {}
+        self._driver_asked = False
+        self._driver_gib: float | None = None
 
     def refusal(self, member: str) -> dict[str, str] | None:
         """Why a member cannot be let in now, None when it can.
@@ -138,4 +141,8 @@ class MemoryAdmission:
         if self._device_gib is not None:
             return self._device_gib
         device = preparation.ready()
-        return None if device is None else device.mem_gib
+        if device is not None:
+            return device.mem_gib
+        if not self._driver_asked:
+            self._driver_asked, self._driver_gib = True, gpu_memory.total_gib()
+        return self._driver_gib

@@ -1,6 +1,7 @@
 """The process that a group shares: `python -m muri.launcher.runtime.main --group JSON …`.
 
-It runs under the members' own Python: the standard library and PyTorch are all that it may need.
+Where members are its threads it runs under their own Python: the standard library and PyTorch are all that it may need.
+Where none is, it never loads PyTorch.
 """
 
 import functools
@@ -69,9 +70,8 @@ class Runtime:
         self._suspension = SuspensionWatch(self._table.running, pausing)
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, solo_s, speeds)
-        threads = frozenset(each.job_id for each in group.members if each.isolation == "thread")
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, threads)
+        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, group.threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
@@ -80,16 +80,15 @@ class Runtime:
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
-        gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
+        if group.threads:
+            gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_errors.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
         self._handle_signals()
-        isolation.install()
-        if stages_wanted(os.environ):
-            automatic.install_stage_hooks()
-        set_clock_provider(_clock_of_thread)
+        if self._options.group.threads:
+            _prepare_for_threads()
         self._watchdog.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         wait_without_spinning(os.environ)
@@ -98,7 +97,8 @@ class Runtime:
             self._ranks.start()
         self._server.start()
         logger.info("serving members %s in %s", ", ".join(self._options.group.ids), self._options.run_dir)
-        threading.Thread(target=self._preload, name="preload", daemon=True).start()
+        if self._options.group.threads:
+            threading.Thread(target=self._preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()
         self._hangs.start()
@@ -172,6 +172,14 @@ class Runtime:
         for session in sessions:
             session.ended.wait(self._options.grace_s + 1.0)
         self._server.await_reports(REPORT_TIMEOUT_S)
+
+
+def _prepare_for_threads() -> None:
+    """Let this process hold several scripts."""
+    isolation.install()
+    if stages_wanted(os.environ):
+        automatic.install_stage_hooks()
+    set_clock_provider(_clock_of_thread)
 
 
 def _base_path() -> list[str]:

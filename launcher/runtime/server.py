@@ -239,7 +239,7 @@ class Server:
     def _attach(self, connection: Connection, frame: Frame, files: list[int]) -> None:
         try:
             request = AttachRequest.from_frame(frame)
-            refusal = self._refusal(request)
+            refusal = self._refusal(request, protocol.peer_pid(connection.raw))
             request = replace(
                 request, environment={**request.environment, **self._admission.environment(request.job_id)}
             )
@@ -262,11 +262,17 @@ class Server:
         session.start(self._reporter(connection))
         self._listen(connection.raw, session)
 
-    def _refusal(self, request: AttachRequest) -> dict[str, str] | None:
+    def _refusal(self, request: AttachRequest, client_pid: int) -> dict[str, str] | None:
         if self._closing:
             return {"kind": "ending", "reason": "the runtime is ending"}
         if reason := self._admission.refusal(request.job_id):
             return {"kind": "member", "reason": reason}
+        if not _sees_the_same_files(client_pid):
+            return {
+                "kind": "files",
+                "reason": "`muri run` sees other file systems than its group: it is in a container, or each job of "
+                "this site has its own /tmp",
+            }
         if (refusal := self._memory.refusal(request.job_id)) is not None:
             return refusal
         return None if self._ranks is None else self._ranks.refusal(request)
@@ -309,6 +315,18 @@ class Server:
             logger.info("the process of member %s is gone: its script is cancelled", session.member)
             session.detach_output()
             _cancel(session, signal.SIGTERM)
+
+
+def _sees_the_same_files(pid: int) -> bool:
+    """Whether a process and this one are in the same mount namespace; True where the kernel shows none."""
+    try:
+        own = Path("/proc/self/ns/mnt").readlink()
+    except OSError:
+        return True
+    try:
+        return Path(f"/proc/{pid}/ns/mnt").readlink() == own
+    except OSError:  # it cannot be seen from here
+        return False
 
 
 def _close_all(files: list[int]) -> None:

@@ -57,7 +57,7 @@ def runtime_command(group: GroupSpec, run_dir: Path, status: Path) -> list[str]:
     step, ranks = step_options(group)
     return [
         "srun", *step, "--kill-on-bad-exit=1", "--unbuffered",
-        group.python or sys.executable, "-m", "muri.launcher.runtime.main",
+        members_python(group) or sys.executable, "-m", "muri.launcher.runtime.main", "--steps",
         "--group", group.to_text(),
         "--run-dir", str(run_dir),
         "--status-file", str(status),
@@ -302,12 +302,17 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def members_python(group: GroupSpec) -> str:
+    """Return the members' own Python if it must run the runtime, because members are its threads; else ""."""
+    return group.python if group.threads else ""
+
+
 def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":
     """Start the step, with a fresh key by which its ranks authenticate each other.
 
     Muri need not be installed in the members' own Python.
     """
-    own = of_members(os.environ) if group.python else dict(os.environ)
+    own = of_members(os.environ) if members_python(group) else dict(os.environ)
     environment = own | {KEY_VARIABLE: secrets.token_hex(32)}
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
 

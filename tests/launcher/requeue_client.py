@@ -44,12 +44,13 @@ def member(
     expected: bool = True,
     prefix: str = sys.prefix,
     code: str = CLIENT,
+    before: tuple[str, ...] = (),
     **variables: str,
 ) -> subprocess.Popen[bytes]:
     """`muri run` with a scheduler that notes what it is asked."""
     client = launcher.script(code.format(expected=expected, prefix=prefix), f"client-{job_id}.py")
     process = subprocess.Popen(
-        [sys.executable, str(client), *map(str, arguments)],
+        [*before, sys.executable, str(client), *map(str, arguments)],
         cwd=launcher.folder,
         env=launcher.environment | MEMBER | {"SLURM_JOB_ID": job_id} | variables,
         stdout=launcher.path(job_id, "out").open("wb"),

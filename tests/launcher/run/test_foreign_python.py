@@ -66,6 +66,22 @@ def test_members_share_a_runtime_under_it(launcher: Launcher, own: Path, isolati
         assert launcher.out(job).split() == [str(own.parent.parent), "False", "False"]
 
 
+def test_members_of_two_pythons_share_a_runtime_that_has_neither_and_loads_no_pytorch(
+    launcher: Launcher, foreign_python: Path
+) -> None:
+    launcher.warm = False
+    runtime = launcher.runtime("101", "102", options=("--preload", "torch"))
+    script = launcher.script(SCRIPT)
+    own = launcher.member("101", script, MURI_PYTHON=str(foreign_python))
+    other = launcher.member("102", script)
+    assert [ends(own), ends(other)] == [3, 3], launcher.err("101")
+    assert launcher.out("101").split()[0] == str(foreign_python.parent.parent)
+    assert launcher.out("102").split()[0] == sys.prefix
+    mapped = Path(f"/proc/{runtime.pid}/maps").read_text()
+    assert "libpython" in mapped or "python3" in mapped
+    assert "torch" not in mapped
+
+
 def test_a_dry_run_tells_of_it(launcher: Launcher, own: Path) -> None:
     result = launcher.folder / "result.json"
     variables = {"MURI_DRY_RUN": "12:2", "MURI_DRY_RUN_RESULT": str(result)}

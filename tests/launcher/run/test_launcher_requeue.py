@@ -66,14 +66,25 @@ def test_handler_that_ends_well_at_the_runtimes_end_still_requeues(launcher: Lau
     assert len(requeued(launcher)) == 1
 
 
-def test_script_of_another_python_is_refused_and_requeued(launcher: Launcher) -> None:
-    launcher.threads("101")
-    script = launcher.script("print('ran')")
-    process = member(launcher, "101", script, prefix="/other/environment")
-    assert ends(process) == 75
-    assert "its Python is /other/environment" in launcher.err("101")
+def test_script_of_another_python_is_no_thread(launcher: Launcher) -> None:
+    runtime = launcher.threads("101", "102")
+    script = launcher.script("import os; print(os.getpid())")
+    assert ends(member(launcher, "101", script)) == 0
+    assert ends(member(launcher, "102", script, prefix="/other/environment")) == 0
+    assert int(launcher.out("101")) == runtime.pid
+    assert int(launcher.out("102")) != runtime.pid
+    assert requeued(launcher) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make a mount namespace")
+def test_a_member_that_sees_other_file_systems_runs_alone(launcher: Launcher) -> None:
+    """As in a container, or with a /tmp of the job's own: a process beside the runtime would not find its files."""
+    launcher.runtime("101")
+    client = member(launcher, "101", launcher.script("print('never')"), before=("unshare", "--mount"))
+    assert ends(client) == 75
     assert launcher.out("101") == ""
-    assert len(requeued(launcher)) == 1
+    ((_, reason),) = requeued(launcher)
+    assert "sees other file systems than its group" in reason
 
 
 def test_member_waits_for_its_runtime(launcher: Launcher) -> None:
