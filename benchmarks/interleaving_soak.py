@@ -62,14 +62,14 @@ def measure(starts: int, tell: Callable[[str], None]) -> dict[str, object]:
         try:
             warmup = int(starts * WARMUP_SHARE)
             _run(folder, 0, warmup)
-            before = _held(runtime.pid)
+            before = held(runtime.pid)
             tell(f"soak: after {warmup} starts {before}")
             begin_s = time.perf_counter()
             for first in range(warmup, starts, warmup):
                 _run(folder, first, min(first + warmup, starts))
-                tell(f"soak: after {min(first + warmup, starts)} starts {_held(runtime.pid)}")
+                tell(f"soak: after {min(first + warmup, starts)} starts {held(runtime.pid)}")
             elapsed_s = time.perf_counter() - begin_s
-            after = _held(runtime.pid)
+            after = held(runtime.pid)
         finally:
             runtime.send_signal(signal.SIGTERM)
             runtime.wait(timeout=30)
@@ -131,7 +131,7 @@ def _attach(folder: Path, member: str, number: int) -> int:
     raise BenchmarkError("the connection broke")
 
 
-def _held(pid: int) -> Held:
+def held(pid: int) -> Held:
     """Once the last threads have ended."""
     process = psutil.Process(pid)
     least = Held(10**6, 10**6, 0.0)

@@ -23,7 +23,11 @@ def socket_folder(folder: Path) -> Path:
 
 
 def start_runtime(
-    folder: Path, group: GroupSpec, *options: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    group: GroupSpec,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> "subprocess.Popen[bytes]":
     """Start a runtime and wait until members can come; it is the caller's to end.
 
@@ -32,12 +36,13 @@ def start_runtime(
         group: The group.
         options: More of its options.
         environment: Its variables, those of this process when None.
+        python: The Python that runs it.
 
     Raises:
         BenchmarkError: It did not start in time.
     """
     status, output = folder / "status.json", folder / "runtime.out"
-    command = [sys.executable, "-m", "muri.launcher.runtime.main", "--group", group.to_text()]
+    command = [python, "-m", "muri.launcher.runtime.main", "--group", group.to_text()]
     command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]
     with output.open("wb") as out:
         runtime = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)

@@ -1,0 +1,203 @@
+"""What a run of a script came to, and how two runs differ."""
+
+import hashlib
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+UNTOLD = (
+    (re.compile(r"\d{4}-\d\d-\d\d[T_ -]\d\d[:-]?\d\d[:-]?\d\d([.,]\d+)?"), "DATE"),
+    (re.compile(r"\d{8}[_-]\d{6}(-\w{8})?"), "DATE"),
+    (re.compile(r"\b\d\d:\d\d:\d\d([.,]\d+)?"), "TIME"),
+    (re.compile(r"\d[\d.]*±"), "TIME±"),
+    (re.compile(r"[WIE]\d{4} \S+ +\d+ "), "LOG "),
+    (re.compile(r"\d+:\d\d<\S+|\d+:\d\d(:\d\d)?\b"), "TIME"),
+    (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?([muµ]?s|secs?|seconds|hours|h|it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step)\b"),
+     "TIME"),
+    (re.compile(r"(?i)((?:time|runtime|per_second|elapsed|time/batch|ms/batch)\D{0,8})\d[\d.e+-]*"), r"\1TIME"),
+    (re.compile(r"Time:? +[\d.]+ \([^)]*\)|Data:? +[\d.]+ \([^)]*\)|\([\d.]+s?, +[\d.]+/s\)"), "TIME"),
+    (re.compile(r"(?i)\b(pid|process|ForkPoolWorker-|port|localhost:|127\.0\.0\.1:|127\.0\.1\.1:)[=: ]*\d+"), r"\1"),
+    (re.compile(r"\[\d{3,}\]|<unknown>:\d+|0x[0-9a-f]+|tmp[a-z0-9_]{8}|torchelastic_\w+|run-\w+-\w{8}|\b\w{8}\.wandb"),
+     "ID"),
+    (re.compile(r"[\d.]+ ?(GB|MB|KB|GiB|MiB|G|M)\b"), "SIZE"),
+)  # fmt: skip
+"""Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory."""
+
+_CACHES = frozenset({"__pycache__", ".inductor"})
+_NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?%?")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is compared.
+
+    Attributes:
+        exit_code: How it ended; None when it had to be ended after its time limit.
+        steps: Steps of optimizers, in all of its processes.
+        losses: Of each process that trained, a digest of all its losses in order, with all digits; sorted.
+        loss_count: How many losses that were.
+        files: Each file that it wrote or changed, and a digest of what is in it.
+        out: Its standard output, as it is.
+        err: Its standard error.
+    """
+
+    exit_code: int | None
+    steps: int
+    losses: tuple[str, ...]
+    loss_count: int
+    files: Mapping[str, str]
+    out: str
+    err: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def observation_of(values: Mapping[str, Any]) -> Observation:
+    """Make an observation of what `to_json` made."""
+    plain = {each.name: values[each.name] for each in fields(Observation)}
+    return Observation(**plain | {"losses": tuple(values["losses"])})
+
+
+def observe(exit_code: int | None, log: Path, files: Mapping[str, str], out: Path, err: Path) -> Observation:
+    """Read what a run left.
+
+    Args:
+        exit_code: How it ended.
+        log: Folder with a log of each of its processes (compatibility_driver/sitecustomize.py).
+        files: What it wrote.
+        out: Its standard output.
+        err: Its standard error.
+    """
+    steps, count, losses = 0, 0, []
+    for path in log.iterdir():
+        lines = path.read_text(encoding="utf-8").splitlines()
+        own = [line for line in lines if line.startswith("loss ")]
+        steps, count = steps + lines.count("step"), count + len(own)
+        losses.append(hashlib.sha256("\n".join(own).encode()).hexdigest()[:16])
+    streams = (path.read_bytes().decode(errors="replace") for path in (out, err))
+    return Observation(exit_code, steps, tuple(sorted(losses)), count, files, *streams)
+
+
+def told(text: str) -> Iterator[str]:
+    """Lines of a stream as a terminal would show them in the end, without what no two runs have alike."""
+    for line in text.split("\n"):
+        shown = line.rstrip("\r").rpartition("\r")[2]
+        for pattern, instead in UNTOLD:
+            shown = pattern.sub(instead, shown)
+        if shown.strip():
+            yield shown.rstrip()
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    """Each file below a folder, and a digest of what is in it."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
+    return {
+        str(path.relative_to(folder)): digest(path) for path in paths if not _CACHES.intersection(path.parts)
+    }  # fmt: skip
+
+
+def written(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The files that a run added or changed, under names without dates and random parts; those of one name together."""
+    found: dict[str, list[str]] = {}
+    for name, content in after.items():
+        if before.get(name) != content:
+            plain = name
+            for pattern, instead in UNTOLD[:3] + UNTOLD[-2:-1]:
+                plain = pattern.sub(instead, plain)
+            found.setdefault(plain, []).append(content)
+    return {name: " ".join(sorted(contents)) for name, contents in found.items()}
+
+
+def digest(path: Path) -> str:
+    """Of a file; of a checkpoint, of its tensors and values, not of how the archive holds them."""
+    whole = hashlib.sha256()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in sorted(archive.namelist()):
+                if not name.endswith("serialization_id"):
+                    whole.update(name.partition("/")[2].encode() + hashlib.sha256(archive.read(name)).digest())
+    else:
+        whole.update(path.read_bytes())
+    return whole.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatable:
+    """What of a script two plain runs have alike, and so what its other runs are compared on.
+
+    Attributes:
+        losses: Whether all digits of its losses are.
+        files: Names of the files whose contents are.
+        out: "all": each line of its output; "words": its lines without numbers; "": neither.
+        err: The same of its error output.
+    """
+
+    losses: bool
+    files: frozenset[str]
+    out: str
+    err: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether losses are."""
+        return self.losses
+
+
+def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeatable:
+    """Compare two plain runs.
+
+    Args:
+        one: A run alone with plain Python.
+        other: Another one.
+        ordered: Whether the order of its lines is a result.
+    """
+    alike = frozenset(name for name, content in one.files.items() if other.files.get(name) == content)
+    return Repeatable(
+        one.losses == other.losses, alike, _alike(one.out, other.out, ordered), _alike(one.err, other.err, ordered)
+    )
+
+
+def differences(plain: Observation, found: Observation, same: Repeatable, *, ordered: bool) -> list[str]:
+    """What is different in a run, of what plain runs have alike; empty when nothing is."""
+    different = [
+        f"{name.replace('_', ' ')}: {getattr(plain, name)} alone, {getattr(found, name)} here"
+        for name in ("exit_code", "steps", "loss_count")
+        if getattr(plain, name) != getattr(found, name)
+    ]
+    if same.losses and plain.losses != found.losses:
+        different.append("losses")
+    missing, more = sorted(plain.files.keys() - found.files.keys()), sorted(found.files.keys() - plain.files.keys())
+    different += [f"file missing: {name}" for name in missing] + [f"file added: {name}" for name in more]
+    both = sorted(same.files & found.files.keys())
+    different += [f"file: {name}" for name in both if plain.files[name] != found.files[name]]
+    for stream in ("out", "err"):
+        how = getattr(same, stream)
+        told_alone, told_here = (_form(getattr(each, stream), how, ordered) for each in (plain, found))
+        if told_alone != told_here:
+            different.append(f"{stream}: {_first_difference(told_alone, told_here)}")
+    return different
+
+
+def _form(text: str, how: str, ordered: bool) -> tuple[str, ...]:
+    """The lines of a stream as they are compared."""
+    if not how:
+        return ()
+    lines = told(text)
+    formed = lines if how == "all" else (_NUMBER.sub("#", line) for line in lines)
+    return tuple(formed) if ordered else tuple(sorted(formed))
+
+
+def _alike(one: str, other: str, ordered: bool) -> str:
+    return next((how for how in ("all", "words") if _form(one, how, ordered) == _form(other, how, ordered)), "")
+
+
+def _first_difference(one: tuple[str, ...], other: tuple[str, ...]) -> str:
+    length = min(len(one), len(other))
+    index = next((index for index in range(length) if one[index] != other[index]), length)
+    here, there = (lines[index][:160] if index < len(lines) else "nothing more" for lines in (one, other))
+    return f"line {index + 1}: {here!r} alone, {there!r} here"

@@ -1,0 +1,101 @@
+"""Writes docs/compatibility.md from what benchmarks/compatibility.py found."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_HEAD = """# Compatibility
+
+This page is written by `python benchmarks/compatibility.py --write-page`; do not edit it.
+
+Training scripts that were not written for Muri, each compared with itself alone under plain Python, on Python {python}
+({cores} cores, commit {commit}). A run is *the same* if it has the same losses (all digits of each), the same number of
+optimizer steps (counted from outside of the script), the same exit code, the same files with the same contents, and the
+same output without times, dates, process ids and ports.
+
+| way | the same as alone |
+|---|---|
+{counts}
+
+In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} groups of two to four.
+
+## Scripts
+
+| script | from | version | optimizer steps | losses | files | `muri run` | process | thread |
+|---|---|---|---|---|---|---|---|---|
+{rows}
+
+Each cell counts the runs that were the same, of all. A script is compared on what two plain runs of it have alike; what
+they have not is listed here:
+
+{varying}
+"""
+
+_TAIL = """
+## How to run it
+
+    for each in {repositories}; do
+        git clone https://github.com/$each clones/$each
+    done
+    python benchmarks/compatibility.py --setup
+    python benchmarks/compatibility.py --repositories clones --write --write-page
+
+Data sets and pretrained models are replaced by small local files of the same format
+(`benchmarks/compatibility_data.py`). `benchmarks/compatibility_scripts.py` has each script's arguments, and the edits
+where a script asks for a GPU, sets no seed or cannot be told to stop.
+"""
+
+
+def page_of(result: Mapping[str, Any]) -> str:
+    """The page.
+
+    Args:
+        result: What `benchmarks/compatibility.py --write` kept.
+    """
+    scripts = result["scripts"]
+    machine = result["machine"]
+    head = _HEAD.format(
+        python=machine["python"], cores=machine["cores"], commit=machine["commit"], seed=result["seed"],
+        rounds=result["rounds"],
+        counts="\n".join(f"| {_way(way)} | {same} of {of} |" for way, (same, of) in result["counts"].items() if of),
+        rows="\n".join(map(_row, scripts)), varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
+    )  # fmt: skip
+    sources = sorted({script["source"] for script in scripts if "/" in script["source"]})
+    return head + _differences(scripts) + _TAIL.format(repositories=" ".join(sources))
+
+
+def _way(way: str) -> str:
+    return "alone under `muri run`" if way == "muri run" else f"in groups, isolation {way}"
+
+
+def _row(script: Mapping[str, Any]) -> str:
+    plain = [script[name] for name in ("name", "source", "version", "steps", "losses", "files")]
+    groups = [_share(script[way]) for way in ("process", "thread")]
+    cells = [*plain, "differs" if script["muri_run"] else "the same", *groups]
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+def _share(runs: Iterable[Mapping[str, Any]]) -> str:
+    runs = list(runs)
+    return f"{sum(not run['differences'] for run in runs)} of {len(runs)}" if runs else "–"
+
+
+def _varying(script: Mapping[str, Any]) -> str:
+    found = [] if script["losses_repeat"] else ["losses (not deterministic alone)"]
+    found += [f"`{name}`" for name in script["files_vary"]]
+    for stream, name in (("out", "output"), ("err", "error output")):
+        how = script[f"{stream}_repeats"]
+        found += [] if how == "all" else [f"numbers in its {name}" if how == "words" else f"its {name}"]
+    return f"- {script['name']}: {', '.join(found)}" if found else ""
+
+
+def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
+    lines = []
+    for script in scripts:
+        runs = [("muri run", {"with": [], "differences": script["muri_run"]})]
+        runs += [(way, run) for way in ("process", "thread") for run in script[way]]
+        for way, run in runs:
+            if run["differences"]:
+                beside = f" beside {', '.join(run['with'])}" if run["with"] else ""
+                told = "; ".join(each.replace("|", "\\|")[:160] for each in run["differences"][:3])
+                lines.append(f"- {script['name']}, {way}{beside}: {told}")
+    return "\n## What differed\n\n" + "\n".join(lines) + "\n" if lines else ""

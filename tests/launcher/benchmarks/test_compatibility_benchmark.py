@@ -1,0 +1,158 @@
+"""The comparison of scripts with themselves alone: what it finds, on scripts made here; it needs no repository."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from warm_start import ONE_THREAD
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+TRAIN = """
+import os, time
+print("pid", os.getpid(), "took", time.time(), "s")
+print("loss", 0.1 + 0.2)
+open("model.txt", "w").write("weights")
+"""
+GIVEN_AWAY = 'import os; print("a member" if "MURI_GATE" in os.environ else "alone")'
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import compatibility
+
+    return compatibility
+
+
+@pytest.fixture
+def observation(benchmark):
+    import compatibility_observation
+
+    return compatibility_observation
+
+
+def make_repository(folder: Path, **scripts: str) -> Path:
+    repository = folder / "clones" / "somebody" / "examples"
+    repository.mkdir(parents=True)
+    for name, text in scripts.items():
+        (repository / f"{name}.py").write_text(text)
+    git = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "scripts"]):
+        subprocess.run([*git, *words], check=True)
+    return folder / "clones"
+
+
+def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(benchmark, tmp_path: Path) -> None:
+    clones = make_repository(tmp_path, train=TRAIN, other=TRAIN, told=GIVEN_AWAY)
+    scripts = [
+        benchmark.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
+        for name in ("train", "other", "told")
+    ]
+    place = benchmark.Place(clones, Path(sys.executable), tmp_path / "cache")
+    result = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=3, resume=False)
+    rows = {row["name"]: row for row in result["scripts"]}
+    assert result["counts"] == {"muri run": [3, 3], "process": [2, 3], "thread": [0, 0]}
+    assert rows["train"]["muri_run"] == []
+    assert (rows["train"]["files"], rows["train"]["out_repeats"]) == (1, "all")
+    (run,) = rows["told"]["process"]
+    assert sorted(run["with"]) == ["other", "train"]
+    assert run["differences"] == ["out: line 1: 'alone' alone, 'a member' here"]
+    page = benchmark.page_of(result)
+    assert "| told | somebody/examples |" in page
+    assert "- told, process beside" in page
+    # Everything is stored: nothing runs again, not even a script that is gone.
+    (tmp_path / "cache" / "streams" / "train" / "out").unlink()
+    again = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=1, resume=True)
+    assert again["scripts"] == result["scripts"]
+    assert not (tmp_path / "cache" / "streams" / "train" / "out").exists()
+
+
+def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "weight = torch.nn.Parameter(torch.ones(()))\n"
+        "optimizer = torch.optim.SGD([weight], lr=0.25)\n"
+        "for step in range(4):\n"
+        "    (weight * 0.1).backward()\n"
+        "    if step % 2: optimizer.step()\n"
+    )
+    log = tmp_path / "log"
+    log.mkdir()
+    own = {"PYTHONPATH": str(BENCHMARKS / "compatibility_driver"), "COMPATIBILITY_LOG": str(log)}
+    subprocess.run([sys.executable, script], env=os.environ | ONE_THREAD | own, check=True)
+    (told,) = [path.read_text().split("\n") for path in log.iterdir()]
+    assert told.count("step") == 2
+    losses = [float.fromhex(line.removeprefix("loss ")) for line in told if line.startswith("loss")]
+    assert losses == pytest.approx([0.1, 0.1, 0.095, 0.095])
+    found = observation.observe(0, log, {}, script, script)
+    assert (found.steps, found.loss_count) == (2, 4)
+
+
+def test_every_difference_is_named(observation) -> None:
+    plain = observation.Observation(0, 8, ("a", "b"), 16, {"model.pt": "1", "log": "2"}, "one\ntwo\n", "")
+    same = observation.repeatable(plain, plain, ordered=True)
+    assert observation.differences(plain, plain, same, ordered=True) == []
+    other = observation.Observation(1, 2, ("a", "c"), 16, {"model.pt": "3", "more": "4"}, "one\n", "oh\n")
+    assert observation.differences(plain, other, same, ordered=True) == [
+        "exit code: 0 alone, 1 here", "steps: 8 alone, 2 here", "losses", "file missing: log", "file added: more",
+        "file: model.pt", "out: line 2: 'two' alone, 'nothing more' here",
+        "err: line 1: 'nothing more' alone, 'oh' here",
+    ]  # fmt: skip
+
+
+def test_what_two_plain_runs_have_not_alike_is_not_compared(observation) -> None:
+    one = observation.Observation(0, 8, ("a",), 8, {"model.pt": "1", "events": "2"}, "loss 1.5\nend\n", "x")
+    two = replace(one, losses=("b",), files={"model.pt": "1", "events": "3"}, out="loss 1.7\nend\n", err="y")
+    same = observation.repeatable(one, two, ordered=True)
+    assert same == observation.Repeatable(losses=False, files=frozenset({"model.pt"}), out="words", err="")
+    assert observation.differences(one, two, same, ordered=True) == []
+    # Steps, names of files and words still are.
+    three = replace(two, steps=7, files={"model.pt": "1"}, out="loss 1.9\nstop\n")
+    assert observation.differences(one, three, same, ordered=True) == [
+        "steps: 8 alone, 7 here", "file missing: events", "out: line 2: 'end' alone, 'stop' here",
+    ]  # fmt: skip
+
+
+def test_output_is_compared_without_times_and_with_everything_else(observation) -> None:
+    text = (
+        "  0%| | 0/8\r100%|##| 8/8 [00:02<00:00, 3.81it/s]\n2026-11-23 10:11:12,345 loss 0.25\nepoch 3 took 2.5s\n\n"
+        "does it lose 17 samples?\n"
+    )
+    assert list(observation.told(text)) == [
+        "100%|##| 8/8 [TIME TIME]", "DATE loss 0.25", "epoch 3 took TIME", "does it lose 17 samples?",
+    ]  # fmt: skip
+
+
+def test_checkpoints_are_compared_by_what_they_hold(observation, tmp_path: Path) -> None:
+    import torch
+
+    weights = {"weight": torch.arange(4.0)}
+    for folder, name in (("a", "one.pt"), ("b", "two.pt")):
+        (tmp_path / folder).mkdir()
+        torch.save(weights, tmp_path / folder / name)
+    torch.save({"weight": torch.arange(4.0) + 1e-6}, tmp_path / "other.pt")
+    assert observation.digest(tmp_path / "a" / "one.pt") == observation.digest(tmp_path / "b" / "two.pt")
+    assert observation.digest(tmp_path / "a" / "one.pt") != observation.digest(tmp_path / "other.pt")
+
+
+def test_each_script_is_drawn_once_a_round_beside_others(benchmark) -> None:
+    names = [f"s{index}" for index in range(41)]
+    rounds = benchmark.draw_groups(names, 2, seed=1)
+    assert rounds == benchmark.draw_groups(names, 2, seed=1)
+    assert [sorted(name for group in groups for name in group) for groups in rounds] == [sorted(names)] * 2
+    assert {len(group) for groups in rounds for group in groups} == {2, 3, 4}
+    met = [{frozenset((a, b)) for group in groups for a in group for b in group if a != b} for groups in rounds]
+    assert len(met[0] & met[1]) <= 1
+
+
+def test_the_list_of_scripts_is_sound(benchmark) -> None:
+    names = [script.name for script in benchmark.SCRIPTS]
+    assert len(set(names)) == len(names) >= 30
+    import compatibility_data
+
+    assert {kind for script in benchmark.SCRIPTS for kind, _ in script.data} <= compatibility_data.KINDS.keys()

@@ -1,0 +1,44 @@
+"""The soak, in its short form: signals, pauses and kills in a real runtime; and that it notices what it looks for."""
+
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def soak(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import soak
+
+    return soak
+
+
+def test_survivors_of_a_short_soak_have_the_losses_of_their_runs_alone(soak) -> None:
+    kinds = soak.draw_kinds(("stages",), seeds=2, iterations=600)
+    found = soak.measure(6.0, 3, kinds, 3.0, print)
+    assert found["errors"] == []
+    assert [bar for bar in soak.bars(found) if not bar.passed] == []
+    assert sum(found["jobs"].values()) >= len(soak.MEMBERS)
+    assert sum(found["events"].values()) > 0
+
+
+def test_a_wrong_loss_and_a_wrong_exit_code_are_noticed(soak, tmp_path: Path) -> None:
+    kind = soak.Kind("stages", 1, 5)
+    watched = soak.Soak(tmp_path, [kind], seed=1)
+    reference = watched._reference[kind]
+    assert len(reference) == 5
+    job = soak.Job(kind, None, tmp_path / "job.log")
+    job.log.with_suffix(".out").write_text("")
+    job.log.write_text("\n".join(["7", *reference, ""]))
+    watched._check(job, 0)
+    assert watched.errors == []
+    watched._check(job, 75)
+    assert "ended with 75" in watched.errors.pop()
+    job.log.write_text("\n".join(["7", *reference[:4], ""]))
+    watched._check(job, 0)
+    assert "ended after 4 of 5" in watched.errors.pop()
+    job.log.write_text("\n".join(["7", *reference[:4], "0x1p-3", ""]))
+    watched._check(job, 0)
+    assert "loss 4 is 0x1p-3" in watched.errors.pop()
