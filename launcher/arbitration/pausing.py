@@ -5,10 +5,11 @@ it is out of the rotation, and nobody counts it. It waits at its next stage or y
 until then, or that a stopped process finishes after it was continued, overlaps with the others' stages once.
 """
 
+import contextlib
 import mmap
 import threading
 from collections import Counter
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
@@ -41,6 +42,7 @@ class PausingArbiter(Arbiter):
         self._solo_s: dict[str, float | None] = {}
         self._paused: set[str] = set()
         self._interrupts: Counter[str] = Counter()
+        self._asking: set[tuple[str, int]] = set()
 
     @property
     def pauses_everywhere(self) -> bool:
@@ -90,6 +92,10 @@ class PausingArbiter(Arbiter):
 
     def acquire(self, member: str, resource: int) -> float:
         """Wait for the end of the pause, and for the resource."""
+        with self._noted(member):
+            return self._acquire(member, resource)
+
+    def _acquire(self, member: str, resource: int) -> float:
         interrupts, paused_s = self._interrupts.get(member, 0), 0.0
         while True:
             if member in self._paused and resource in self._pauses_at:
@@ -116,7 +122,8 @@ class PausingArbiter(Arbiter):
         interrupts = self._interrupts.get(member, 0)
         if not (member in self._paused and self.pauses_everywhere):
             try:
-                return self._inner.yield_point(member, resource)
+                with self._noted(member):
+                    return self._inner.yield_point(member, resource)
             except WaitInterruptedError:
                 if not self._was_pause(member, interrupts):
                     raise
@@ -129,6 +136,19 @@ class PausingArbiter(Arbiter):
     def obstructs(self, member: str) -> bool:
         """Whether another member waits for what this one holds."""
         return self._inner.obstructs(member)
+
+    def waits(self, member: str) -> bool:
+        """Whether a thread of the member waits here, for a resource or for the end of a pause."""
+        return any(who == member for who, _ in list(self._asking))
+
+    @contextlib.contextmanager
+    def _noted(self, member: str) -> Iterator[None]:
+        asking = (member, threading.get_ident())
+        self._asking.add(asking)
+        try:
+            yield
+        finally:
+            self._asking.discard(asking)
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Note that a member finished an iteration."""

@@ -4,11 +4,12 @@ Two findings make a member hang, each only if it holds for the whole timeout:
 
 - *Stopped*: a signal (SIGSTOP) has stopped the script's own process, or its supervisor. Where Slurm suspends the pilot
   job, this watch is stopped as well; where it suspends the member's job, the member is paused and not watched.
-- *Idle*: the member holds a resource for which others wait, and none of it works: no thread or
-  subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`.
+- *Idle*: none of it works, though it holds a resource for which others wait, or has begun to train: no thread or
+  subprocess runs, is ready to run, or waits for a disk, and together they use less CPU than `evidence.IDLE_SHARE`. A
+  member that waits for its turn at a resource is not idle.
 
 Time in a stage is no evidence: a validation epoch or a checkpoint is work. A member that obstructs no other may wait as
-long as it likes. In a group of several ranks an idle member may wait for its own peers: see
+long as it likes before its first iteration. In a group of several ranks an idle member may wait for its own peers: see
 `ranks.coordination.IdleReports`.
 """
 
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from muri.errors import UsageError
-from muri.launcher.arbitration.arbiter import Arbiter
+from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.hangs.evidence import (
     IdleTimer,
     ThreadSample,
@@ -60,6 +61,11 @@ class Finding:
     timeout_s: float
 
     @property
+    def must_work(self) -> bool:
+        """Whether it must not be idle: others wait for what it holds, or it has begun to train and holds its GPUs."""
+        return self.obstructs or self.session.clock.iterations > 0
+
+    @property
     def stopped(self) -> bool:
         """Whether its process has been stopped for too long."""
         return 0 < self.timeout_s <= self.stopped_s
@@ -91,7 +97,7 @@ class HangWatch:
 
     Args:
         running: The sessions under way.
-        arbiter: Knows which member obstructs others.
+        arbiter: Knows which member obstructs others, and which one waits for its turn.
         timeout_s: How long a member may be idle, unless its environment says otherwise.
         peers: The other ranks of the group, if it has several.
         now: Clock in seconds.
@@ -100,7 +106,7 @@ class HangWatch:
     def __init__(
         self,
         running: Callable[[], list[MemberSession]],
-        arbiter: Arbiter,
+        arbiter: PausingArbiter,
         timeout_s: float,
         peers: Peers | None,
         now: Callable[[], float] = time.monotonic,
@@ -129,8 +135,8 @@ class HangWatch:
                     f"the script's process was stopped by a signal (SIGSTOP), was not continued for "
                     f"{finding.timeout_s:g} s, and is ended ({HINT})"
                 )
-            elif self._peers is None and finding.obstructs and finding.spent_percent >= 100:
-                finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s"))
+            elif self._peers is None and finding.must_work and finding.spent_percent >= 100:
+                finding.session.end_as_hung(idle_cause(f"for {finding.timeout_s:g} s", obstructs=finding.obstructs))
         shortest_s = min([t.timeout_s for t in self._timers.values() if t.timeout_s] or [self._timeout_s])
         interval_s = sampling_interval_s(shortest_s)
         if self._peers is not None:
@@ -158,24 +164,25 @@ class HangWatch:
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         timers, own = self._timers[session], roots[session]
         others = [other for who, other in roots.items() if who is not session]
-        obstructs = self._arbiter.obstructs(session.member)
+        obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
         threads = sample(threads_of_member(session.member, own, others))
-        idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs))
+        idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
+        if waits and not obstructs:
+            idle_s = 0.0
         stopped = any(sample(threads_of(pid)).stopped for pid in (own.process, own.supervisor) if pid)
         stopped_s = timers.stopped.idle_s(ThreadSample(), stopped)
         return Finding(session, idle_s, stopped_s if stopped else 0.0, obstructs, timers.timeout_s)
 
 
-def idle_cause(scope: str) -> str:
-    """Why a member that is idle and obstructs others is ended.
+def idle_cause(scope: str, *, obstructs: bool) -> str:
+    """Why a member that is idle is ended.
 
     Args:
         scope: For how long, or where, nothing of it has worked.
+        obstructs: Whether others wait for what it holds.
     """
-    return (
-        f"the script holds a resource for which other jobs wait, and nothing of it has worked {scope}: it hangs and is "
-        f"ended ({HINT})"
-    )
+    what = "holds a resource for which other jobs wait" if obstructs else "has stopped in the middle of its training"
+    return f"the script {what}, and nothing of it has worked {scope}: it hangs and is ended ({HINT})"
 
 
 def threads_of_member(member: str, roots: Roots, others: Sequence[Roots]) -> list[Path]:

@@ -124,12 +124,12 @@ class Ranks:
         except (RankLinkError, TypeError, ValueError) as error:
             self._lost(str(error))
 
-    def report_idle(self, member: str, key: str, spent_percent: int, *, obstructs: bool) -> None:
+    def report_idle(self, member: str, key: str, spent_percent: int, *, must_work: bool) -> None:
         """Tell rank 0 what this rank has seen of a session; see `IdleReports.add`."""
         if self._leader is not None:
-            self._idle_reports.add(0, (member, key), spent_percent, obstructs=obstructs)
+            self._idle_reports.add(0, (member, key), spent_percent, must_work=must_work)
         else:
-            self._send_all({"idle": [member, key, spent_percent, int(obstructs)]})
+            self._send_all({"idle": [member, key, spent_percent, int(must_work)]})
 
     def heartbeat(self, interval_s: float, silence_s: float) -> None:
         """Give a sign of life, end what hangs on all ranks, and find out whether one is silent.
@@ -158,8 +158,8 @@ class Ranks:
                     self._follower.granted(member, key)
                 case "joined", [str(member), str(key)] if self._leader is not None:
                     self._leader.joined(rank, member, key)
-                case "idle", [str(member), str(key), int(spent), int(obstructs)] if self._leader is not None:
-                    self._idle_reports.add(rank, (member, key), spent, obstructs=bool(obstructs))
+                case "idle", [str(member), str(key), int(spent), int(must_work)] if self._leader is not None:
+                    self._idle_reports.add(rank, (member, key), spent, must_work=bool(must_work))
                 case "hung", [str(member), str(key)] if self._follower is not None:
                     self._on_hang(member, key)
                 case "left", [str(member), str(key), int(code)] if self._leader is not None:
@@ -214,7 +214,7 @@ Run = tuple[str, str]
 @dataclass(slots=True)
 class _Report:
     spent_percent: int
-    obstructs: bool
+    must_work: bool
     rounds: int = 0
 
     @property
@@ -227,24 +227,24 @@ class IdleReports:
 
     A script may wait long for its own peers, and hold the network meanwhile: rank 0 validates, the others wait at a
     barrier. It hangs only if it is idle on *all* ranks on which it runs (one that has ended is not one of them), and
-    obstructs others on at least one. Rank 0 collects what all ranks report, and decides.
+    must work on at least one. Rank 0 collects what all ranks report, and decides.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reports: dict[Run, dict[int, _Report]] = {}
 
-    def add(self, rank: int, run: Run, spent_percent: int, *, obstructs: bool) -> None:
+    def add(self, rank: int, run: Run, spent_percent: int, *, must_work: bool) -> None:
         """Take a rank's report of a session.
 
         Args:
             rank: The rank.
             run: The session.
             spent_percent: For how much of its timeout the session has been idle.
-            obstructs: Whether others wait for what it holds there.
+            must_work: Whether others wait for what it holds there, or it has begun to train.
         """
         with self._lock:
-            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, obstructs)
+            self._reports.setdefault(run, {})[rank] = _Report(spent_percent, must_work)
 
     def left(self, rank: int, run: Run) -> None:
         """Note that a session has ended on a rank."""
@@ -267,4 +267,4 @@ class IdleReports:
 
 
 def _hangs(reports: list[_Report]) -> bool:
-    return all(report.idle for report in reports) and any(report.obstructs for report in reports)
+    return all(report.idle for report in reports) and any(report.must_work for report in reports)

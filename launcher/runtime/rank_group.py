@@ -113,13 +113,14 @@ class RankGroup:
         for finding in findings:
             member = finding.session.member
             key = self.arbiter.key_of(member)
-            self._ranks.report_idle(member, key, finding.spent_percent, obstructs=finding.obstructs)
+            self._ranks.report_idle(member, key, finding.spent_percent, must_work=finding.must_work)
         self._ranks.heartbeat(interval_s, SILENCE_FACTOR * timeout_s)
 
     def _end_hung(self, member: str, key: str) -> None:
         session = self._running(member, key)
         if session is not None:
-            session.end_as_hung(idle_cause(f"on any of its ranks (this is {self.place.rank})"))
+            scope = f"on any of its ranks (this is {self.place.rank})"
+            session.end_as_hung(idle_cause(scope, obstructs=self.arbiter.obstructs(member)))
 
     def ended(self, session: MemberSession) -> None:
         """Tell the other ranks that a session ended on this rank."""

@@ -12,6 +12,7 @@ from ranks_harness import RankedLauncher
 from virtual_clock import VirtualClock
 
 from muri.launcher.arbitration.arbiter import FairArbiter
+from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
 from muri.launcher.hangs.watch import HangWatch
@@ -88,16 +89,13 @@ def command_line(pid: int) -> bytes:
 
 
 SILENT = """
-    import ctypes, multiprocessing, subprocess, sys
+    import ctypes, subprocess, sys
     import muri
     busy = "import time\\nend = time.monotonic() + 1.3\\nwhile time.monotonic() < end: pass"
     with muri.stage("propagate"):
         print("holds", flush=True)
         if sys.argv[1] == "works":
             subprocess.run([sys.executable, "-c", busy], check=True)
-            worker = multiprocessing.get_context("fork").Process(target=exec, args=(busy,))
-            worker.start()
-            worker.join()
         else:
             ctypes.CDLL(None).sleep(2)
     print("finished", flush=True)
@@ -130,6 +128,62 @@ def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launche
     os.kill(int(said(launcher, "101", "here").split()[1]), signal.SIGSTOP)
     assert ends(stopped) == 124
     assert "the script's process was stopped by a signal (SIGSTOP)" in launcher.err("101")
+
+
+KEEPS_THE_INTERPRETER = """
+    import ctypes
+    import muri
+    for _ in muri.batches(range(2)):
+        pass
+    print("keeps", flush=True)
+    ctypes.PyDLL(None).sleep(10**6)
+"""
+DEADLOCKED_POOL = """
+    import multiprocessing
+    import muri
+    fork = multiprocessing.get_context("fork")
+    lock = fork.Lock()
+    lock.acquire()
+    def work(number):
+        with lock:
+            return number
+    for _ in muri.batches(range(2)):
+        pass
+    with fork.Pool(2) as pool:  # its workers wait for a lock that nobody will release
+        print("waits", flush=True)
+        pool.map(work, [1])
+"""
+WAITS_BEFORE_IT_TRAINS = """
+    import sys, time
+    import muri
+    time.sleep(3)
+    for _ in muri.batches(range(2)):
+        pass
+    print("finished", flush=True)
+"""
+
+
+def test_who_has_stopped_training_is_ended_though_it_holds_nothing_and_who_has_not_begun_may_wait(
+    launcher: Launcher,
+) -> None:
+    launcher.runtime("101", "102", "103", options=SOON)
+    frozen = launcher.member("101", launcher.script(KEEPS_THE_INTERPRETER, "keeps.py"))
+    deadlocked = launcher.member("102", launcher.script(DEADLOCKED_POOL, "pool.py"))
+    waits = launcher.member("103", launcher.script(WAITS_BEFORE_IT_TRAINS, "waits.py"))
+    assert [ends(frozen), ends(deadlocked), ends(waits)] == [124, 124, 0], launcher.err("102") + launcher.err("103")
+    assert [launcher.out(job) for job in ("101", "102", "103")] == ["keeps\n", "waits\n", "finished\n"]
+    for job in ("101", "102"):
+        assert "muri: the script has stopped in the middle of its training, and nothing of it" in launcher.err(job)
+
+
+def test_a_member_that_keeps_the_interpreter_ends_its_group_and_all_return_to_the_queue(launcher: Launcher) -> None:
+    runtime = launcher.threads("101", "102", options=SOON)
+    other = launcher.member("102", launcher.script(WORK), "1000000", **AGAIN)
+    said(launcher, "102", "starts")
+    keeps = launcher.member("101", launcher.script(KEEPS_THE_INTERPRETER, "keeps.py"), **AGAIN)
+    assert [ends(runtime), ends(keeps), ends(other)] == [-signal.SIGKILL, 75, 75]
+    log = (launcher.folder / "runtime.log").read_text()
+    assert f"code of a member that runs as a thread has kept the interpreter for {TIMEOUT_S} s" in log
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "inf", "nan"])
@@ -184,7 +238,7 @@ def test_a_rank_that_does_not_come_is_ended_unless_it_works_and_a_stopped_runtim
     launcher: Launcher,
 ) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.threads("101", "102", options=SOON)
+    ranked.start("101", "102", options=SOON)
     ranked.script = launcher.script(NETWORK, "network.py")
     others = ranked.member("102", **AGAIN)
     ranked.script = launcher.script(MEETING, "meeting.py")
@@ -245,29 +299,29 @@ def test_little_cpu_is_no_sign_of_life_and_more_is() -> None:
     assert watched(ends_a_subprocess) == [0, 5, 0, 5]
 
 
-def test_a_member_hangs_only_if_it_does_on_all_ranks_and_obstructs_on_one() -> None:
+def test_a_member_hangs_only_if_it_does_on_all_ranks_and_must_work_on_one() -> None:
     ranks, run = IdleReports(), ("101", "0.0.0#1")
-    ranks.add(0, run, 150, obstructs=True)
-    ranks.add(1, run, 20, obstructs=False)
+    ranks.add(0, run, 150, must_work=True)
+    ranks.add(1, run, 20, must_work=False)
     assert ranks.take_hung() == []
-    ranks.add(1, run, 110, obstructs=False)
+    ranks.add(1, run, 110, must_work=False)
     assert (ranks.take_hung(), ranks.take_hung()) == ([run], [])
-    ranks.add(0, run, 150, obstructs=False)
-    ranks.add(1, run, 150, obstructs=False)
+    ranks.add(0, run, 150, must_work=False)
+    ranks.add(1, run, 150, must_work=False)
     assert ranks.take_hung() == []
-    ranks.add(1, run, 0, obstructs=False)
-    ranks.add(0, run, 150, obstructs=True)
+    ranks.add(1, run, 0, must_work=False)
+    ranks.add(0, run, 150, must_work=True)
     ranks.left(1, run)
     assert ranks.take_hung() == [run]
 
 
 def test_a_rank_that_reports_no_longer_is_not_called_still() -> None:
     ranks, run = IdleReports(), ("101", "0.0.0#1")
-    ranks.add(1, run, 150, obstructs=True)
+    ranks.add(1, run, 150, must_work=True)
     for _ in range(5):
-        ranks.add(0, run, 0, obstructs=True)
+        ranks.add(0, run, 0, must_work=True)
         assert ranks.take_hung() == []
-    ranks.add(0, run, 150, obstructs=True)
+    ranks.add(0, run, 150, must_work=True)
     assert ranks.take_hung() == []
 
 
@@ -318,7 +372,7 @@ class Idle:
 
 def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_before() -> None:
     clock = VirtualClock()
-    arbiter = FairArbiter(clock)
+    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
     holder, patient, waiting = Idle("1"), Idle("2", MURI_HANG_TIMEOUT_S="0"), Idle("3")
     watch = HangWatch(lambda: [holder, patient, waiting], arbiter, 100.0, None, clock)
     for session in (holder, patient, waiting):
@@ -339,3 +393,29 @@ def test_who_is_idle_and_obstructs_others_is_ended_after_the_timeout_and_not_bef
     for member in "12":
         arbiter.leave(member)
     clock.finish(*waits)
+
+
+def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn() -> None:
+    clock = VirtualClock()
+    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
+    stopped, queued, new = Idle("1"), Idle("2"), Idle("3")
+    watch = HangWatch(lambda: [stopped, queued, new], arbiter, 100.0, None, clock)
+    for session in (stopped, queued, new):
+        arbiter.join(session.member, 1.0)
+    for trained in (stopped, queued):
+        trained.clock.iterations = 7
+    arbiter.join("4", 1.0)
+    arbiter.acquire("4", 0)  # a long validation of a member that works
+    wait = clock.start(arbiter.acquire, "2", 0)
+    clock.settle()
+    for _ in range(21):
+        watch.check()
+        clock.sleep(5.0)
+    assert [session.hung for session in (stopped, queued, new)] == [True, False, False]
+    assert "has stopped in the middle of its training" in stopped.causes[0]
+    arbiter.release("4", 0)
+    clock.finish(wait)
+    for _ in range(21):
+        watch.check()
+        clock.sleep(5.0)
+    assert [session.hung for session in (stopped, queued, new)] == [True, True, False]
