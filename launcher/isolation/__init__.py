@@ -5,12 +5,10 @@ Nothing here knows of sockets or resources. docs/isolation.md says what is isola
 """
 
 from muri.launcher.isolation import (
-    child_processes,
-    forks,
+    dangers,
     interpreter,
     local_imports,
     logs_and_warnings,
-    process_group,
     random_generators,
     signals_and_exits,
     standard_files,
@@ -29,9 +27,9 @@ def install() -> None:
     interpreter.install_interpreter()
     interpreter.install_environment()
     threads_and_processes.install_threads()
+    threads_and_processes.install_executors()
     signals_and_exits.install_signals()
     threads_and_processes.install_subprocesses()
-    child_processes.install_children()
     # Libraries: each is patched when a script imports it.
     random_generators.install_python_random()
     random_generators.install_numpy_random()
@@ -40,24 +38,23 @@ def install() -> None:
     torch_settings.install_torch_threads()
     torch_settings.install_torch_flags()
     threads_and_processes.install_autograd_threads()
-    process_group.install_process_groups()
     standard_files.install_file_numbers()
     threads_and_processes.at_session_start(standard_files.install_c_output().begin)
     # The patches below must tell a script's own modules from installed ones.
     modules = local_imports.install_local_modules()
     local_imports.install_first_use()
-    forks.ForkLocks(local_imports.install_import_turns(modules), modules).install()
+    local_imports.install_import_turns(modules)
     signals_and_exits.install_exits(modules)
     logs_and_warnings.install_log_configuration(modules)
     logs_and_warnings.install_log_handlers()
     logs_and_warnings.install_warnings()
     interpreter.install_settings()
+    dangers.install_dangers()
     _installed.append(modules)
 
 
 def forget(session: SessionState) -> None:
-    """Drop everything that an ended session still holds: process groups, its own modules, and the rest."""
-    process_group.close_process_groups(session)
+    """Drop everything that an ended session still holds: its own modules, and the rest."""
     torch_settings.forget_default_dtype(session)
     torch_settings.forget_torch_flags(session)
     for modules in _installed:

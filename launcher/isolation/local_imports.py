@@ -1,12 +1,14 @@
 """Gives each session the modules of its own directories, and lets sessions import installed packages in turns.
 
-Two members may both have a `model.py`. `sys.modules` holds one module per name. Where a session finds a name in its
-script's directory (or its $PYTHONPATH), the entry is exchanged whenever another session imports that name.
+Two members may both have a `model.py`. `sys.modules` holds one module per name. Where a session finds a name in a
+directory of its own (its script's, one of its $PYTHONPATH, or one that it has added to `sys.path`), the entry is
+exchanged whenever another session imports that name.
 
 Installed packages are shared. Python locks each module that it imports, not the package that it belongs to: two threads
 that start with different parts of one package (`import torch`, `from torch.utils.data import DataLoader`) can wait for
 each other. Python detects the deadlock and lets one of them go on with a "partially initialized module". Turns avoid
-it.
+it. A package may also put another module in its own place while it is imported (lazy modules), so a session waits for
+the end of another's import of it.
 """
 
 import builtins
@@ -19,20 +21,49 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, Final
 
+from muri.launcher.isolation.dangers import check_import
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.session import PerSession, SessionState, current_session
-
-_SUFFIXES: Final = (".py", ".pyc", *EXTENSION_SUFFIXES)
 
 LONGEST_WAIT_S: Final = 120.0
 """After this wait a session imports out of turn, as plain threads do: a package may wait for another's import."""
 
 _RUNTIME: Final = object()
+_bootstrap: Final[Any] = importlib._bootstrap
+
+
+class ImportTurns:
+    """Whose turn it is to import. All threads of a session share its turn, as in a process of their own."""
+
+    def __init__(self, longest_wait_s: float = LONGEST_WAIT_S) -> None:
+        self._longest_wait_s = longest_wait_s
+        self._ended = threading.Condition()
+        self._holder: object = None
+        self._depth = 0
+
+    def take(self, who: object) -> bool:
+        """Wait for the turn; return whether this thread got it."""
+        end_s = time.monotonic() + self._longest_wait_s
+        with self._ended:
+            while self._holder not in (None, who):
+                if not self._ended.wait(end_s - time.monotonic()):
+                    return False
+            self._holder = who
+            self._depth += 1
+            return True
+
+    def give(self) -> None:
+        """End what `take` began."""
+        with self._ended:
+            self._depth -= 1
+            if self._depth == 0:
+                self._holder = None
+                self._ended.notify_all()
 
 
 class LocalModules:
@@ -42,29 +73,30 @@ class LocalModules:
         shared: Top-level names that are never local: what the runtime itself has imported.
 
     Attributes:
-        exchange_lock: Held while modules are exchanged. A process forked in between would find another member's.
+        turns: Whose turn it is to import what the members share.
     """
 
     def __init__(self, shared: frozenset[str]) -> None:
+        self.turns: Final = ImportTurns()
         self._shared = shared | sys.stdlib_module_names
-        self._renew_locks()
-        os.register_at_fork(after_in_child=self._renew_locks)
-        self._active: dict[str, SessionState] = {}
+        self._lock = threading.RLock()
+        self._active: dict[str, SessionState | None] = {}
+        """Whose module `sys.modules` holds under a name that is local to some session; None: an installed one."""
         self._local: PerSession[dict[str, bool]] = PerSession(dict)
         self._kept: PerSession[dict[str, dict[str, ModuleType]]] = PerSession(dict)
+        self._kept_installed: dict[str, dict[str, ModuleType]] = {}
 
-    def _renew_locks(self) -> None:
-        """Renew the locks; in a forked child, a thread that is absent there may have held them."""
-        self._lock, self.exchange_lock = threading.RLock(), threading.Lock()
-
-    def run(self, session: SessionState, top: str, load: Callable[[], Any]) -> Any:
-        """Import something of the top-level name for a session."""
-        if not self.is_local(session, top):
+    def run(self, session: SessionState, name: str, load: Callable[[], Any]) -> Any:
+        """Import a module, or something from it, for a session."""
+        top = name.partition(".")[0]
+        local = self.is_local(session, top)
+        if not local and top not in self._active:
+            check_import(top)
+            if _being_imported(name) and self.turns.take(session):
+                self.turns.give()
             return load()
         with self._lock:
-            before = self._active.get(top)
-            if before is not session:
-                self._exchange(before, session, top)
+            self._exchange_for(session, session if local else None, top)
             return load()
 
     @contextlib.contextmanager
@@ -75,48 +107,76 @@ class LocalModules:
             return
         with self._lock:
             for top in list(self._kept.of(session)):
-                self._exchange(self._active.get(top), session, top)
+                self._exchange_for(session, session, top)
             yield
 
     def forget(self, session: SessionState) -> None:
         """Take the modules of an ended session out of `sys.modules`; those kept aside go with its belongings."""
-        with self._lock, self.exchange_lock:
+        with self._lock:
             for top in [name for name, active in self._active.items() if active is session]:
+                self._exchange(None, top)
                 del self._active[top]
-                _take(top)
 
-    def _exchange(self, before: SessionState | None, session: SessionState, top: str) -> None:
+    def _exchange_for(self, session: SessionState, owner: SessionState | None, top: str) -> None:
+        """Put a session's module, or the installed one, into `sys.modules`, without an interruption in between."""
+        if top in self._active and self._active[top] is owner:
+            return
         session.hold_back()
         try:
-            with self.exchange_lock:
-                taken = _take(top)
-                if before is not None:
-                    self._kept.of(before)[top] = taken
-                sys.modules.update(self._kept.of(session).pop(top, {}))
-                self._active[top] = session
+            self._exchange(owner, top)
         finally:
             session.let_through(True)
+
+    def _exchange(self, owner: SessionState | None, top: str) -> None:
+        self._kept_of(self._active.get(top))[top] = _take(top)
+        sys.modules.update(self._kept_of(owner).pop(top, {}))
+        self._active[top] = owner
+
+    def _kept_of(self, owner: SessionState | None) -> dict[str, dict[str, ModuleType]]:
+        return self._kept_installed if owner is None else self._kept.of(owner)
 
     def is_local(self, session: SessionState, top: str) -> bool:
         """Whether a session finds this top-level name in its own directories."""
         if not top or top in self._shared:
             return False
-        local = self._local.of(session)
-        if top not in local:
-            local[top] = _found_in(session, top)
-        return local[top]
+        known = self._local.of(session)
+        if top not in known:
+            found = _found_in(session, top)
+            if not found and not self._is_installed(top):
+                return False  # the session may still make the module, or add its directory to `sys.path`
+            known[top] = found
+        return known[top]
+
+    def _is_installed(self, top: str) -> bool:
+        """Whether an installed module of that name has been imported."""
+        return top in self._kept_installed or (top in sys.modules and self._active.get(top) is None)
 
 
 def _found_in(session: SessionState, top: str) -> bool:
-    for entry in session.path[: session.own_paths]:
-        folder = Path(entry)
-        if (
-            any((folder / f"{top}{suffix}").is_file() for suffix in _SUFFIXES)
-            or (folder / top / "__init__.py").is_file()
-        ):
+    """Whether a session's own directories hold all parts of a module.
+
+    Relative entries of its `sys.path` are made absolute: Python keeps what it has found by an entry's name, for all.
+    """
+    path = [entry for entry in session.path if isinstance(entry, str)]
+    own = {Path(entry).absolute() for entry in path if entry not in session.shared_path}
+    session.path[:] = [
+        entry if not isinstance(entry, str) or not entry or entry in session.shared_path else os.path.abspath(entry)  # noqa: PTH100 (of strings)
+        for entry in session.path
+    ]
+    spec = PathFinder.find_spec(top, session.path)
+    if spec is None:
+        return False
+    places = spec.submodule_search_locations or [spec.origin or ""]
+    return all(Path(os.path.abspath(place)).parent in own for place in places)  # noqa: PTH100
+
+
+def _being_imported(name: str) -> bool:
+    """Whether the import of a module, or of a package that it is in, has begun and not ended."""
+    while name:
+        spec = getattr(sys.modules.get(name), "__spec__", None)
+        if getattr(spec, "_initializing", False):
             return True
-        if (folder / top).is_dir() and PathFinder.find_spec(top, session.path[session.own_paths :]) is None:
-            return True
+        name = name.rpartition(".")[0]
     return False
 
 
@@ -140,14 +200,14 @@ def install_local_modules() -> LocalModules:
             name_from = str((scope or {}).get("__package__") or "")
         else:
             name_from = name
-        return modules.run(session, name_from.partition(".")[0], lambda: plain_import(name, *arguments, **keywords))
+        return modules.run(session, name_from, lambda: plain_import(name, *arguments, **keywords))
 
     def session_import_module(name: str, package: str | None = None) -> ModuleType:
         session = current_session()
         if session is None:
             return plain_import_module(name, package)
-        top = ((package or "") if name.startswith(".") else name).partition(".")[0]
-        module: ModuleType = modules.run(session, top, lambda: plain_import_module(name, package))
+        name_from = (package or "") if name.startswith(".") else name
+        module: ModuleType = modules.run(session, name_from, lambda: plain_import_module(name, package))
         return module
 
     plain_reload = importlib.reload
@@ -208,7 +268,7 @@ def _install_pickling(modules: LocalModules) -> None:
             session, find = current_session(), super().find_class
             if session is None:
                 return find(module_name, global_name)
-            return modules.run(session, module_name.partition(".")[0], lambda: find(module_name, global_name))
+            return modules.run(session, module_name, lambda: find(module_name, global_name))
 
     def load(file: Any, **kwargs: Any) -> Any:
         return Unpickler(file, **kwargs).load()
@@ -231,54 +291,14 @@ def _install_pickling(modules: LocalModules) -> None:
     after_import("multiprocessing.reduction", patch_queues)  # it may have kept the plain functions
 
 
-_bootstrap: Final[Any] = importlib._bootstrap
-
-
-class ImportTurns:
-    """Whose turn it is to import. All threads of a session share its turn, as in a process of their own."""
-
-    def __init__(self, longest_wait_s: float = LONGEST_WAIT_S) -> None:
-        self._longest_wait_s = longest_wait_s
-        self._renew()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        """Renew the lock; in a forked child, a thread that is absent there may have had the turn."""
-        self._ended = threading.Condition()
-        self._holder: object = None
-        self._depth = 0
-
-    def take(self, who: object) -> bool:
-        """Wait for the turn; return whether this thread got it."""
-        end_s = time.monotonic() + self._longest_wait_s
-        with self._ended:
-            while self._holder not in (None, who):
-                if not self._ended.wait(end_s - time.monotonic()):
-                    return False
-            self._holder = who
-            self._depth += 1
-            return True
-
-    def give(self) -> None:
-        """End what `take` began."""
-        with self._ended:
-            self._depth -= 1
-            if self._depth == 0:
-                self._holder = None
-                self._ended.notify_all()
-
-
-def install_import_turns(modules: LocalModules) -> ImportTurns:
+def install_import_turns(modules: LocalModules) -> None:
     """Patch what Python calls for a module that is not in `sys.modules` yet.
 
     Args:
         modules: Tells the sessions' own modules. These are not shared and need no turn, and importing one may train
             for days.
-
-    Returns:
-        The turns, for what must not happen beside an import.
     """
-    turns, find_and_load = ImportTurns(), _bootstrap._find_and_load
+    turns, find_and_load = modules.turns, _bootstrap._find_and_load
 
     def _find_and_load(name: str, import_: Callable[..., Any]) -> Any:
         session = current_session()
@@ -305,4 +325,3 @@ def install_import_turns(modules: LocalModules) -> ImportTurns:
         code: CodeType = function.__code__
         function.__code__ = code.replace(co_filename=_bootstrap._find_and_load.__code__.co_filename)
     _bootstrap._find_and_load = _find_and_load
-    return turns

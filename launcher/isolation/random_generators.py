@@ -7,7 +7,6 @@ the session's state in the default generator.
 """
 
 import logging
-import os
 import random
 import threading
 import warnings
@@ -44,20 +43,12 @@ class SessionRandom(random.Random):
         return getattr(_PLAIN if session is None else _generators.of(session), name)
 
 
-def _reseed_in_child() -> None:
-    """Reseed in a forked child, as Python does, so that it draws other numbers than its parent."""
-    session = current_session()
-    if session is not None:
-        _generators.of(session).seed()
-
-
 def install_python_random() -> None:
     """Replace the functions and the instance that they are methods of."""
     for name, function in list(vars(random).items()):
         if getattr(function, "__self__", None) is _PLAIN:
             setattr(random, name, by_session(function, _generators))
     random._inst = SessionRandom()
-    os.register_at_fork(after_in_child=_reseed_in_child)
 
 
 def _session_class(plain: Any, generators: PerSession[Any]) -> type:
@@ -118,10 +109,6 @@ class SessionGenerators:
         self._gpus: PerSession[dict[int, Any]] = PerSession(dict)
         self._plain_cpu = torch.default_generator
         self._local = threading.local()
-        self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
         self._exchange = threading.Lock()
 
     def _fresh(self, device: str) -> Any:

@@ -1,15 +1,12 @@
 """Signals, and how a script ends itself: `atexit`, finalizers, `os._exit`, and a sleep that a signal can end.
 
-Each session has its own handlers, and a signal that a session sends to the process goes to that session. A process that
-a session forks has the session's handlers as its real ones, and may change them.
+Each session has its own handlers, and a signal that a session sends to the process goes to that session.
 """
 
 import atexit
-import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -19,15 +16,8 @@ from typing import Any, Final
 from muri.launcher.isolation.local_imports import LocalModules
 from muri.launcher.job.session import PerSession, SessionState, current_session
 
-_OF_RUNTIME: Final = (
-    signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM,
-)  # fmt: skip
-"""The runtime has handlers of its own for these; forked processes must not keep them."""
-
 _MANY: Final = 256
 """After this many new finalizers the list drops those that have run."""
-
-_plain_signal = signal.signal
 
 
 def install_signals() -> None:
@@ -62,40 +52,10 @@ def install_signals() -> None:
     signal.signal, signal.getsignal = session_signal, session_getsignal
     os.kill = session_kill
     signal.raise_signal = lambda signalnum: os.kill(os.getpid(), signalnum)
-    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_reset_in_child)
 
 
 def _handler_of(session: SessionState, signum: int) -> Any:
     return session.handlers.get(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
-
-
-class _Fork(threading.local):
-    mask: set[int] | None = None
-
-
-_fork: Final = _Fork()
-"""The signal mask of this thread before it began to fork a process."""
-
-
-def _hold_back() -> None:
-    """Block signals until the new process has its handlers: else Python drops them, or the runtime's handlers run."""
-    if current_session() is not None:
-        _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_RUNTIME)
-
-
-def _let_through() -> None:
-    mask, _fork.mask = _fork.mask, None
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-
-def _reset_in_child() -> None:
-    session = current_session()
-    if session is not None:
-        for number in {*_OF_RUNTIME, *session.handlers}:
-            with contextlib.suppress(OSError, ValueError):  # a signal that cannot have a handler
-                _plain_signal(number, _handler_of(session, number))
-    _let_through()
 
 
 _finalizers: PerSession[list["weakref.finalize[..., Any]"]] = PerSession(list)

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -79,6 +80,28 @@ def install_threads() -> None:
 
     threading.Thread.start = start_in_session  # type: ignore[method-assign, assignment]
     threading.main_thread = main_thread
+
+
+_executors: PerSession["weakref.WeakSet[ThreadPoolExecutor]"] = PerSession(weakref.WeakSet)
+
+
+def install_executors() -> None:
+    """Let a session know the thread pools that it makes."""
+    make = ThreadPoolExecutor.__init__
+
+    def session_make(own: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> None:
+        make(own, *args, **kwargs)
+        session = current_session()
+        if session is not None:
+            _executors.of(session).add(own)
+
+    ThreadPoolExecutor.__init__ = session_make  # type: ignore[method-assign, assignment]
+
+
+def close_executors(session: SessionState) -> None:
+    """Let the threads of a session's pools end once their work is done, as Python does when it exits."""
+    for executor in list(_executors.of(session)):
+        executor.shutdown(wait=False)
 
 
 def _spare_threads(torch: ModuleType) -> None:
@@ -226,21 +249,9 @@ def _install_posix_spawn() -> None:
         setattr(os, name, spawn)
 
 
-def _own_files_in_child() -> None:
-    """Make the session's files descriptors 0, 1 and 2 in a forked child, as in a process of its own."""
-    session = current_session()
-    if session is not None:
-        for number, file in enumerate(session.files):
-            _plain_dup2(file, number)
-
-
-_plain_dup2 = os.dup2
-
-
 def install_subprocesses() -> None:
     """Patch the ways to start a process."""
     _install_fork_exec(os.getpid())
     _install_system()
     _install_exec(os.getpid())
     _install_posix_spawn()
-    os.register_at_fork(after_in_child=_own_files_in_child)

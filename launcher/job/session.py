@@ -27,7 +27,7 @@ class SessionState:
         environment: Its environment, as bytes, the way `os.environ` keeps it.
         argv: Its sys.argv.
         path: Its sys.path.
-        own_paths: How many entries at its start are the member's own directories.
+        shared_path: Entries of it that name the directories of installed packages, which the members share.
         files: Its standard file descriptors: input, output, error.
         streams: Text streams "stdin", "stdout", "stderr" over these files.
         replaced: Streams that the script has put in place of its own (`redirect_stdout`).
@@ -39,6 +39,7 @@ class SessionState:
         clock: Its stage clock.
         deliver: Sends a signal to the session.
         leave: Ends the session at once, as `os._exit` ends a process; does not return.
+        refuse: Gives the session up for a reason, because it cannot run in a thread; does not return.
         hold_back: From now on no signal interrupts the session's own thread, which is about to change what members
             share; calls nest.
         let_through: Ends what `hold_back` began. Raises what was held back, if it is told to.
@@ -52,7 +53,7 @@ class SessionState:
     files: tuple[int, int, int]
     streams: dict[str, io.TextIOWrapper]
     main: ModuleType
-    own_paths: int = 0
+    shared_path: frozenset[str] = frozenset()
     clock: StageClock | None = None
     replaced: dict[str, Any] = field(default_factory=dict)
     handlers: dict[int, SignalHandler] = field(default_factory=dict)
@@ -61,6 +62,7 @@ class SessionState:
     interrupted: threading.Event = field(default_factory=threading.Event)
     deliver: Callable[[int], None] = lambda _signum: None
     leave: Callable[[int], None] = lambda _code: None
+    refuse: Callable[[str], None] = lambda _danger: None
     hold_back: Callable[[], None] = lambda: None
     let_through: Callable[[bool], None] = lambda _now: None
     belongings: dict[Any, Any] = field(default_factory=dict)
@@ -227,7 +229,7 @@ class MemberSession(Protocol):
         stopped_at: Iteration at which the script was saved and stopped, None if it ended in another way.
         ended: Set when the script ended and everything of it was cleaned up.
         fault: What the script raised if that ended the CUDA context of this process, else None.
-        lost_cause: Why nothing is known of the script's end; None if that is known, or the runtime's end is why.
+        lost_cause: Why the script must run again; None if it need not, or if the runtime's end is why.
         condemned: Whether its exit code means nothing because the CUDA context has ended.
         out_of_memory: Whether the script ended for lack of GPU memory.
         hung: Whether it is being ended, or was, because it hangs.

@@ -20,6 +20,7 @@ from muri.launcher.automatic.watch import close_iterations, stages_wanted
 from muri.launcher.job import script
 from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.out_of_memory import MARK_VARIABLE, leave_mark
+from muri.launcher.job.process_groups import keep_process_groups
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.process_gate import is_gated
 
@@ -58,6 +59,7 @@ def main(arguments: list[str]) -> None:
         automatic.install_stage_hooks()
     if hooks_wanted(os.environ):
         automatic.install_splitting_hooks()
+    keep_process_groups()
     _execute(loaded, os.environ.pop(MARK_VARIABLE, ""))
 
 

@@ -58,6 +58,8 @@ class Runtime:
         group = options.group
         self._table = MemberTable(group.ids, group.discipline)
         self._ranks = None if options.place is None else RankGroup(options.place, self._table, self._tell_end)
+        # One member's process group could stop the others as it ends, so members of several ranks are no threads.
+        self._threads = group.threads if self._ranks is None else frozenset[str]()
         solo_s = {each.job_id: each.solo_iteration_s for each in group.members if each.solo_iteration_s}
         speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
@@ -71,7 +73,7 @@ class Runtime:
         self._trace = _open_trace(options, shared=arbiter.takes_turns)
         self._table.watch(arbiter, solo_s, speeds)
         start = functools.partial(supervised, options.starter, options.run_dir)
-        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, group.threads)
+        factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, self._threads)
         pilot_job = None if self._ranks is not None else os.environ.get("SLURM_JOB_ID")
         admission = AdmissionControl(pilot_job, self._table, group)
         need_gib = {each.job_id: each.gpu_mem_gib for each in group.members if each.gpu_mem_gib}
@@ -80,14 +82,14 @@ class Runtime:
         self._hangs = HangWatch(self._table.running, pausing, group.hang_timeout_s, self._ranks)
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
-        if group.threads:
+        if self._threads:
             gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
         gpu_errors.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT, then end the sessions; returns the process's exit code."""
         self._handle_signals()
-        if self._options.group.threads:
+        if self._threads:
             _prepare_for_threads()
         self._watchdog.start()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -97,7 +99,7 @@ class Runtime:
             self._ranks.start()
         self._server.start()
         logger.info("serving members %s in %s", ", ".join(self._options.group.ids), self._options.run_dir)
-        if self._options.group.threads:
+        if self._threads:
             threading.Thread(target=self._preload, name="preload", daemon=True).start()
         reporter = threading.Thread(target=self._report, name="status", daemon=True)
         reporter.start()

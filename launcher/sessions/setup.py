@@ -74,12 +74,13 @@ def build_state(request: AttachRequest, files: tuple[int, int, int], base_path: 
         if name in os.environb:
             environment[name] = os.environb[name]
     own = script.own_directories(request.target, request.module, request.cwd, request.environment.get("PYTHONPATH", ""))
+    shared = [entry for entry in base_path if entry not in own]
     return SessionState(
         member=request.job_id,
         environment=environment,
         argv=[request.target, *request.arguments],
-        path=[*own, *(entry for entry in base_path if entry not in own)],
-        own_paths=len(own),
+        path=[*own, *shared],
+        shared_path=frozenset(shared),
         files=files,
         streams=open_streams(files, unbuffered=bool(request.environment.get("PYTHONUNBUFFERED"))),
         main=ModuleType("__main__"),

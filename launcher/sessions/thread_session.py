@@ -14,7 +14,7 @@ from muri.launcher.arbitration.arbiter import Arbiter
 from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.checkpoints import registry, stopping
 from muri.launcher.isolation.signals_and_exits import SessionExit
-from muri.launcher.isolation.threads_and_processes import begin_session
+from muri.launcher.isolation.threads_and_processes import begin_session, close_executors
 from muri.launcher.job import script
 from muri.launcher.job.out_of_memory import is_out_of_memory
 from muri.launcher.job.session import MemberSession, Roots, enter_session
@@ -80,6 +80,7 @@ class ThreadSession(AttachedSession):
         self._state = build_state(request, files, base_path)
         self._state.deliver = self.deliver
         self._state.leave = self.leave
+        self._state.refuse = self.refuse
         # Not a daemon: the script's own threads inherit that, and a script waits for its threads.
         self._thread = threading.Thread(target=self._main, name=f"member-{self.member}", daemon=False)
         self._interruption = Interruption(self._state, arbiter, self._thread)
@@ -127,9 +128,21 @@ class ThreadSession(AttachedSession):
         """End the script at once, for `os._exit` in any of its threads."""
         if self._interruption.in_own_thread:
             raise SessionExit(code)
-        self._ending_class = exit_with(code)
-        threading.Thread(target=self._insist, args=(code - 128, CANCEL_GRACE_S), daemon=True).start()
+        threading.Thread(target=self._insist_on_leaving, args=(code,), daemon=True).start()
         raise SystemExit  # ends this thread without a report
+
+    def refuse(self, danger: str) -> None:
+        """Give the script up before it does what is not safe in a thread; its exit code means nothing then."""
+        with self._verdict:
+            self.lost_cause = self.lost_cause or danger
+        logger.warning("member %s: %s", self.member, danger)
+        code = 128 + signal.SIGTERM
+        call_later(INSIST_S, self._insist_on_leaving, code)  # the script may catch what is raised here
+        self.leave(code)
+
+    def _insist_on_leaving(self, code: int) -> None:
+        self._ending_class = exit_with(code)
+        self._insist(code - 128, CANCEL_GRACE_S)
 
     def end_as_hung(self, cause: str) -> None:
         """Say why on the script's standard error, and give it up if it doesn't end."""
@@ -175,9 +188,9 @@ class ThreadSession(AttachedSession):
 
     @property
     def lost(self) -> bool:
-        """Whether the runtime's end cut the script short, so that its exit code means nothing."""
+        """Whether its exit code means nothing: the runtime's end cut the script short, or it cannot run in a thread."""
         cut_short = self._lost_whatever_code or self.exit_code == 128 + signal.SIGTERM
-        return self.condemned or (self.told_to_end and cut_short)
+        return self.condemned or self.lost_cause is not None or (self.told_to_end and cut_short)
 
     def detach_output(self) -> None:
         """The member's process is gone: what the script still writes goes nowhere."""
@@ -237,6 +250,7 @@ class ThreadSession(AttachedSession):
             if isinstance(error, SessionExit):
                 return code
         self._interruption.allowed = self._interruption.pending is None and code < 128
+        close_executors(self._state)
         for thread in self._state.threads:
             while thread.is_alive() and not thread.daemon and not self._state.interrupted.is_set():
                 thread.join(timeout=0.5)

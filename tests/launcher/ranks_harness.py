@@ -113,10 +113,6 @@ class RankedLauncher:
             until(lambda serves=serves: serves() or any(p.poll() is not None for p in self.runtimes), f"rank {rank}")
             assert serves(), self.log(rank)
 
-    def threads(self, *members: str, options: tuple[str, ...] = ()) -> None:
-        """Start all runtimes of a group whose members are threads."""
-        self.start(*members, options=("--isolation", "thread", *options))
-
     def path(self, name: str) -> Path:
         """A file of the test."""
         return self.launcher.folder / name

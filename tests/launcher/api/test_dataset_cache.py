@@ -301,7 +301,7 @@ GROUP_SCRIPT = """
 
 
 def test_members_of_a_group_have_caches_of_their_own(launcher: Launcher) -> None:
-    launcher.threads("101", "102", options=("--preload", "torch"))
+    launcher.runtime("101", "102")
     script = launcher.script(GROUP_SCRIPT)
     members = [launcher.member("101", script, 1000), launcher.member("102", script, 2000)]
     assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")

@@ -15,7 +15,7 @@ def test_members_that_look_for_unused_parameters_do_not_block_each_other(launche
     text = TRAIN_DDP.replace("torch.nn.Linear(32, 1)))", "torch.nn.Linear(32, 1)), find_unused_parameters=True)")
     assert text != TRAIN_DDP
     ranked.script.write_text(text)
-    ranked.threads("101", "102")
+    ranked.start("101", "102")
     members = [ranked.member(job, seed, ITERATIONS, -1, "automatic") for job, seed in (("101", 1), ("102", 2))]
     for job, processes in zip(("101", "102"), members, strict=True):
         assert [ends(process) for process in processes] == [0, 0], ranked.out(job, 0, "err")

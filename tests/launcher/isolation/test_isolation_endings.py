@@ -1,4 +1,4 @@
-"""Odd ways in which scripts fork, signal and end: two members at once do each as plain Python does it."""
+"""Odd ways in which scripts signal and end: two members at once do each as plain Python does it."""
 
 import re
 import subprocess
@@ -8,45 +8,6 @@ import pytest
 from launcher_harness import Launcher, ends
 from polling import until
 
-FORKED_PROCESSES = """
-    import multiprocessing, os, signal, sys, time
-
-    def fate(body, number, wait=True):
-        ready, tell = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            body()
-            os.write(tell, b"x")
-            time.sleep(5)
-            os._exit(0)
-        if wait:
-            os.read(ready, 1)
-        os.kill(pid, number)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-    def nothing():
-        pass
-
-    print({fate(nothing, signal.SIGTERM, wait=False) for _ in range(40)}, flush=True)
-    print([fate(nothing, number) for number in (signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)], flush=True)
-    print(fate(lambda: signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)), signal.SIGUSR1), flush=True)
-    signal.signal(signal.SIGUSR2, lambda *_: os._exit(8))
-    print(fate(nothing, signal.SIGUSR2), flush=True)
-    fork = multiprocessing.get_context("fork")
-    worker = fork.Process(target=lambda: os.kill(os.getpid(), signal.SIGKILL))
-    worker.start()
-    worker.join()
-    print(worker.exitcode, flush=True)
-    for _ in range(5):
-        with fork.Pool(2) as pool:
-            pool.map(abs, [1])
-    for ending in ("sys.exit(2)", "1 / 0", "pass"):
-        pid = os.fork()
-        if pid == 0:
-            exec(ending)
-            sys.exit()
-        print(ending, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
 EXIT_FUNCTIONS = """
     import atexit, sys
 
@@ -149,10 +110,8 @@ def _as_alone(launcher: Launcher, text: str, **environment: str) -> None:
         assert (launcher.out(job), re.sub("0x[0-9a-f]+", "0x", launcher.err(job)), code) == expected
 
 
-@pytest.mark.parametrize(
-    "script", [FORKED_PROCESSES, EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING, MAIN_THREAD, UNBUFFERED]
-)
-def test_forks_and_ends_are_as_alone(launcher: Launcher, script: str) -> None:
+@pytest.mark.parametrize("script", [EXIT_FUNCTIONS, IN_A_THREAD, LAST_WORDS, LOGGING, MAIN_THREAD, UNBUFFERED])
+def test_ends_are_as_alone(launcher: Launcher, script: str) -> None:
     _as_alone(launcher, script, PYTHONUNBUFFERED="1", LC_ALL="C")
 
 
@@ -177,3 +136,17 @@ def test_the_end_of_a_script_is_told_even_if_cleaning_up_after_it_fails(launcher
     launcher.threads("101")
     assert ends(launcher.member("101", launcher.script(CANNOT_BE_FORGOTTEN))) == 3
     until(lambda: "no way to forget" in (launcher.folder / "runtime.log").read_text(), "the runtime's log")
+
+
+OPEN_POOL = """
+    import sys, time
+    from concurrent.futures import ThreadPoolExecutor
+    pool = ThreadPoolExecutor(2)
+    print(pool.submit(pow, 2, 10).result())
+    pool.submit(lambda: (time.sleep(0.2), print("the pool's last work", flush=True)))
+    print("last line", flush=True)
+"""
+
+
+def test_a_pool_of_threads_that_is_never_shut_down_does_its_work_and_ends(launcher: Launcher) -> None:
+    _as_alone(launcher, OPEN_POOL)

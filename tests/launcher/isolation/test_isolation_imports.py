@@ -60,10 +60,8 @@ def test_who_waits_gets_the_turn_when_it_ends():
 
 def test_a_session_is_forgotten_while_another_looks_modules_up():
     class Session:
-        path, own_paths = (), 0
-
         def __init__(self):
-            self.belongings = {}
+            self.path, self.shared_path, self.belongings = [], frozenset(), {}
 
     modules, other, over = LocalModules(frozenset()), Session(), threading.Event()
 
@@ -87,13 +85,13 @@ def test_a_session_is_forgotten_while_another_looks_modules_up():
 
 
 def test_a_signal_waits_for_the_end_of_an_import_that_others_share(launcher):
-    launcher.threads("101", "102")
     launcher.script("print('imported', flush=True)\nfor _ in range(10**7): pass\nwhole = True\n", "slow.py", "site")
-    path = f"import sys\nsys.path.append({str(launcher.folder / 'site')!r})\n"
-    first = launcher.member("101", launcher.script(f"{path}import slow\nprint('not reached')\n", "first.py"))
+    launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
+    launcher.threads("101", "102")
+    first = launcher.member("101", launcher.script("import slow\nprint('not reached')\n", "first.py"), PYTHONPATH="")
     until(lambda: "imported" in launcher.out("101"), "the import")
     first.send_signal(signal.SIGTERM)
-    second = launcher.member("102", launcher.script(f"{path}import slow\nprint(slow.whole)\n", "second.py"))
+    second = launcher.member("102", launcher.script("import slow\nprint(slow.whole)\n", "second.py"), PYTHONPATH="")
     assert [ends(first), ends(second)] == [143, 0], launcher.err("102")
     assert [launcher.out(member) for member in ("101", "102")] == ["imported\n", "True\n"]
 
@@ -123,46 +121,6 @@ def test_members_use_pytorch_for_the_first_time_at_once(launcher):
     members = [launcher.member(me, script, me, other) for me, other in (("101", "102"), ("102", "101"))]
     assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
     assert launcher.out("101") + launcher.out("102") == "done\ndone\n"
-
-
-CHANGES_ITS_MODULE_AND_FORKS = """
-    import os, time
-    import lazy
-    lazy.VALUE = "changed"
-    open("ready", "w").close()
-    while not os.path.exists("taken"):
-        time.sleep(0.001)
-    pid = os.fork()
-    if pid == 0:
-        import lazy
-        print(lazy.VALUE, flush=True)
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-EXCHANGES_SLOWLY = """
-    import os, time
-    from muri.launcher.isolation import local_imports
-    def slowly(top, take=local_imports._take, sleep=time.sleep):
-        taken = take(top)
-        open("taken", "w").close()
-        sleep(0.5)
-        return taken
-    while not os.path.exists("ready"):
-        time.sleep(0.001)
-    local_imports._take = slowly
-    import lazy
-    print(lazy.VALUE)
-"""
-
-
-def test_a_process_forked_while_modules_are_exchanged_has_its_own(launcher):
-    launcher.threads("101", "102")
-    for member, text in (("101", CHANGES_ITS_MODULE_AND_FORKS), ("102", EXCHANGES_SLOWLY)):
-        launcher.script(text, "train.py", member)
-        launcher.script(f"VALUE = '{member}'\n", "lazy.py", member)
-    members = [launcher.member(member, f"{member}/train.py") for member in ("101", "102")]
-    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
-    assert [launcher.out(member) for member in ("101", "102")] == ["changed\n", "102\n"]
 
 
 UNPICKLES = r"""
@@ -195,3 +153,99 @@ def test_unpickling_finds_the_members_own_modules(launcher):
     members = [launcher.member(me, f"{me}/train.py", me, other) for me, other in pairs]
     assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
     assert [launcher.out(me) for me, _ in pairs] == ["{'101'}\n", "{'102'}\n"]
+
+
+ADDS_PATHS = """
+    import os, sys, time
+    me, other = sys.argv[1:]
+    try:
+        import added  # not there yet
+    except ImportError:
+        pass
+    import colorsys
+    sys.path.insert(0, os.path.join(os.path.dirname(__file__), "first"))
+    sys.path.append("last")  # in this member's working directory
+    import first_of, last_of
+    sys.path.append(me)
+    open(f"{me}-ready", "w").close()
+    while not os.path.exists(f"../{other}/{other}-ready"):
+        time.sleep(0.01)
+    import added
+    from package import part
+    print(first_of.WHO, last_of.WHO, added.WHO, part.WHO, colorsys.__file__ == sys.modules["colorsys"].__file__)
+"""
+
+
+def test_modules_from_directories_that_a_script_adds_are_its_own(launcher):
+    launcher.threads("101", "102")
+    pairs = (("101", "102"), ("102", "101"))
+    for me, _ in pairs:
+        launcher.script(ADDS_PATHS, "train.py", me)
+        for place in ("first/first_of.py", "last/last_of.py", f"{me}/added.py", "first/package/part.py"):
+            file = launcher.folder / me / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f"WHO = '{me} {place[0]}'\n")
+    members = [launcher.member(me, "train.py", me, other, cwd=launcher.folder / me) for me, other in pairs]
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    for me, _ in pairs:
+        assert launcher.out(me) == f"{me} f {me} l {me} {me[0]} {me} f True\n"
+
+
+INSTALLED_OR_LOCAL = """
+    import os, sys, time
+    def meet(name):
+        open(f"{sys.argv[1]}-{name}", "w").close()
+        while not os.path.exists(f"{sys.argv[2]}-{name}"):
+            time.sleep(0.01)
+    if sys.argv[1] == "102":
+        meet("first")
+    import named
+    if sys.argv[1] == "101":
+        meet("first")
+    meet("both")
+    def again():
+        import named
+        return named.WHO
+    print(named.WHO, again(), again(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("first", ["installed", "local"])
+def test_a_members_own_module_stands_beside_an_installed_one_of_its_name(launcher, first):
+    launcher.script("WHO = 'installed'\n", "named.py", "site")
+    launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
+    launcher.threads("101", "102")
+    places = {"101": first, "102": "local" if first == "installed" else "installed"}
+    for me, place in places.items():
+        launcher.script(INSTALLED_OR_LOCAL, "train.py", me)
+        if place == "local":
+            launcher.script("WHO = 'local'\n", "named.py", me)
+    pairs = (("101", "102"), ("102", "101"))
+    members = [launcher.member(a, f"{a}/train.py", a, b, PYTHONPATH="") for a, b in pairs]
+    assert [ends(member) for member in members] == [0, 0], launcher.err("101") + launcher.err("102")
+    for me, place in places.items():
+        assert launcher.out(me) == f"{place} {place} {place}\n"
+
+
+REPLACES_ITSELF = """
+import os, sys, time, types
+open("begun", "w").close()
+time.sleep(0.5)
+lazy = types.ModuleType(__name__)
+lazy.__spec__, lazy.__path__, lazy.Trainer = __spec__, __path__, object
+sys.modules[__name__] = lazy
+"""
+
+
+def test_a_member_that_imports_from_a_package_which_replaces_itself_waits_for_its_end(launcher):
+    package = launcher.folder / "site" / "lazy_package" / "__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text(REPLACES_ITSELF)
+    launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
+    launcher.threads("101", "102")
+    imports = "from lazy_package import Trainer\nprint(Trainer)\n"
+    first = launcher.member("101", launcher.script(imports, "first.py"), PYTHONPATH="")
+    until((launcher.folder / "begun").exists, "the import's begin")
+    second = launcher.member("102", launcher.script(imports, "second.py"), PYTHONPATH="")
+    assert [ends(first), ends(second)] == [0, 0], launcher.err("101") + launcher.err("102")
+    assert launcher.out("101") == launcher.out("102") == "<class 'object'>\n"

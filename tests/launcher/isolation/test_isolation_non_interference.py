@@ -18,7 +18,6 @@ TRAIN = """
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int)
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--recurrent", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -42,7 +41,7 @@ TRAIN = """
     model = Recurrent() if options.recurrent else nn.Sequential(
         nn.Linear(6, 32), nn.Dropout(0.5), nn.ReLU(), nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    loader = torch.utils.data.DataLoader(Samples(), batch_size=6, shuffle=True, num_workers=options.workers)
+    loader = torch.utils.data.DataLoader(Samples(), batch_size=6, shuffle=True)
     for epoch in range(3):
         for batch in muri.batches(loader):
             with muri.stage("propagate"):
@@ -55,7 +54,7 @@ TRAIN = """
 
 MEMBERS = {
     "101": ("--seed=1",),
-    "102": ("--seed=2", "--recurrent", "--workers=2"),
+    "102": ("--seed=2", "--recurrent"),
     "103": ("--seed=3", "--dtype=float64"),
     "104": ("--seed=1", "--dtype=float64", "--recurrent"),
 }

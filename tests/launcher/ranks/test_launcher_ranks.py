@@ -18,7 +18,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLaunch
     """The runtimes of two ranks with PyTorch loaded, for all tests that leave them running."""
     with launcher_in(tmp_path_factory.mktemp("two-ranks")) as launcher:
         ranked = RankedLauncher(launcher, 2)
-        ranked.threads(*map(str, range(101, 107)), options=("--preload", "torch"))
+        ranked.start(*map(str, range(101, 107)), options=("--preload", "torch"))
         yield ranked
 
 
@@ -27,7 +27,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankedLaunch
 def test_two_ddp_members_train_as_alone(launcher: Launcher, style: str, world_size: int) -> None:
     ranked = RankedLauncher(launcher, world_size)
     # The group of four as its host starts it; in the other one both members import PyTorch themselves at the same time.
-    ranked.threads("101", "102", options=("--preload", "torch") if world_size == 4 else ())
+    ranked.start("101", "102", options=("--preload", "torch") if world_size == 4 else ())
     members = {job: ranked.member(job, seed, ITERATIONS, -1, style) for job, seed in (("101", 1), ("102", 2))}
     for job, processes in members.items():
         assert ranked.exit_codes(processes) == [0] * world_size, [ranked.out(job, r, "err") for r in range(world_size)]
@@ -66,7 +66,7 @@ def test_a_cancelled_member_ends_on_all_ranks(two_ranks: RankedLauncher) -> None
 
 def test_a_killed_runtime_ends_all_and_no_script_counts_as_done(launcher: Launcher) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.threads("101", "102")
+    ranked.start("101", "102")
     processes = ranked.member("101", 1, 100000, -1, "explicit")
     processes += ranked.member("102", 2, 100000, -1, "explicit")
     until(lambda: all("9 " in ranked.out("101", rank) for rank in range(2)), "the first iterations")
@@ -78,7 +78,7 @@ def test_a_killed_runtime_ends_all_and_no_script_counts_as_done(launcher: Launch
 
 def test_a_member_that_is_not_one_process_per_gpu_is_refused(launcher: Launcher) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.threads("101")
+    ranked.start("101")
     process = launcher.member("101", ranked.script, MURI_REQUEUE_WAIT_S="0.1", MURI_JOB="1", SLURM_STEP_NUM_TASKS="1")
     assert ends(process) == 75
     assert "it runs as rank 0 of 1, but its group has one runtime per GPU" in launcher.err("101")

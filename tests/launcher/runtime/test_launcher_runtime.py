@@ -416,7 +416,7 @@ def test_worker_processes_of_a_script_are_its_own(launcher: Launcher) -> None:
             print(sum(pool.map(work, range(3))))
         """
     )
-    launcher.threads("101")
+    launcher.runtime("101")
     assert ends(launcher.member("101", script, OWN="mine")) == 0, launcher.err("101")
     assert sorted(launcher.out("101").split("\n")) == ["", "3", "worker 0 mine", "worker 1 mine", "worker 2 mine"]
 

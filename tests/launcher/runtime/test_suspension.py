@@ -131,13 +131,10 @@ def test_what_a_members_own_process_has_started_is_stopped_with_it(launcher: Lau
     until(lambda: stat.read_text().split()[2] == "S", "the child's way on")
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_all_ranks_of_a_suspended_member_pause_and_the_others_go_on(launcher: Launcher, isolation: str) -> None:
+def test_all_ranks_of_a_suspended_member_pause_and_the_others_go_on(launcher: Launcher) -> None:
     ranked = RankedLauncher(launcher, 2)
-    ranked.threads("101", "102", options=("--hang-timeout-s", str(HANG_TIMEOUT_S)))
-    suspended, other = (
-        ranked.member(job, 1, 10**6, -1, "explicit", MURI_ISOLATION=isolation) for job in ("101", "102")
-    )
+    ranked.start("101", "102", options=("--hang-timeout-s", str(HANG_TIMEOUT_S)))
+    suspended, other = (ranked.member(job, 1, 10**6, -1, "explicit") for job in ("101", "102"))
 
     def lines(job: str) -> list[int]:
         return [ranked.out(job, rank).count("\n") for rank in range(2)]

@@ -1,0 +1,81 @@
+"""Scripts that are not safe in a thread are given up before they train; their jobs go back to the queue."""
+
+import pytest
+from launcher_harness import Launcher, ends
+
+AGAIN = {"MURI_REQUEUE_WAIT_S": "0.1"}
+
+WORKERS = """
+    import torch
+    from torch.utils.data import DataLoader
+    model = torch.nn.Linear(1, 1)
+    for batch in DataLoader(torch.ones(8, 1), num_workers=2):
+        print("trains", flush=True)
+"""
+COMPILES = """
+    import torch
+    model = torch.compile(torch.nn.Linear(1, 1))
+    print("trains", flush=True)
+"""
+RANKED = """
+    import os, torch
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1")
+    torch.distributed.init_process_group("gloo")
+    print("trains", flush=True)
+"""
+CATCHES_ALL = """
+    try:
+        import accelerate
+    except BaseException:
+        pass
+    while True:
+        print("trains", flush=True)
+"""
+IN_A_THREAD = """
+    import multiprocessing, threading, time
+    def work():
+        multiprocessing.get_context("spawn").Process(target=print).start()
+        print("trains", flush=True)
+    threading.Thread(target=work).start()
+    time.sleep(1000)
+"""
+PLAIN = "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE) is not None, flush=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        (WORKERS, "worker processes"),
+        (COMPILES, "torch.compile"),
+        (RANKED, "torch.distributed"),
+        (IN_A_THREAD, "worker processes"),
+        ("import os\nos.fork()\nprint('trains')\n", "forked processes"),
+        ("import signal\nsignal.setitimer(signal.ITIMER_REAL, 9)\nprint('trains')\n", "timers that send signals"),
+        ("import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\nprint('trains')\n", "resource limits"),
+    ],
+)
+def test_what_is_not_safe_in_a_thread_returns_to_the_queue_before_it_trains(
+    launcher: Launcher, text: str, what: str
+) -> None:
+    if "torch" in text:
+        pytest.importorskip("torch", reason="the danger is PyTorch's")
+    launcher.threads("101", "102")
+    assert ends(launcher.member("101", launcher.script(text), **AGAIN)) == 75
+    assert launcher.out("101") == ""
+    assert f"gave the script up: the script uses {what}, which is not safe in a thread" in launcher.err("101")
+    assert ends(launcher.member("102", launcher.script(PLAIN))) == 0, launcher.err("102")
+    assert launcher.out("102") == "True\n"
+
+
+def test_a_script_that_catches_everything_is_given_up_all_the_same(launcher: Launcher) -> None:
+    launcher.script("", "accelerate.py", "site")  # installed, as far as the group is concerned
+    launcher.environment["PYTHONPATH"] = str(launcher.folder / "site")
+    launcher.threads("101")
+    assert ends(launcher.member("101", launcher.script(CATCHES_ALL), PYTHONPATH="", **AGAIN)) == 75
+    assert "the script uses accelerate, which is not safe in a thread" in launcher.err("101")
+
+
+def test_the_same_script_trains_in_a_process(launcher: Launcher) -> None:
+    launcher.runtime("101")
+    assert ends(launcher.member("101", launcher.script("import os\nos.fork()\nprint('trains', flush=True)"))) == 0
+    assert launcher.out("101") == "trains\ntrains\n"
