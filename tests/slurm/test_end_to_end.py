@@ -29,9 +29,10 @@ def start_group(muri: MuriCluster, *kinds: str, **options) -> list[int]:
 
 @on_every_release
 def test_four_jobs_share_one_gpu_and_stay_ordinary_jobs(muri):
-    jobs = start_group(muri, *STAGES, iterations=40)
-    (host,) = muri.hosts()
-    shown = muri.queue()
+    with muri.training():
+        jobs = start_group(muri, *STAGES)
+        (host,) = muri.hosts()
+        shown = muri.queue()
     assert {shown[job]["state"] for job in jobs} == {"interleaved"}
     assert {shown[job]["group"] for job in jobs} == {host}
     fields = [muri.driver.wait_state(job) for job in jobs]
@@ -54,10 +55,11 @@ def test_exit_code_of_a_member_arrives_in_slurm_and_partners_run_on(muri):
 
 
 def test_scancel_of_a_member_leaves_its_partners_running(muri):
-    first, second = start_group(muri, "load", "propagate", iterations=100)
-    muri.driver.run("scancel", str(first), user="alice")
-    assert muri.driver.wait_state(first)["JobState"] == "CANCELLED"
-    assert muri.driver.job(second)["JobState"] == "RUNNING"
+    with muri.training():
+        first, second = start_group(muri, "load", "propagate")
+        muri.driver.run("scancel", str(first), user="alice")
+        assert muri.driver.wait_state(first)["JobState"] == "CANCELLED"
+        assert muri.driver.job(second)["JobState"] == "RUNNING"
     assert muri.driver.wait_state(second)["JobState"] == "COMPLETED"
     assert f"finished {first}" not in muri.output(first)
 
@@ -74,11 +76,12 @@ def test_scancel_of_a_whole_group_at_once_ends_it_for_good(muri):
 
 @on_every_release
 def test_dependency_on_a_member_fires(muri):
-    first, second = start_group(muri, "load", "propagate", iterations=20)
-    after = muri.submit("preprocess", f"--dependency=afterok:{first}", iterations=5)
-    ordinary = muri.driver.submit("-p", "train", f"--dependency=afterok:{second}", "--wrap=true")
-    muri.cycle()
-    assert muri.driver.job(after)["JobState"] == "PENDING"
+    with muri.training():
+        first, second = start_group(muri, "load", "propagate")
+        after = muri.submit("preprocess", f"--dependency=afterok:{first}", iterations=5)
+        ordinary = muri.driver.submit("-p", "train", f"--dependency=afterok:{second}", "--wrap=true")
+        muri.cycle()
+        assert muri.driver.job(after)["JobState"] == "PENDING"
     fields = muri.cycles_until_ended(first, second, after, ordinary)
     assert {job["JobState"] for job in fields.values()} == {"COMPLETED"}
 
