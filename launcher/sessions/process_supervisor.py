@@ -10,9 +10,11 @@ bytes of JSON, and then a `SIGNAL` for every signal to pass on.
 """
 
 import array
+import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -139,8 +141,8 @@ class _Command:
         return code
 
 
-def main(address: str) -> int:
-    """Run the command that the runtime at a socket names; returns its exit code."""
+def main(address: str) -> NoReturn:
+    """Run the command that the runtime at a socket names; ends as it does."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
@@ -155,9 +157,9 @@ def main(address: str) -> int:
         code = command.watch(runtime)
     except _RuntimeGoneError:
         _end_descendants(0.0)
-        return 128 + signal.SIGKILL
+        os._exit(128 + signal.SIGKILL)
     _end_descendants(POLITE_S)
-    return code
+    _end_as(code)
 
 
 def _start(wanted: dict[str, Any], files: list[int]) -> int:
@@ -198,6 +200,16 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
     os._exit(127)
 
 
+def _end_as(code: int) -> NoReturn:
+    """End with the command's exit code, or by the signal that ended it: Slurm records that of the step."""
+    if code > 128:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command has left a core file if it may
+        with contextlib.suppress(OSError, ValueError):  # the code may be the command's own, and no signal
+            signal.signal(code - 128, signal.SIG_DFL)
+            os.kill(os.getpid(), code - 128)
+    os._exit(code)
+
+
 def _reap(child: int) -> int | None:
     """Take the exit codes of what has ended; that of the command, None while it runs."""
     code = None
@@ -234,6 +246,6 @@ def _children() -> list[int]:
 
 if __name__ == "__main__":
     try:
-        os._exit(main(sys.argv[1]))
+        main(sys.argv[1])
     except (FileNotFoundError, ConnectionRefusedError):
         os._exit(1)  # the runtime waits no longer

@@ -1,0 +1,116 @@
+"""Members as Slurm steps of their pilot job: what their scripts see, how they end, and what Slurm records of them."""
+
+from conftest import on_sites
+from devices import constrained, opener
+from muri_cluster import STAGES, MuriCluster
+
+from muri.profiler.records import ProfileKey
+from sandbox.driver import Driver
+
+TRAIN_PY = """\
+import os, signal, subprocess, sys, time
+import muri
+
+slow, iterations, ending = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+opened = subprocess.check_output({opens!r}, shell=True, text=True).split()
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
+print(os.environ["SLURM_JOB_ID"], os.environ["MINE"], os.getcwd(), os.umask(0),
+      os.environ["CUDA_VISIBLE_DEVICES"], *opened, flush=True)
+for step in range(iterations):
+    for stage in ("load", "preprocess", "propagate", "synchronize"):
+        with muri.stage(stage):
+            time.sleep(0.07 if stage == slow else 0.01)
+if ending == "crash":
+    os.kill(os.getpid(), signal.SIGSEGV)
+sys.exit(int(ending))
+"""
+TRAIN_SH = """\
+#!/bin/sh
+umask 027
+cd /tmp
+export MINE=own
+exec muri run /home/alice/train.py "$@"
+"""
+
+
+def cluster_with_one_free_gpu(site: Driver) -> MuriCluster:
+    muri = MuriCluster(site)
+    site.write("train.py", TRAIN_PY.format(opens=opener(site)))
+    site.write("train.sh", TRAIN_SH)
+    for slow in STAGES:
+        muri.know_profile(ProfileKey(slow, 8, 1, "tesla"), [0.07 if stage == slow else 0.01 for stage in STAGES])
+    other = site.submit("-p", "train", "--gres=gpu:1", "--wrap=exec sleep 600", user="bob", on="login")
+    site.wait_state(other, "RUNNING")
+    return muri
+
+
+def submit(muri: MuriCluster, slow: str, iterations: int, ending: str | int) -> int:
+    mark = f"--muri=model={slow},batch-size=8,duration={max(1, iterations // 10)}s"
+    words = ("/home/alice/train.sh", slow, str(iterations), str(ending))
+    return muri.driver.submit("-p", "train", "--gres=gpu:1", mark, *words)
+
+
+def started(muri: MuriCluster, *jobs: int, times: int = 1) -> None:
+    """Wait until the scripts run, for the time that is named."""
+    for job in jobs:
+        muri.driver.wait_until(
+            lambda job=job: muri.output(job).count(f"{job} ") >= times, f"run {times} of the script of job {job}"
+        )
+
+
+def steps(muri: MuriCluster, pilot: int) -> dict[str, str]:
+    """The steps that run in a pilot job, by the member that they are named after."""
+    lines = muri.driver.run("squeue", "--steps", "--noheader", "--format=%i %j", user="root").stdout.splitlines()
+    return {name: step for step, name in map(str.split, lines) if step.startswith(f"{pilot}.")}
+
+
+def records(muri: MuriCluster, pilot: int) -> dict[str, list[str]]:
+    """Exit code and CPU time of a pilot's steps in the accounting, by name."""
+    words = ("sacct", "--jobs", str(pilot), "--parsable2", "--noheader", "--format=JobName,ExitCode,TotalCPU")
+    lines = [line.split("|") for line in muri.driver.run(*words, user="root").stdout.splitlines()]
+    return {name: rest for name, *rest in lines}
+
+
+@constrained
+@on_sites("forky", "trixie")
+def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None:
+    muri = cluster_with_one_free_gpu(site)
+    with muri.controller():
+        jobs = [
+            submit(muri, "load", 30, 7),
+            submit(muri, "propagate", 3000, 0),
+            submit(muri, "synchronize", 20, "crash"),
+        ]
+        started(muri, *jobs)
+        (pilot,) = muri.hosts()
+        assert {str(job) for job in jobs} <= steps(muri, pilot).keys()
+        site.run("scancel", "--batch", "--signal=USR1", str(jobs[1]))
+        ended = [site.wait_state(job) for job in jobs]
+    assert [job["ExitCode"] for job in ended] == ["7:0", "5:0", "139:0"]
+    assert [job["Restarts"] for job in ended] == ["0", "0", "0"]
+    seen = [muri.output(job).split() for job in jobs]
+    assert [words[:4] for words in seen] == [[str(job), "own", "/tmp", "23"] for job in jobs]
+    ((visible, device),) = {tuple(words[4:6]) for words in seen}
+    assert visible == "0"  # Slurm counts the GPUs that a step may open
+    assert device in {"/dev/muri-gpu0", "/dev/muri-gpu1"}
+    site.wait_until(lambda: muri.hosts() == [], "the end of the group")
+    site.wait_until(lambda: {str(job) for job in jobs} <= records(muri, pilot).keys(), "the records of the steps")
+    told = records(muri, pilot)
+    assert [told[str(job)][0] for job in jobs] == ["7:0", "5:0", "0:11"]
+    assert all(told[str(job)][1] != "00:00:00" for job in jobs)  # CPU time of its own
+
+
+@constrained
+@on_sites("forky", "trixie")
+def test_members_of_a_killed_step_and_a_killed_pilot_run_again_alone(site: Driver) -> None:
+    muri = cluster_with_one_free_gpu(site)
+    jobs = [submit(muri, "load", 60, 0), submit(muri, "propagate", 60, 0)]
+    with muri.controller():
+        started(muri, *jobs)
+        (pilot,) = muri.hosts()
+        step = steps(muri, pilot)[str(jobs[0])]
+        site.run("scancel", "--signal=KILL", step)
+        site.wait_until(lambda: step not in steps(muri, pilot).values(), "the end of the step")
+        site.run("scancel", "--signal=KILL", str(pilot))
+        ended = [site.wait_state(job) for job in jobs]
+    assert [(job["JobState"], job["Restarts"]) for job in ended] == [("COMPLETED", "1")] * 2
