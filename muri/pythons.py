@@ -4,6 +4,8 @@ Users bring PyTorch in an environment of their own, in which Muri need not be in
 standard library, PyTorch and NumPy only.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -16,10 +18,14 @@ from typing import Final
 
 from muri.errors import UsageError
 
-OLDEST: Final = (3, 11)
+OLDEST: Final = (3, 8)
+"""What Muri asks of a script's Python; pyproject.toml has what is imported there."""
 
 PYTHON_VARIABLE: Final = "MURI_PYTHON"
 """The Python of scripts, where neither Muri's own nor the first in PATH is right."""
+
+OWN_VARIABLE: Final = "MURI_OWN_PYTHON"
+"""Tells a script's Python that of Muri; there is none where both are the same."""
 
 DECIDING: Final = (
     "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH", "PYTHONSAFEPATH",
@@ -33,7 +39,7 @@ MEMBERS_PREFIX: Final = "MURI_MEMBERS_"
 _PROBE: Final = "import json, sys; print(json.dumps([sys.prefix, sys.version, sys.version_info[:2]]))"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ScriptPython:
     """A Python.
 
@@ -104,7 +110,7 @@ def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
 
 def _is_installed_here() -> bool:
     """Whether Muri is among this Python's own packages, rather than beside them as PYTHONPATH or a .pth file says."""
-    own = (Path(entry) for entry in sys.path if Path(entry).is_relative_to(sys.prefix))
+    own = (Path(entry) for entry in sys.path if Path(sys.prefix) in (Path(entry), *Path(entry).parents))
     return any(any(folder.glob("muri-*.dist-info")) for folder in own)
 
 
@@ -117,11 +123,26 @@ def of_members(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a runtime under the members' own Python: the pilot's, with what it was given for it."""
     own = {name: value for name, value in environment.items() if not name.startswith(MEMBERS_PREFIX)}
     given = {name: environment[MEMBERS_PREFIX + name] for name in DECIDING if MEMBERS_PREFIX + name in environment}
-    return with_library(own | given)
+    return with_library({**own, **given})
 
 
 def with_library(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which any Python finds Muri, and this very version of it."""
+    """Return an environment in which any Python finds Muri, this very version of it, and Muri's own Python."""
     library, path = str(library_dir()), environment.get("PYTHONPATH", "")
     entries = [library, *(entry for entry in path.split(os.pathsep) if path and entry != library)]
-    return {**environment, "PYTHONPATH": os.pathsep.join(entries)}
+    return {**environment, "PYTHONPATH": os.pathsep.join(entries), OWN_VARIABLE: sys.executable}
+
+
+def own_command(environment: Mapping[str, str], module: str) -> list[str]:
+    """Return the command that runs one of Muri's modules in Muri's own Python, from inside any other one.
+
+    The script's variables for Python have no meaning there, so it heeds none of them.
+    """
+    own = environment.get(OWN_VARIABLE) or sys.executable
+    return [own, "-I", "-c", _RUN_MODULE, str(library_dir()), module]
+
+
+_RUN_MODULE: Final = (
+    "import sys, runpy; sys.path.insert(0, sys.argv.pop(1));"
+    " runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)

@@ -15,7 +15,7 @@ from muri.errors import MuriError
 from muri.launcher.checkpoints import registry
 from muri.launcher.checkpoints.registry import Checkpointer
 from muri.launcher.job.environment import wait_for_end
-from muri.launcher.job.scheduler import load_membership
+from muri.launcher.job.scheduler_call import declare_checkpoint, requeue_stopped
 from muri.launcher.job.script import wait_for_gloo_at_exit
 from muri.launcher.job.session import SessionState, current_session
 
@@ -91,10 +91,8 @@ def conclude(environment: Mapping[str, str]) -> None:
     if not job_id or not wants_requeue(environment) or environment.get("SLURM_PROCID", "0") != "0":
         return
     try:
-        membership = load_membership()
-        if not membership.runs(job_id):
+        if not requeue_stopped(job_id, run_of(environment)):
             return
-        membership.requeue_stopped(job_id, run_of(environment))
     except MuriError as error:
         print(f"muri: job {job_id} was saved but could not be requeued: {error}", file=sys.stderr, flush=True)
         return
@@ -127,4 +125,4 @@ def _chain(number: int, checkpointer: Checkpointer) -> None:
 def _declare(environment: Mapping[str, str]) -> None:
     """Tell the controller; if that fails, the job is never preempted, and nothing else is lost."""
     with contextlib.suppress(MuriError):
-        load_membership().declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))
+        declare_checkpoint(environment["SLURM_JOB_ID"], run_of(environment))

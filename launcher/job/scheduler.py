@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, cast
 
 from muri.errors import MuriError
+from muri.launcher.job import scheduler_call
 
 ENTRY_POINTS: Final = "muri.schedulers"
 """Group of the entry points by which a scheduler makes itself known (pyproject.toml)."""
@@ -159,3 +162,24 @@ def load_membership(group: str = ENTRY_POINTS) -> Membership:
         raise MembershipError(
             f"the scheduler {found[0].name} ({found[0].value}) cannot be used: {error}; install Muri anew"
         ) from error
+
+
+def answer(arguments: Sequence[str]) -> int:
+    """Do what a script's process asks for; see `scheduler_call` for the words and the exit codes."""
+    what, job_id, run = arguments
+    try:
+        membership = load_membership()
+        if what == scheduler_call.DECLARE_CHECKPOINT:
+            membership.declare_checkpoint(job_id, int(run))
+        elif membership.runs(job_id):
+            membership.requeue_stopped(job_id, int(run))
+        else:
+            return scheduler_call.NOT_RUNNING
+    except MuriError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return scheduler_call.DONE
+
+
+if __name__ == "__main__":
+    sys.exit(answer(sys.argv[1:]))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import runpy
 import signal
 import sys
 import traceback
@@ -24,7 +25,7 @@ from muri.launcher.job.process_groups import keep_process_groups
 from muri.launcher.telemetry import script_clock
 from muri.launcher.wire.process_gate import is_gated
 
-_OWN_FILES: Final = {__file__, script.__file__, "<frozen runpy>"}
+_OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
 
 
 def wants_hooks(environment: Mapping[str, str]) -> bool:

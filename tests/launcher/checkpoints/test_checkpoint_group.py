@@ -94,18 +94,13 @@ STOPPER = """
     from muri.launcher.run import command
     from muri.launcher.checkpoints import stopping
 
-    class Scheduler:
-        def runs(self, job_id):
-            return state == "runs"
-
-        def requeue_stopped(self, job_id, run):
+    def requeue_stopped(job_id, run):
+        if state == "runs":
             print("requeued", job_id, "after run", run, flush=True)
-
-        def declare_checkpoint(self, job_id, run):
-            pass
+        return state == "runs"
 
     state = sys.argv.pop(1)
-    stopping.load_membership = Scheduler
+    stopping.requeue_stopped = requeue_stopped
     sys.exit(run_command(command.run))
 """
 

@@ -93,14 +93,14 @@ def test_a_dry_run_tells_of_it(launcher: Launcher, own: Path) -> None:
 
 def test_an_older_python_is_refused_where_muri_is_needed_in_it(launcher: Launcher, tmp_path: Path) -> None:
     older = tmp_path / "python3"
-    older.write_text("""#!/bin/sh\ncase "$1" in -c) echo '["/old", "3.9.2", [3, 9]]';; *) echo "plain $*";; esac\n""")
+    older.write_text("""#!/bin/sh\ncase "$1" in -c) echo '["/old", "3.7.2", [3, 7]]';; *) echo "plain $*";; esac\n""")
     older.chmod(0o755)
     launcher.environment["MURI_PYTHON"] = str(older)
     script = launcher.script("print('never')")
     assert ends(launcher.member(None, script, "7")) == 0, launcher.err(None)
     assert launcher.out(None) == f"plain {script} 7\n"
     assert ends(launcher.member(None, "--timing", script)) == 2
-    assert "Python 3.9; Muri needs 3.11" in launcher.err(None)
+    assert "Python 3.7; Muri needs 3.8" in launcher.err(None)
 
 
 def test_the_python_that_is_named_goes_first(foreign_python: Path) -> None:
@@ -142,11 +142,12 @@ def test_the_library_holds_muri_alone_and_stays_first() -> None:
     once = with_library({"PYTHONPATH": "/a:/b"})
     assert once["PYTHONPATH"] == f"{library_dir()}:/a:/b"
     assert with_library(once) == once
-    assert with_library({}) == {"PYTHONPATH": str(library_dir())}
+    assert with_library({}) == {"PYTHONPATH": str(library_dir()), "MURI_OWN_PYTHON": sys.executable}
 
 
 def test_a_runtime_gets_the_members_variables_and_the_pilot_does_not() -> None:
     given = {"PATH": "/bin", "MURI_MEMBERS_LD_LIBRARY_PATH": "/opt/cuda", "MURI_MEMBERS_PYTHONPATH": "/home/alice/lib"}
     assert of_members(given) == {
         "PATH": "/bin", "LD_LIBRARY_PATH": "/opt/cuda", "PYTHONPATH": f"{library_dir()}:/home/alice/lib",
+        "MURI_OWN_PYTHON": sys.executable,
     }  # fmt: skip
