@@ -21,6 +21,9 @@ from muri.errors import UsageError
 OLDEST: Final = (3, 8)
 """What Muri asks of a script's Python; pyproject.toml has what is imported there."""
 
+OLDEST_OF_THREADS: Final = (3, 11)
+"""What it asks of one in which members are threads of the group's runtime."""
+
 PYTHON_VARIABLE: Final = "MURI_PYTHON"
 """The Python of scripts, where neither Muri's own nor the first in PATH is right."""
 
@@ -90,10 +93,10 @@ def script_python(environment: Mapping[str, str]) -> ScriptPython:
     found = shutil.which(named, path=path) if named else shutil.which("python3", path=path) or shutil.which("python")
     if found is None and named:
         raise UsageError(f"{PYTHON_VARIABLE}={named!r}: there is no such program; give the path of a Python")
-    return own_python() if found is None else _look_at(str(Path(found).absolute()), environment)
+    return own_python() if found is None else look_at(str(Path(found).absolute()), environment)
 
 
-def _look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
+def look_at(executable: str, environment: Mapping[str, str]) -> ScriptPython:
     """Ask a Python what it is.
 
     Raises:

@@ -145,8 +145,8 @@ def faults(root: Path, entries: tuple[str, ...] = ENTRIES) -> list[str]:
     target = ".".join(map(str, OLDEST))
     command = [
         sys.executable,
-        "-m",
-        "vermin",
+        "-c",
+        "from vermin import main; main()",
         f"--target={target}-",
         "--violations",
         "--no-tips",

@@ -93,6 +93,9 @@ def in_effect(steps: int) -> Iterator[None]:
 
 
 def _install() -> None:
+    if not hasattr(Optimizer, "profile_hook_step"):
+        raise NotImplementedError(f"batches are split from PyTorch 2.0 on; this is {torch.__version__}")
+    scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler  # in torch.amp since 2.3
     # The script calls these itself, so only a patch can hand it parts and hold back what must wait for the last one.
     patches.wrap(dataloader._BaseDataLoaderIter, "__next__", _fetching)
     patches.wrap(torch.autograd, "backward", _weighting)
@@ -107,9 +110,9 @@ def _install() -> None:
     for schedule in _family(lr_scheduler.LRScheduler):
         patches.wrap(schedule, "step", _waiting)
     patches.wrap(swa_utils.AveragedModel, "update_parameters", _waiting)
-    patches.wrap(torch.amp.GradScaler, "step", _scaled_stepping)
+    patches.wrap(scaler, "step", _scaled_stepping)
     for name in ("unscale_", "update"):
-        patches.wrap(torch.amp.GradScaler, name, _waiting)
+        patches.wrap(scaler, name, _waiting)
     for module in (torch.nn.utils, torch.nn.utils.clip_grad):
         patches.wrap(module, "clip_grad_norm_", _clipping)
         patches.wrap(module, "clip_grad_value_", _waiting)

@@ -103,6 +103,9 @@ def _waiting_for_autograd() -> Iterator[None]:
 
 
 def _install_step() -> None:
+    if not hasattr(Optimizer, "profile_hook_step"):
+        _install_step_before_2_0()
+        return
     plain = Optimizer.profile_hook_step
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -110,6 +113,21 @@ def _install_step() -> None:
 
     # Every optimizer class has its `step` wrapped with this when its first object is made.
     replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+
+
+def _install_step_before_2_0() -> None:
+    base: Any = Optimizer
+    plain = base._hook_for_profile
+
+    # Each object calls this when it is made; PyTorch marks the class whose `step` it has wrapped.
+    @functools.wraps(plain)
+    def hook_for_profile(optimizer: Any) -> None:
+        kind = type(optimizer)
+        if not getattr(kind.step, "hooked", None):
+            kind.step = _step_in_stage(kind.step)
+        plain(optimizer)
+
+    replace(base, "_hook_for_profile", hook_for_profile)
 
 
 def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:

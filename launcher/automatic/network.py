@@ -335,6 +335,8 @@ def _install_builtin_hooks(ddp: Any) -> None:
 
 
 def _install_forward(ddp: Any) -> None:
+    if not hasattr(ddp, "_pre_forward"):  # before PyTorch 2.0: the buffers' broadcast counts as propagation
+        return
     plain = ddp._pre_forward
     hooked = synchronizing(plain, asynchronous=False)
 

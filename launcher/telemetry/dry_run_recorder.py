@@ -36,6 +36,7 @@ MOST_ITERATION_S: Final = 3.0
 _ANCHOR: Final = "muri: anchor"
 _ANCHORS: Final = 8
 _S_PER_NS: Final = 1e-9
+_S_PER_US: Final = 1e-6
 
 
 def peak_gpu_mem_gib() -> float:
@@ -61,7 +62,7 @@ class GradientSize:
 
     def _listen(self, _torch: ModuleType) -> None:
         try:
-            from torch.optim.optimizer import register_optimizer_step_post_hook  # (once it is there)
+            from torch.optim.optimizer import register_optimizer_step_post_hook  # (once it is there; since 2.0)
 
             register_optimizer_step_post_hook(self._stepped)
         except Exception as error:
@@ -104,8 +105,8 @@ class OperatorTrace:
         """End profiling and return what ran."""
         self._profiler.stop()
         events = list(self._profiler.profiler.kineto_results.events())
-        marks = sorted((event for event in events if event.name() == _ANCHOR), key=lambda event: event.start_ns())
-        offset_s = clock_offset_s(self._anchors, [mark.start_ns() * _S_PER_NS for mark in marks])
+        marks = sorted((event for event in events if event.name() == _ANCHOR), key=_start_s)
+        offset_s = clock_offset_s(self._anchors, [_start_s(mark) for mark in marks])
         return operators_of(events, offset_s, marks[0].start_thread_id())
 
 
@@ -156,9 +157,18 @@ def operators_of(events: list[Any], offset_s: float, thread: int) -> list[Operat
             continue  # on the GPU: the shadow of a mark
         stage = stage_of(event.name(), on_gpu=on_gpu)
         if stage is not None:
-            start_s = event.start_ns() * _S_PER_NS + offset_s
-            found.append(Operator(stage, start_s, start_s + event.duration_ns() * _S_PER_NS, on_gpu))
+            start_s = _start_s(event) + offset_s
+            found.append(Operator(stage, start_s, start_s + _duration_s(event), on_gpu))
     return found
+
+
+def _start_s(event: Any) -> float:
+    """When an event began, on the profiler's clock; before PyTorch 2.4 it told microseconds."""
+    return float(event.start_ns() * _S_PER_NS if hasattr(event, "start_ns") else event.start_us() * _S_PER_US)
+
+
+def _duration_s(event: Any) -> float:
+    return float(event.duration_ns() * _S_PER_NS if hasattr(event, "duration_ns") else event.duration_us() * _S_PER_US)
 
 
 class DryRunRecorder:

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,9 @@ import click
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.commands import run_command
+from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
-from muri.pythons import of_members
+from muri.pythons import OLDEST_OF_THREADS, look_at, of_members
 from muri.run_dir import default_run_dir, make_run_dir
 from muri.slurm_plugin.gateway.base import GatewayError, NoSuchJobError, SlurmUnreachableError
 from muri.slurm_plugin.node.slurm_calls import active_jobs, job_field, set_comment
@@ -194,7 +196,7 @@ class PilotWatch:
 @click.option("--group", "text", required=True, help="The group, as the JSON of muri.group_spec.GroupSpec.")
 def main(text: str) -> None:
     """Hold a group's GPUs and run its runtime until the last member has ended."""
-    group = read_group(text)
+    group = with_possible_threads(read_group(text), os.environ)
     run_dir = default_run_dir(os.environ)
     make_run_dir(run_dir)
     job_id = os.environ["SLURM_JOB_ID"]
@@ -305,6 +307,17 @@ def free_port() -> int:
 def members_python(group: GroupSpec) -> str:
     """Return the members' own Python if it must run the runtime, because members are its threads; else ""."""
     return group.python if group.threads else ""
+
+
+def with_possible_threads(group: GroupSpec, environment: Mapping[str, str]) -> GroupSpec:
+    """Return the group with processes in place of threads where the members' Python is too old to run the runtime."""
+    python = members_python(group)
+    try:
+        if not python or look_at(python, of_members(environment)).release >= OLDEST_OF_THREADS:
+            return group
+    except UsageError as error:
+        log.warning("members get processes of their own: %s", error)
+    return replace(group, members=tuple(replace(member, isolation="process") for member in group.members))
 
 
 def start(command: list[str], group: GroupSpec) -> "subprocess.Popen[bytes]":

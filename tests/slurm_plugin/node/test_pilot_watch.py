@@ -300,3 +300,15 @@ def test_a_new_pilot_asks_slurm_nothing_where_nothing_was_left(tmp_path: Path, m
     monkeypatch.setattr(pilot, "active_jobs", lambda _: pytest.fail("Slurm is asked"))
     pilot.remove_left_behind(tmp_path, PILOT, time.time())
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("release", "isolation"), [("[3, 11]", "thread"), ("[3, 9]", "process")])
+def test_members_are_threads_only_where_their_python_can_run_the_runtime(
+    tmp_path: Path, release: str, isolation: str
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\necho \'["/their/own", "3", {release}]\'\n')
+    python.chmod(0o755)
+    members = (MemberSpec(job_id="1", isolation="thread"), MemberSpec(job_id="2"))
+    group = pilot.with_possible_threads(GroupSpec(members=members, python=str(python)), {"PATH": "/usr/bin:/bin"})
+    assert [member.isolation for member in group.members] == [isolation, "process"]
