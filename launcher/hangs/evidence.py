@@ -4,7 +4,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,13 @@ _AT_WORK: Final = frozenset("RDt")
 IDLE_SHARE: Final = 0.0002
 """Threads that use less of a core than this do no work. The thread of a progress bar, or a loop that polls a dead
 worker every few seconds, uses a tenth of it; a download of 15 KB a second uses all of it."""
+
+ASKING_NS: Final = 50_000
+"""A thread that uses less of a CPU than this each time it wakes up at a lock only asks for it. Python's ask for the
+interpreter takes 10 µs; the least that Python code does takes more."""
+
+LEAST_WAKES: Final = 2
+"""A thread that wakes up less often between two samples does not ask again and again."""
 
 _SLACK_NS: Final = 2_000_000
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
@@ -43,15 +50,63 @@ class ThreadSample:
         return self.states == {STOPPED}
 
 
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One thread at one moment; `asked_ns` of its CPU time went into asking for a lock again and again."""
+
+    cpu_ns: int
+    wakes: int
+    at_lock: bool
+    asks: bool = False
+    asked_ns: int = 0
+
+
+class ThreadMeter:
+    """Samples threads again and again, and leaves out those that only ask for a lock all the time.
+
+    While C code keeps the interpreter of a process, its other Python threads do that: every few milliseconds each of
+    them wakes up for some microseconds.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[Path, _Reading] = {}
+
+    def sample(self, threads: Iterable[Path]) -> ThreadSample:
+        """Sample threads, given as directories `/proc/PID/task/TID`; one that has ended does not count."""
+        readings, states, cpu_ns = {}, set(), 0
+        for thread in threads:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = (thread / "stat").read_text().rpartition(")")[2].split()
+                reading = readings[thread] = self._read(thread, fields[0], _cpu_ns(thread, fields))
+                cpu_ns += reading.cpu_ns - reading.asked_ns
+                if not reading.asks:
+                    states.add(fields[0])
+        self._before = readings
+        return ThreadSample(frozenset(states), cpu_ns)
+
+    def _read(self, thread: Path, state: str, cpu_ns: int) -> _Reading:
+        before = self._before.get(thread)
+        if before is not None and cpu_ns == before.cpu_ns:
+            return replace(before, asks=False)
+        at_lock = "futex" in (thread / "wchan").read_text()
+        now = _Reading(cpu_ns, _wakes(thread), at_lock)
+        if before is None:
+            return now
+        used_ns, wakes = cpu_ns - before.cpu_ns, now.wakes - before.wakes
+        asks = wakes >= LEAST_WAKES and used_ns <= ASKING_NS * wakes and (at_lock or (state == "R" and before.at_lock))
+        # One that is met while it runs was at the lock before, and will be there again.
+        return replace(now, asks=asks, at_lock=at_lock or asks, asked_ns=before.asked_ns + used_ns * asks)
+
+
 def sample(threads: Iterable[Path]) -> ThreadSample:
-    """Sample threads, given as directories `/proc/PID/task/TID`; one that has ended does not count."""
-    states, cpu_ns = set(), 0
-    for thread in threads:
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = (thread / "stat").read_text().rpartition(")")[2].split()
-            states.add(fields[0])
-            cpu_ns += _cpu_ns(thread, fields)
-    return ThreadSample(frozenset(states), cpu_ns)
+    """Sample threads once; see `ThreadMeter.sample`."""
+    return ThreadMeter().sample(threads)
+
+
+def _wakes(thread: Path) -> int:
+    """How often a thread has gone to sleep by itself."""
+    status = (thread / "status").read_text()
+    return int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
 
 def _cpu_ns(thread: Path, stat: list[str]) -> int:

@@ -26,6 +26,7 @@ from muri.errors import UsageError
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.hangs.evidence import (
     IdleTimer,
+    ThreadMeter,
     ThreadSample,
     children_of,
     has_in_environment,
@@ -90,6 +91,7 @@ class _Timers:
     idle: IdleTimer
     stopped: IdleTimer
     timeout_s: float
+    threads: ThreadMeter
 
 
 class HangWatch:
@@ -159,13 +161,13 @@ class HangWatch:
         except UsageError as error:
             logger.warning("member %s: %s", session.member, error)
         interval_s = sampling_interval_s(timeout_s)
-        return _Timers(IdleTimer(interval_s, self._now), IdleTimer(interval_s, self._now), timeout_s)
+        return _Timers(IdleTimer(interval_s, self._now), IdleTimer(interval_s, self._now), timeout_s, ThreadMeter())
 
     def _find(self, session: MemberSession, roots: Mapping[MemberSession, Roots]) -> Finding:
         timers, own = self._timers[session], roots[session]
         others = [other for who, other in roots.items() if who is not session]
         obstructs, waits = self._arbiter.obstructs(session.member), self._arbiter.waits(session.member)
-        threads = sample(threads_of_member(session.member, own, others))
+        threads = timers.threads.sample(threads_of_member(session.member, own, others))
         idle_s = timers.idle.idle_s(threads, (session.clock.iterations, obstructs, waits))
         if waits and not obstructs:
             idle_s = 0.0

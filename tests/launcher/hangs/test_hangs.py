@@ -14,7 +14,7 @@ from virtual_clock import VirtualClock
 from muri.launcher.arbitration.arbiter import FairArbiter
 from muri.launcher.arbitration.pausing import PausingArbiter
 from muri.launcher.arbitration.switching import make_arbiter
-from muri.launcher.hangs.evidence import IdleTimer, ThreadSample
+from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.job.session import Roots
 from muri.launcher.job.stage_clock import StageClock
@@ -131,8 +131,10 @@ def test_a_stopped_process_is_ended_though_nobody_waits_for_it(launcher: Launche
 
 
 KEEPS_THE_INTERPRETER = """
-    import ctypes
+    import ctypes, threading
     import muri
+    for _ in range(3):  # from then on they ask for the interpreter all the time
+        threading.Thread(target=lambda: [threading.Event().wait(0.01) for _ in iter(int, 1)], daemon=True).start()
     for _ in muri.batches(range(2)):
         pass
     print("keeps", flush=True)
@@ -419,3 +421,41 @@ def test_who_has_trained_must_not_be_idle_unless_it_waits_for_its_turn() -> None
         watch.check()
         clock.sleep(5.0)
     assert [session.hung for session in (stopped, queued, new)] == [True, True, False]
+
+
+def thread_at(place: Path, state: str, where: str, cpu_us: int, wakes: int) -> None:
+    """Write what /proc tells of a thread."""
+    place.mkdir(exist_ok=True)
+    (place / "stat").write_text(f"7 (a (name)) {state} 1")
+    (place / "schedstat").write_text(f"{cpu_us * 1000} 0 {wakes}")
+    (place / "status").write_text(f"Name:\ta\nvoluntary_ctxt_switches:\t{wakes}\nnonvoluntary_ctxt_switches:\t9\n")
+    (place / "wchan").write_text(where)
+
+
+def test_who_only_asks_for_a_lock_all_the_time_does_no_work(tmp_path: Path) -> None:
+    thread, meter = tmp_path / "7", ThreadMeter()
+    looks = [("S", "futex_do_wait", 500, 1000), ("S", "futex_do_wait", 10500, 2000), ("R", "0", 20500, 3000)]
+    found = []
+    for look in looks:
+        thread_at(thread, *look)
+        found.append(meter.sample([thread]))
+    assert found == [seen("S", 0.0005), ThreadSample(frozenset(), 500_000), ThreadSample(frozenset(), 500_000)]
+
+
+@pytest.mark.parametrize(
+    ("state", "where", "cpu_us", "wakes"),
+    [
+        ("S", "sk_wait_data", 10500, 2000),  # a download
+        ("S", "futex_do_wait", 500_500, 2000),  # a worker that gets work
+        ("S", "futex_do_wait", 550, 1001),  # woken once
+        ("R", "0", 50_500, 1001),  # computes
+    ],
+)
+def test_who_does_more_than_ask_for_a_lock_works(
+    tmp_path: Path, state: str, where: str, cpu_us: int, wakes: int
+) -> None:
+    thread, meter = tmp_path / "7", ThreadMeter()
+    thread_at(thread, "S", "futex_do_wait", 500, 1000)
+    meter.sample([thread])
+    thread_at(thread, state, where, cpu_us, wakes)
+    assert meter.sample([thread]) == ThreadSample(frozenset(state), cpu_us * 1000)
