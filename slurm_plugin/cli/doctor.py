@@ -30,6 +30,7 @@ from muri.slurm_plugin.cli.doctor_checks import (
     Folder,
     Level,
     examine_gate,
+    examine_job_files,
     examine_select,
     exit_code,
     judge_cycle,
@@ -197,6 +198,8 @@ def examine(config_file: Path | None, store: Path | None) -> Iterator[Finding]:
         yield gate
     if (allocates := examine_select(config)) is not None:
         yield allocates
+    if (job_files := examine_job_files()) is not None:
+        yield job_files
     yield examine_gpus()
 
 

@@ -261,7 +261,7 @@ def judge_select(text: str, config: Config) -> Finding | None:
         text: What scontrol printed.
         config: What of jobs' requests may be changed.
     """
-    settings = dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, flags=re.MULTILINE))
+    settings = _settings(text)
     kind, parameters = settings.get("SelectType", ""), settings.get("SelectTypeParameters", "").upper()
     allocation = config.allocation
     if not kind or allocation.cpus == allocation.memory == "off":
@@ -279,3 +279,33 @@ def judge_select(text: str, config: Config) -> Finding | None:
         return Finding(_NAME, Level.OK, f"given out by Slurm: {shown}")
     remedy = "SelectTypeParameters=CR_Core_Memory makes what a policy plans of them real"
     return Finding(_NAME, Level.WARNING, f"Slurm does not count {' and '.join(lacking)} ({shown})", remedy)
+
+
+def _settings(text: str) -> dict[str, str]:
+    """What `scontrol show config` printed, by key."""
+    return dict(re.findall(r"^(\w+)[ \t]*=[ \t]*(.*?)[ \t]*$", text, flags=re.MULTILINE))
+
+
+def examine_job_files(commands: SlurmCommands | None = None) -> Finding | None:
+    """Look at what file systems jobs see; None where nothing is wrong or Slurm cannot be asked."""
+    try:
+        text = (commands or SlurmCommands()).run("read the configuration", ["scontrol", "show", "config"])
+    except MuriError:
+        return None
+    return judge_job_files(text)
+
+
+def judge_job_files(text: str) -> Finding | None:
+    """Judge whether the jobs of a group see the same files; None where they do.
+
+    Args:
+        text: What `scontrol show config` printed.
+    """
+    settings = _settings(text)
+    for key in ("JobContainerType", "NamespaceType"):  # before and since Slurm 25.11
+        kind = settings.get(key, "")
+        if kind.partition("/")[2] not in {"", "none"}:
+            lost = f"each job has its own /tmp ({key}={kind}): members of groups go back to the queue and run alone"
+            remedy = "name other nodes than those of Muri in job_container.conf; see docs/isolation-process.md"
+            return Finding("job files", Level.WARNING, lost, remedy)
+    return None

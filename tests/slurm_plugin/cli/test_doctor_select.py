@@ -2,7 +2,7 @@
 
 import pytest
 
-from muri.slurm_plugin.cli.doctor_checks import Level, examine_select, judge_select
+from muri.slurm_plugin.cli.doctor_checks import Level, examine_select, judge_job_files, judge_select
 from muri.slurm_plugin.config import Allocation, Config
 from muri.slurm_plugin.gateway.base import GatewayUnavailableError
 
@@ -44,3 +44,19 @@ def test_a_machine_without_slurm_has_nothing_to_tell():
             raise GatewayUnavailableError("there is no scontrol")
 
     assert examine_select(Config(), NoCommands()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("JobContainerType        = job_container/tmpfs", "JobContainerType=job_container/tmpfs"),
+        ("NamespaceType           = namespace/linux", "NamespaceType=namespace/linux"),
+        ("JobContainerType        = job_container/none", ""),
+        ("NamespaceType           = (null)", ""),
+        ("", ""),
+    ],
+)
+def test_jobs_with_a_tmp_of_their_own_are_named(line, said):
+    finding = judge_job_files(f"ClusterName = x\n{line}\nSlurmUser = root(0)\n")
+    assert (finding is not None) == bool(said)
+    assert said in (finding.text if finding else "")
