@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.profiler.differences import Row
+from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
 from muri.profiler.interference.models import LinearFit
 from muri.profiler.interference.ratios import Candidate, Interference, Side
@@ -154,11 +155,16 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
-        "confidence": _or_none(detail.confidence, "{:.2f}"),
+        "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
         "measured": f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else None,
     }
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _confidence_form(confidence: float | None) -> str:
+    low = confidence is not None and confidence < LEAST_CONFIDENCE
+    return "{:.2f}: plans as unknown where profiling.least_confidence is higher" if low else "{:.2f}"
 
 
 def _or_none(value: float | None, form: str) -> str | None:

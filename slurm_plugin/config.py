@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from muri.errors import UsageError
-from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, Limits
+from muri.profiler.dryrun.messages import DEFAULT_ITERATIONS, DEFAULT_STEADY_S, LEAST_CONFIDENCE, Limits
 from muri.slurm_plugin.private_files import why_unsafe
 
 DEFAULT_PATH = Path("/etc/muri/muri.yaml")
@@ -150,6 +150,12 @@ class Profiling(Section):
         600.0,
         gt=0,
         description="A dry run that has not started by then is cancelled; its user's next one goes behind others'.",
+    )
+    least_confidence: float = Field(
+        LEAST_CONFIDENCE,
+        ge=0,
+        le=1,
+        description="A dry run's profile that is less certain plans as unknown, unless real runs confirm it.",
     )
     use_estimates: bool = Field(
         True,

@@ -251,6 +251,62 @@ def read_pairs(store: ProfileStore) -> tuple[Interference, ...]:
     return tuple(found)
 
 
+def doubt(profile: StageProfile, config: Config) -> str:
+    """Why a profile is not known well enough to plan with, "" when it is.
+
+    Only dry runs are doubted: who imports or corrects figures vouches for them.
+    """
+    sure, least = profile.detail.confidence, config.profiling.least_confidence
+    if profile.source != "dry-run" or sure is None or sure >= least:
+        return ""
+    return f"it was {sure:.0%} sure of its means, less than profiling.least_confidence ({least:.0%})"
+
+
+def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
+    """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
+
+    A model is measured again, `profiling.attempts` times in all; then its jobs run alone, as after failed dry runs,
+    until `profiling.retry_after_s` has gone by. What running jobs report may confirm a profile. A model at work in a
+    group keeps its profile, on which the group was planned.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
+    known, config = cycle.knowledge, cycle.config
+    if not any(doubt(profile, config) for profile in known.profiles.values()):
+        return cycle
+    at_work = {
+        cycle.key_of(as_submitted(job, group.pilot)) for group in running_groups(cycle.view) for job in group.members
+    }
+    dropped: set[ProfileKey] = set()
+    failures = dict(known.failures)
+    for key in set(_keys(cycle)) - at_work:
+        doubted = {each: doubt(known.profiles[each], config) for each in key.lookup_order if each in known.profiles}
+        doubted = {each: why for each, why in doubted.items() if why and not _is_confirmed(store, key, each, cycle)}
+        dropped |= doubted.keys()
+        tried = (
+            [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle)] if doubted else []
+        )
+        if len(tried) >= config.profiling.attempts:
+            failures[str(key)] = (len(tried), doubt(tried[0], config))
+    if not dropped:
+        return cycle
+    kept = {key: profile for key, profile in known.profiles.items() if key not in dropped}
+    return replace(cycle, knowledge=replace(known, profiles=kept, failures=failures))
+
+
+def _is_confirmed(store: ProfileStore, key: ProfileKey, found: ProfileKey, cycle: CycleInput) -> bool:
+    """Whether what jobs of a key lately reported agrees with a profile that is planned with."""
+    rule = DriftRule(cycle.config.profiles.drift_limit, cycle.config.profiles.drift_after_s)
+    drift = find_drift(cycle.knowledge.profiles[found], store.observations(key), rule)
+    return drift is not None and drift.right
+
+
+def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:
+    at = moment(profile.measured_at)
+    return at is not None and cycle.now_s - at.timestamp() < cycle.config.profiling.retry_after_s
+
+
 def with_estimates(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Add estimates of the queue's models that have no profile.
 

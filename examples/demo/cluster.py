@@ -21,6 +21,7 @@ partitions: [{TRAIN}]
 state_dir: {STATE_DIR}
 profiling:
   partition: {PROFILE}
+  least_confidence: 0 # other programs of this machine may disturb the few cores
 host:
   telemetry_s: 5
   poll_s: 1

@@ -14,6 +14,9 @@ DRY_RUN_VARIABLE: Final = "MURI_DRY_RUN"
 DRY_RUN_RESULT_VARIABLE: Final = "MURI_DRY_RUN_RESULT"
 DEFAULT_ITERATIONS: Final = 40
 DEFAULT_STEADY_S: Final = 60.0
+LEAST_CONFIDENCE: Final = 0.1
+"""A dry run that is less sure of its means has found nothing to plan with; the default of muri.yaml."""
+
 _OF_SCRIPT: Final = ".found"
 _FORMS: Final = (
     "give auto, auto:iterations:seconds (at most so many measured iterations and seconds, for example auto:40:60),"

@@ -24,7 +24,14 @@ from muri.slurm_plugin.planning.actions import Action
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge, dry_run_key, served_gpu_s
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
-from muri.slurm_plugin.profile_use import log_set_aside, note_reuse, read_traits, watch, with_estimates
+from muri.slurm_plugin.profile_use import (
+    log_set_aside,
+    note_reuse,
+    read_traits,
+    watch,
+    with_estimates,
+    without_doubtful,
+)
 from muri.slurm_plugin.records.cluster import JobState, Snapshot
 from muri.slurm_plugin.records.dry_run_failures import current
 from muri.slurm_plugin.records.gate import is_behind_licence
@@ -74,7 +81,8 @@ def cycle_input(
     if store is None:
         return cycle
     stale = knowledge.stale if journal is None else frozenset(mark.key for mark in store.stale_marks())
-    return with_estimates(replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store))), store)
+    cycle = replace(cycle, knowledge=replace(knowledge, stale=stale, traits=read_traits(store)))
+    return with_estimates(without_doubtful(cycle, store), store)
 
 
 def _remembered(journal: Journal, profiles: Mapping[ProfileKey, StageProfile], view: View, config: Config) -> Knowledge:
