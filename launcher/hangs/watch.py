@@ -40,6 +40,9 @@ from muri.launcher.job.session import MemberSession, Roots
 
 logger = logging.getLogger("muri.launcher")
 
+WARNING_FACTOR: Final = 50
+"""A script that works and does no iteration for so many times its longest one is worth a warning."""
+
 HINT: Final = f"{HANG_TIMEOUT_VARIABLE} sets the time, 0: never"
 
 
@@ -92,6 +95,10 @@ class _Timers:
     stopped: IdleTimer
     timeout_s: float
     threads: ThreadMeter
+    iterations: int = 0
+    iterated_s: float = 0.0
+    longest_s: float = 0.0
+    warned: bool = False
 
 
 class HangWatch:
@@ -131,6 +138,8 @@ class HangWatch:
         sessions = [session for session in watched if not session.paused]
         self._timers = {session: self._timers.get(session) or self._begin(session) for session in sessions}
         findings = [self._find(session, roots) for session in sessions]
+        for session in sessions:
+            self._warn(session, self._timers[session])
         for finding in findings:
             if finding.stopped:
                 finding.session.end_as_hung(
@@ -153,6 +162,21 @@ class HangWatch:
                 interval_s = self.check()
             except Exception:  # a failing watch must end neither the members nor itself
                 logger.exception("looking for members that hang failed")
+
+    def _warn(self, session: MemberSession, timers: _Timers) -> None:
+        """Say once that a script does no iterations any more: it may validate, or compute for ever."""
+        now_s, iterations = self._now(), session.clock.iterations
+        if iterations != timers.iterations:
+            recent_s = [record.iteration_s for record in list(session.clock.recent)]
+            timers.longest_s = max([timers.longest_s, *recent_s])
+            timers.iterations, timers.iterated_s, timers.warned = iterations, now_s, False
+        still_s = now_s - timers.iterated_s
+        if iterations and not timers.warned and still_s > max(timers.timeout_s, WARNING_FACTOR * timers.longest_s) > 0:
+            timers.warned = True
+            logger.warning(
+                "member %s has done no iteration for %.0f s; its longest so far took %.3g s. It is not ended, because "
+                "it may be at work", session.member, still_s, timers.longest_s,
+            )  # fmt: skip
 
     def _begin(self, session: MemberSession) -> _Timers:
         timeout_s = self._timeout_s

@@ -17,7 +17,7 @@ from muri.launcher.arbitration.switching import make_arbiter
 from muri.launcher.hangs.evidence import IdleTimer, ThreadMeter, ThreadSample
 from muri.launcher.hangs.watch import HangWatch
 from muri.launcher.job.session import Roots
-from muri.launcher.job.stage_clock import StageClock
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord, StageClock
 from muri.launcher.ranks.coordination import IdleReports
 
 TIMEOUT_S = "1"
@@ -459,3 +459,25 @@ def test_who_does_more_than_ask_for_a_lock_works(
     meter.sample([thread])
     thread_at(thread, state, where, cpu_us, wakes)
     assert meter.sample([thread]) == ThreadSample(frozenset(state), cpu_us * 1000)
+
+
+def test_a_script_that_does_no_iteration_for_long_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    arbiter = PausingArbiter(FairArbiter(clock), now=clock)
+    session = Idle("1", MURI_HANG_TIMEOUT_S="0")
+    watch = HangWatch(lambda: [session], arbiter, 100.0, None, clock)
+    for longest_s, quiet_s in ((1.0, 50), (8.0, 400)):
+        zeros = (0.0,) * STAGE_COUNT
+        session.clock.recent.append(IterationRecord(longest_s, zeros, zeros))
+        session.clock.iterations += 1
+        caplog.clear()
+        watch.check()
+        clock.sleep(float(quiet_s))
+        watch.check()
+        assert not caplog.records
+        for _ in range(3):
+            clock.sleep(5.0)
+            watch.check()
+        assert len(caplog.records) == 1, caplog.text
+        assert f"for {quiet_s + 5} s; its longest so far took {longest_s:g} s" in caplog.text
+    assert not session.hung
