@@ -131,8 +131,7 @@ _controls: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 def _close_controls() -> None:
     """Close the connections in a forked process, which must not keep them open when the runtime dies."""
     for control in list(_controls):
-        with contextlib.suppress(OSError):
-            os.close(control.fileno())
+        control.close()
 
 
 os.register_at_fork(after_in_child=_close_controls)

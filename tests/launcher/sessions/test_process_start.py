@@ -177,6 +177,21 @@ def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "umask").read_text() == "0027\n"
 
 
+def test_a_forked_process_keeps_no_connection_open() -> None:
+    """Or a member's process would outlive a runtime that dies while a thread's worker lives on."""
+    with short_folder() as folder, supervised(ChildStarter(), Path(folder), "101") as supervisor:
+        connection = supervisor._control.fileno()
+        worker = os.fork()
+        if worker == 0:
+            try:
+                os.fstat(connection)
+            except OSError:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(worker, 0)[1] == 0
+        supervisor._control.shutdown(socket.SHUT_RDWR)
+
+
 def test_steps_need_a_slurm_job_around_them() -> None:
     with pytest.raises(UsageError, match="SLURMD_NODENAME"):
         StepStarter.from_environment({"SLURM_JOB_ID": "1"}, 1)
