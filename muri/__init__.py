@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from muri.launcher.api.dataset_cache import cache as cache
     from muri.launcher.api.stages import batches as batches
     from muri.launcher.api.stages import stage as stage
+    from muri.launcher.api.stages import step as step
     from muri.launcher.api.stages import yield_point as yield_point
     from muri.launcher.checkpoints.checkpoint import Resumed as Resumed
     from muri.launcher.checkpoints.checkpoint import checkpoint as checkpoint
@@ -40,6 +41,7 @@ __all__ = [
     "checkpoint",
     "should_stop",
     "stage",
+    "step",
     "yield_point",
 ]
 
@@ -51,6 +53,7 @@ _LAZY = {
     "checkpoint": "muri.launcher.checkpoints.checkpoint",
     "should_stop": "muri.launcher.checkpoints.checkpoint",
     "stage": "muri.launcher.api.stages",
+    "step": "muri.launcher.api.stages",
     "yield_point": "muri.launcher.api.stages",
 }
 

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from muri.profiler.coverage import unexplained
 from muri.profiler.differences import Row
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
@@ -150,6 +151,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
     warmup = "" if detail.warmup_iterations is None else f" after {detail.warmup_iterations} of warm-up"
     found = {
         "bottleneck": profile.bottleneck,
+        "in no stage": unexplained(profile.stage_s, profile.iteration_s),
         "peak GPU memory": f"{profile.gpu_mem_gib:.1f} GiB",
         "peak host memory": _or_none(detail.host_mem_gib, "{:.1f} GiB"),
         "mean GPU utilisation": _or_none(detail.gpu_utilisation, "{:.0%}"),

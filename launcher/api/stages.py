@@ -166,6 +166,14 @@ def yield_point() -> None:
     current_clock().yield_point()
 
 
+def step() -> None:
+    """End one iteration and begin the next.
+
+    For loops whose iterations Muri cannot tell apart. From the first call on, nothing else ends an iteration.
+    """
+    current_clock().step()
+
+
 def _unknown_stage(name: object) -> str:
     text = f"there is no stage {name!r}; the stages are {', '.join(STAGES)}"
     near = difflib.get_close_matches(str(name), STAGES, n=1, cutoff=0.5)

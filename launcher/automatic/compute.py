@@ -14,6 +14,7 @@ import torch
 from torch.optim.optimizer import Optimizer
 
 from muri.launcher.automatic.watch import (
+    BACKWARD_HOOK,
     begin_propagate,
     end_propagate,
     offer_to_yield,
@@ -22,6 +23,8 @@ from muri.launcher.automatic.watch import (
     thread,
     watching,
 )
+
+_STEP_HOOK: Final = "optimizer step"
 
 MAX_GRADIENT_HOOKS: Final = 64
 """At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
@@ -47,7 +50,7 @@ def _install_forward() -> None:
             return plain(module, *args, **kwargs)
         if state.busy:
             return plain(module, *args, **kwargs)
-        watch = begin_propagate("forward", evaluated=not (module.training and torch.is_grad_enabled()))
+        watch = begin_propagate("forward", module=module, evaluated=not (module.training and torch.is_grad_enabled()))
         if watch is None:
             return plain(module, *args, **kwargs)
         try:
@@ -63,11 +66,11 @@ def _install_backward() -> None:
 
     @functools.wraps(plain)
     def backward(*args: Any, **kwargs: Any) -> None:
-        _propagate("backward", plain, args, kwargs, trains=True)
+        _propagate(BACKWARD_HOOK, plain, args, kwargs, trains=True)
 
     @functools.wraps(plain_grad)
     def grad(*args: Any, **kwargs: Any) -> Any:
-        return _propagate("backward", plain_grad, args, kwargs, trains=False)
+        return _propagate(BACKWARD_HOOK, plain_grad, args, kwargs, trains=False)
 
     replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
     replace(torch.autograd, "grad", grad)
@@ -78,7 +81,7 @@ def _propagate(
 ) -> Any:
     if thread.busy:
         return plain(*args, **kwargs)
-    watch = begin_propagate(hook, trained=trains)
+    watch = begin_propagate(hook, trained=trains, joins=True)
     try:
         with _waiting_for_autograd():
             return plain(*args, **kwargs)
@@ -107,12 +110,28 @@ def _install_step() -> None:
         _install_step_before_2_0()
         return
     plain = Optimizer.profile_hook_step
+    plain_patch = Optimizer._patch_step_function
+
+    @functools.wraps(plain_patch)
+    def patch_step_function(optimizer: Any) -> None:  # when an optimizer is made, copied or unpickled
+        plain_patch(optimizer)
+        _note_optimizer()
 
     def profile_hook_step(step: Callable[..., Any]) -> Callable[..., Any]:
         return plain(_step_in_stage(step))
 
     # Every optimizer class has its `step` wrapped with this when its first object is made.
     replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
+    replace(Optimizer, "_patch_step_function", patch_step_function)
+
+
+def _note_optimizer() -> None:
+    try:
+        watch = watching(_STEP_HOOK)
+        if watch is not None:
+            watch.iterations.made()
+    except Exception as error:
+        switch_off(_STEP_HOOK, error)
 
 
 def _install_step_before_2_0() -> None:
@@ -126,6 +145,7 @@ def _install_step_before_2_0() -> None:
         if not getattr(kind.step, "hooked", None):
             kind.step = _step_in_stage(kind.step)
         plain(optimizer)
+        _note_optimizer()
 
     replace(base, "_hook_for_profile", hook_for_profile)
 
@@ -135,13 +155,13 @@ def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
     def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.depth or thread.busy:
             return step(optimizer, *args, **kwargs)
-        watch = begin_propagate("optimizer step", trained=True)
+        watch = begin_propagate(_STEP_HOOK, trained=True, joins=True)
         if watch is None:
             return step(optimizer, *args, **kwargs)
         try:
             result = step(optimizer, *args, **kwargs)
         finally:
-            end_propagate("optimizer step", watch)
+            end_propagate(_STEP_HOOK, watch)
         _after_step(optimizer)
         return result
 
@@ -150,13 +170,13 @@ def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _after_step(optimizer: Any) -> None:
     try:
-        watch = watching("optimizer step")
+        watch = watching(_STEP_HOOK)
         if watch is not None:
             if watch.clock.shared:
                 _let_gradients_yield(optimizer)
             watch.iterations.stepped(optimizer)
     except Exception as error:
-        switch_off("optimizer step", error)
+        switch_off(_STEP_HOOK, error)
 
 
 _yielding: weakref.WeakSet[Any] = weakref.WeakSet()

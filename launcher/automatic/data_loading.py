@@ -2,9 +2,9 @@
 
 An iteration begins when the script asks for a batch. Without workers the fetch runs in this process and is a stage:
 `load` if reading the samples mostly waits, `preprocess` if it mostly computes; transforms and `collate_fn` are
-`preprocess`. With workers this process only waits for them, which is no stage. Forked workers inherit a board in shared
-memory and add their seconds there. Spawned workers import PyTorch anew, without hooks: they work as usual and are not
-measured.
+`preprocess`. With workers this process only waits for them: it holds nothing, and its time counts as what they did.
+Forked workers inherit a board in shared memory and add their seconds there. Spawned workers import PyTorch anew,
+without hooks: they work as usual and are not measured.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ class Board:
         self._memory = mmap.mmap(-1, max(1, workers) * _BLOCK_BYTES)
         self.workers = workers
         self._settled = (0.0, 0.0)
+        self._load_share = 1.0
         self._seen = [0] * workers
 
     def add(self, worker: int, fetch: FetchTimes) -> None:
@@ -199,14 +200,18 @@ class Board:
         _CELL.pack_into(self._memory, block, load_s, preprocess_s, count + 1)
 
     def news(self) -> tuple[float, float]:
-        """What all workers spent since the last call, divided by their number.
-
-        Workers run side by side, so this is how long the loading as a whole was busy.
-        """
+        """Seconds of `load` and of `preprocess` that all workers spent since the last call."""
         cells = [_CELL.unpack_from(self._memory, worker * _BLOCK_BYTES) for worker in range(self.workers)]
         total = sum(cell[0] for cell in cells), sum(cell[1] for cell in cells)
         settled, self._settled = self._settled, total
-        return (total[0] - settled[0]) / self.workers, (total[1] - settled[1]) / self.workers
+        return total[0] - settled[0], total[1] - settled[1]
+
+    def load_share(self) -> float:
+        """Share of `load` in what the workers did since the last call; if that was nothing, what it was before."""
+        load_s, preprocess_s = self.news()
+        if load_s + preprocess_s > 0:
+            self._load_share = load_s / (load_s + preprocess_s)
+        return self._load_share
 
     def fetches(self) -> Iterator[FetchTimes]:
         """The fetches since the last call; of very many, the last ones."""
@@ -227,17 +232,28 @@ _forking: Final = _Forking()
 """The board of the iterator that this thread is making, which forks its workers meanwhile."""
 
 
-def settle_workers(watch: Watch, iterator: Any) -> None:
-    """Count what the iterator's workers did since its last batch."""
-    board = iterator.__dict__.get("_muri_board")
-    if board is not None:
-        load_s, preprocess_s = board.news()
-        watch.clock.add_held(LOAD, load_s)
-        watch.clock.add_held(PREPROCESS, preprocess_s)
-        if watch.clock.on_hold is not None:
+class WorkersWait:
+    """The loop waits for a batch of worker processes.
+
+    It holds nothing meanwhile: a resource held would keep partners out without use. Its time is told as what the
+    workers did. What they do while the loop computes is hidden behind that, and only a dry run hears of it.
+    """
+
+    def __init__(self, watch: Watch, iterator: Any) -> None:
+        self._clock = watch.clock
+        self._board: Board | None = iterator.__dict__.get("_muri_board")
+        self._waits = self._clock.begin_fetch_wait()
+
+    def end(self, *, complete: bool) -> None:
+        """The batch is there, or will not come."""
+        board = self._board
+        if self._waits:
+            # Workers that are spawned tell nothing of themselves: they are there to read.
+            self._clock.end_fetch_wait(1.0 if board is None else board.load_share())
+        if board is not None and self._clock.on_hold is not None:
             for fetch in board.fetches():
-                watch.clock.note_work(LOAD, fetch.start_s, fetch.read_until_s, 1 / board.workers)
-                watch.clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
+                self._clock.note_work(LOAD, fetch.start_s, fetch.read_until_s, 1 / board.workers)
+                self._clock.note_work(PREPROCESS, fetch.read_until_s, fetch.end_s, 1 / board.workers)
 
 
 def install_workers() -> None:
@@ -418,8 +434,7 @@ class Fetch:
         meter = self._meter
         self._cleanup.close()
         if self._stage != PREPROCESS and meter.counted_s:
-            self._clock.add_held(PREPROCESS, meter.counted_s)
-            self._clock.add_held(self._stage, -meter.counted_s)
+            self._clock.move(self._stage, PREPROCESS, meter.counted_s)
             end_s = self._wall_s + wall_s
             self._clock.note_work(PREPROCESS, end_s - meter.counted_s, end_s, 1.0, own=True)
         if complete:
@@ -459,7 +474,7 @@ def install_fetching() -> None:
             raise
         finally:
             thread.busy = False
-            _end(watch, iterator, fetch, complete=complete)
+            _end(fetch, complete=complete)
         return batch
 
     replace(dataloader._BaseDataLoaderIter, "__next__", next_batch)
@@ -487,14 +502,16 @@ def _forget(reference: weakref.ref[Watch], key: int, _iterator: Any) -> None:
         watch.iterations.forgotten(key)
 
 
-def _begin(watch: Watch, iterator: Any) -> Fetch | None:
-    if not hasattr(iterator, "_dataset_fetcher"):
-        return None  # the workers do the fetching
-    fetch = Fetch(watch, iterator)
+def _begin(watch: Watch, iterator: Any) -> Fetch | WorkersWait | None:
+    fetch: Fetch | None = None
     try:
+        if not hasattr(iterator, "_dataset_fetcher"):
+            return WorkersWait(watch, iterator)
+        fetch = Fetch(watch, iterator)
         fetch.begin()
     except BaseException as error:
-        fetch._cleanup.close()
+        if fetch is not None:
+            fetch._cleanup.close()
         if not isinstance(error, Exception):
             raise
         switch_off(_FETCHING_HOOK, error)
@@ -502,11 +519,9 @@ def _begin(watch: Watch, iterator: Any) -> Fetch | None:
     return fetch
 
 
-def _end(watch: Watch, iterator: Any, fetch: Fetch | None, *, complete: bool) -> None:
+def _end(fetch: Fetch | WorkersWait | None, *, complete: bool) -> None:
     try:
         if fetch is not None:
             fetch.end(complete=complete)
-        else:
-            settle_workers(watch, iterator)
     except Exception as error:
         switch_off(_FETCHING_HOOK, error)

@@ -26,8 +26,16 @@ YIELD_INTERVAL_S: Final = 0.005
 
 NETWORK_HOOKS: Final = frozenset({"torch.distributed", "DistributedDataParallel"})
 
+BACKWARD_HOOK: Final = "backward"
+
 _BY_STEP: Final = -1
 _NOBODY: Final = 0
+
+MOST_ACCUMULATED: Final = 256
+"""After so many backward passes without a step the optimizer that a script has made is not what ends its iterations."""
+
+MOST_BACKWARDS: Final = 8
+"""After so many backward passes without the module that began the iterations, another one does."""
 
 _WATCH: Final = "automatic_watch"
 """The clock keeps its watch here, so that both end with the script."""
@@ -43,7 +51,8 @@ class Iterations:
 
     An iteration begins when the script asks a loader for a batch and ends when it asks for the next
     one, if it trained in between. Batches without training (validation,
-    fetching ahead) are no iterations. Without a loader an iteration ends with the optimizer's step.
+    fetching ahead) are no iterations. Without a loader an iteration ends with the optimizer's step. Without an
+    optimizer, too, it ends where the module that came first is called again after a backward pass.
     """
 
     def __init__(self, clock: StageClock) -> None:
@@ -52,6 +61,10 @@ class Iterations:
         self._open = False
         self._trained = False
         self._evaluated = False
+        self._has_optimizer = False
+        self._backwards = 0
+        self._module: int | None = None
+        self._validates = False
         self._pacer: int | None = None
         self._stepped: set[int] = set()
 
@@ -73,13 +86,44 @@ class Iterations:
 
     def work(self, *, trained: bool = False, evaluated: bool = False) -> None:
         """Note a computation; without a loader it begins the first iteration."""
-        if not self._open:
+        if not self._open and not self._validates:
             self._begin(_BY_STEP)
         self._trained |= trained
         self._evaluated |= evaluated
 
+    def called(self, module: object, *, evaluated: bool) -> None:
+        """Note that a module will be called, which without loader and optimizer may end the iteration."""
+        if not self._by_modules:
+            return
+        if evaluated:
+            if self._trained and id(module) == self._module:  # validation, until the module trains again
+                self._end()
+                self._validates = True
+            return
+        if self._module is None:
+            self._module = id(module)
+        elif self._trained and (id(module) == self._module or self._backwards >= MOST_BACKWARDS):
+            self._module = id(module)
+            self._begin(_BY_STEP)
+        self._validates = False
+
+    def backward(self) -> None:
+        """Note that a backward pass begins; without any module it ends the iteration before it."""
+        if self._by_modules and self._module is None and self._trained:
+            self._begin(_BY_STEP)
+        self._backwards += 1
+
+    def made(self) -> None:
+        """Note that the script makes an optimizer; its steps end iterations."""
+        self._has_optimizer = True
+
+    @property
+    def _by_modules(self) -> bool:
+        return self._opener <= 0 and (not self._has_optimizer or self._backwards > MOST_ACCUMULATED)
+
     def stepped(self, optimizer: object) -> None:
         """Note an optimizer's step; without a loader it ends the iteration."""
+        self._has_optimizer, self._backwards = True, 0
         if self._opener <= 0 and self._paces(id(optimizer)):
             self._begin(_BY_STEP)
 
@@ -95,13 +139,18 @@ class Iterations:
     def close(self) -> None:
         """End the last iteration with the script; its loop may have been left with `break`."""
         if self._open and self._trained and self._opener != _BY_STEP:
-            self._open = False
-            self._clock.end_iteration()
+            self._end()
+
+    def _end(self) -> None:
+        self._open = self._trained = False
+        self._clock.end_iteration()
 
     def _begin(self, opener: int) -> None:
         if not self._trained:
             self._clock.drop_iteration()
         self._opener, self._open = opener, True
+        if not self._has_optimizer:
+            self._backwards = 0
         self._trained = self._evaluated = False
         self._clock.ask_batch()
 
@@ -177,20 +226,35 @@ def watching(hook: str) -> Watch | None:
             watch = clock.__dict__.get(_WATCH)
             if watch is None:
                 watch = clock.__dict__[_WATCH] = Watch(clock)
+                clock.explains_gaps = not clock.explicit
         thread.watch = watch
     return watch if watch.wanted else None
 
 
-def begin_propagate(hook: str, *, trained: bool = False, evaluated: bool = False) -> Watch | None:
-    """Enter `propagate` in the calling thread, if its hook is active; pair with `end_propagate`."""
+def begin_propagate(
+    hook: str, *, module: object = None, trained: bool = False, evaluated: bool = False, joins: bool = False
+) -> Watch | None:
+    """Enter `propagate` in the calling thread, if its hook is active; pair with `end_propagate`.
+
+    Args:
+        hook: Its name.
+        module: Which one is called, if one is.
+        trained: Whether this is a part of training.
+        evaluated: Whether it is a forward pass without gradients.
+        joins: Whether what the thread did since its last `propagate` belongs to it, such as a loss function.
+    """
     entered = False
     try:
         watch = watching(hook)
         if watch is None or watch.backward_thread not in {None, threading.get_ident()}:
             return None  # autograd's own threads: the caller of backward holds the stage
         if watch.is_trainer(trains=trained):
+            if module is not None:
+                watch.iterations.called(module, evaluated=evaluated)
+            elif hook == BACKWARD_HOOK and trained:
+                watch.iterations.backward()
             watch.iterations.work(trained=trained, evaluated=evaluated)
-        watch.clock.enter(PROPAGATE)
+        watch.clock.enter(PROPAGATE, joins=joins)
         entered = True
         thread.yield_due_s = perf_counter() + YIELD_INTERVAL_S if watch.clock.shared else float("inf")
         thread.depth += 1

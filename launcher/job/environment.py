@@ -19,6 +19,9 @@ FIRST_PORT: Final = 15000
 PORTS: Final = 15000
 """Derived MASTER_PORTs lie below the range from which Linux gives ports to connections (32768 and up)."""
 
+AGENT_VARIABLE: Final = "MURI_AGENT_PID"
+"""Tells a rank which process of torchrun has started it."""
+
 ATTACH_TIMEOUT_VARIABLE: Final = "MURI_ATTACH_TIMEOUT_S"
 ATTACH_TIMEOUT_S: Final = 120.0
 REQUEUE_WAIT_VARIABLE: Final = "MURI_REQUEUE_WAIT_S"

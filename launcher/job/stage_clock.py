@@ -10,13 +10,16 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable, Final, Protocol
 
+from muri.launcher.job.time_ledger import NOBODY, OUTSIDE, TimeLedger
 from muri.profiler.records import STAGES
 
 STAGE_COUNT: Final = len(STAGES)
+LOAD: Final = STAGES.index("load")
+PREPROCESS: Final = STAGES.index("preprocess")
 PROPAGATE: Final = STAGES.index("propagate")
 RECENT_ITERATIONS: Final = 50
 
@@ -125,7 +128,7 @@ class IterationRecord:
 
     Attributes:
         iteration_s: Wall-clock seconds, waits for resources included.
-        stage_s: Seconds per stage in the order of `STAGES`, waits excluded.
+        stage_s: Seconds that each stage owned, without waits; together at most the iteration.
         wait_s: Seconds spent waiting for each stage's resource.
     """
 
@@ -182,12 +185,24 @@ HoldListener = Callable[[int, float, float, float, bool], None]
 class _Lane:
     """The stages of one thread that waits for resources: innermost last, and since when that one runs."""
 
-    __slots__ = ("since_s", "stack", "waited_s")
+    __slots__ = ("left_s", "since_s", "stack", "waited_s")
 
     def __init__(self) -> None:
         self.stack: list[int] = []
         self.since_s = 0.0
+        self.left_s = 0.0
         self.waited_s = 0.0
+
+
+class _Gap:
+    """Time in which the owner is in no stage: since when, its CPU time by then, and the stage that it left."""
+
+    __slots__ = ("after", "cpu_s", "since_s")
+
+    def __init__(self) -> None:
+        self.since_s = 0.0
+        self.cpu_s: float | None = None
+        self.after: int | None = None
 
 
 class _ThreadPart(threading.local):
@@ -208,14 +223,18 @@ class StageClock:
 
     One thread owns the clock: the one that iterates `muri.batches`, else the first to mark a
     stage. Its stages are gated, and so are those of a thread within `lane()`. Stages in other
-    threads are timed but not gated.
+    threads are timed but not gated. Each second belongs to one stage at most; see `TimeLedger`.
 
     Attributes:
         explicit: Whether the script marked a stage or iterated `muri.batches` itself; hooks that mark
             stages on its behalf stop doing so from then on.
+        steps: Whether the script says itself where its iterations end, by `muri.step`; nothing else does from then on.
         at_boundary: Called by the owner at each iteration boundary, after the iteration was counted
             and with no resource held.
-        stage_s: Total seconds per stage, in the order of `STAGES`.
+        stage_s: Total seconds that each stage owned, in the order of `STAGES`.
+        hidden_s: Total seconds of each stage that other threads spent behind another stage.
+        explains_gaps: Whether time that the owner computes outside of stages is `preprocess`: hooks see no
+            stage there, and the CPU is what such a part uses. A script that marks its stages itself says what they are.
         wait_s: Total seconds of waiting for each stage's resource.
         gpu: How the stage `propagate` keeps pace with the GPU.
         iterations: Iterations done.
@@ -230,10 +249,15 @@ class StageClock:
         on_interval: IntervalListener | None = None,
         on_iteration: IterationListener | None = None,
         now: Callable[[], float] = time.perf_counter,
+        cpu_now: Callable[[], float] = time.thread_time,
     ) -> None:
         self.explicit = False
+        self.steps = False
         self.at_boundary: list[Callable[[], None]] = []
-        self.stage_s = [0.0] * STAGE_COUNT
+        self._ledger = TimeLedger(now())
+        self.stage_s = self._ledger.total_s
+        self.hidden_s = self._ledger.hidden_s
+        self.explains_gaps = False
         self.wait_s = [0.0] * STAGE_COUNT
         self.iterations = 0
         self.recent: deque[IterationRecord] = deque(maxlen=RECENT_ITERATIONS)
@@ -245,25 +269,33 @@ class StageClock:
         self._on_interval = on_interval
         self._on_iteration = on_iteration
         self.now = now
+        self._cpu_now = cpu_now
+        self._gap = _Gap()
         self._owner: int | None = None
         self._own = _Lane()
         self._thread = _ThreadPart()
         self._by_batches = False
         self._first_stage: int | None = None
         self._iteration_start_s: float | None = None
-        self._iteration_stage_s = [0.0] * STAGE_COUNT
         self._iteration_wait_s = [0.0] * STAGE_COUNT
         self._sums = threading.Lock()
         self._paused_within = False
 
-    def enter(self, stage: int) -> None:
+    def enter(self, stage: int, *, joins: bool = False) -> None:
         """Begin a stage; a stage inside another suspends the outer one.
 
         The same stage inside itself is a yield point: a long stage can let others go first.
+
+        Args:
+            stage: Which one.
+            joins: Whether the time since the thread left the same stage belongs to it, if there was no other since:
+                between forward and backward the loss is computed. Nothing is held meanwhile.
         """
         lane = self._gated()
         if lane is None:
-            self._thread.ungated.append((stage, self.now()))
+            now_s = self.now()
+            self._thread.ungated.append((stage, now_s))
+            self._ledger.beside(stage, 1, now_s)
             return
         stack = lane.stack
         if stack and stack[-1] == stage:
@@ -274,6 +306,8 @@ class StageClock:
             self._suspend(lane, stack[-1])
         elif lane is self._own and not self._by_batches:
             self._boundary_by_first_stage(stage)
+        if lane is self._own and not stack:
+            self._end_gap(self.now(), joined=stage if joins else None)
         self._resume(lane, stage)
         stack.append(stage)
 
@@ -291,6 +325,8 @@ class StageClock:
         self._suspend(lane, stage)
         if lane.stack:
             self._resume(lane, lane.stack[-1])
+        elif lane is self._own:
+            self._begin_gap(lane.left_s, after=stage)
 
     def yield_point(self) -> None:
         """Let a member that is further behind use the current stage's resource first."""
@@ -342,16 +378,45 @@ class StageClock:
     def become_explicit(self) -> None:
         """Forget how hooks told iterations apart, because the script marks its stages itself."""
         self.explicit = True
+        self.explains_gaps = False
+        if self.steps:
+            return
         self._by_batches = False
         self._first_stage = None
         self._iteration_start_s = None
 
-    def add_held(self, stage: int, held_s: float) -> None:
-        """Count time of a stage, in seconds, that was spent elsewhere, such as in worker processes."""
-        self._add_held(stage, held_s)
+    def move(self, stage: int, target: int, seconds: float) -> None:
+        """Let time that the owner spent in a stage of this iteration belong to another one."""
+        if self._gated() is self._own:
+            self._ledger.move(stage, target, seconds)
+
+    def begin_fetch_wait(self) -> bool:
+        """Begin to wait for worker processes, which holds nothing; returns whether `end_fetch_wait` must follow.
+
+        It need not within a stage, whose time that is, and in threads other than the owner.
+        """
+        lane = self._gated()
+        if lane is not self._own or lane.stack:
+            return False
+        now_s = self.now()
+        self._end_gap(now_s)
+        self._begin_gap(now_s)
+        return True
+
+    def end_fetch_wait(self, load_share: float) -> None:
+        """End it; the time is `load` and `preprocess` as the workers' was.
+
+        Args:
+            load_share: Share of `load` in what the workers did, 0 to 1.
+        """
+        now_s = self.now()
+        claims = [0.0] * STAGE_COUNT
+        claims[LOAD], claims[PREPROCESS] = load_share, 1.0 - load_share
+        self._claim(now_s, claims)
+        self._begin_gap(now_s)
 
     def note_work(self, stage: int, start_s: float, end_s: float, use: float, *, own: bool = False) -> None:
-        """Report when work was done that no mark shows; `add_held` counts its time.
+        """Report when work was done that no mark shows; it changes no sums.
 
         Args:
             stage: What it was.
@@ -384,21 +449,41 @@ class StageClock:
 
     def ask_batch(self) -> None:
         """End one iteration and begin the next, when the loop asks for its next batch."""
-        self._owner = threading.get_ident()
+        if not self.steps:
+            self._next_iteration()
+
+    def step(self) -> None:
+        """End one iteration and begin the next, where the script says so."""
+        self.steps = True
+        self._next_iteration()
+
+    def _next_iteration(self) -> None:
+        ident = threading.get_ident()
+        if self._owner != ident:
+            self._owner = ident
+            self._gap.cpu_s = None  # that of another thread says nothing
         if not self._by_batches:
             self._by_batches = True
             self._iteration_start_s = None
-        self.end_iteration()
+        self._end_iteration()
         self._begin_iteration()
 
     def end_iteration(self) -> None:
-        """Close the open iteration and count it."""
+        """Close the open iteration and count it, unless the script says itself where iterations end."""
+        if not self.steps:
+            self._end_iteration()
+
+    def _end_iteration(self) -> None:
         start_s = self._iteration_start_s
         if start_s is None:
             return
+        now_s = self.now()
+        if not self._own.stack:
+            self._end_gap(now_s)
+            self._begin_gap(now_s, after=self._gap.after)
         if not self.gpu.counts_host_time:
-            self._add_gpu_times(self.gpu.iteration_ended())
-        record = IterationRecord(self.now() - start_s, tuple(self._iteration_stage_s), tuple(self._iteration_wait_s))
+            self._add_gpu_times(self.gpu.iteration_ended(), start_s, now_s)
+        record = IterationRecord(now_s - start_s, self._ledger.settle(now_s), tuple(self._iteration_wait_s))
         self._iteration_start_s = None
         if self.count(record):
             self._gate.iteration_done(record)
@@ -421,7 +506,8 @@ class StageClock:
 
     def drop_iteration(self) -> None:
         """Forget the open iteration, because no batch was left for it."""
-        self._iteration_start_s = None
+        if not self.steps:
+            self._iteration_start_s = None
 
     def recent_iteration_s(self) -> float | None:
         """Mean wall-clock seconds of the last iterations, None before the first."""
@@ -448,55 +534,98 @@ class StageClock:
             self._resume(self._own, stack[-1])
 
     def _begin_iteration(self) -> None:
-        self._iteration_start_s = self.now()
-        self._iteration_stage_s = [0.0] * STAGE_COUNT
+        now_s = self._iteration_start_s = self.now()
+        self._ledger.begin_iteration(now_s)
+        if not self._own.stack:
+            self._begin_gap(now_s, after=self._gap.after)
         self._iteration_wait_s = [0.0] * STAGE_COUNT
 
     def _boundary_by_first_stage(self, stage: int) -> None:
         if self._first_stage is None:
             self._first_stage = stage
         if stage == self._first_stage:
-            self.end_iteration()
+            self._end_iteration()
             self._begin_iteration()
 
+    def _begin_gap(self, now_s: float, after: int | None = None) -> None:
+        self._gap.since_s, self._gap.after = now_s, after
+        self._gap.cpu_s = self._cpu_now() if self.explains_gaps else None
+
+    def _end_gap(self, now_s: float, joined: int | None = None) -> None:
+        """End the time in which the owner was in no stage; it is `joined`'s, or what it computed is `preprocess`."""
+        gap, claims = self._gap, [0.0] * STAGE_COUNT
+        length_s = now_s - gap.since_s
+        if length_s > 0 and self.gpu.counts_host_time:
+            if joined is not None and joined == gap.after:
+                claims[joined] = 1.0
+            elif gap.cpu_s is not None and self.explains_gaps:
+                claims[PREPROCESS] = min(1.0, max(0.0, (self._cpu_now() - gap.cpu_s) / length_s))
+        self._claim(now_s, claims)
+
+    def _claim(self, now_s: float, claims: Sequence[float]) -> None:
+        self._ledger.end_gap(now_s, claims)
+        if self.on_hold is None:
+            return
+        at_s, length_s = self._gap.since_s, now_s - self._gap.since_s
+        for stage, claim in enumerate(claims):
+            if claim > 0 and length_s > 0:
+                self.on_hold(stage, at_s, at_s + claim * length_s, 1.0, True)
+                at_s += claim * length_s
+
     def _resume(self, lane: _Lane, stage: int) -> None:
+        if lane is self._own:
+            self._ledger.own(NOBODY, self.now())
         if stage == PROPAGATE:
             self.gpu.before()
         self._note_wait(lane, stage, self._gate.acquire(stage))
         if stage == PROPAGATE:
             self.gpu.taken()
         lane.since_s = self.now()
+        self._tell_ledger_of_work(lane, stage, lane.since_s)
+
+    def _tell_ledger_of_work(self, lane: _Lane, stage: int, now_s: float) -> None:
+        if lane is not self._own:
+            self._ledger.beside(stage, 1, now_s)
+        else:
+            self._ledger.own(stage if stage != PROPAGATE or self.gpu.counts_host_time else NOBODY, now_s)
+
+    def _tell_ledger_of_wait(self, lane: _Lane, stage: int, now_s: float) -> None:
+        if lane is not self._own:
+            self._ledger.beside(stage, -1, now_s)
+        else:
+            self._ledger.own(NOBODY, now_s)
 
     def _suspend(self, lane: _Lane, stage: int) -> None:
         if stage == PROPAGATE:
             self.gpu.given()
-        self._close_interval(lane, stage, self.now())
+        lane.left_s = self.now()
+        self._close_interval(lane, stage, lane.left_s)
+        if lane is self._own:
+            self._ledger.own(OUTSIDE, lane.left_s)
+        else:
+            self._ledger.beside(stage, -1, lane.left_s)
         self._gate.release(stage)
 
     def _yield(self, lane: _Lane, stage: int) -> None:
         if self._alone or (stage == PROPAGATE and not self.gpu.at_yield_point()):
             return
         before_s = self.now()
+        self._tell_ledger_of_wait(lane, stage, before_s)
         waited_s = self._gate.yield_point(stage)
         if stage == PROPAGATE:
             self.gpu.taken()
+        after_s = self.now()
         if waited_s > 0:
             self._close_interval(lane, stage, before_s)
             self._note_wait(lane, stage, waited_s)
-            lane.since_s = self.now()
+            lane.since_s = after_s
+        self._tell_ledger_of_work(lane, stage, after_s)
 
     def _close_interval(self, lane: _Lane, stage: int, end_s: float) -> None:
-        if stage != PROPAGATE or self.gpu.counts_host_time:
-            self._add_held(stage, end_s - lane.since_s)
         if self._on_interval is not None:
             self._on_interval(stage, lane.since_s, end_s, lane.waited_s)
         if self.on_hold is not None:
             self.on_hold(stage, lane.since_s, end_s, 1.0, lane is self._own)
-
-    def _add_held(self, stage: int, held_s: float) -> None:
-        with self._sums:
-            self.stage_s[stage] += held_s
-            self._iteration_stage_s[stage] += held_s
 
     def _note_wait(self, lane: _Lane, stage: int, waited_s: float) -> None:
         lane.waited_s = waited_s
@@ -505,13 +634,13 @@ class StageClock:
             if lane is self._own:  # the loop does not wait when a lane does
                 self._iteration_wait_s[stage] += waited_s
 
-    def _add_gpu_times(self, times: GpuTimes) -> None:
-        self._add_held(PROPAGATE, times.held_s)
+    def _add_gpu_times(self, times: GpuTimes, start_s: float, now_s: float) -> None:
         self._note_wait(self._own, PROPAGATE, times.wait_s)
+        self._ledger.told(PROPAGATE, times.held_s, now_s - start_s - sum(self._iteration_wait_s), now_s)
 
     def _leave_ungated(self) -> None:
         if self._thread.ungated:
             stage, since_s = self._thread.ungated.pop()
             now_s = self.now()
-            self._add_held(stage, now_s - since_s)
+            self._ledger.beside(stage, -1, now_s)
             self.note_work(stage, since_s, now_s, 1.0)

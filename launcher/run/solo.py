@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muri.launcher import automatic
+from muri.launcher.automatic.started_scripts import install_in_launchers
 from muri.launcher.automatic.watch import close_iterations, stages_wanted
 from muri.launcher.job import script
 from muri.launcher.job.environment import hooks_wanted
@@ -46,6 +47,8 @@ def main(arguments: list[str]) -> None:
         # Python put its own first entry there for `-m muri.launcher.run.solo`: the working directory.
         sys.path[0] = script.own_directories(target, module, str(Path.cwd()), "")[0]
     sys.argv[:] = ["-m" if module else target, *rest]
+    if wants_stages(os.environ) and script_clock.wanted(os.environ):
+        install_in_launchers()  # before a module's package is imported, which may be one of them
     try:
         loaded = script.load(target, module)
     except script.ScriptError as error:

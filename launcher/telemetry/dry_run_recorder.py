@@ -6,6 +6,7 @@ A few more iterations run under PyTorch's profiler where its operators can tell 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from muri.files import atomic_json
-from muri.launcher.job.environment import is_declared
+from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
@@ -201,6 +202,7 @@ class DryRunRecorder:
             self._tell(now_s)
             return
         self.finish()
+        _end_other_ranks()
         if threading.current_thread() is not threading.main_thread():
             sys.stdout.flush()
             sys.stderr.flush()
@@ -258,6 +260,12 @@ class DryRunRecorder:
             self._told_s = now_s
             so_far = {"iterations": len(self._course.windows), "measured": self._course.measured}
             atomic_json(self._request.progress_path, so_far)
+
+
+def _end_other_ranks() -> None:
+    """End torchrun, if it has started this process: the other ranks would wait for this one's collectives."""
+    if os.environ.get(AGENT_VARIABLE) == str(os.getppid()):
+        os.kill(os.getppid(), signal.SIGTERM)
 
 
 def _leave_out_operators(error: Exception) -> None:

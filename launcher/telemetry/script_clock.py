@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.stage_clock import FreePace, Gate, IntervalListener, StageClock
+from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock
 from muri.launcher.telemetry.trace import open_trace
 from muri.launcher.wire.process_gate import gate_from_environment
+from muri.profiler.coverage import UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
 from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE, ITERATION_LOG_VARIABLE, DryRunRequest
 from muri.profiler.records import STAGES
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 TIMING_VARIABLE: Final = "MURI_TIMING"
 TRACE_VARIABLE: Final = "MURI_TRACE"
+
+_NOTICED_S: Final = 0.001
+"""Less hidden time than this is not worth a word."""
 
 
 class _Provider:
@@ -85,7 +89,7 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
     gate = gate_from_environment(environment)
     if gate is not None and gate.traced:
         on_interval = gate.interval
-    elif environment.get(TRACE_VARIABLE):
+    elif environment.get(TRACE_VARIABLE) and task_of(environment)[0] == 0:
         on_interval = _solo_trace(Path(environment[TRACE_VARIABLE]), environment)
     request = DryRunRequest.from_environment(environment)
     if request is not None and task_of(environment)[0] == 0:
@@ -101,15 +105,31 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
 
 
 def summary(clock: StageClock) -> str:
-    """One line per stage: total seconds, and milliseconds per iteration."""
-    count = clock.iterations
-    mean_s = clock.recent_iteration_s()
-    head = f"muri: {count} iterations"
-    lines = [head if mean_s is None else f"{head}, the last ones took {mean_s * 1e3:.1f} ms on average"]
-    for name, total_s in zip(STAGES, clock.stage_s):
-        each = f"  {total_s / count * 1e3:9.1f} ms per iteration" if count else ""
-        lines.append(f"muri:   {name:<12}{total_s:10.3f} s{each}")
+    """One line per stage: total seconds, and of the last iterations milliseconds and share; then what is in none."""
+    records = list(clock.recent)
+    whole_s = sum(record.iteration_s for record in records)
+    rank, ranks = task_of(os.environ)
+    head = f"muri: {f'rank {rank}, ' if ranks > 1 else ''}{clock.iterations} iterations"
+    lines = [head if not records else f"{head}, the last ones took {whole_s / len(records) * 1e3:.1f} ms on average"]
+    owned = [sum(column) for column in zip(*(record.stage_s for record in records))] or [0.0] * STAGE_COUNT
+    waited_s = sum(sum(record.wait_s) for record in records)
+    for name, total_s, hidden_s, owned_s in zip(STAGES, clock.stage_s, clock.hidden_s, owned):
+        hidden = f", {hidden_s:.3f} s more behind other stages" if hidden_s >= _NOTICED_S else ""
+        lines.append(f"muri:   {name:<12}{total_s:10.3f} s{_each(owned_s, whole_s, len(records))}{hidden}")
+    if records:
+        rest_s = max(0.0, whole_s - waited_s - sum(owned))
+        lines.append(f"muri: {rest_s / whole_s:.0%} of an iteration in no stage{_why(clock, rest_s, whole_s)}")
     return "\n".join(lines)
+
+
+def _each(seconds: float, whole_s: float, count: int) -> str:
+    return f"  {seconds / count * 1e3:9.1f} ms per iteration ({seconds / whole_s:4.0%})" if whole_s > 0 else ""
+
+
+def _why(clock: StageClock, rest_s: float, whole_s: float) -> str:
+    if rest_s < UNEXPLAINED_SHARE * whole_s:
+        return ""
+    return f": {UNMARKED if clock.explicit else WAITS_UNSEEN}"
 
 
 def _measured(request: DryRunRequest, gate: Gate | None, on_interval: IntervalListener | None) -> StageClock:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from muri.policies.options import MAX_GROUP_SIZE
 from muri.policies.types import FreeNode, PlanJob, PlanRequest, ProfileUse
+from muri.profiler.coverage import says_little
 from muri.profiler.records import ProfileKey
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
@@ -171,6 +172,10 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
     """
     alone = alone_reason(job, cycle)
     profile = None if _python_to_find(job, key, cycle) else cycle.knowledge.profile_for(job, key)
+    if profile is not None and not profile.is_estimate:
+        little = says_little(profile.stage_s, profile.iteration_s)
+        if little:
+            alone, profile = alone or f"its profile does not say what it uses: {little}", None
     if not alone and profile is None:
         failed = cycle.knowledge.failed(key, cycle.config)
         if failed:

@@ -24,6 +24,14 @@ DETAIL = ProfileDetail(
 )  # fmt: skip
 
 
+def test_what_is_in_no_stage_is_shown_with_its_reason() -> None:
+    assert "in no stage" not in facts(make_profile(), NOW)
+    told = facts(make_profile(iteration_s=0.6), NOW)["in no stage"]
+    assert told.startswith("21%: the loop waited there")
+    assert "unknown" not in told
+    assert facts(make_profile(iteration_s=1.0), NOW)["in no stage"].endswith("; planned as unknown")
+
+
 @pytest.fixture(autouse=True)
 def path(tmp_path, monkeypatch):
     path = use_own_store(tmp_path, monkeypatch)

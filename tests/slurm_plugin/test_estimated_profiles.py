@@ -49,6 +49,20 @@ def test_jobs_with_estimates_are_grouped_at_once_and_say_so(make_controller):
     assert not having(slurm, Role.DRY_RUN)  # their scripts run already
 
 
+def test_profile_that_explains_too_little_plans_as_unknown(make_controller):
+    """A job that seems idle would be the best partner of all."""
+    other = make_job(2, admin_comment="muri:model=m3,batch-size=8,duration=100")
+    slurm = FakeSlurm([other], [make_node("n1", gpu_count=1)])
+    known = [replace(one, load_s=0.01, propagate_s=0.01) if one.key.model == "m3" else one for one in FOUR_KINDS]
+    with make_controller(slurm, tuple(known)) as controller:
+        status = controller.cycle()
+    assert not having(slurm, Role.PILOT)
+    assert not having(slurm, Role.DRY_RUN)  # what the last one found will be found again
+    assert "its profile does not say what it uses: 78% of its iteration is in no stage" in " ".join(
+        status.jobs[0].reasons
+    )
+
+
 def test_without_estimates_they_wait_for_their_dry_runs(make_controller):
     slurm = slurm_with_two()
     with make_controller(slurm, profiling={"use_estimates": False}) as controller:

@@ -4,7 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from muri.launcher.automatic.watch import LOAD, PREPROCESS, Iterations, stages_wanted
+from muri.launcher.automatic.watch import (
+    LOAD,
+    MOST_ACCUMULATED,
+    MOST_BACKWARDS,
+    PREPROCESS,
+    Iterations,
+    stages_wanted,
+)
 from muri.launcher.job.stage_clock import StageClock
 
 
@@ -113,6 +120,108 @@ def test_of_two_optimizers_one_ends_the_iterations() -> None:
         loop.train(discriminator)
         loop.train(generator)
     assert loop.clock.iterations == 5
+
+
+class ManualLoop(Loop):
+    """A loop without loader and optimizer: modules are called, then backward, then the script updates parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.criterion = object(), object()
+
+    def call(self, module: object, *, evaluated: bool = False) -> None:
+        self.seen.called(module, evaluated=evaluated)
+        self.seen.work(evaluated=evaluated)
+
+    def backward(self) -> None:
+        self.seen.backward()
+        self.seen.work(trained=True)
+
+    def iterate(self) -> None:
+        self.call(self.model)
+        self.call(self.criterion)
+        self.backward()
+
+
+def test_without_loader_and_optimizer_the_module_that_came_first_begins_iterations() -> None:
+    loop = ManualLoop()
+    for _ in range(5):
+        loop.iterate()
+    assert loop.clock.iterations == 4  # the last one has not ended
+
+
+def test_validation_ends_an_iteration_and_is_none() -> None:
+    loop = ManualLoop()
+    for _ in range(3):
+        loop.iterate()
+    for _ in range(10):
+        loop.call(loop.model, evaluated=True)
+    assert loop.clock.iterations == 3
+    for _ in range(3):
+        loop.iterate()
+    assert loop.clock.iterations == 5
+
+
+def test_teacher_without_gradients_belongs_to_the_iteration() -> None:
+    loop, teacher = ManualLoop(), object()
+    for _ in range(4):
+        loop.call(teacher, evaluated=True)
+        loop.iterate()
+    loop.call(teacher, evaluated=True)
+    loop.call(loop.model)
+    assert loop.clock.iterations == 4
+
+
+def test_another_module_begins_iterations_when_the_first_one_is_not_called_any_more() -> None:
+    loop = ManualLoop()
+    loop.iterate()
+    loop.model = object()
+    for _ in range(MOST_BACKWARDS + 4):
+        loop.call(loop.model)
+        loop.backward()
+    assert loop.clock.iterations == 5
+
+
+def test_backward_alone_tells_iterations_of_functions_apart() -> None:
+    loop = ManualLoop()
+    for _ in range(4):
+        loop.backward()
+    assert loop.clock.iterations == 3
+
+
+def test_modules_tell_nothing_where_an_optimizer_may_step_later() -> None:
+    loop = ManualLoop()
+    loop.seen.made()
+    for _ in range(40):  # accumulated gradients
+        loop.iterate()
+    assert loop.clock.iterations == 0
+    loop.seen.stepped(loop.optimizer)
+    assert loop.clock.iterations == 1
+
+
+def test_optimizer_that_never_steps_ends_nothing() -> None:
+    loop = ManualLoop()
+    loop.seen.made()
+    for _ in range(MOST_ACCUMULATED + 10):
+        loop.iterate()
+    assert loop.clock.iterations == 9  # the first one was long
+
+
+def test_modules_tell_nothing_within_a_loaders_iterations() -> None:
+    loop = ManualLoop()
+    loop.epoch(5, object(), loop.iterate)
+    assert loop.clock.iterations == 5
+
+
+def test_a_step_of_the_script_ends_an_iteration_and_nothing_else_does() -> None:
+    loop = ManualLoop()
+    loop.clock.step()
+    for _ in range(4):
+        loop.train()
+        loop.epoch(2, object(), loop.iterate)
+        loop.clock.step()
+    loop.seen.close()
+    assert loop.clock.iterations == 4
 
 
 def test_loop_left_with_break_counts_its_last_iteration() -> None:

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from muri.launcher.api import stages
-from muri.launcher.job.stage_clock import IterationRecord, StageClock
+from muri.launcher.job.stage_clock import GpuTimes, HostPace, IterationRecord, StageClock
 from muri.launcher.telemetry import script_clock
 
 LOAD, PREPROCESS, PROPAGATE, SYNCHRONIZE = range(4)
@@ -120,6 +120,19 @@ def test_without_batches_the_first_stage_begins_an_iteration(clock, gate, time) 
     assert gate.records[0].stage_s == (0.0, 1.0, 2.0, 1.0)
 
 
+def test_step_ends_iterations_of_a_script_that_marks_stages(clock, gate, time) -> None:
+    stages.step()
+    for _ in range(3):
+        for name in ("load", "propagate", "load"):
+            with stages.stage(name):
+                time.seconds += 1.0
+        stages.step()
+    for _ in stages.batches("ab"):
+        pass
+    assert clock.iterations == 3
+    assert gate.records[0].stage_s == (2.0, 0.0, 1.0, 0.0)
+
+
 def test_leaving_the_loop_early_counts_the_last_iteration(clock) -> None:
     for batch in stages.batches(range(10)):
         if batch == 4:
@@ -152,7 +165,8 @@ def test_stage_in_another_thread_is_timed_but_not_gated(clock, gate, time) -> No
         thread.start()
         thread.join()
         assert gate.held == [PROPAGATE]
-    assert clock.stage_s[LOAD] == 7.0
+    assert clock.stage_s == [0.0, 0.0, 7.0, 0.0]  # each second once
+    assert clock.hidden_s[LOAD] == 7.0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +218,8 @@ def test_lane_has_stages_and_waits_of_its_own(time) -> None:
     assert gate.yields == 1
     clock.leave()
     clock.end_iteration()
-    assert clock.stage_s == [7.0, 0.0, 7.0, 0.0]
+    assert clock.stage_s == [0.0, 0.0, 7.0, 0.0]
+    assert clock.hidden_s == [7.0, 0.0, 0.0, 0.0]
     assert clock.wait_s == [1.0, 0.5, 0.5, 0.0]
     assert clock.recent[0].wait_s == (0.0, 0.0, 0.5, 0.0)  # the loop itself waited once
 
@@ -240,3 +255,107 @@ def test_at_boundary_is_called_with_the_iteration_counted_and_nothing_held(clock
         assert gate.held == [PREPROCESS]
     assert clock.explicit
     assert seen == [(1, []), (2, [])]
+
+
+class Computing:
+    """CPU seconds of the thread, which the test moves beside the wall clock."""
+
+    def __init__(self, time: FakeTime) -> None:
+        self.time = time
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def compute(self, seconds: float) -> None:
+        self.seconds += seconds
+        self.time.seconds += seconds
+
+
+@pytest.fixture
+def cpu(time: FakeTime) -> Computing:
+    return Computing(time)
+
+
+@pytest.fixture
+def hooked(time: FakeTime, cpu: Computing) -> StageClock:
+    """The clock of a script whose stages are found by hooks."""
+    clock = StageClock(now=time, cpu_now=cpu)
+    clock.explains_gaps = True
+    return clock
+
+
+def test_computing_outside_of_stages_is_preprocess_and_sleeping_is_not(hooked, time, cpu) -> None:
+    hooked.ask_batch()
+    cpu.compute(2.0)
+    time.seconds += 1.0
+    hooked.enter(PROPAGATE)
+    time.seconds += 5.0
+    hooked.leave()
+    cpu.compute(0.5)  # metrics, at the end of the iteration
+    hooked.ask_batch()
+    assert hooked.recent[0] == IterationRecord(8.5, (0.0, 2.5, 5.0, 0.0), (0.0,) * 4)
+
+
+def test_time_between_forward_and_backward_is_propagate(hooked, time) -> None:
+    hooked.ask_batch()
+    hooked.enter(PROPAGATE)
+    time.seconds += 1.0
+    hooked.leave()
+    time.seconds += 0.25  # the loss
+    hooked.enter(PROPAGATE, joins=True)
+    time.seconds += 2.0
+    hooked.leave()
+    time.seconds += 4.0  # the environment of reinforcement learning, until the next forward pass
+    hooked.enter(PROPAGATE)
+    hooked.leave()
+    hooked.enter(LOAD)
+    hooked.leave()
+    time.seconds += 3.0  # after another stage
+    hooked.enter(PROPAGATE, joins=True)
+    hooked.leave()
+    hooked.ask_batch()
+    assert hooked.recent[0].stage_s == (0.0, 0.0, 3.25, 0.0)
+
+
+def test_waiting_for_workers_is_what_they_did(hooked, time, gate) -> None:
+    seen = []
+    hooked.on_hold = lambda *hold: seen.append(hold)
+    hooked.ask_batch()
+    assert hooked.begin_fetch_wait()
+    time.seconds += 8.0
+    hooked.end_fetch_wait(load_share=0.25)
+    hooked.ask_batch()
+    assert hooked.recent[0].stage_s == (2.0, 6.0, 0.0, 0.0)
+    assert seen == [(LOAD, 0.0, 2.0, 1.0, True), (PREPROCESS, 2.0, 8.0, 1.0, True)]
+    hooked.enter(PROPAGATE)
+    assert not hooked.begin_fetch_wait()  # the stage's time
+
+
+def test_script_that_marks_its_stages_says_what_the_rest_is(hooked, cpu) -> None:
+    hooked.become_explicit()
+    hooked.ask_batch()
+    cpu.compute(2.0)
+    hooked.ask_batch()
+    assert hooked.recent[0].stage_s == (0.0,) * 4
+
+
+def test_time_of_the_gpu_owns_what_no_other_stage_does(hooked, time) -> None:
+    class Streams(HostPace):
+        counts_host_time = False
+
+        def iteration_ended(self) -> GpuTimes:
+            return GpuTimes(held_s=9.0)
+
+    hooked.gpu = Streams()
+    hooked.ask_batch()
+    hooked.enter(LOAD)
+    time.seconds += 4.0
+    hooked.leave()
+    hooked.enter(PROPAGATE)  # kernels are only queued
+    time.seconds += 1.0
+    hooked.leave()
+    time.seconds += 5.0
+    hooked.ask_batch()
+    assert hooked.recent[0].stage_s == (4.0, 0.0, 6.0, 0.0)
+    assert hooked.hidden_s[PROPAGATE] == 3.0

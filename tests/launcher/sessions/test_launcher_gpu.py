@@ -82,8 +82,9 @@ def test_graph_capture_sees_no_foreign_events(device: Device, cuda: FakeCuda) ->
 def test_other_stages_are_timed_by_the_thread(device: Device, cuda: FakeCuda) -> None:
     one = GpuMember(device, cuda, "1")
     one.clock.enter(LOAD)
+    cuda.now_s += 0.25
     one.clock.leave()
-    assert one.clock.stage_s[LOAD] > 0.0
+    assert one.clock.stage_s[LOAD] == 0.25
     assert one.clock.stage_s[GPU] == 0.0
 
 
