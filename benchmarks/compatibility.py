@@ -22,7 +22,14 @@ from typing import Any
 
 import click
 from bars import tell
-from compatibility_observation import Observation, Repeatable, differences, observation_of, repeatable
+from compatibility_observation import (
+    Observation,
+    Repeatable,
+    differences,
+    observation_of,
+    plainly_named,
+    repeatable,
+)
 from compatibility_page import page_of
 from compatibility_runs import HERE, Place, Workshop, draw_groups
 from compatibility_scripts import SCRIPTS, Script
@@ -140,7 +147,7 @@ class Comparison:
         same = repeatable(first, found["plain 2"], ordered=script.processes == 1)
         self._plain[name] = plain = Plain(script, first, same)
         different = plain.compare(found["muri run"])
-        varies = sorted(first.files.keys() - same.files)
+        varies = sorted(plainly_named(first.files).keys() - same.files)
         came_to = (
             f"exit code {first.exit_code}, {first.steps} steps, {first.loss_count} losses, {len(first.files)} files"
         )

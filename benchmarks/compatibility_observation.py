@@ -26,6 +26,13 @@ UNTOLD = (
 )  # fmt: skip
 """Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory."""
 
+UNTOLD_NAMES = (
+    *UNTOLD[:2],
+    (re.compile(r"tfevents\.\d+\.\S+?\.\d+\.(?=\d)"), "tfevents.HOST."),
+    (re.compile(r"tmp[a-z0-9_]{8}|torchelastic_\w+|run-\w+-\w{8}|\b\w{8}\.wandb"), "ID"),
+)
+"""The same for names of files."""
+
 _CACHES = frozenset({"__pycache__", ".inductor"})
 _NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?%?")
 
@@ -102,14 +109,18 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def written(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
-    """The files that a run added or changed, under names without dates and random parts; those of one name together."""
+    """The files that a run added or changed."""
+    return {name: content for name, content in after.items() if before.get(name) != content}
+
+
+def plainly_named(files: Mapping[str, str]) -> dict[str, str]:
+    """Files under names without dates, hosts and random parts; those of one such name together."""
     found: dict[str, list[str]] = {}
-    for name, content in after.items():
-        if before.get(name) != content:
-            plain = name
-            for pattern, instead in UNTOLD[:3] + UNTOLD[-2:-1]:
-                plain = pattern.sub(instead, plain)
-            found.setdefault(plain, []).append(content)
+    for name, content in files.items():
+        plain = name
+        for pattern, instead in UNTOLD_NAMES:
+            plain = pattern.sub(instead, plain)
+        found.setdefault(plain, []).append(content)
     return {name: " ".join(sorted(contents)) for name, contents in found.items()}
 
 
@@ -156,7 +167,8 @@ def repeatable(one: Observation, other: Observation, *, ordered: bool) -> Repeat
         other: Another one.
         ordered: Whether the order of its lines is a result.
     """
-    alike = frozenset(name for name, content in one.files.items() if other.files.get(name) == content)
+    files, others = plainly_named(one.files), plainly_named(other.files)
+    alike = frozenset(name for name, content in files.items() if others.get(name) == content)
     return Repeatable(
         one.losses == other.losses, alike, _alike(one.out, other.out, ordered), _alike(one.err, other.err, ordered)
     )
@@ -171,16 +183,22 @@ def differences(plain: Observation, found: Observation, same: Repeatable, *, ord
     ]
     if same.losses and plain.losses != found.losses:
         different.append("losses")
-    missing, more = sorted(plain.files.keys() - found.files.keys()), sorted(found.files.keys() - plain.files.keys())
-    different += [f"file missing: {name}" for name in missing] + [f"file added: {name}" for name in more]
-    both = sorted(same.files & found.files.keys())
-    different += [f"file: {name}" for name in both if plain.files[name] != found.files[name]]
+    different += _different_files(plainly_named(plain.files), plainly_named(found.files), same.files)
     for stream in ("out", "err"):
         how = getattr(same, stream)
         told_alone, told_here = (_form(getattr(each, stream), how, ordered) for each in (plain, found))
         if told_alone != told_here:
             different.append(f"{stream}: {_first_difference(told_alone, told_here)}")
     return different
+
+
+def _different_files(plain: Mapping[str, str], found: Mapping[str, str], same: frozenset[str]) -> list[str]:
+    missing, more = sorted(plain.keys() - found.keys()), sorted(found.keys() - plain.keys())
+    changed = [name for name in sorted(same & found.keys()) if plain[name] != found[name]]
+    return [
+        *(f"file missing: {name}" for name in missing), *(f"file added: {name}" for name in more),
+        *(f"file: {name}" for name in changed),
+    ]  # fmt: skip
 
 
 def _form(text: str, how: str, ordered: bool) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def torch_loop(seed: int, iterations: int, workers: int) -> Iterator[float]:
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
         loss.backward()
         optimizer.step()
-        yield float(loss)
+        yield loss.item()
 
 
 def main() -> None:

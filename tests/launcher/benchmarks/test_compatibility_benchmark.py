@@ -128,6 +128,21 @@ def test_output_is_compared_without_times_and_with_everything_else(observation) 
     ]  # fmt: skip
 
 
+def test_files_are_compared_under_names_without_dates_and_hosts(observation) -> None:
+    one = {
+        "logs/events.out.tfevents.1795475275.vm.561.0": "a",
+        "wandb/run-20261123_101112-abcdefgh/x": "b",
+        "m.pt": "c",
+    }
+    other = {
+        "logs/events.out.tfevents.1795475999.vm.77.0": "a",
+        "wandb/run-20261124_101112-12345678/x": "b",
+        "m.pt": "c",
+    }
+    assert observation.plainly_named(one) == observation.plainly_named(other)
+    assert observation.plainly_named({"m-1.pt": "c"}) != observation.plainly_named({"m-2.pt": "c"})
+
+
 def test_checkpoints_are_compared_by_what_they_hold(observation, tmp_path: Path) -> None:
     import torch
 
