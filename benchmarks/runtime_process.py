@@ -45,7 +45,10 @@ def start_runtime(
     command = [python, "-m", "muri.launcher.runtime.main", "--group", group.to_text()]
     command += ["--run-dir", str(socket_folder(folder)), "--status-file", str(status), *options]
     with output.open("wb") as out:
-        runtime = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        # Not in a checkout: `python -m` looks there first, where `muri/` hides the other rooms.
+        runtime = subprocess.Popen(
+            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+        )
     try:
         _await(status, runtime, output)
     except BaseException:
