@@ -8,7 +8,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+_OF_JOB = (re.compile(r"lightning_logs/version_\d+"), "lightning_logs/version_JOB")
+"""Lightning numbers its folders, in a Slurm job by the job id, which plain runs here have not."""
+
 UNTOLD = (
+    _OF_JOB,
     (re.compile(r"\d{4}-\d\d-\d\d[T_ -]\d\d[:-]?\d\d[:-]?\d\d([.,]\d+)?"), "DATE"),
     (re.compile(r"\d{8}[_-]\d{6}(-\w{8})?"), "DATE"),
     (re.compile(r"\b\d\d:\d\d:\d\d([.,]\d+)?"), "TIME"),
@@ -27,7 +31,7 @@ UNTOLD = (
 """Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory."""
 
 UNTOLD_NAMES = (
-    *UNTOLD[:2],
+    *UNTOLD[:3],
     (re.compile(r"tfevents\.\d+\.\S+?\.\d+\.(?=\d)"), "tfevents.HOST."),
     (re.compile(r"tmp[a-z0-9_]{8}|torchelastic_\w+|run-\w+-\w{8}|\b\w{8}\.wandb"), "ID"),
 )
@@ -96,8 +100,8 @@ def told(text: str) -> Iterator[str]:
         shown = line.rstrip("\r").rpartition("\r")[2]
         for pattern, instead in UNTOLD:
             shown = pattern.sub(instead, shown)
-        if shown.strip():
-            yield shown.rstrip()
+        if shown := " ".join(shown.split()):  # columns move with the length of a time
+            yield shown
 
 
 def files_of(folder: Path) -> dict[str, str]:

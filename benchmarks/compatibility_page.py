@@ -10,7 +10,7 @@ This page is written by `python benchmarks/compatibility.py --write-page`; do no
 Training scripts that were not written for Muri, each compared with itself alone under plain Python, on Python {python}
 ({cores} cores, commit {commit}). A run is *the same* if it has the same losses (all digits of each), the same number of
 optimizer steps (counted from outside of the script), the same exit code, the same files with the same contents, and the
-same output without times, dates, process ids and ports.
+same output without times, dates, process ids and ports. Each run uses one thread for OpenMP and MKL.
 
 | way | the same as alone |
 |---|---|
@@ -31,13 +31,19 @@ they have not is listed here:
 """
 
 _TAIL = """
+## Other checks of the same promise
+
+`python benchmarks/soak.py` (20 minutes) lets short jobs come and go in one group, and signals, pauses, cancels and kills
+them, their workers and their `muri run` at random. Every loss of a survivor must be that of the same job alone, and nothing
+may be left. `python benchmarks/run_overhead.py` (four minutes) measures what `muri run` costs an iteration and a start.
+
 ## How to run it
 
     for each in {repositories}; do
         git clone https://github.com/$each clones/$each
     done
     python benchmarks/compatibility.py --setup
-    python benchmarks/compatibility.py --repositories clones --write --write-page
+    python benchmarks/compatibility.py --repositories clones --jobs 2 --write --write-page
 
 Data sets and pretrained models are replaced by small local files of the same format
 (`benchmarks/compatibility_data.py`). `benchmarks/compatibility_scripts.py` has each script's arguments, and the edits
