@@ -36,6 +36,8 @@ from compatibility_scripts import SCRIPTS, Script
 from machine import describe_machine
 from runtime_process import MURI_RUN, BenchmarkError
 
+from muri.launcher.run.client import RuntimeLostError
+
 ROOT = HERE.parent
 RESULT = HERE / "results" / "compatibility.json"
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -127,10 +129,9 @@ class Comparison:
             rows = dict(zip(names, pool.map(self._alone, self._scripts), strict=True))
             for isolation in isolations:
                 for groups in drawn:  # no script is in two groups of a round
-                    for group, found in zip(groups, pool.map(partial(self._group, isolation), groups), strict=True):
-                        for name, different in found.items():
-                            partners = [other for other in group if other != name]
-                            rows[name][isolation].append({"with": partners, "differences": different})
+                    for found in pool.map(partial(self._group, isolation), groups):
+                        for name, run in found.items():
+                            rows[name][isolation].append(run)
         return list(rows.values())
 
     def _alone(self, script: Script) -> dict[str, Any]:
@@ -161,24 +162,29 @@ class Comparison:
             "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
         }  # fmt: skip
 
-    def _group(self, isolation: str, group: Sequence[str]) -> dict[str, list[str]]:
-        """What was different for each script of a group."""
+    def _group(self, isolation: str, group: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Of each script of a group its partners, whether it was let in, and what was different."""
         scripts = [self._plain[name].script for name in group]
         stamp = " ".join(map(self._workshop.stamp, scripts))
         key = f"{isolation} {' '.join(group)}"
         found = self._store.get(key, stamp, lambda: self._workshop.run_group(scripts, isolation))
-        different = {name: self._plain[name].compare(found[name]) for name in group}
-        told = [f"    {name}: {each}" for name, all_ in different.items() for each in all_]
+        runs = {}
+        for name in group:
+            admitted = isolation != "thread" or found[name].exit_code != RuntimeLostError.exit_code
+            different = self._plain[name].compare(found[name]) if admitted else []
+            partners = [other for other in group if other != name]
+            runs[name] = {"with": partners, "admitted": admitted, "differences": different}
+        told = [f"    {name}: {each}" for name, run in runs.items() for each in run["differences"]]
         tell("\n".join([f"{isolation}: {', '.join(group)}", *told]))
-        return different
+        return runs
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
-    """For each way, how many runs were the same as alone, of how many."""
+    """For each way, how many runs were the same as alone, of how many that it let in."""
     rows = list(rows)
     found = {"muri run": [sum(not row["muri_run"] for row in rows), len(rows)]}
     for isolation in ISOLATIONS:
-        runs = [run for row in rows for run in row[isolation]]
+        runs = [run for row in rows for run in row[isolation] if run["admitted"]]
         found[isolation] = [sum(not run["differences"] for run in runs), len(runs)]
     return found
 

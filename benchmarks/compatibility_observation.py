@@ -19,7 +19,7 @@ UNTOLD = (
     (re.compile(r"\d[\d.]*±"), "TIME±"),
     (re.compile(r"[WIE]\d{4} \S+ +\d+ "), "LOG "),
     (re.compile(r"\d+:\d\d<\S+|\d+:\d\d(:\d\d)?\b"), "TIME"),
-    (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?([muµ]?s|secs?|seconds|hours|h|it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step)\b"),
+    (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?(it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step|[muµ]?s|secs?|seconds|hours|h)\b"),
      "TIME"),
     (re.compile(r"(?i)((?:time|runtime|per_second|elapsed|time/batch|ms/batch)\D{0,8})\d[\d.e+-]*"), r"\1TIME"),
     (re.compile(r"Time:? +[\d.]+ \([^)]*\)|Data:? +[\d.]+ \([^)]*\)|\([\d.]+s?, +[\d.]+/s\)"), "TIME"),

@@ -1,6 +1,6 @@
 """Writes docs/compatibility.md from what benchmarks/compatibility.py found."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 _HEAD = """# Compatibility
@@ -24,7 +24,8 @@ In groups each script runs beside others, drawn at random (seed {seed}), in {rou
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-Each cell counts the runs that were the same, of all. A script is compared on what two plain runs of it have alike; what
+Each cell counts the runs that were the same, of all; *kept out*: a script that is not safe beside others in one process
+goes back to the queue before it trains. A script is compared on what two plain runs of it have alike; what
 they have not is listed here:
 
 {varying}
@@ -33,9 +34,10 @@ they have not is listed here:
 _TAIL = """
 ## Other checks of the same promise
 
-`python benchmarks/soak.py` (20 minutes) lets short jobs come and go in one group, and signals, pauses, cancels and kills
-them, their workers and their `muri run` at random. Every loss of a survivor must be that of the same job alone, and nothing
-may be left. `python benchmarks/run_overhead.py` (four minutes) measures what `muri run` costs an iteration and a start.
+`python benchmarks/soak.py` (20 minutes) lets short jobs come and go in one group, and signals, pauses, cancels and
+kills them, their workers and their `muri run` at random. Every loss of a survivor must be that of the same job alone,
+and nothing may be left. `python benchmarks/run_overhead.py` (four minutes) measures what `muri run` costs an iteration
+and a start.
 
 ## How to run it
 
@@ -80,9 +82,11 @@ def _row(script: Mapping[str, Any]) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _share(runs: Iterable[Mapping[str, Any]]) -> str:
-    runs = list(runs)
-    return f"{sum(not run['differences'] for run in runs)} of {len(runs)}" if runs else "–"
+def _share(runs: Sequence[Mapping[str, Any]]) -> str:
+    admitted = [run for run in runs if run["admitted"]]
+    if not admitted:
+        return "kept out" if runs else "–"
+    return f"{sum(not run['differences'] for run in admitted)} of {len(admitted)}"
 
 
 def _varying(script: Mapping[str, Any]) -> str:
@@ -97,7 +101,7 @@ def _varying(script: Mapping[str, Any]) -> str:
 def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
     lines = []
     for script in scripts:
-        runs = [("muri run", {"with": [], "differences": script["muri_run"]})]
+        runs = [("`muri run`", {"with": [], "differences": script["muri_run"]})]
         runs += [(way, run) for way in ("process", "thread") for run in script[way]]
         for way, run in runs:
             if run["differences"]:
