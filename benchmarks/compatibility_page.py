@@ -16,7 +16,7 @@ same output without times, dates, process ids and ports. Each run uses one threa
 |---|---|
 {counts}
 
-In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} groups of two to four.
+In groups each script runs beside others, drawn at random (seed {seed}), {rounds} times in a group of two to four.
 
 ## Scripts
 
@@ -41,15 +41,15 @@ and a start.
 
 ## How to run it
 
-    for each in {repositories}; do
-        git clone https://github.com/$each clones/$each
-    done
+Clone each of these into clones/owner/name: {repositories}.
+
     python benchmarks/compatibility.py --setup
     python benchmarks/compatibility.py --repositories clones --jobs 2 --write --write-page
 
-Data sets and pretrained models are replaced by small local files of the same format
-(`benchmarks/compatibility_data.py`). `benchmarks/compatibility_scripts.py` has each script's arguments, and the edits
-where a script asks for a GPU, sets no seed or cannot be told to stop.
+Lightning numbers its log folders by the job id where there is one, and writes their paths into checkpoints: outside of
+Slurm a member of a group has one here, and the plain run has none. Data sets and pretrained models are replaced by
+small local files of the same format (`benchmarks/compatibility_data.py`). `benchmarks/compatibility_scripts.py` has
+each script's arguments, and the edits where a script asks for a GPU, sets no seed or cannot be told to stop.
 """
 
 
@@ -68,7 +68,7 @@ def page_of(result: Mapping[str, Any]) -> str:
         rows="\n".join(map(_row, scripts)), varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
     )  # fmt: skip
     sources = sorted({script["source"] for script in scripts if "/" in script["source"]})
-    return head + _differences(scripts) + _TAIL.format(repositories=" ".join(sources))
+    return head + _differences(scripts) + _TAIL.format(repositories=", ".join(sources))
 
 
 def _way(way: str) -> str:
@@ -108,4 +108,4 @@ def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
                 beside = f" beside {', '.join(run['with'])}" if run["with"] else ""
                 told = "; ".join(each.replace("|", "\\|")[:160] for each in run["differences"][:3])
                 lines.append(f"- {script['name']}, {way}{beside}: {told}")
-    return "\n## What differed\n\n" + "\n".join(lines) + "\n" if lines else ""
+    return f"\n## What differed\n\n{chr(10).join(lines)}\n" if lines else ""
