@@ -128,9 +128,10 @@ class Soak:
         self._finish()
 
     def warm_up(self) -> None:
-        """One job of each kind to its end: what the first of a kind leaves behind is no leak."""
+        """Jobs of each kind to their end, one in each place: what the first ones leave behind is no leak."""
         for kind in {kind.kind: kind for kind in self._kinds}.values():
-            self._start(MEMBERS[0], kind)
+            for member in MEMBERS:
+                self._start(member, kind)
             self._finish()
 
     def _alone(self, kind: Kind) -> list[str]:
