@@ -42,8 +42,7 @@ def run_alone(setting: Setting, job: str) -> Alone:
     with running(setting) as run:
         run.start_job(job)
         rate = run.measure()[job]
-    _, shares = run_traced(setting, job)
-    return 1 / rate, shares
+    return Alone(1 / rate, run_traced(setting, job).shares)
 
 
 def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:

@@ -1,10 +1,12 @@
 """Four real PyTorch jobs on the CPU: alone, as plain processes at once, and interleaved by the runtime.
 
-    python -m benchmarks.interleaving_real                    # about five minutes; leave the machine alone
+    python -m benchmarks.interleaving_real                    # about ten minutes; leave the machine alone
     python -m benchmarks.interleaving_real --seconds 6 --rounds 1 --json
+    python -m benchmarks.interleaving_real --auto-s 600 --ways plain-passive processes:fair processes:plain
 
 The jobs are the scripts in real_jobs/, the same for every way of running them, with PyTorch's defaults. Their network
-is slow: a veth pair into a network namespace, its rate limited by tc (tbf).
+is slow: a veth pair into a network namespace, its rate limited by tc (tbf). Ways "plain…" are a user's own, without
+Muri; the others are a discipline, with the members as threads of the runtime or as processes.
 """
 
 import argparse
@@ -17,19 +19,27 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.job_runs import Setting, measure_in_turns, run_traced, running, write_random_file
+from benchmarks.job_runs import Alone, Setting, measure_in_turns, run_traced, running, write_random_file
 from benchmarks.machine import describe_machine
-from benchmarks.real_report import Case, print_report
+from benchmarks.real_report import Case, Throughput, print_report
 from benchmarks.runtime_process import BenchmarkError
 
 JOBS = ("storage", "cpu", "gpu", "network")
-# "processes" is `fair` with a process for each member.
-WAYS = ("plain", "plain-passive", "lockstep", "fair", "auto", "processes")
-# A user can set this: OpenMP's threads spin while they wait, which matters when processes share cores.
 PASSIVE = {"OMP_WAIT_POLICY": "passive"}
+# What a user can do without Muri. OpenMP's threads spin while they wait, which matters when processes share cores.
+WITHOUT_MURI: Mapping[str, Mapping[str, str]] = {
+    "plain": {},
+    "plain-passive": PASSIVE,
+    "plain-one-thread": {"OMP_NUM_THREADS": "1"},
+}
+WITH_MURI = tuple(
+    f"{isolation}:{discipline}" for isolation in ("threads", "processes") for discipline in ("fair", "auto", "plain")
+)
+WAYS = (*WITHOUT_MURI, *WITH_MURI)
+AUTO = "processes:auto"
 SCRIPTS = Path(__file__).parent / "real_jobs"
 DATA_MIB = 256
 RATE_MBIT = 100
@@ -86,23 +96,33 @@ def slow_link(rate_mbit: int) -> Iterator[Link]:
 def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:
     """Normalized throughput of each job, all at once."""
     with running(setting) as run:
-        if way in {"plain", "plain-passive"}:
+        if way in WITHOUT_MURI:
             for job in JOBS:
-                run.start_job(job, **(PASSIVE if way == "plain-passive" else {}))
-        elif way == "processes":
-            run.start_interleaved(solo_s, discipline="fair", isolation="process")
+                run.start_job(job, **WITHOUT_MURI[way])
         else:
-            run.start_interleaved(solo_s, discipline=way)
+            isolation, _, discipline = way.partition(":")
+            own = {"threads": "thread", "processes": "process"}[isolation]
+            run.start_interleaved(solo_s, discipline=discipline, isolation=own)
         return {job: rate * solo_s[job] for job, rate in run.measure().items()}
 
 
-def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path | None = None) -> Case:
+def run_alone(setting: Setting, job: str) -> Alone:
+    """A job's iteration time and shares with PyTorch's defaults, and the cores that it needs if no thread spins."""
+    seconds, shares, _ = run_traced(setting, job)
+    with running(setting) as run:
+        run.start_job(job, **PASSIVE)
+        rate = run.measure()[job]
+        return Alone(seconds, shares, run.cores_used[job] / rate / seconds)
+
+
+def measure(seconds: float, rounds: int, ways: Sequence[str], auto_s: float = 0.0, data: Path | None = None) -> Case:
     """Run all jobs in all ways, the ways in turn, so that a disturbance hits all alike.
 
     Args:
         seconds: Length of each window.
         rounds: How often each way is run.
         ways: Which of `WAYS`.
+        auto_s: Length of one more run of `auto`, from its first iterations on; 0 for none.
         data: Where the samples are written; a temporary directory on the working directory's disk when None.
     """
     with tempfile.TemporaryDirectory(prefix="muri-data-", dir=data or Path.cwd()) as name, slow_link(RATE_MBIT) as link:
@@ -110,7 +130,11 @@ def measure(seconds: float, rounds: int, ways: Sequence[str], data: Path | None 
         own = {"network": link.arguments}
         scripts = {job: (str(SCRIPTS / f"{job}.py"), *own.get(job, ())) for job in JOBS}
         setting = Setting(Path(name), scripts, seconds)
-        return measure_in_turns(setting, link.description, rounds, ways, run_traced, run_together)
+        case = measure_in_turns(setting, link.description, rounds, ways, run_alone, run_together)
+        if auto_s:
+            speeds = run_together(replace(setting, seconds=auto_s), AUTO, case.solo_iteration_s)
+            case.throughputs[f"{AUTO} {auto_s:g} s"] = Throughput.of(AUTO, [speeds])
+        return case
 
 
 def main() -> int:
@@ -119,12 +143,13 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0, help="window of each run (default: 12)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is run (default: 3)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
+    parser.add_argument("--auto-s", type=float, default=0.0, help="also run auto for so long (default: not)")
     parser.add_argument("--data", type=Path, help="directory on the disk to read from (default: here)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that jobs, link and files are cleared away
     try:
-        case = measure(options.seconds, options.rounds, options.ways, options.data)
+        case = measure(options.seconds, options.rounds, options.ways, options.auto_s, options.data)
     except BenchmarkError as error:
         print(f"benchmark: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
@@ -25,9 +26,12 @@ PIECE_S = 0.002
 LEAST_ALONE = 0.97
 """Below that the machine itself slows the members down, and figures would say nothing of the runtime."""
 
-WAYS = ("plain", "lockstep", "fair", "auto")
-AUTO_SETTLES_S = 45.0
-"""Auto without predictions first tries both disciplines for a window each."""
+GOOD_WAYS = ("fair", "fair-processes", "auto-processes")
+WAYS = ("plain", "lockstep", *GOOD_WAYS)
+"""Plain processes without Muri; disciplines with members that are threads of the runtime, or processes."""
+
+AUTO_SETTLES_S = 25.0
+"""By then auto has found out what is best, wherever it started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class ProfileSet:
 def equal_iterations() -> ProfileSet:
     """Four bottlenecks of 70 %, iterations of 500 ms: each resource is wanted all of the time."""
     stages = tuple(tuple(float(s) for s in np.roll([0.35, 0.05, 0.05, 0.05], member)) for member in range(4))
-    return ProfileSet("equal iterations", stages, window_s=15.0, warmup_s=5.0)
+    return ProfileSet("equal iterations", stages, window_s=10.0, warmup_s=4.0)
 
 
 def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 1.0)) -> ProfileSet:
@@ -70,7 +74,7 @@ def unequal_iterations(seed: int, lengths_s: Sequence[float] = (0.02, 0.1, 0.4, 
             others = generator.dirichlet([2.0] * 3) * (1 - largest)
         shares = np.insert(others, bottleneck, largest)
         members.append(tuple(float(share) for share in shares * length_s))
-    return ProfileSet(f"20 to 1,000 ms, seed {seed}", tuple(members), window_s=20.0, warmup_s=5.0)
+    return ProfileSet(f"20 to 1,000 ms, seed {seed}", tuple(members), window_s=10.0, warmup_s=4.0)
 
 
 def measure(profiles: ProfileSet, ways: Sequence[str], tell: Callable[[str], None]) -> dict[str, object]:
@@ -113,15 +117,16 @@ def run(profiles: ProfileSet, way: str, prefetch: int) -> list[float]:
     """Normalized speeds of the members in one way of running them."""
     with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name:
         folder = Path(name)
-        runtime = _start_runtime(folder, way, profiles) if way in {"lockstep", "fair", "auto"} else None
+        runtime = _start_runtime(folder, way, profiles) if way not in {"alone", "plain"} else None
         jobs: list[subprocess.Popen[bytes]] = []
         try:
-            warmup_s = AUTO_SETTLES_S if way == "auto" else profiles.warmup_s
+            warmup_s = AUTO_SETTLES_S if way.startswith("auto") else profiles.warmup_s
             window_s = 5.0 if way == "alone" else profiles.window_s
             begin_s = time.time() + 4.0 + warmup_s
             for member, stages in enumerate(profiles.stages_s):
                 job = _profile(folder, member, stages, begin_s + window_s)
-                job |= {"prefetch": prefetch, "locks": name if way == "plain" else None}
+                # Turns leave the locks free; without them, as `auto` may try, resources are exclusive all the same.
+                job |= {"prefetch": prefetch, "locks": None if way == "alone" else name}
                 jobs.append(_start_job(folder, member, job, attach=runtime is not None))
             _await(folder, jobs, begin_s + window_s + START_LIMIT_S)
             return [
@@ -151,12 +156,14 @@ def _environment(folder: Path, member: int | None) -> dict[str, str]:
 
 
 def _start_runtime(folder: Path, way: str, profiles: ProfileSet) -> "subprocess.Popen[bytes]":
+    discipline, _, kind = way.partition("-")
+    isolation: Literal["thread", "process"] = "process" if kind == "processes" else "thread"
     members = tuple(
-        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages), isolation="thread")
+        MemberSpec(job_id=str(101 + member), solo_iteration_s=sum(stages), isolation=isolation)
         for member, stages in enumerate(profiles.stages_s)
     )
     rotation = tuple(None if each == "-" else each for each in _ordering(profiles))
-    group = group_of({"members": members, "discipline": way, "ordering": rotation})
+    group = group_of({"members": members, "discipline": discipline, "ordering": rotation})
     return start_runtime(folder, group, "--preload", "", environment=_environment(folder, None))
 
 

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
+from typing import NamedTuple
+
+import psutil
 
 from benchmarks.real_report import Case, Throughput
 from benchmarks.runtime_process import MURI_RUN, START_LIMIT_S, BenchmarkError, socket_folder, start_runtime
@@ -21,8 +24,19 @@ from muri.profiler.records import STAGES
 WARM_ITERATIONS = 5
 PYTHON = (sys.executable,)
 
-Alone = tuple[float, tuple[float, ...]]
-"""A job's iteration time alone in seconds, and the share of it that it holds each resource."""
+
+class Alone(NamedTuple):
+    """A job alone.
+
+    Attributes:
+        iteration_s: Its iteration time.
+        shares: Share of that in which it holds storage, CPU, GPU, network.
+        cores: Cores that it keeps busy at that speed; None where not measured.
+    """
+
+    iteration_s: float
+    shares: tuple[float, ...]
+    cores: float | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +59,7 @@ class Run:
 
     Attributes:
         folder: That directory.
+        cores_used: Cores that each job, with its children, kept busy in the measured window.
     """
 
     def __init__(self, setting: Setting, folder: Path) -> None:
@@ -52,6 +67,7 @@ class Run:
         self._setting = setting
         self._processes: list[subprocess.Popen[bytes]] = []
         self._jobs: dict[str, subprocess.Popen[bytes]] = {}
+        self.cores_used: dict[str, float] = {}
 
     def start_job(self, job: str, prefix: Sequence[str] = PYTHON, **environment: str) -> None:
         """Start one job by `prefix` and its script; its output goes to a file."""
@@ -83,9 +99,10 @@ class Run:
         while min(len(self._ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
             self._check(deadline_s)
             time.sleep(0.2)
-        begin_s = time.monotonic()
+        begin_s, before_s = time.monotonic(), self._cpu_s()
         time.sleep(self._setting.seconds)
-        end_s = time.monotonic()
+        end_s, after_s = time.monotonic(), self._cpu_s()
+        self.cores_used = {job: (after_s[job] - before_s[job]) / (end_s - begin_s) for job in self._jobs}
         self._check(end_s + 1.0)
         rates = {job: _rate(self._ends_s(job), begin_s, end_s) for job in self._jobs}
         self._stop.touch()
@@ -108,6 +125,15 @@ class Run:
     @property
     def _stop(self) -> Path:
         return self.folder / "stop"
+
+    def _cpu_s(self) -> dict[str, float]:
+        """CPU seconds of each job's processes so far."""
+        found = {}
+        for job, process in self._jobs.items():
+            own = psutil.Process(process.pid)
+            times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+            found[job] = sum(each.user + each.system for each in times)
+        return found
 
     def _log(self, job: str) -> Path:
         return self.folder / f"{job}.log"
@@ -153,7 +179,7 @@ def run_traced(setting: Setting, job: str) -> Alone:
     with running(setting) as run:
         trace = run.folder / "trace.jsonl"
         run.start_job(job, MURI_TRACE=str(trace))
-        return 1 / run.measure()[job], stage_shares(trace)
+        return Alone(1 / run.measure()[job], stage_shares(trace))
 
 
 def stage_shares(trace: Path) -> tuple[float, ...]:
@@ -185,11 +211,13 @@ def measure_in_turns(
     for _ in range(rounds):
         for job in setting.jobs:
             found[job].append(alone(setting, job))
-        solo_s = {job: median(seconds for seconds, _ in results) for job, results in found.items()}
+        solo_s = {job: median(each.iteration_s for each in results) for job, results in found.items()}
         for way in ways:
             speeds[way].append(together(setting, way, solo_s))
-    shares = {job: tuple(map(mean, zip(*(each for _, each in found[job]), strict=True))) for job in setting.jobs}
-    return Case(link, solo_s, shares, {way: Throughput.of(way, each) for way, each in speeds.items()})
+    shares = {job: tuple(map(mean, zip(*(each.shares for each in found[job]), strict=True))) for job in setting.jobs}
+    cores = {job: mean(each.cores or 0.0 for each in found[job]) for job in setting.jobs}
+    throughputs = {way: Throughput.of(way, each) for way, each in speeds.items()}
+    return Case(link, solo_s, shares, throughputs, cores if all(cores.values()) else {})
 
 
 def write_random_file(path: Path, size_mib: int) -> None:

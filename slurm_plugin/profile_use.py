@@ -57,7 +57,9 @@ def observed(view: View) -> Iterator[Observed]:
     for group in (group for group in running_groups(view) if group.mode == "interleave"):
         for job in group.members:
             report = member_report(group.pilot.reports.speeds, job.job_id)
-            if report is not None and report.iterations and len(report.stage_s) == len(STAGES):
+            if report is None or report.discipline == "plain":
+                continue
+            if report.iterations and len(report.stage_s) == len(STAGES):
                 key = profile_key(as_submitted(job, group.pilot), view.snapshot.nodes)
                 yield Observed(key, Observation(at, job.job_id, report.iterations, report.stage_s))
 

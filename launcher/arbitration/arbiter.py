@@ -1,15 +1,19 @@
-"""One token per resource: fair passing in normalized progress, and plain sharing without tokens."""
+"""Tokens for the resources: fair passing in normalized progress, and plain sharing without tokens."""
 
 import mmap
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
+from muri.profiler.records import STAGES
+
+CPU: Final = STAGES.index("preprocess")
 
 GrantOrder = Callable[[list[str]], str | None]
 """Picks the waiting member that gets a resource next; None if it is the turn of one that does not wait yet."""
@@ -65,23 +69,29 @@ class Waiter:
 class Arbiter(ABC):
     """Passes the four resources between members.
 
-    A member may ask from several threads, each for a resource of its own; a resource that one of its
-    threads holds is not granted to another of them either.
+    A member may ask from several threads; a token that one of its threads holds is not granted to another of
+    them either.
 
     Attributes:
         discipline: Its name.
-        takes_turns: Whether a resource is one member's at a time.
-        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting. A
-            member in a process of its own reads it in shared memory instead of asking.
+        waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting, and the byte
+            `NO_TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
     """
 
     discipline: str = "fair"
-    takes_turns: bool = True
 
     def __init__(self, now: Clock = MACHINE_CLOCK) -> None:
-        self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(STAGE_COUNT)
+        self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(NO_TURNS_INDEX + 1)
         self._now = now
         self._mutex = threading.Lock()
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether members wait for each other."""
+        return True
+
+    def keep_turns_for(self, member: str) -> None:  # noqa: B027 (most disciplines never change)
+        """Take turns whenever this member is there, because it shares its process with others."""
 
     @abstractmethod
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
@@ -119,7 +129,7 @@ class Arbiter(ABC):
         return 0.0
 
     def holders(self) -> Sequence[str | None]:
-        """Which member holds each resource now, for the status file."""
+        """Which member holds each resource now, the first of several, for the status file."""
         return [None] * STAGE_COUNT
 
     def obstructs(self, member: str) -> bool:
@@ -130,14 +140,30 @@ class Arbiter(ABC):
         """Note that a member finished an iteration."""
 
 
+@dataclass(slots=True, eq=False)
+class _Hold:
+    """A token in use.
+
+    Attributes:
+        member: Whose.
+        since_s: Since when its time is not counted yet.
+        waited_s: How long the member has waited for it within its stage.
+    """
+
+    member: str
+    since_s: float
+    waited_s: float
+
+
 class FairArbiter(Arbiter):
-    """Work-conserving: a free resource goes to the waiting member that is furthest behind.
+    """Work-conserving: a free token goes to the waiting member that is furthest behind.
 
     Args:
         now: The clock.
         window_s: Bound of the arrears, see `fairness.DEFAULT_WINDOW_S`.
         orders: Resources that are granted in a given order instead of by fairness. Such a resource is not passed
             on at yield points.
+        cpus: Tokens of the CPU: so many members preprocess at once. Other resources have one.
     """
 
     def __init__(
@@ -145,14 +171,14 @@ class FairArbiter(Arbiter):
         now: Clock = MACHINE_CLOCK,
         window_s: float = DEFAULT_WINDOW_S,
         orders: Mapping[int, GrantOrder] | None = None,
+        cpus: int = 1,
     ) -> None:
         super().__init__(now)
         self._orders = dict(orders or {})
         self._queue = FairQueue(window_s)
         self._members: set[str] = set()
-        self._holder: list[str | None] = [None] * STAGE_COUNT
-        self._since_s = [0.0] * STAGE_COUNT
-        self._waited_s = [0.0] * STAGE_COUNT
+        self._tokens = [cpus if resource == CPU else 1 for resource in range(STAGE_COUNT)]
+        self._holds: list[list[_Hold]] = [[] for _ in range(STAGE_COUNT)]
         self._waiting: list[list[Waiter]] = [[] for _ in range(STAGE_COUNT)]
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
@@ -167,17 +193,17 @@ class FairArbiter(Arbiter):
             self._members.discard(member)
             self._interrupt(member)
             for resource in range(STAGE_COUNT):
-                if self._holder[resource] == member:
-                    self._pass_on(resource)
+                while (hold := self._hold_of(member, resource)) is not None:
+                    self._pass_on(resource, hold)
             self._queue.leave(member)
 
     def acquire(self, member: str, resource: int) -> float:
-        """Take the resource if it is free, else wait for the member's turn."""
+        """Take a token if one is free, else wait for the member's turn."""
         with self._mutex:
             if member not in self._members:
                 raise WaitInterruptedError(member)
             self._queue.catch_up(member)
-            if self._holder[resource] is None and resource not in self._orders:
+            if self._is_free(resource) and resource not in self._orders:
                 self._grant(member, resource)
                 return 0.0
             waiter = self._enqueue(member, resource)
@@ -185,9 +211,10 @@ class FairArbiter(Arbiter):
         return self._await(waiter)
 
     def release(self, member: str, resource: int) -> None:
-        """Hand the resource to the member that is furthest behind."""
+        """Hand a token to the member that is furthest behind."""
         with self._mutex:
-            woken = self._holder[resource] == member and self._pass_on(resource)
+            hold = self._hold_of(member, resource)
+            woken = hold is not None and self._pass_on(resource, hold)
         if woken:
             give_way()
 
@@ -207,31 +234,38 @@ class FairArbiter(Arbiter):
             return 0.0
         with self._mutex:
             others = {waiter.member for waiter in self._waiting[resource]} - {member}
-            if self._holder[resource] != member or not others or resource in self._orders:
+            hold = self._hold_of(member, resource)
+            if hold is None or not others or resource in self._orders:
                 return 0.0
-            self._count_service(resource)
-            waited_s = self._waited_s[resource]
-            ages = self._ages(resource) | {member: waited_s}
+            self._count_service(resource, hold)
+            ages = self._ages(resource) | {member: hold.waited_s}
             if self._queue.first([member, *others], resource, ages) == member:
                 return 0.0
-            self._pass_on(resource)
-            waiter = self._enqueue(member, resource, waited_s)
+            self._pass_on(resource, hold)
+            waiter = self._enqueue(member, resource, hold.waited_s)
         return self._await(waiter)
 
     def holders(self) -> Sequence[str | None]:
         """Which member holds each resource."""
-        return list(self._holder)
+        return [holds[0].member if holds else None for holds in map(tuple, self._holds)]
 
     def obstructs(self, member: str) -> bool:
         """Whether another member waits for a resource of this one."""
         with self._mutex:
-            held = [waiting for who, waiting in zip(self._holder, self._waiting, strict=True) if who == member]
+            held = [self._waiting[r] for r in range(STAGE_COUNT) if self._hold_of(member, r) is not None]
         return any(waiter.member != member for waiting in held for waiter in list(waiting))
 
     def iteration_done(self, member: str, record: IterationRecord) -> None:
         """Advance the member's virtual time by a whole iteration."""
         with self._mutex:
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
+
+    def _is_free(self, resource: int) -> bool:
+        return len(self._holds[resource]) < self._tokens[resource]
+
+    def _hold_of(self, member: str, resource: int) -> _Hold | None:
+        """The member's token, the one it holds longest; None if it has none."""
+        return next((hold for hold in self._holds[resource] if hold.member == member), None)
 
     def _enqueue(self, member: str, resource: int, waited_s: float = 0.0) -> Waiter:
         waiter = Waiter(member, resource, self._now, self._now() - waited_s)
@@ -247,25 +281,22 @@ class FairArbiter(Arbiter):
         return self._now() - start_s
 
     def _grant(self, member: str, resource: int, waited_s: float = 0.0) -> None:
-        self._holder[resource] = member
-        self._waited_s[resource] = waited_s
-        self._since_s[resource] = self._now()
+        self._holds[resource].append(_Hold(member, self._now(), waited_s))
 
-    def _count_service(self, resource: int) -> None:
-        holder, now_s = self._holder[resource], self._now()
-        if holder is not None:
-            self._queue.served(holder, resource, now_s - self._since_s[resource])
-        self._since_s[resource] = now_s
+    def _count_service(self, resource: int, hold: _Hold) -> None:
+        now_s = self._now()
+        self._queue.served(hold.member, resource, now_s - hold.since_s)
+        hold.since_s = now_s
 
-    def _pass_on(self, resource: int) -> bool:
-        self._count_service(resource)
-        self._holder[resource] = None
+    def _pass_on(self, resource: int, hold: _Hold) -> bool:
+        self._count_service(resource, hold)
+        self._holds[resource].remove(hold)
         return self._dispatch(resource)
 
     def _dispatch(self, resource: int) -> bool:
-        """Grant a free resource; False if no member was woken."""
+        """Grant a free token; False if no member was woken."""
         waiting = self._waiting[resource]
-        if not waiting or self._holder[resource] is not None:
+        if not waiting or not self._is_free(resource):
             return False
         order, members = self._orders.get(resource), [waiter.member for waiter in waiting]
         member = self._queue.first(members, resource, self._ages(resource)) if order is None else order(members)
@@ -292,18 +323,22 @@ class FairArbiter(Arbiter):
 class PlainArbiter(Arbiter):
     """Grants every resource at once, also to several members: no member waits, and none holds anything.
 
-    For members that were measured to run well together in this way (SJF-BSBF shares GPUs like this).
+    For members that run well together in this way (SJF-BSBF shares GPUs like this).
 
     Args:
         now: The clock.
     """
 
     discipline = "plain"
-    takes_turns = False
 
     def __init__(self, now: Clock = MACHINE_CLOCK) -> None:
         super().__init__(now)
         self._members: set[str] = set()
+
+    @property
+    def takes_turns(self) -> bool:
+        """No member waits."""
+        return False
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Let the member in."""

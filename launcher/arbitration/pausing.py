@@ -35,7 +35,6 @@ class PausingArbiter(Arbiter):
     def __init__(self, inner: Arbiter, pauses_at: frozenset[int] = EVERYWHERE, now: Clock = MACHINE_CLOCK) -> None:
         self._inner = inner
         super().__init__(now)
-        self.takes_turns = inner.takes_turns
         self._pauses_at = pauses_at
         self._standing = threading.Lock()  # held while a member joins, leaves, is paused or resumed
         self._resumed = now.condition(self._mutex)
@@ -48,6 +47,11 @@ class PausingArbiter(Arbiter):
     def pauses_everywhere(self) -> bool:
         """Whether a paused member may be stopped at any place."""
         return self._pauses_at == EVERYWHERE
+
+    @property
+    def takes_turns(self) -> bool:
+        """As under the discipline in force."""
+        return self._inner.takes_turns
 
     @property
     def waiting_hint(self) -> MutableSequence[int] | mmap.mmap:
@@ -75,6 +79,10 @@ class PausingArbiter(Arbiter):
             if self.pauses_everywhere:
                 self._inner.join(member, self._solo_s[member])
             self._end_pause(member)
+
+    def keep_turns_for(self, member: str) -> None:
+        """Pass it on."""
+        self._inner.keep_turns_for(member)
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Start a session."""

@@ -1,7 +1,9 @@
 """The disciplines by name, and an arbiter whose discipline can change while members run.
 
 A change loses no wait: the waits under the old discipline are called back, the new one grants no token before the last
-token of the old one is returned, and the waits then continue under the new one.
+token of the old one is returned, and the waits then continue under the new one. Members in processes of their own ask
+for nothing without turns (`NO_TURNS_INDEX`), so a stage of theirs that is under way when turns begin runs on beside the
+others' until its next yield point.
 """
 
 import logging
@@ -22,7 +24,7 @@ from muri.launcher.arbitration.arbiter import (
 from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
 from muri.launcher.arbitration.fairness import smooth
 from muri.launcher.arbitration.lockstep import LockstepArbiter
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
 
 logger = logging.getLogger("muri.launcher")
 
@@ -90,7 +92,8 @@ class SwitchingArbiter(Arbiter):
         self._target: str | None = None
         self._seats: dict[str, _Seat] = {}
         self._left: dict[str, _Seat] = {}
-        self._holder: list[_Seat | None] = [None] * STAGE_COUNT
+        self._holders: list[list[_Seat]] = [[] for _ in range(STAGE_COUNT)]
+        self._in_threads: set[str] = set()
         self._history = deque(
             [DisciplineChange(time.time(), self.discipline, "the group starts with it")], maxlen=HISTORY_LENGTH
         )
@@ -101,6 +104,11 @@ class SwitchingArbiter(Arbiter):
         return tuple(self._history)
 
     @property
+    def takes_turns(self) -> bool:
+        """As under the discipline in force."""
+        return self._inner.takes_turns
+
+    @property
     def waiting_hint(self) -> MutableSequence[int] | mmap.mmap:
         """The hint of the discipline in force; set for all resources while it is being changed."""
         return self._inner.waiting_hint
@@ -108,6 +116,7 @@ class SwitchingArbiter(Arbiter):
     @waiting_hint.setter
     def waiting_hint(self, hint: MutableSequence[int] | mmap.mmap) -> None:
         self._inner.waiting_hint = hint
+        hint[NO_TURNS_INDEX] = not self._inner.takes_turns
 
     def holders(self) -> Sequence[str | None]:
         """Who holds each resource."""
@@ -119,7 +128,12 @@ class SwitchingArbiter(Arbiter):
             if self._target is None:
                 return self._inner.obstructs(member)
             seat = self._seats.get(member)
-            return seat is not None and any(holder is seat for holder in self._holder)
+            return seat is not None and any(seat in holders for holders in self._holders)
+
+    def keep_turns_for(self, member: str) -> None:
+        """Share plainly no more while this member is there."""
+        with self._mutex:
+            self._in_threads.add(member)
 
     def join(self, member: str, solo_iteration_s: float | None = None) -> None:
         """Join the discipline in force, and later ones."""
@@ -139,7 +153,7 @@ class SwitchingArbiter(Arbiter):
             seat.interrupts += 1
             if seat.asking:
                 self._left[member] = seat
-            self._holder = [None if holder is seat else holder for holder in self._holder]
+            self._holders = [[holder for holder in holders if holder is not seat] for holders in self._holders]
             self._inner.leave(member)
             self._note_members()
             self._finish_switch()
@@ -169,9 +183,9 @@ class SwitchingArbiter(Arbiter):
         """Pass the resource on; the last one under the old discipline lets the new one begin."""
         with self._mutex:
             seat, inner = self._seats.get(member), self._inner
-            if seat is None or self._holder[resource] is not seat:
+            if seat is None or seat not in self._holders[resource]:
                 return
-            self._holder[resource] = None
+            self._holders[resource].remove(seat)
         inner.release(member, resource)
         if self._target is not None:
             with self._mutex:
@@ -193,11 +207,11 @@ class SwitchingArbiter(Arbiter):
         start_s = self._now()
         with self._mutex:
             seat, inner = self._seats.get(member), self._inner
-            if seat is None or self._holder[resource] is not seat:
+            if seat is None or seat not in self._holders[resource]:
                 return 0.0
             if self._target is None:
                 self._begin_asking(member, seat, seat.interrupts)
-                self._holder[resource] = None
+                self._holders[resource].remove(seat)
             interrupts, switching = seat.interrupts, self._target is not None
         if switching:
             self.release(member, resource)
@@ -217,10 +231,12 @@ class SwitchingArbiter(Arbiter):
             seat = self._seats.get(member)
             if seat is None:
                 return
-            if seat.planned_solo_s is None:
+            turns = self._inner.takes_turns
+            if seat.planned_solo_s is None and turns:
                 seat.solo_s = smooth(seat.solo_s, record.busy_s)
             if self._choice is not None and self._target is None:
-                self._follow(self._choice.iteration_done(member, seat.solo_s or 0.0, self._now()))
+                stage_s = record.stage_s if turns else ()
+                self._follow(self._choice.iteration_done(member, seat.solo_s or 0.0, self._now(), stage_s))
 
     def switch(self, discipline: str, reason: str) -> None:
         """Change the discipline as soon as no token of the present one is out."""
@@ -258,7 +274,7 @@ class SwitchingArbiter(Arbiter):
         seat.asking -= 1
         there = self._seats.get(member) is seat
         if there and granted:
-            self._holder[resource] = seat
+            self._holders[resource].append(seat)
         if not there and not seat.asking:
             self._left.pop(member, None)
             self._changed.notify_all()
@@ -267,8 +283,9 @@ class SwitchingArbiter(Arbiter):
 
     def _note_members(self) -> None:
         if self._choice is not None:
-            decision = self._choice.members_changed(frozenset(self._seats))
-            self._follow(decision)
+            timed = all(seat.planned_solo_s is not None for seat in self._seats.values())
+            turns = not self._in_threads.isdisjoint(self._seats)
+            self._follow(self._choice.members_changed(frozenset(self._seats), timed=timed, turns=turns))
 
     def _follow(self, decision: Decision | None) -> None:
         if decision is not None:
@@ -277,22 +294,23 @@ class SwitchingArbiter(Arbiter):
 
     def _begin_switch(self, decision: Decision) -> None:
         self._history.append(DisciplineChange(time.time(), decision.discipline, decision.reason))
-        self._target = decision.discipline
-        self._finish_switch()
+        if decision.discipline != (self._target or self.discipline):
+            self._target = decision.discipline
+            self._finish_switch()
 
     def _finish_switch(self) -> None:
         """Begin the new discipline, if one is due and no token of the old one is out."""
         if self._target is None:
             return
         seats = [*self._seats.values(), *self._left.values()]
-        if any(seat.asking for seat in seats) or any(self._holder):
+        if any(seat.asking for seat in seats) or any(self._holders):
             self._call_back()
             return
         hint = self._inner.waiting_hint
         for resource in range(STAGE_COUNT):
             hint[resource] = 0
         self._inner = self._makers[self._target]()
-        self._inner.waiting_hint = hint
+        self.waiting_hint = hint
         for member, seat in self._seats.items():
             self._inner.join(member, seat.planned_solo_s)
         self.discipline, self._target = self._target, None
@@ -302,8 +320,31 @@ class SwitchingArbiter(Arbiter):
         """End all waits under the old discipline, and make holders give up at their next yield point."""
         for member in self._seats:
             self._inner.interrupt(member)
-        for resource, holder in enumerate(self._holder):
-            self._inner.waiting_hint[resource] = holder is not None
+        for resource, holders in enumerate(self._holders):
+            self._inner.waiting_hint[resource] = bool(holders)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What the group runs on.
+
+    Attributes:
+        cpus: Cores for its members.
+        has_gpu: Whether it has a GPU. Otherwise the members' cores do its work.
+    """
+
+    cpus: int = 1
+    has_gpu: bool = True
+
+
+def candidates(count: int, node: Node) -> tuple[str, ...]:
+    """What auto chooses from for so many members, the discipline predicted best first.
+
+    Where cores are all that there is, the kernel shares them without ever leaving one idle, and turns only cost; with a
+    GPU turns spare the members each other's kernels.
+    """
+    first = ("fair", "plain") if node.has_gpu else ("plain", "fair")
+    return (*first, "lockstep") if count <= STAGE_COUNT else first
 
 
 def make_arbiter(
@@ -312,28 +353,30 @@ def make_arbiter(
     ordering: list[str | None],
     predicted_speed: Mapping[str, float] | None = None,
     now: Clock = MACHINE_CLOCK,
+    node: Node = Node(),
 ) -> Arbiter:
     """The arbiter of a discipline.
 
     Args:
-        discipline: "auto", "fair", "lockstep" or "plain". A group of more than four has no rotation: auto is fair
-            there. Auto is never plain: that is for members whose pairs were measured.
+        discipline: "auto", "fair", "lockstep" or "plain". A group of more than four has no rotation.
         members: The members' ids.
         ordering: Members in the planned ordering, None for a place that stays empty; used by
             lockstep only, `members` when empty.
         predicted_speed: Predicted normalized speed of each member in the group; used by auto only.
         now: The clock.
+        node: What the group runs on.
 
     Raises:
         UsageError: Lockstep was asked for more than four members.
     """
     places = ordering or list(members)
-    if discipline == "lockstep":
-        return LockstepArbiter(places, now)
-    if discipline == "plain":
-        return PlainArbiter(now)
-    if discipline == "fair" or len(places) > STAGE_COUNT:
-        return FairArbiter(now)
-    choice = DisciplineChoice(("fair", "lockstep"), dict(predicted_speed or {}))
-    makers = {"fair": lambda: FairArbiter(now), "lockstep": lambda: LockstepArbiter(places, now)}
-    return SwitchingArbiter(makers, choice, now=now)
+    makers: dict[str, Callable[[], Arbiter]] = {
+        "fair": lambda: FairArbiter(now, cpus=node.cpus),
+        "lockstep": lambda: LockstepArbiter(places, now),
+        "plain": lambda: PlainArbiter(now),
+    }
+    if discipline != "auto":
+        return makers[discipline]()
+    names = candidates(len(places), node)
+    choice = DisciplineChoice(names, dict(predicted_speed or {}))
+    return SwitchingArbiter({name: makers[name] for name in names}, choice, now=now)

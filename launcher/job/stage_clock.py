@@ -21,6 +21,9 @@ STAGE_COUNT: Final = len(STAGES)
 LOAD: Final = STAGES.index("load")
 PREPROCESS: Final = STAGES.index("preprocess")
 PROPAGATE: Final = STAGES.index("propagate")
+NO_TURNS_INDEX: Final = STAGE_COUNT
+"""Of the bytes that tell gates who waits, one per resource, the one behind them: 1 while members take no turns."""
+
 RECENT_ITERATIONS: Final = 50
 
 
@@ -97,6 +100,37 @@ class HostPace:
     def iteration_ended(self) -> GpuTimes:
         """Nothing that the clock does not know."""
         return _NO_TIMES
+
+
+class Turns(Protocol):
+    """Knows whether members wait for each other."""
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether they do now."""
+
+
+class TurnsPace(HostPace):
+    """The thread waits for the GPU only while members take turns.
+
+    Args:
+        turns: Knows whether they do.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def given(self) -> None:
+        """Wait for the GPU, if others do."""
+        if self._turns.takes_turns:
+            wait_for_gpu()
+
+    def at_yield_point(self) -> bool:
+        """Wait for the GPU, if others do; otherwise nobody waits for this one."""
+        if self._turns.takes_turns:
+            wait_for_gpu()
+            return True
+        return False
 
 
 class FreePace(HostPace):

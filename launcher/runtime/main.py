@@ -64,13 +64,14 @@ class Runtime:
         speeds = {each.job_id: each.predicted_speed for each in group.members if each.predicted_speed}
         arbiter: Arbiter
         if self._ranks is None:
-            arbiter = make_arbiter(group.discipline, group.ids, group.rotation, speeds)
+            arbiter = make_arbiter(group.discipline, group.ids, group.rotation, speeds, node=options.node)
         else:
             arbiter = self._ranks.arbiter
         pausing = PausingArbiter(arbiter, EVERYWHERE if self._ranks is None else frozenset({NETWORK}))
         # One rank pauses for all: the others wait for its turn at the network.
         self._suspension = SuspensionWatch(self._table.running, pausing)
-        self._trace = _open_trace(options, shared=arbiter.takes_turns)
+        in_turns = group.discipline != "plain"
+        self._trace = _open_trace(options, shared=in_turns)
         self._table.watch(arbiter, solo_s, speeds)
         start = functools.partial(supervised, options.starter, options.run_dir)
         factory = SessionFactory(pausing, solo_s, self._trace, _base_path(), start, self._threads)
@@ -83,7 +84,7 @@ class Runtime:
         self._watchdog = Watchdog(group.hang_timeout_s, self._end_as_hung)
         self._stopped = threading.Event()
         if self._threads:
-            gpu_streams.preparation.expect(options.preload, takes_turns=arbiter.takes_turns)
+            gpu_streams.preparation.expect(options.preload, takes_turns=in_turns)
         gpu_errors.watch.start(self._table.running, self._tell_end)
 
     def run(self) -> int:

@@ -9,7 +9,9 @@ from typing import Any, Final, NoReturn
 
 from muri.errors import UsageError
 from muri.group_spec import GroupSpec, read_group
+from muri.launcher.arbitration.switching import Node
 from muri.launcher.ranks.link import Place
+from muri.launcher.sessions.gpu_streams import has_gpu
 from muri.launcher.sessions.process_start import ChildStarter, Starter, StepStarter
 from muri.run_dir import default_run_dir
 
@@ -27,6 +29,7 @@ class RuntimeOptions:
     preload: list[str]
     grace_s: float
     starter: Starter
+    node: Node
     place: Place | None = None
     device_mem_gib: float | None = None
 
@@ -99,7 +102,21 @@ def read_options(words: Sequence[str], environment: Mapping[str, str]) -> Runtim
     preload = [name for name in values.pop("preload").split(",") if name]
     steps = values.pop("steps")
     starter = StepStarter.from_environment(environment, group.gpus_per_node) if steps else ChildStarter()
-    return RuntimeOptions(group=group, run_dir=run_dir, preload=preload, starter=starter, place=place, **values)
+    node = Node(cpus_of(environment), has_gpu())
+    return RuntimeOptions(
+        group=group, run_dir=run_dir, preload=preload, starter=starter, node=node, place=place, **values
+    )
+
+
+def cpus_of(environment: Mapping[str, str]) -> int:
+    """Cores for the members of this runtime: what Slurm gave, as far as the kernel lets it run there.
+
+    Args:
+        environment: Holds Slurm's variables. Where Slurm does not confine jobs, only these tell.
+    """
+    allowed = len(os.sched_getaffinity(0))
+    given = environment.get("SLURM_CPUS_PER_TASK") or environment.get("SLURM_CPUS_ON_NODE") or ""
+    return max(1, min(allowed, int(given))) if given.isdecimal() else allowed
 
 
 def parse_place(

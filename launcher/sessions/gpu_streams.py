@@ -238,7 +238,7 @@ class Preparation:
             takes_turns: Whether members' kernels must not overlap.
         """
         self._takes_turns = takes_turns
-        self._expected = "torch" in modules and any(Path(file).exists() for file in DEVICE_FILES)
+        self._expected = "torch" in modules and has_gpu()
 
     def prepare(self) -> None:
         """Initialise CUDA if there is a GPU; without one, members wait for their own work as alone."""
@@ -261,6 +261,11 @@ class Preparation:
         if self._expected and not self._done.wait(PREPARATION_LIMIT_S):
             logger.warning("the GPU was not ready within %g s", PREPARATION_LIMIT_S)
         return self.device
+
+
+def has_gpu() -> bool:
+    """Whether this node has a GPU, as far as its device files tell: nothing is loaded to find out."""
+    return any(Path(file).exists() for file in DEVICE_FILES)
 
 
 preparation: Final = Preparation()

@@ -24,7 +24,7 @@ from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.job.out_of_memory import MARK_VARIABLE
 from muri.launcher.job.session import MemberSession, Roots
-from muri.launcher.job.stage_clock import STAGE_COUNT, IntervalListener, IterationRecord, StageClock
+from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IntervalListener, IterationRecord, StageClock
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
@@ -252,7 +252,7 @@ def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
 def share_waiting_hint(arbiter: Arbiter) -> int:
     """Put the arbiter's `waiting_hint` where processes see it; returns the page's descriptor."""
     page_fd, arbiter.waiting_hint = process_gate.make_page()
-    arbiter.waiting_hint[process_gate.NO_TURNS_INDEX] = not arbiter.takes_turns
+    arbiter.waiting_hint[NO_TURNS_INDEX] = not arbiter.takes_turns
     return page_fd
 
 

@@ -98,6 +98,7 @@ class ThreadSession(AttachedSession):
             on_end: Called once, when the exit code is known.
         """
         self._on_end = on_end
+        self._arbiter.keep_turns_for(self.member)  # settings of PyTorch change hands with the GPU
         self._arbiter.join(self.member, self._solo_iteration_s)
         self._thread.start()
 

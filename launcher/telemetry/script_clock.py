@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from muri.launcher.job.environment import task_of
-from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock
+from muri.launcher.job.stage_clock import STAGE_COUNT, FreePace, Gate, IntervalListener, StageClock, TurnsPace
 from muri.launcher.telemetry.trace import open_trace
 from muri.launcher.wire.process_gate import gate_from_environment
 from muri.profiler.coverage import UNEXPLAINED_SHARE, UNMARKED, WAITS_UNSEEN
@@ -96,8 +96,8 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         clock = _measured(request, gate, on_interval)
     else:
         clock = StageClock(gate, on_interval=on_interval)
-    if (gate is None or not gate.takes_turns) and not measures_stages(environment):
-        clock.gpu = FreePace()
+    if not measures_stages(environment):
+        clock.gpu = FreePace() if gate is None else TurnsPace(gate)
     log_iterations(clock, environment)
     if environment.get(TIMING_VARIABLE) == "1":
         atexit.register(lambda: print(summary(clock), file=sys.stderr))

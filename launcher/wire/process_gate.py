@@ -4,8 +4,9 @@ The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page 
 packet and therefore arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of
 a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield
 point that finds it zero costs no message at all. One more byte tells that members take no turns, and then no resource
-is asked for. Each thread of the script that is gated speaks over a channel of its own, so a prefetch thread that waits
-does not keep the training thread waiting.
+is asked for; it may change at any time. What was granted is given back all the same, and a stage that began
+without turns asks for its resource at its next yield point. Each thread of the script that is gated speaks over a
+channel of its own, so a prefetch thread that waits does not keep the training thread waiting.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
 
 VARIABLE: Final = "MURI_GATE"
 """Tells a member's process its inherited descriptors; see `GateAddress`."""
@@ -45,8 +46,6 @@ INTERVAL_MESSAGE: Final = struct.Struct("=BBddd")
 _ITERATION_MESSAGE: Final = struct.Struct(f"=B{1 + 2 * STAGE_COUNT}d")
 LARGEST_MESSAGE_BYTES: Final = 256
 PAGE_BYTES: Final = mmap.PAGESIZE
-NO_TURNS_INDEX: Final = STAGE_COUNT
-"""Byte of the page that is 1 where members share plainly."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +114,14 @@ class ProcessGate:
         self._main = main
         self._page = page
         self._local = threading.local()
+        # As many entries as the member holds of each resource: one thread may give back what another one was granted.
+        self._granted: Final[list[list[None]]] = [[] for _ in range(STAGE_COUNT)]
         self._lost = False
-        self.takes_turns: Final = not page[NO_TURNS_INDEX]
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether members wait for each other now."""
+        return not self._page[NO_TURNS_INDEX]
 
     def acquire(self, stage: int) -> float:
         """Wait for the stage's resource; the way to the runtime and back counts as waiting."""
@@ -124,15 +129,21 @@ class ProcessGate:
             return 0.0
         start_s = time.perf_counter()
         self._ask(ACQUIRE, stage)
+        self._granted[stage].append(None)
         return time.perf_counter() - start_s
 
     def release(self, stage: int) -> None:
         """Pass the resource on, without waiting for an answer."""
-        if self.takes_turns:
-            self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
+        try:
+            self._granted[stage].pop()
+        except IndexError:  # the stage began without turns
+            return
+        self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
 
     def yield_point(self, stage: int) -> float:
         """Ask whether another member should go first, only if one waits."""
+        if not self._granted[stage]:
+            return self.acquire(stage)
         if not self._page[stage]:
             return 0.0
         start_s = time.perf_counter()
@@ -199,7 +210,7 @@ class ProcessGate:
         self._lost |= not answer  # the runtime closed the connection
         if raised is not None:
             if kind == ACQUIRE and answer[:1] == bytes([GRANTED]):
-                self.release(stage)
+                self._tell(STAGE_MESSAGE.pack(RELEASE, stage))
             raise raised
         return self._waited_s(answer)
 

@@ -97,7 +97,7 @@ def test_fair_hands_over_at_a_yield_point_to_the_member_behind(clock: VirtualClo
     assert arbiter.yield_point("1", 2) == 0.25
     log.append("1")
     assert log == ["2", "1"]
-    assert arbiter._holder[2] == "1"
+    assert arbiter.holders()[2] == "1"
 
 
 def train(clock: VirtualClock, arbiter: Arbiter, member: str, stages: list[int], log: list[tuple[str, int]]) -> None:

@@ -4,6 +4,7 @@ import json
 import mmap
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -14,9 +15,9 @@ from launcher_harness import Launcher, ends
 from polling import until
 from trace_rules import names_of_threads, require_valid
 
-from muri.launcher.arbitration.arbiter import WaitInterruptedError
-from muri.launcher.arbitration.switching import SwitchingArbiter, make_arbiter
-from muri.launcher.job.stage_clock import FreePace, IterationRecord
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
+from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
+from muri.launcher.job.stage_clock import NO_TURNS_INDEX, IterationRecord
 from muri.launcher.sessions.gpu_streams import Device
 from muri.launcher.sessions.process_session import Channels, share_waiting_hint
 from muri.launcher.telemetry import script_clock
@@ -55,11 +56,16 @@ def test_nobody_waits_and_nobody_holds() -> None:
     assert arbiter.acquire("2", GPU) == 0.0
 
 
-def test_auto_never_shares_plainly() -> None:
-    arbiter = make_arbiter("auto", ["1", "2"], [], {"1": 1.0, "2": 1.0})
-    assert isinstance(arbiter, SwitchingArbiter)
-    assert sorted(arbiter._makers) == ["fair", "lockstep"]
-    assert arbiter.takes_turns
+def test_auto_takes_turns_as_soon_as_a_thread_of_the_runtime_is_among_the_members() -> None:
+    arbiter = make_arbiter("auto", ["1", "2"], [], node=Node(2, has_gpu=False))
+    arbiter.join("1", 1.0)
+    assert (arbiter.discipline, arbiter.takes_turns) == ("plain", False)
+    arbiter.keep_turns_for("2")
+    arbiter.join("2", 1.0)
+    assert (arbiter.discipline, arbiter.takes_turns) == ("fair", True)
+    arbiter.leave("2")
+    arbiter.join("3", 1.0)
+    assert arbiter.discipline == "plain"
 
 
 def test_kernels_of_members_overlap() -> None:
@@ -99,7 +105,7 @@ def test_a_process_asks_for_nothing_and_waits_for_no_kernel(
     gate, records = gate_of(discipline)
     monkeypatch.setattr(script_clock, "gate_from_environment", lambda _: gate)
     clock = script_clock.clock_from_environment({})
-    assert isinstance(clock.gpu, FreePace) == (discipline == "plain")
+    assert clock.gpu.at_yield_point() == (discipline == "fair")
     clock.ask_batch()
     with nullcontext() if discipline == "plain" else pytest.raises(SystemExit):
         clock.enter(GPU)
@@ -108,6 +114,78 @@ def test_a_process_asks_for_nothing_and_waits_for_no_kernel(
     clock.ask_batch()
     until(lambda: records, "the iteration, which the runtime hears of all the same")
     assert records == list(clock.recent)
+
+
+class Pair:
+    """Two members' gates under an arbiter whose discipline the test changes."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        makers: dict[str, Callable[[], Arbiter]] = {"plain": PlainArbiter, "fair": FairArbiter}
+        self.arbiter = SwitchingArbiter(makers)
+        page_fd = share_waiting_hint(self.arbiter)
+        opened.callback(os.close, page_fd)
+        self.page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
+        self.gates = [self._gate(name, opened) for name in ("1", "2")]
+
+    def _gate(self, name: str, opened: ExitStack) -> ProcessGate:
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        opened.enter_context(own)
+        self.arbiter.join(name, 1.0)
+        Channels(name, self.arbiter, lambda _: True, None).open(theirs)
+        return ProcessGate(own, self.page)
+
+    def holder(self) -> str | None:
+        """Who has the GPU."""
+        return self.arbiter.holders()[GPU]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with ExitStack() as opened:
+        yield Pair(opened)
+
+
+def test_turns_that_end_within_a_stage_leave_no_token_behind(pair: Pair) -> None:
+    pair.arbiter.switch("fair", "a test")
+    one, two = pair.gates
+    one.acquire(GPU)
+    pair.arbiter.switch("plain", "a test")
+    assert pair.page[GPU]  # the next yield point has to make way for the change
+    one.release(GPU)
+    until(lambda: pair.page[NO_TURNS_INDEX], "the end of turns")
+    two.acquire(GPU)
+    two.release(GPU)
+    pair.arbiter.switch("fair", "a test")
+    assert (one.takes_turns, pair.holder()) == (True, None)
+
+
+def test_stage_that_began_without_turns_asks_at_its_next_yield_point(pair: Pair) -> None:
+    one, two = pair.gates
+    one.acquire(GPU)
+    one.yield_point(GPU)
+    assert pair.holder() is None
+    pair.arbiter.switch("fair", "a test")
+    two.acquire(GPU)
+    end = threading.Event()
+    threading.Thread(target=lambda: (one.yield_point(GPU), end.wait(240)), daemon=True).start()
+    until(lambda: pair.page[GPU], "the first member's wait")
+    two.release(GPU)
+    until(lambda: pair.holder() == "1", "the first member's turn")
+    until(lambda: one._granted[GPU], "the answer")
+    one.release(GPU)
+    end.set()
+    until(lambda: pair.holder() is None, "the token")
+
+
+def test_stage_that_began_without_turns_gives_back_nothing(pair: Pair) -> None:
+    one, two = pair.gates
+    one.acquire(GPU)
+    pair.arbiter.switch("fair", "a test")
+    two.acquire(GPU)
+    one.release(GPU)
+    assert pair.holder() == "2"
+    two.release(GPU)
+    until(lambda: pair.holder() is None, "the token")
 
 
 def test_threads_and_a_process_are_at_the_gpu_at_once(launcher: Launcher) -> None:

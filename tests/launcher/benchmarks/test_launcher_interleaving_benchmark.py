@@ -53,18 +53,15 @@ def test_speed_counts_whole_iterations_within_the_window(synthetic) -> None:
 
 
 def figures(fair: float, lockstep: float, ratio: float) -> dict:
-    return {
-        "fair": {"total": fair, "ratio": ratio},
-        "auto": {"total": fair, "ratio": ratio},
-        "lockstep": {"total": lockstep},
-    }
+    good = {way: {"total": fair, "ratio": ratio} for way in ("fair", "fair-processes", "auto-processes")}
+    return good | {"lockstep": {"total": lockstep}}
 
 
 def test_bars_are_passed_and_missed(benchmark_command) -> None:
     good = benchmark_command.bars(
         {"equal": {"set": figures(3.9, 3.9, 0.97)}, "unequal": {"a": figures(3.0, 1.5, 0.86)}}
     )
-    assert len(good) == 4
+    assert len(good) == 7
     assert all(bar.passed for bar in good)
     bad = benchmark_command.bars({"equal": {"set": figures(3.7, 4.0, 0.9)}, "unequal": {"a": figures(1.4, 1.5, 0.84)}})
     assert not any(bar.passed for bar in bad)

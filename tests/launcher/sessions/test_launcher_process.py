@@ -103,7 +103,7 @@ def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
     assert [members[job]["isolation"] for job in ("101", "102", "103")] == ["process", "process", "thread"]
     assert members["101"]["stage_s"]["propagate"] > 0.0015
     held = [json.loads(line) for line in (launcher.folder / "trace.jsonl").read_text().splitlines()]
-    for stage in ("preprocess", "propagate", "synchronize"):
+    for stage in ("propagate", "synchronize"):  # of the CPU there may be several tokens
         spans = sorted((e["start_s"], e["end_s"], e["member"]) for e in held if e["stage"] == stage)
         assert {member for _, _, member in spans} == {"101", "102", "103"}
         overlaps = [(a, b) for a, b in itertools.pairwise(spans) if b[0] < a[1] - 1e-4]

@@ -45,7 +45,7 @@ class Member:
 
     def holds(self, stage: int) -> bool:
         """Whether the arbiter would let nobody else in."""
-        return self.arbiter._holder[stage] == self.name
+        return self.arbiter.holders()[stage] == self.name
 
     def waits(self) -> bool:
         """Whether it waits for anything."""
