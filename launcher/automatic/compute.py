@@ -184,7 +184,7 @@ _yielding: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def _let_gradients_yield(optimizer: Any) -> None:
     """From the second backward on, gradients of the optimizer's parameters are yield points."""
-    if optimizer in _yielding:
+    if optimizer in _yielding or not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):  # (since PyTorch 2.1)
         return
     _yielding.add(optimizer)
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad and p.is_leaf]
