@@ -8,7 +8,16 @@ from datetime import datetime
 from typing import Any, Final
 
 from muri.profiler.errors import ExchangeError
-from muri.profiler.records import PER_STAGE, STAGES, WHOLE, ProfileDetail, ProfileError, ProfileKey, StageProfile
+from muri.profiler.records import (
+    DANGERS,
+    PER_STAGE,
+    STAGES,
+    WHOLE,
+    ProfileDetail,
+    ProfileError,
+    ProfileKey,
+    StageProfile,
+)
 
 SCHEMA: Final = "muri-profiles"
 VERSION: Final = 1
@@ -114,6 +123,9 @@ def _figures(value: object, field: str, place: str) -> None:
             raise ExchangeError(f"{place}: must be a list of {len(STAGES)} numbers, found {value!r}")
         for index, item in enumerate(value):
             _number(item, f"{place}[{index}]")
+    elif field == DANGERS:
+        if not isinstance(value, list):
+            raise ExchangeError(f"{place}: must be a list of names, found {value!r}")
     elif field in WHOLE:
         _whole(value, 0, place)
     else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final
 
 from muri.errors import UsageError
-from muri.profiler import figures
+from muri.profiler import dangers, figures
 
 STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
 """The stages of one training iteration, in the order in which they happen (Muri, section 2)."""
@@ -92,6 +92,8 @@ class ProfileDetail:
         gradient_mib: Size of the gradients that the ranks exchange in an iteration.
         confidence: How far the means can be trusted, 0 to 1 (docs/profiles.md).
         warmup_iterations: Iterations that were left out.
+        dangers: What the run did that threads of one process could not keep apart, by the names in
+            `muri.profiler.dangers`; () where it was looked for and nothing found.
     """
 
     stage_p95_s: tuple[float, ...] | None = None
@@ -105,6 +107,7 @@ class ProfileDetail:
     gradient_mib: float | None = None
     confidence: float | None = None
     warmup_iterations: int | None = None
+    dangers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse figures that no measurement can give.
@@ -118,17 +121,23 @@ class ProfileDetail:
             for value in values:
                 if fault := _DETAIL_BOUNDS[name].fault(value):
                     raise ProfileError(f"{name} {fault}")
+        if len(self.dangers or ()) > dangers.MOST:
+            raise ProfileError(f"dangers: there may be {dangers.MOST} at most, found {len(self.dangers or ())}")
+        for danger in self.dangers or ():
+            if not (isinstance(danger, str) and dangers.NAME.fullmatch(danger)):
+                raise ProfileError(f"dangers: {str(danger)[:40]!r} is no danger's name")
 
     def figures(self) -> tuple[tuple[str, tuple[float, ...]], ...]:
         """Names and values of what was measured."""
-        values = ((item.name, getattr(self, item.name)) for item in fields(self))
+        values = ((item.name, getattr(self, item.name)) for item in fields(self) if item.name != DANGERS)
         return tuple(
             (name, value if isinstance(value, tuple) else (value,)) for name, value in values if value is not None
         )
 
     def to_dict(self) -> dict[str, Any]:
         """What was measured, as plain JSON values."""
-        return {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
+        figures = {name: list(value) if name in PER_STAGE else value[0] for name, value in self.figures()}
+        return figures if self.dangers is None else {**figures, DANGERS: list(self.dangers)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ProfileDetail:
@@ -141,7 +150,7 @@ class ProfileDetail:
         try:
             for item in fields(cls):
                 if (value := values.get(item.name)) is not None:
-                    known[item.name] = tuple(value) if item.name in PER_STAGE else value
+                    known[item.name] = tuple(value) if item.name in PER_STAGE or item.name == DANGERS else value
             return cls(**known)
         except TypeError as error:
             raise ProfileError(f"the details of a profile are no numbers: {error}") from error
@@ -149,6 +158,9 @@ class ProfileDetail:
 
 PER_STAGE: Final = frozenset({"stage_p95_s", "stage_cv", "busy_s"})
 """Details with one figure for each stage."""
+
+DANGERS: Final = "dangers"
+"""The detail that is no figure."""
 
 WHOLE: Final = frozenset({"warmup_iterations"})
 """Details that count something."""

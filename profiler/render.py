@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muri.profiler.coverage import unexplained
+from muri.profiler.dangers import said
 from muri.profiler.differences import Row
 from muri.profiler.dryrun.messages import LEAST_CONFIDENCE
 from muri.profiler.estimates import ProfileEstimate
@@ -158,6 +159,7 @@ def facts(profile: StageProfile, now: datetime) -> dict[str, str]:
         "mean CPU use": _or_none(detail.cpu_cores, "{:.1f} cores"),
         "gradients": _or_none(detail.gradient_mib, "{:.1f} MiB"),
         "confidence": _or_none(detail.confidence, _confidence_form(detail.confidence)),
+        "dangers to threads": None if detail.dangers is None else said(detail.dangers) or "none found",
         "source": f"{profile.source}, {profile.iterations} iterations{warmup}",
         "measured": f"{profile.measured_at} ({age(profile.measured_at, now)} ago)" if profile.measured_at else None,
     }

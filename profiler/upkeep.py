@@ -189,4 +189,5 @@ def _without_times(detail: ProfileDetail) -> ProfileDetail:
         cpu_cores=detail.cpu_cores,
         gpu_utilisation=detail.gpu_utilisation,
         gradient_mib=detail.gradient_mib,
+        dangers=detail.dangers,
     )

@@ -23,8 +23,9 @@ from muri.launcher.job import script
 from muri.launcher.job.environment import hooks_wanted
 from muri.launcher.job.out_of_memory import MARK_VARIABLE, leave_mark
 from muri.launcher.job.process_groups import keep_process_groups
-from muri.launcher.telemetry import script_clock
+from muri.launcher.telemetry import danger_watch, script_clock
 from muri.launcher.wire.process_gate import is_gated
+from muri.profiler.dryrun.messages import DRY_RUN_VARIABLE
 
 _OWN_FILES: Final = {__file__, script.__file__, runpy.__file__, "<frozen runpy>"}
 
@@ -64,7 +65,10 @@ def main(arguments: list[str]) -> None:
     if hooks_wanted(os.environ):
         automatic.install_splitting_hooks()
     keep_process_groups()
-    _execute(loaded, os.environ.pop(MARK_VARIABLE, ""))
+    mark = os.environ.pop(MARK_VARIABLE, "")
+    if os.environ.get(DRY_RUN_VARIABLE):
+        danger_watch.begin(sys.path[0])
+    _execute(loaded, mark)
 
 
 def _execute(loaded: script.LoadedScript, mark: str) -> None:

@@ -18,6 +18,7 @@ from muri.files import atomic_json
 from muri.launcher.job.environment import AGENT_VARIABLE, is_declared
 from muri.launcher.job.import_hooks import after_import
 from muri.launcher.job.stage_clock import IterationRecord
+from muri.launcher.telemetry import danger_watch
 from muri.profiler.dryrun.attribution import USE_THRESHOLD, Operator, Span, refine, stage_of
 from muri.profiler.dryrun.course import Course, TooShortError
 from muri.profiler.dryrun.messages import DryRunRequest, DryRunResult
@@ -183,6 +184,7 @@ class DryRunRecorder:
         self._request = request
         self._course = Course(request.limits)
         self._gradients = GradientSize()
+        self._dangers = danger_watch.begun()
         self._disturbance: Disturbance | None = None
         self._figures: DryRunResult | None = None
         self._trace: OperatorTrace | None = None
@@ -198,6 +200,8 @@ class DryRunRecorder:
         now_s = time.perf_counter()
         if self._disturbance is None:
             self._disturbance = Disturbance()
+            if self._dangers is not None:
+                self._dangers.watch_lock()
         if not self._enough(now_s - record.iteration_s, now_s):
             self._tell(now_s)
             return
@@ -231,8 +235,15 @@ class DryRunRecorder:
 
     def _measured(self) -> DryRunResult:
         disturbed = 0.0 if self._disturbance is None else self._disturbance.share()
-        detail = ProfileDetail(gradient_mib=self._gradients.mib)
+        detail = ProfileDetail(gradient_mib=self._gradients.mib, dangers=self._found_dangers())
         return self._course.result(peak_gpu_mem_gib(), detail, disturbed)
+
+    def _found_dangers(self) -> tuple[str, ...] | None:
+        try:
+            return None if self._dangers is None else self._dangers.found()
+        except Exception as error:
+            print(f"muri: dangers to threads are not looked for: {type(error).__name__}: {error}", file=sys.stderr)
+            return None
 
     def _goes_on(self) -> bool:
         """Whether a few more iterations run under PyTorch's profiler."""

@@ -33,6 +33,7 @@ _DISPENSABLE: Final = (
     "warmup_iterations",
     "host_mem_gib",
     "gradient_mib",
+    "dangers",
     "confidence",
 )
 """Details in the order in which they are left out when the comment would be too long."""

@@ -1,0 +1,265 @@
+"""Notes what a script does that threads of one process could not keep apart, while a dry run measures it.
+
+Python's audit events tell of processes, the environment and C libraries; at the end the modules, threads and settings
+of the process are looked at. `muri.profiler.dangers` says what the names mean, docs/isolation-process.md what follows.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import locale
+import os
+import random
+import resource
+import signal
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Final
+
+from muri.launcher.job.environment import task_of
+from muri.launcher.job.import_hooks import after_import
+
+KNOWN: Final = frozenset(
+    {
+        "PIL", "_distutils_hack", "filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "muri",
+        "networkx", "numpy", "nvidia", "packaging", "pkg_resources", "pynvml", "setuptools", "six", "sympy", "torch",
+        "torchgen", "torchvision", "tqdm", "triton", "typing_extensions",
+    }
+)  # fmt: skip
+"""Packages of which threads may share one copy: PyTorch, what it imports, and images."""
+
+MOST_HELD: Final = 0.1
+"""Above this share of the time with the interpreter's lock held, a script is a danger. Two loops that held it for 15 %
+got on as well in threads as in processes, two that held it for 40 % half as well."""
+
+LEAST_LOOKS: Final = 30
+"""With fewer looks at the lock nothing is known."""
+
+_LOOK_S: Final = 0.005
+
+_CHILDREN: Final = frozenset(
+    {"os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "subprocess.Popen"}
+)
+_LIMITS: Final = frozenset({"resource.prlimit", "resource.setrlimit"})
+_VARIABLES: Final = frozenset({"os.putenv", "os.unsetenv"})
+_HOOKABLE: Final = (
+    ("builtins", ""), ("os", ""), ("random", ""), ("numpy", ""), ("numpy.random", ""), ("torch", ""),
+    ("torch", "Tensor"), ("torch.nn", "Module"), ("torch.nn.functional", ""), ("torch.optim", "Optimizer"),
+)  # fmt: skip
+"""Modules, and classes in them, whose functions scripts replace."""
+
+
+class LockWatch:
+    """How often the interpreter's lock is taken when a thread wakes up and wants it.
+
+    The thread sleeps, which is one voluntary switch of the kernel, and then needs the lock: if another thread has it,
+    it sleeps once more. So the count of switches tells, and how busy the machine's cores are does not matter.
+    """
+
+    def __init__(self) -> None:
+        self._looks = 0
+        self._held = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="interpreter-lock", daemon=True)
+        self._thread.start()
+
+    @property
+    def share(self) -> float | None:
+        """Share of the looks at which the lock was taken; None while there are too few of them."""
+        return self._held / self._looks if self._looks >= LEAST_LOOKS else None
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        chance = random.Random(0)  # noqa: S311 -- so that no loop keeps in step with it
+        before = _switches()
+        while not self._stopped.wait(_LOOK_S * (0.5 + chance.random())):
+            self._held += _switches() - before > 1
+            self._looks += 1
+            before = _switches()
+
+
+def _switches() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+class DangerWatch:
+    """Notes dangers from its creation on, which is before the script's first line.
+
+    Args:
+        own_directory: Where the script's own modules are.
+    """
+
+    def __init__(self, own_directory: str) -> None:
+        self._own = Path(own_directory).resolve()
+        self._noted: set[str] = set()
+        self._before = frozenset(sys.modules)
+        self._path = list(sys.path)
+        self._settings = _settings()
+        self._patched_before = [each for each in _functions() if _is_patched(each)]
+        self._lock: LockWatch | None = None
+        sys.addaudithook(self._hear)
+        for name in ("alarm", "setitimer", "signal"):
+            _call_first(signal, name, lambda: self._note_if_foreign("signals"))
+        after_import("torch", lambda torch: _call_first(torch, "compile", lambda: self._noted.add("compile")))
+
+    def watch_lock(self) -> None:
+        """Begin to look at the interpreter's lock: the script's first iteration is over."""
+        if self._lock is None:
+            self._lock = LockWatch()
+
+    def found(self) -> tuple[str, ...]:
+        """The names of all dangers so far, sorted; the lock is looked at no more."""
+        share = None
+        if self._lock is not None:
+            self._lock.stop()
+            share = self._lock.share
+        if share is None or share > MOST_HELD:
+            self._noted.add("interpreter")
+        self._noted.update(name for name, seen in self._seen().items() if seen)
+        return tuple(sorted(self._noted))
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _CHILDREN:
+            self._noted.add("children")
+        elif event in _LIMITS:
+            if event == "resource.setrlimit" or arguments[2] is not None:
+                self._noted.add("settings")
+        elif event in _VARIABLES:
+            self._note_if_foreign("environment")
+        elif event == "ctypes.dlopen":
+            self._note_if_foreign("native")
+
+    def _note_if_foreign(self, danger: str) -> None:
+        """Note what the script or a package does, but not what PyTorch and the like do by themselves."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        while frame is not None and _is_stdlib(frame.f_code.co_filename):
+            if frame.f_code.co_name == "<module>":
+                return  # it is what a module of Python's own does when it is imported
+            frame = frame.f_back
+        if frame is not None and _top(frame.f_globals.get("__name__")) not in KNOWN:
+            self._noted.add(danger)
+
+    def _seen(self) -> dict[str, bool]:
+        """What can be seen of the process now."""
+        foreign = list(self._foreign_files())
+        return {
+            "accelerate": "accelerate" in sys.modules or "transformers" in sys.modules,
+            "children": _has_children() or _loader_has_workers(),
+            "native": any(file.endswith(tuple(EXTENSION_SUFFIXES)) for file in foreign),
+            "packages": any(self._own not in Path(file).resolve().parents for file in foreign),
+            "patches": any(_is_patched(each) and each not in self._patched_before for each in _functions()),
+            "paths": sys.path != self._path,
+            "ranks": task_of(os.environ)[1] > 1 or _has_process_group(),
+            "settings": _settings() != self._settings,
+            "threads": any(map(_is_scripts, threading.enumerate())),
+        }
+
+    def _foreign_files(self) -> Iterator[str]:
+        """The files of all modules that belong neither to Python nor to the known packages."""
+        for name, module in list(sys.modules.items()):
+            file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
+            top = _top(name)
+            if isinstance(file, str) and name not in self._before and top not in KNOWN and not _is_stdlib(file):
+                yield file
+
+
+def _call_first(owner: ModuleType, name: str, note: Callable[[], None]) -> None:
+    """Let a function of a module call another one first."""
+    plain = getattr(owner, name, None)
+    if plain is None:
+        return
+
+    @functools.wraps(plain)
+    def noting(*arguments: Any, **keywords: Any) -> Any:
+        note()
+        return plain(*arguments, **keywords)
+
+    setattr(owner, name, noting)
+
+
+def _top(name: Any) -> str:
+    return str(name or "").partition(".")[0]
+
+
+_STDLIB: Final = Path(sysconfig.get_paths()["stdlib"]).resolve()
+
+
+@functools.lru_cache(maxsize=None)
+def _is_stdlib(file: str) -> bool:
+    if file.startswith("<frozen"):
+        return True
+    path = Path(file).resolve()
+    return _STDLIB in path.parents and not {"site-packages", "dist-packages"}.intersection(path.parts)
+
+
+def _settings() -> tuple[Any, ...]:
+    cores, priority = os.sched_getaffinity(os.getpid()), os.getpriority(os.PRIO_PROCESS, 0)
+    return cores, priority, locale.setlocale(locale.LC_ALL), sys.getswitchinterval()
+
+
+def _has_children() -> bool:
+    processes = sys.modules.get("multiprocessing.process")
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss > 0
+    return ended or bool(getattr(processes, "_children", ()))
+
+
+def _loader_has_workers() -> bool:
+    """Whether there is a DataLoader with workers, also one that the script has not used yet, as for validation."""
+    data = sys.modules.get("torch.utils.data")
+    kind = getattr(data, "DataLoader", None)
+    if not isinstance(kind, type):
+        return False
+    return any(issubclass(type(each), kind) and getattr(each, "num_workers", 0) for each in gc.get_objects())
+
+
+def _has_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())
+
+
+def _functions() -> Iterator[Any]:
+    for name, inner in _HOOKABLE:
+        owner = sys.modules.get(name)
+        owner = getattr(owner, inner, None) if inner else owner
+        if owner is not None:
+            yield from list(vars(owner).values())
+
+
+def _is_patched(value: Any) -> bool:
+    """Whether a function of Python or PyTorch is one of the script's or of a package."""
+    if not isinstance(value, FunctionType) or _is_stdlib(value.__code__.co_filename):
+        return False
+    return _top(value.__globals__.get("__name__")) not in KNOWN
+
+
+def _is_scripts(thread: threading.Thread) -> bool:
+    """Whether a thread is one that the script has started, itself or through a package."""
+    if thread is threading.main_thread() or isinstance(thread, threading._DummyThread):
+        return False
+    functions = (getattr(thread, "_target", None), *(getattr(thread, "_args", None) or ()))
+    return not any(_top(getattr(function, "__module__", "")) == "muri" for function in functions)
+
+
+_begun: Final[list[DangerWatch]] = []
+
+
+def begin(own_directory: str) -> None:
+    """Watch this process from now on; its script's own modules are in that directory."""
+    _begun.append(DangerWatch(own_directory))
+
+
+def begun() -> DangerWatch | None:
+    """The watch of this process, None where nobody has begun one."""
+    return _begun[0] if _begun else None

@@ -1,0 +1,118 @@
+"""What a dry run tells of a script that threads of one process could not keep apart."""
+
+import json
+import textwrap
+import time
+
+import pytest
+from launcher_harness import Launcher, ends
+
+from muri.launcher.telemetry.danger_watch import LEAST_LOOKS, MOST_HELD, LockWatch
+from muri.profiler.dangers import DANGERS, said
+
+LOOP = """
+import muri
+for _ in muri.batches(range(1000)):
+    with muri.stage("propagate"):
+        work()
+"""
+REST = """
+import time
+def work():
+    time.sleep(0.001)
+"""
+COMPUTES = """
+def work():
+    sum(range(50_000))
+"""
+SCRIPTS = {
+    "accelerate": "import accelerate",
+    "compile": "import torch\ntorch.nn.Linear(1, 1).compile()",
+    "environment": "import os\nos.environ['OF_THE_SCRIPT'] = '1'",
+    "packages": "import pluggy",
+    "native": "import ctypes\nctypes.CDLL(None)",
+    "patches": "import torch\ntorch.manual_seed = lambda seed: None",
+    "paths": "import sys\nsys.path.append('/nowhere')",
+    "settings": "import os\nos.nice(1)",
+    "signals": "import signal\nsignal.signal(signal.SIGUSR1, print)",
+    "threads": "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor()\npool.submit(print)",
+}
+CHILDREN = {
+    "a fork": "import os\nif not os.fork(): os._exit(0)",
+    "a command": "import subprocess\nsubprocess.run(['true'])",
+    "a spawned process": "import multiprocessing as m\nm.get_context('spawn').Process(target=print).start()",
+    "a loader for later": "import torch.utils.data as d\nloader = d.DataLoader([1], num_workers=1)",
+}
+MORE = {
+    "settings": "import resource as r\nr.setrlimit(r.RLIMIT_NOFILE, r.getrlimit(r.RLIMIT_NOFILE))",
+    "signals": "import signal\nsignal.alarm(1000)",
+    "ranks": "import torch.distributed as d\nd.init_process_group('gloo', 'file://STORE', world_size=1, rank=0)",
+}
+
+
+def dangers(launcher: Launcher, text: str, limits: str = "8:2") -> set[str]:
+    """What a dry run of a script tells."""
+    path = launcher.folder / "result.json"
+    place = {"MURI_DRY_RUN": limits, "MURI_DRY_RUN_RESULT": str(path)}
+    assert ends(launcher.member(None, launcher.script(text), **place)) == 0, launcher.err(None)
+    return set(json.loads(path.read_text())["detail"]["dangers"])
+
+
+def of_use(launcher: Launcher, use: str) -> set[str]:
+    """What a script is told of that does this before a loop too short to tell of the interpreter's lock."""
+    text = use.replace("STORE", str(launcher.folder / "store")) + "\n" + REST + LOOP
+    return dangers(launcher, "if __name__ == '__main__':\n" + textwrap.indent(text, "    ")) - {"interpreter"}
+
+
+@pytest.mark.parametrize(("danger", "use"), [*SCRIPTS.items(), *MORE.items()])
+def test_a_danger_is_seen_by_its_own_name(launcher: Launcher, danger: str, use: str) -> None:
+    launcher.script("", "accelerate.py")  # its import takes seconds
+    assert of_use(launcher, use) == {danger}
+
+
+@pytest.mark.parametrize("kind", CHILDREN)
+def test_every_kind_of_child_process_is_seen(launcher: Launcher, kind: str) -> None:
+    assert of_use(launcher, CHILDREN[kind]) == {"children"}
+
+
+def test_an_ordinary_loop_is_no_danger(launcher: Launcher) -> None:
+    launcher.script("LAYERS = 2", "own_module.py")
+    text = """
+        import ctypes, torch, own_module
+        from torch.utils.data import DataLoader, TensorDataset
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(own_module.LAYERS)))
+        optimizer = torch.optim.Adam(model.parameters())
+        loader = DataLoader(TensorDataset(torch.ones(4000, 8)), batch_size=8, shuffle=True)
+        import time
+        for (inputs,) in loader:
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            time.sleep(0.02)
+    """
+    assert dangers(launcher, text, "22:2") == set()
+
+
+def test_a_script_that_computes_in_python_and_one_too_short_to_tell(launcher: Launcher) -> None:
+    assert dangers(launcher, COMPUTES + LOOP, "400:2") == {"interpreter"}
+    assert dangers(launcher, REST + LOOP, "4:1") == {"interpreter"}
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_the_lock_is_found_held_while_python_computes_however_busy_the_machine_is(computes: bool) -> None:
+    watch = LockWatch()
+    while watch._looks < LEAST_LOOKS:
+        assert watch.share is None
+        if computes:
+            sum(range(10_000))
+        else:
+            time.sleep(0.01)
+    watch.stop()
+    assert watch.share is not None
+    assert (watch.share > MOST_HELD) == computes
+
+
+def test_every_danger_is_said_in_words_and_one_of_a_newer_version_by_its_name() -> None:
+    assert set(SCRIPTS) | set(MORE) | {"children", "interpreter"} == set(DANGERS)
+    assert said(["compile", "telepathy"]) == "torch.compile, telepathy"
