@@ -54,6 +54,7 @@ def test_optional_fields_may_be_missing():
         ({"detail": {"confidense": 1}}, r"profiles\[1\].detail.confidense: unknown field; did you mean 'confidence'\?"),
         ({"detail": {"busy_s": 1}}, r"profiles\[1\].detail.busy_s: must be a list of 4 numbers, found 1"),
         ({"detail": {"busy_s": [1, 2, "x", 4]}}, r"profiles\[1\].detail.busy_s\[2\]: must be a number, found 'x'"),
+        ({"detail": {"dangers": "compile"}}, r"profiles\[1\].detail.dangers: must be a list of names, found 'compile'"),
         ({"detail": {"busy_s": [1]}}, r"profiles\[1\].detail: busy_s: there must be one figure per stage"),
         ({"detail": {"confidence": 2}}, r"profiles\[1\].detail: confidence is 2; it must be between 0 and 1"),
         ({"detail": {"host_mem_gib": None}}, r"profiles\[1\].detail.host_mem_gib: must be a number, found None"),

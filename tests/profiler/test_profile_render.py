@@ -20,7 +20,7 @@ NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)
 DETAIL = ProfileDetail(
     stage_p95_s=(0.14, 0.06, 0.31, 0.002), stage_cv=(0.1, 0.1, 0.01, 0.3), busy_s=(0.24, 0.05, 0.3, 0.05),
     iteration_p95_s=0.5, iteration_cv=0.02, host_mem_gib=2.1, cpu_cores=2.3, gpu_utilisation=0.63, gradient_mib=44.6,
-    confidence=0.93, warmup_iterations=10,
+    confidence=0.93, warmup_iterations=10, dangers=("children", "compile"),
 )  # fmt: skip
 
 
@@ -187,3 +187,11 @@ def test_help_teaches_by_example(command):
     output = output_of(command, "--help")
     assert f"muri profile {command}" in output
     assert "Examples:" in output
+
+
+def test_a_profile_tells_what_threads_could_not_keep_apart_and_whether_that_was_looked_for():
+    said = [facts(make_profile(detail=ProfileDetail(dangers=each)), NOW).get("dangers to threads") for each in (None, ())]
+    assert said == [None, "none found"]
+    assert "dangers to threads: DataLoader workers or other child processes, torch.compile" in " ".join(
+        output_of("show", "resnet18").split()
+    )

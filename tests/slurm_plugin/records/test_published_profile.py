@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from muri.profiler.dangers import DANGERS
 from muri.profiler.dryrun.messages import DryRunResult
 from muri.profiler.records import ProfileDetail, ProfileError, ProfileKey
 from muri.slurm_plugin.config import ConfigError, load_config
@@ -28,6 +29,7 @@ results = st.builds(
         gpu_utilisation=st.floats(0, 1),
         confidence=st.floats(0, 1),
         warmup_iterations=st.integers(0, 10**4),
+        dangers=st.none() | st.sets(st.sampled_from(sorted(DANGERS))).map(tuple),
     ),
     st.text(max_size=100),
 )
@@ -46,6 +48,7 @@ def test_every_detail_survives_the_comment(result):
     assert read(comment)["token"] == "token-1"
     assert found.stage_s == pytest.approx(measured.stage_s, rel=1e-3)
     assert (found.iterations, found.measured_at, found.source) == (measured.iterations, AT, "dry-run")
+    assert found.detail.dangers == measured.detail.dangers
     assert found.detail.figures()
     for (name, mine), (other, theirs) in zip(found.detail.figures(), measured.detail.figures(), strict=True):
         assert name == other
@@ -68,7 +71,11 @@ def test_a_long_error_is_cut():
     assert len(read(comment_with("", "t", {"error": "e" * 5000}))["error"]) == 300
 
 
-@pytest.mark.parametrize("change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}])
+TOLD = [{"detail": {"dangers": told}} for told in (3, [3], ["\x1b[2J"], ["a"] * 33)]
+"""What a user may have written there."""
+
+
+@pytest.mark.parametrize("change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, *TOLD])
 def test_figures_that_cannot_be_true_are_refused(change):
     measured = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0).to_dict() | change
     with pytest.raises((ProfileError, TypeError, ValueError)):
