@@ -28,7 +28,6 @@ from muri.slurm_plugin.private_files import make_private_directory
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node, Snapshot
 from muri.slurm_plugin.records.gate import lease_end_s
-from muri.slurm_plugin.records.journal import PYTHON, Journal
 from muri.slurm_plugin.records.roles import read_job
 
 DEADLINE_S: Final = 180.0
@@ -192,10 +191,10 @@ class _Run:
         return f"Last seen: {shown or 'none of them'}. The pilot's log is /run/muri/<uid>/host-<job>.log on its node"
 
     def _know_models(self, gateway: _OnlyThese, node: Node) -> None:
-        """Note what dry runs would find out: how long stages take, and under which Python the scripts run."""
+        """Note what dry runs would find out: how long stages take."""
         make_private_directory(self._config.state_dir)
         database = self._config.state_dir / "profiles.db"
-        with ProfileStore(database) as store, Journal(self._config.state_dir / "journal.db") as journal:
+        with ProfileStore(database) as store:
             for job in map(read_job, gateway.snapshot().jobs):
                 key = ProfileKey(job.request.model, 1, 1, node.gpu_type, self._user)
                 load_s, preprocess_s, propagate_s, synchronize_s = (
@@ -203,9 +202,6 @@ class _Run:
                 )
                 stages = (load_s, preprocess_s, propagate_s, synchronize_s)
                 store.put(StageProfile(key, *stages, ITERATION_S, iterations=20))
-                if job.facts is not None and job.facts.environment:
-                    told = [str(key), self._user, job.facts.environment, job.facts.python]
-                    journal.set_fact(PYTHON, f"{key} {job.facts.environment}", told)
 
     def _clean_up(self, gateway: _OnlyThese, *, had_lease: bool) -> None:
         """Leave no job behind, and no lease that was not there before."""

@@ -172,8 +172,8 @@ class Executor:
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
         self._journal.begin(token, GROUP, asdict(action), self._now_s)
         try:
-            first = action.members[0].job_id
-            submitted = self._gateway.job_environment(first) if action.python else None
+            thread = next((member.job_id for member in action.members if member.isolation == "thread"), None)
+            submitted = self._gateway.job_environment(thread) if thread is not None and action.python else None
             pilot = self._gateway.submit(pilot_job(action, token, self._config, submitted))
         except SlurmUnreachableError:
             raise

@@ -24,6 +24,8 @@ class MemberPlan:
         gpu_mem_gib: Its peak GPU memory alone, from its profile; 0 when not known.
         estimated: Whether its profile is an estimate.
         accumulate_steps: Into how many micro-batches its batches are split.
+        isolation: As in `MemberSpec.isolation`.
+        isolation_why: Why so, for people; "" where the site has threads for nobody.
     """
 
     job_id: int
@@ -35,6 +37,8 @@ class MemberPlan:
     gpu_mem_gib: float = 0.0
     estimated: bool = False
     accumulate_steps: int = 1
+    isolation: Literal["thread", "process"] = "process"
+    isolation_why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class StartGroup:
         gpus_per_node: GPUs on each; each gets a runtime of its own.
         mode: How members share, as in `Group.mode`.
         reservation: Reservation of all members, "" for none.
-        python: The Python of all members' scripts, "" for the site's.
+        python: The Python that runs the runtime because members are its threads, "" for the site's.
     """
 
     members: tuple[MemberPlan, ...]

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from muri.profiler.records import ProfileKey, StageProfile
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.model_traits import KnownTraits
-from muri.slurm_plugin.planning.placement import domain_of
 from muri.slurm_plugin.planning.pythons import KnownPythons
 from muri.slurm_plugin.records.cluster import Job, Node
 from muri.slurm_plugin.records.journal import PREEMPT, Intent
@@ -115,11 +114,6 @@ class CycleInput:
     def key_of(self, job: ManagedJob) -> ProfileKey:
         """Return the key under which a job's model is profiled."""
         return profile_key(job, self.nodes)
-
-    def domain_of(self, job: ManagedJob) -> str:
-        """Return what jobs of a user must have in common beside their partition to share GPUs."""
-        python = self.knowledge.pythons.of_job(job, self.key_of(job))
-        return domain_of(job, python or "", "" if job.facts is None else job.facts.environment)
 
 
 def dry_run_key(intent: Intent, view: View) -> ProfileKey:

@@ -14,12 +14,12 @@ from muri.profiler.estimates import why_estimated
 from muri.profiler.records import StageProfile
 from muri.slurm_plugin.planning.actions import Abandon, Action, Join, MemberPlan, join_in
 from muri.slurm_plugin.planning.cycle_input import CycleInput
-from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.planning.isolation import joins_later
+from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.request import alone_reason
 from muri.slurm_plugin.planning.running import RunningGroup, as_submitted, running_groups
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.planning.starts import member_plan
-from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
 from muri.slurm_plugin.records.journal import GROUP, JOIN, Intent
 from muri.slurm_plugin.records.roles import ManagedJob, Role, View
@@ -98,7 +98,7 @@ def find_joins(plan: Plan, cycle: CycleInput, room: SiteRoom) -> tuple[Join, ...
     joins: list[Join] = []
     for waiting in plan.waiting if groups else ():
         job = cycle.view.jobs[waiting.job_id]
-        possible = groups.get((job.uid, job.partition, cycle.domain_of(job)))
+        possible = groups.get((job.uid, job.partition, domain_of(job)))
         if not possible or job.role is not Role.CANDIDATE or alone_reason(job, cycle):
             continue
         wanted = _joins_of(job, possible.values(), gains, cycle, room)
@@ -119,8 +119,8 @@ def _open_groups(cycle: CycleInput, model: SpeedModel, room: SiteRoom) -> dict[_
     for group in running_groups(cycle.view):
         pilot, node = group.pilot, nodes.get(group.pilot.nodes)
         members = [as_submitted(member, pilot) for member in group.members]
-        domains = {cycle.domain_of(member) for member in members}
-        if node is None or len(domains) != 1 or _why_closed(group, node, cycle) or _why_other_python(group, cycle):
+        domains = {domain_of(member) for member in members}
+        if node is None or len(domains) != 1 or _why_closed(group, node, cycle):
             continue
         profiles = [cycle.knowledge.profile_of(cycle.key_of(member)) for member in members]
         shapes = tuple(shape_of(profile) for profile in profiles if profile is not None)
@@ -187,23 +187,11 @@ def why_no_room(job: ManagedJob, group: RunningGroup, cycle: CycleInput, places:
     pilot = group.pilot
     if (job.uid, job.partition) != (pilot.uid, pilot.partition):
         return "the group is of another user or partition"
-    domain = cycle.domain_of(job)
-    if any(cycle.domain_of(as_submitted(member, pilot)) != domain for member in group.members):
+    domain = domain_of(job)
+    if any(domain_of(as_submitted(member, pilot)) != domain for member in group.members):
         return f"the group is not of {domain}"
     node = next((node for node in cycle.nodes if node.name == pilot.nodes), None)
-    return (
-        _why_other_python(group, cycle)
-        or _why_closed(group, node, cycle)
-        or _why_no_place(job, group, places.of(job).nodes)
-    )
-
-
-def _why_other_python(group: RunningGroup, cycle: CycleInput) -> str:
-    """Why nobody can join a group that was started before the Python of its members was known."""
-    members = [as_submitted(member, group.pilot) for member in group.members]
-    pythons = {cycle.knowledge.pythons.of_job(member, cycle.key_of(member)) or "" for member in members}
-    same = {tags.python_mark(python) for python in pythons} == {group.pilot.python}
-    return "" if same else "the group was started with another Python than its members are known to have by now"
+    return _why_closed(group, node, cycle) or _why_no_place(job, group, places.of(job).nodes)
 
 
 def _why_closed(group: RunningGroup, node: Node | None, cycle: CycleInput) -> str:
@@ -274,7 +262,8 @@ def join_to(
     pilot, size = group.pilot, len(group.members) + 1
     job, profile = joiner.job, joiner.profile
     limit_s = room.member_limit_s(job, size, int(max(0.0, cycle.now_s - pilot.start_s)))
-    member = member_plan(job, profile, joiner.speed, cycle.knowledge, limit_s)
+    kind = joins_later(cycle)
+    member = member_plan(job, profile, joiner.speed, cycle.knowledge, time_limit_s=limit_s, isolation=kind)
     why = (*reasons, *filter(None, (why_estimated(profile),)))
     return Join(pilot.job_id, pilot.nodes, member, others, _pilot_limit_s(pilot, member, others, cycle.now_s), why)
 

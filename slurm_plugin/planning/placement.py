@@ -15,13 +15,11 @@ from muri.slurm_plugin.records.host_lists import HostListError, names_in
 _FEATURE = re.compile(r"[A-Za-z0-9_.:=-]+")
 
 
-def domain_of(job: Job, python: str = "", environment: str = "") -> str:
+def domain_of(job: Job) -> str:
     """Return what jobs of a user must have in common beside their partition, for one job of Muri's to hold their GPUs.
 
     Args:
         job: As its user submitted it.
-        python: Its script's, "" for the site's: members share the runtime's process, or at least its PyTorch.
-        environment: Digest of what it was submitted in, "" when unknown.
     """
     parts = {
         "account": job.account,
@@ -31,8 +29,6 @@ def domain_of(job: Job, python: str = "", environment: str = "") -> str:
         "constraint": job.features,
         "excluded nodes": job.excluded_nodes,
         "GPUs": job.gpu_request,
-        "Python": python,
-        "environment": environment,
     }
     return ", ".join(f"{name} {value!r}" for name, value in parts.items() if value)
 

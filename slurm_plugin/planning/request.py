@@ -13,7 +13,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import StartDryRun
 from muri.slurm_plugin.planning.cycle_input import CycleInput, dry_run_key
 from muri.slurm_plugin.planning.model_traits import gpu_utilization, with_derived
-from muri.slurm_plugin.planning.placement import Places
+from muri.slurm_plugin.planning.placement import Places, domain_of
 from muri.slurm_plugin.planning.site_limits import SiteRoom
 from muri.slurm_plugin.planning.slurm_requests import dry_run_limit_s
 from muri.slurm_plugin.records.cluster import Job, JobState, Node
@@ -171,7 +171,7 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         room: What the site's limits leave for groups with it; None for a job that runs.
     """
     alone = alone_reason(job, cycle)
-    profile = None if _python_to_find(job, key, cycle) else cycle.knowledge.profile_for(job, key)
+    profile = cycle.knowledge.profile_for(job, key)
     if profile is not None and not profile.is_estimate:
         little = says_little(profile.stage_s, profile.iteration_s)
         if little:
@@ -206,15 +206,10 @@ def plan_job(job: ManagedJob, key: ProfileKey, cycle: CycleInput, room: SiteRoom
         sensitivity=cycle.knowledge.traits.sensitivity(key, _mem_gib_per_gpu(job)),
         gpu_utilization=gpu_utilization(profile),
         gpu_mem_request_gib=cycle.knowledge.gpu_mem_gib.get(job.job_id),
-        domain=cycle.domain_of(job),
+        domain=domain_of(job),
         largest_group=largest,
         priority=job.priority,
     )
-
-
-def _python_to_find(job: ManagedJob, key: ProfileKey, cycle: CycleInput) -> bool:
-    """Whether only a dry run can tell the Python of the job's script; without dry runs it counts as the site's."""
-    return cycle.config.profiling.at_once > 0 and cycle.knowledge.pythons.of_job(job, key) is None
 
 
 def _mem_gib_per_gpu(job: Job) -> float:
@@ -261,8 +256,7 @@ def _dry_runs(
         useful = profile_use == "all" or (profile_use == "sharing" and _may_share(job, cycle))
         impossible = job.array or job.het or job.special or why_arguments_are_unknown(job)
         measurable = useful and not (impossible or cycle.knowledge.failed(key, cycle.config))
-        outdated = cycle.knowledge.is_stale(key) or _python_to_find(job, key, cycle)
-        known = cycle.knowledge.profile_of(key) is not None and not outdated
+        known = cycle.knowledge.profile_of(key) is not None and not cycle.knowledge.is_stale(key)
         under_way = key in cycle.knowledge.profiling or job.job_id in cycle.knowledge.dry_run_jobs
         if measurable and not known and not under_way:
             wanted.setdefault(key, job.job_id)

@@ -12,7 +12,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.planning.actions import GivenShare, Join, MemberPlan, StartGroup
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobChange, NewJob
-from muri.slurm_plugin.records.comment_tags import with_mode, with_python
+from muri.slurm_plugin.records.comment_tags import with_mode
 from muri.slurm_plugin.records.gate import without_gate
 from muri.slurm_plugin.records.roles import ManagedJob
 from muri.slurm_plugin.records.submit_facts import encode_words
@@ -45,6 +45,7 @@ def group_spec(action: StartGroup, config: Config) -> GroupSpec:
                 predicted_speed=member.speed,
                 gpu_mem_gib=member.gpu_mem_gib or None,
                 accumulate_steps=member.accumulate_steps,
+                isolation=member.isolation,
             )
             for member in action.members
         ),
@@ -63,8 +64,8 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         action: The group.
         token: The start's unique name, which the job carries in its AdminComment.
         config: The nodes' Python and the pilot's time-outs.
-        submitted: A member's environment; where members have a Python of their own, the runtime gets its variables
-            that decide what it imports.
+        submitted: The environment of a member that is to be a thread under a Python of its own; the runtime gets its
+            variables that decide what it imports.
     """
     told = submitted if action.python and submitted else {}
     of_members = {MEMBERS_PREFIX + name: told[name] for name in DECIDING if name in told}
@@ -88,7 +89,7 @@ def pilot_job(action: StartGroup, token: str, config: Config, submitted: Mapping
         time_limit_s=action.time_limit_s,
         required_nodes=action.node,
         reservation=action.reservation,
-        admin_comment=with_python(with_mode(tag, action.mode), action.python),
+        admin_comment=with_mode(tag, action.mode),
     )
 
 
@@ -224,7 +225,8 @@ def member_change(member: MemberPlan, place: GroupPlace, job: Job, *, retries: b
     """
     state = tags.MemberState(place.pilot, member.original, member.accumulate_steps)
     comment = tags.with_token(job.admin_comment, tags.STATE_PREFIX, tags.format_state(state))
-    planned = tags.Planned(place.why, member.speed, member.solo_iteration_s, member.estimated)
+    kind = (f"{member.isolation}: {member.isolation_why}",) if member.isolation_why else ()
+    planned = tags.Planned((*place.why, *kind), member.speed, member.solo_iteration_s, member.estimated)
     return JobChange(
         gpu_request=no_gpus,
         required_nodes=place.node,

@@ -13,6 +13,7 @@ from muri.profiler.records import StageProfile
 from muri.slurm_plugin.config import Allocation
 from muri.slurm_plugin.planning.actions import Action, GivenShare, MemberPlan, ReleaseSolo, StartGroup
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.isolation import Isolation, isolations
 from muri.slurm_plugin.planning.site_limits import PILOT_EXTRA_S, SiteRoom
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, Node
@@ -45,6 +46,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) ->
     names = {share.node for share in group.gpus}
     nodes = [node for node in cycle.nodes if node.name in names]
     profiles = [cycle.knowledge.known_profile(cycle.key_of(job)) for job in jobs]
+    kinds = isolations(jobs, profiles, group.mode, cycle)
     members = tuple(
         member_plan(
             job,
@@ -52,9 +54,11 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) ->
             group.speed[job.job_id],
             cycle.knowledge,
             time_limit_s=room.member_limit_s(job, len(group.members)),
+            isolation=kind,
         )
-        for job, profile in zip(jobs, profiles, strict=True)
+        for job, profile, kind in zip(jobs, profiles, kinds, strict=True)
     )
+    thread = next((job for job, kind in zip(jobs, kinds, strict=True) if kind.kind == "thread"), None)
     gpus_per_node = group.gpu_count // len(nodes)
     first = jobs[0]
     limits = [member.time_limit_s for member in members]
@@ -82,7 +86,7 @@ def _start_group(group: Group, plan: Plan, cycle: CycleInput, room: SiteRoom) ->
         gpus_per_node=gpus_per_node,
         mode=group.mode,
         reservation=first.reservation,
-        python=cycle.knowledge.pythons.of_job(first, cycle.key_of(first)) or "",
+        python="" if thread is None else cycle.knowledge.pythons.of_job(thread, cycle.key_of(thread)) or "",
     )
 
 
@@ -93,7 +97,13 @@ def _estimated(profiles: Sequence[StageProfile], jobs: Sequence[Job]) -> Iterato
 
 
 def member_plan(
-    job: ManagedJob, profile: StageProfile, speed: float, knowledge: Knowledge, time_limit_s: int
+    job: ManagedJob,
+    profile: StageProfile,
+    speed: float,
+    knowledge: Knowledge,
+    *,
+    time_limit_s: int,
+    isolation: Isolation,
 ) -> MemberPlan:
     """Return what becomes of a job in a group.
 
@@ -103,6 +113,7 @@ def member_plan(
         speed: Its predicted speed there, 1 = as fast as alone.
         knowledge: The GPU memory that it asks for since it ran out of it.
         time_limit_s: Its time limit there; 0 for none.
+        isolation: How it runs there.
     """
     return MemberPlan(
         job_id=job.job_id,
@@ -113,6 +124,8 @@ def member_plan(
         cpu_count=job.task_count if job.gpu_count > 1 else 1,
         gpu_mem_gib=knowledge.needed_gib(job.job_id, profile),
         estimated=profile.is_estimate,
+        isolation=isolation.kind,
+        isolation_why=isolation.why,
     )
 
 

@@ -5,7 +5,6 @@ start with `muri`; everything else is kept as it is. Because the tokens live in 
 lost journal loses no job: the original request of a changed job is in its own comment.
 """
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Final, Literal, NamedTuple
@@ -63,9 +62,6 @@ Mode = Literal["interleave", "plain"]
 
 MODE_PREFIX: Final = "muri-mode:"
 """In a pilot job's AdminComment: plain where its members share without turns."""
-
-PYTHON_PREFIX: Final = "muri-python:"
-"""In a pilot job's AdminComment: the mark of its members' own Python, which its runtime was started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,16 +293,6 @@ def mode_of(admin_comment: str) -> Mode:
 def with_mode(admin_comment: str, mode: Mode) -> str:
     """Return a new pilot job's AdminComment with the way in which its members share."""
     return with_token(admin_comment, MODE_PREFIX, "plain") if mode == "plain" else admin_comment
-
-
-def python_mark(python: str) -> str:
-    """Return a short word for a Python's path, "" for the site's: a pilot's tags travel in its comment, too."""
-    return hashlib.sha256(python.encode(errors="surrogateescape")).hexdigest()[:16] if python else ""
-
-
-def with_python(admin_comment: str, python: str) -> str:
-    """Return a new pilot job's AdminComment with the Python of its members."""
-    return with_token(admin_comment, PYTHON_PREFIX, python_mark(python)) if python else admin_comment
 
 
 def retries_memory(admin_comment: str) -> bool:

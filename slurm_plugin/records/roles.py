@@ -56,7 +56,6 @@ class ManagedJob(Job):
         planned: What the controller decided about it when it started it, None when it did not or did not say.
         pilot_tag: Of a pilot job: its start and its members.
         mode: Of a pilot job: how its members share, as in `Group.mode`.
-        python: Of a pilot job: the mark of its members' own Python, "" for the site's.
         dry_run: Of a dry run: its token.
         script: Hash of its batch script, "" when unknown.
         facts: What its submission told, None where the SPANK plugin is older or the job was submitted without it.
@@ -74,7 +73,6 @@ class ManagedJob(Job):
     planned: tags.Planned | None = None
     pilot_tag: tags.PilotTag | None = None
     mode: tags.Mode = "interleave"
-    python: str = ""
     dry_run: str | None = None
     script: str = ""
     facts: SubmitFacts | None = None
@@ -117,7 +115,6 @@ def read_job(job: Job, partitions: tuple[str, ...] = ()) -> ManagedJob:
         planned=tags.parse_plan(comment),
         pilot_tag=pilot_tag,
         mode=tags.mode_of(comment),
-        python=tags.token(comment, tags.PYTHON_PREFIX) or "",
         dry_run=dry_run,
         script=tags.token(comment, tags.SCRIPT_PREFIX) or "",
         facts=read_facts(comment),

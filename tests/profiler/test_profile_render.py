@@ -190,7 +190,8 @@ def test_help_teaches_by_example(command):
 
 
 def test_a_profile_tells_what_threads_could_not_keep_apart_and_whether_that_was_looked_for():
-    said = [facts(make_profile(detail=ProfileDetail(dangers=each)), NOW).get("dangers to threads") for each in (None, ())]
+    details = [ProfileDetail(dangers=each) for each in (None, ())]
+    said = [facts(make_profile(detail=each), NOW).get("dangers to threads") for each in details]
     assert said == [None, "none found"]
     assert "dangers to threads: DataLoader workers or other child processes, torch.compile" in " ".join(
         output_of("show", "resnet18").split()

@@ -13,13 +13,11 @@ from muri.slurm_plugin.planning.actions import Join
 from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
 from muri.slurm_plugin.planning.decision import Decision, decide
 from muri.slurm_plugin.planning.placement import Places
-from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.records import comment_tags as tags
 from muri.slurm_plugin.records.cluster import Job, JobState, Node, Reservation, Snapshot
 from muri.slurm_plugin.records.roles import view_of
 
 HOUR_S = 3600
-NO_PYTHONS = KnownPythons()
 
 
 def candidate(job_id: int, model: str = "m2", **changes: Any) -> Job:
@@ -44,12 +42,12 @@ def full_nodes(count: int) -> list[Node]:
     return [make_node(f"n{number}", gpu_count=1, gpus_allocated=1, cpus_allocated=6) for number in range(count)]
 
 
-def decided(
-    jobs: list[Job], nodes: list[Node], *reservations: Reservation, pythons: KnownPythons = NO_PYTHONS
-) -> Decision:
-    config = Config(policy="muri-s")
+MURI_S = Config(policy="muri-s")
+
+
+def decided(jobs: list[Job], nodes: list[Node], *reservations: Reservation, config: Config = MURI_S) -> Decision:
     snapshot = Snapshot(NOW_S, "c", "26.05", tuple(jobs), tuple(nodes), reservations, gpu_removal=GPUS_REMOVABLE)
-    knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS}, pythons=pythons)
+    knowledge = Knowledge({profile.key: profile for profile in FOUR_KINDS})
     return decide(CycleInput(view_of(snapshot), knowledge, config), policy_of(config))
 
 
@@ -138,22 +136,16 @@ def test_the_effort_grows_with_jobs_and_groups_not_with_their_pairs(monkeypatch,
     assert calls["key_of"] <= 8 * count
 
 
-@pytest.mark.parametrize(
-    ("environment", "runtime", "joined"),
-    [
-        ("a" * 16, "/venv/bin/python3", True),
-        ("a" * 16, "", False),  # the group was started before its members' Python was known
-        ("b" * 16, "/venv/bin/python3", False),  # another environment
-        ("", "/venv/bin/python3", False),  # nothing is known of the job's
-    ],
-)
-def test_a_job_joins_a_group_of_its_python_only(environment: str, runtime: str, joined: bool) -> None:
+@pytest.mark.parametrize("isolation", ["process", "auto"])
+def test_a_job_of_another_environment_joins_as_a_process(isolation: str) -> None:
     def with_facts(job: Job, digest: str) -> Job:
-        facts = f" muri-facts:1.{digest}.{'c' * 16}..YQA" if digest else ""
-        return replace(job, admin_comment=job.admin_comment + facts)
+        return replace(job, admin_comment=f"{job.admin_comment} muri-facts:1.{digest}.{'c' * 16}..YQA")
 
     pilot, member = group(0)
-    pilot = replace(pilot, admin_comment=tags.with_python(pilot.admin_comment, runtime))
-    jobs = [with_facts(candidate(1, time_limit_s=HOUR_S), environment), pilot, with_facts(member, "a" * 16)]
-    told = (MeasuredPython("measured", "alice", digest, "/venv/bin/python3") for digest in ("a" * 16, "b" * 16))
-    assert bool(joins(decided(jobs, full_nodes(1), pythons=KnownPythons.of(told)))) is joined
+    jobs = [with_facts(candidate(1, time_limit_s=HOUR_S), "b" * 16), pilot, with_facts(member, "a" * 16)]
+    config = Config.model_validate({"policy": "muri-s", "grouping": {"isolation": isolation}})
+    (join,) = (each for each in decided(jobs, full_nodes(1), config=config).actions if isinstance(each, Join))
+    assert (join.member.isolation, join.member.isolation_why) == (
+        "process",
+        "it joined later" if isolation == "auto" else "",
+    )

@@ -8,7 +8,7 @@ from fake_slurm import FakeSlurm, make_job, make_node, one_gpu, pilots, told
 from option_sources import SPANK_SOURCE
 
 from muri.profiler.dryrun.messages import DryRunResult
-from muri.profiler.records import ProfileKey
+from muri.profiler.records import ProfileDetail, ProfileKey
 from muri.pythons import DECIDING
 from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
 from muri.slurm_plugin.records import comment_tags as tags
@@ -62,9 +62,9 @@ class Recording(FakeSlurm):
         return len(found)
 
 
-def measured_and_planned(slurm: Recording, make_controller: Any, **result: Any) -> Any:
+def measured_and_planned(slurm: Recording, make_controller: Any, grouping: Any = None, **result: Any) -> Any:
     """Measure what has to be measured and plan; returns the last status by job id."""
-    with make_controller(slurm, (), profiling={"at_once": 4}) as controller:
+    with make_controller(slurm, (), profiling={"at_once": 4}, grouping=grouping or {}) as controller:
         controller.cycle()
         slurm.tick()
         slurm.finish_dry_runs(**result)
@@ -117,52 +117,61 @@ def test_where_nothing_was_measured_the_first_python_in_path_may_be_the_sites(fi
     assert KnownPythons.of([], "/opt/muri/bin/python").of_job(job, KEY) == python
 
 
-def test_a_group_runs_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
-    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
-    measured_and_planned(slurm, make_controller, python=OWN)
+THREADS = ProfileDetail(dangers=()).to_dict()
+
+
+def of_threads(slurm: Recording, make_controller: Any, **result: Any) -> tuple[NewJob, Any]:
+    """The pilot of jobs whose runs showed no danger where the site allows threads, and the last status by job id."""
+    told_of = {"detail": THREADS, **result}
+    status = measured_and_planned(slurm, make_controller, grouping={"isolation": "auto"}, **told_of)
     (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
-    assert told(pilot).python == OWN
+    return pilot, status
+
+
+def test_threads_run_under_the_python_that_dry_runs_told(make_controller: Any) -> None:
+    pilot, status = of_threads(cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2")), make_controller, python=OWN)
+    assert (told(pilot).python, told(pilot).threads) == (OWN, {"1", "2"})
     assert pilot.environment["MURI_MEMBERS_LD_LIBRARY_PATH"] == "/opt/cuda"
     assert pilot.environment["MURI_MEMBERS_PYTHONPATH"] == "/home/alice/lib"
     assert "LD_LIBRARY_PATH" not in pilot.environment
     assert "SECRET" not in str(pilot.environment)
+    assert "thread: its runs showed no danger; the site allows it" in status[1].reasons
 
 
-def test_the_sites_python_needs_nothing_of_the_members(make_controller: Any) -> None:
-    slurm = cluster(job_in(HERE, 1, "m1"), job_in(HERE, 2, "m2"))
-    measured_and_planned(slurm, make_controller)
-    (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
-    assert told(pilot).python == ""
-    assert not any(name.startswith("MURI_MEMBERS_") for name in pilot.environment)
-
-
-def test_jobs_of_two_environments_do_not_share_and_it_is_said(make_controller: Any) -> None:
+@pytest.mark.parametrize("isolation", ["process", "auto"])
+def test_processes_need_no_python_of_the_runtime_and_no_dry_run_tells_one(
+    make_controller: Any, isolation: str
+) -> None:
     slurm = cluster(job_in(HERE, 1, "m1"), job_in(THERE, 2, "m2"))
-    status = measured_and_planned(slurm, make_controller, python=OWN)
-    assert pilots(slurm) == []
-    reasons = "; ".join(status[1].reasons)
-    assert f"Python '{OWN}', environment '{HERE}'" in reasons, reasons
-
-
-def test_jobs_without_facts_share_as_before(make_controller: Any) -> None:
-    slurm = cluster(job_in("", 1, "m1"), job_in("", 2, "m2"))
-    measured_and_planned(slurm, make_controller, python=OWN)
+    own = {"grouping": {"isolation": isolation}}
+    status = measured_and_planned(slurm, make_controller, python=OWN, detail={"dangers": ["compile"]}, **own)
     (pilot,) = (slurm.submitted[job.job_id] for job in pilots(slurm))
-    assert told(pilot).python == ""
+    assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
+    assert not any(name.startswith("MURI_MEMBERS_") for name in pilot.environment)
+    said = [why for why in status[1].reasons if why.startswith(("process", "thread"))]
+    assert said == (["process: its runs used torch.compile"] if isolation == "auto" else [])
 
 
-def test_a_model_is_measured_again_in_another_environment_and_once_in_each(make_controller: Any) -> None:
+def test_jobs_of_two_environments_share_gpus_but_no_process(make_controller: Any) -> None:
+    slurm = cluster(job_in(HERE, 1, "m1"), job_in(THERE, 2, "m2"))
+    pilot, status = of_threads(slurm, make_controller, python=OWN)
+    assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
+    assert "process: no partner could share a process with it" in status[1].reasons
+
+
+def test_jobs_without_facts_are_processes(make_controller: Any) -> None:
+    pilot, status = of_threads(cluster(job_in("", 1, "m1"), job_in("", 2, "m2")), make_controller, python=OWN)
+    assert (told(pilot).python, told(pilot).threads) == ("", frozenset())
+    assert "process: its Python or its environment is not known" in status[1].reasons
+
+
+def test_a_model_is_measured_once_however_many_environments_there_are(make_controller: Any) -> None:
     slurm = cluster(job_in(HERE, 1, "m1"))
     with make_controller(slurm, ()) as controller:
         controller.cycle()
         assert slurm.finish_dry_runs(python=OWN) == 1
         controller.cycle()
-        slurm.jobs[2] = job_in(THERE, 2, "m1")
-        waiting = {job.job_id: job for job in controller.cycle().jobs}
-        assert "being measured" in waiting[2].reasons[0]
-        assert slurm.finish_dry_runs(python=OTHER) == 1
-        controller.cycle()
-        for job_id, environment in ((3, HERE), (4, THERE)):
+        for job_id, environment in ((2, THERE), (3, HERE)):
             slurm.jobs[job_id] = job_in(environment, job_id, "m1")
         controller.cycle()
         assert slurm.dry_runs() == {}

@@ -75,7 +75,9 @@ TOLD = [{"detail": {"dangers": told}} for told in (3, [3], ["\x1b[2J"], ["a"] * 
 """What a user may have written there."""
 
 
-@pytest.mark.parametrize("change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, *TOLD])
+@pytest.mark.parametrize(
+    "change", [{"load_s": "x"}, {"iteration_s": None}, {"load_s": -1}, {"detail": {"busy_s": 3}}, *TOLD]
+)
 def test_figures_that_cannot_be_true_are_refused(change):
     measured = DryRunResult((0.1, 0.2, 0.3, 0.4), 1.0).to_dict() | change
     with pytest.raises((ProfileError, TypeError, ValueError)):

@@ -1,0 +1,65 @@
+"""Which members of a group are threads of its runtime, and what is said of the others."""
+
+from dataclasses import replace
+
+import pytest
+from fake_slurm import NOW_S, make_job
+
+from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.planning.cycle_input import CycleInput, Knowledge
+from muri.slurm_plugin.planning.isolation import Isolation, isolations
+from muri.slurm_plugin.planning.pythons import KnownPythons, MeasuredPython
+from muri.slurm_plugin.records.cluster import Snapshot
+from muri.slurm_plugin.records.roles import ManagedJob, read_job, view_of
+
+HERE, THERE = "a" * 16, "b" * 16
+PROFILE = StageProfile(ProfileKey("m", 8, 1, "gpu"), 0.1, 0.1, 0.7, 0.1, iteration_s=1.0, iterations=20)
+PYTHONS = KnownPythons.of(MeasuredPython("m", "alice", each, f"/home/{each}/python") for each in (HERE, THERE))
+THREAD = Isolation("thread", "its runs showed no danger; the site allows it")
+OTHER = Isolation("process", "its Python or its environment is not that of the group's threads")
+UNKNOWN = Isolation("process", "its Python or its environment is not known")
+
+
+def job(number: int, environment: str = HERE, **changes: int) -> ManagedJob:
+    facts = f" muri-facts:1.{environment}.{'c' * 16}..YQA" if environment else ""
+    return replace(read_job(make_job(number, admin_comment=f"muri:model=m{facts}")), **changes)
+
+
+def planned(
+    jobs: list[ManagedJob], dangers: list[tuple[str, ...] | None], mode: str = "interleave", isolation: str = "auto"
+) -> list[Isolation]:
+    config = Config.model_validate({"grouping": {"isolation": isolation}})
+    view = view_of(Snapshot(NOW_S, "c", "26.05", (), ()))
+    profiles = [replace(PROFILE, detail=ProfileDetail(dangers=each)) for each in dangers]
+    return isolations(jobs, profiles, mode, CycleInput(view, Knowledge({}, pythons=PYTHONS), config))
+
+
+def test_by_default_nobody_is_a_thread_and_there_is_nothing_to_say() -> None:
+    assert planned([job(1), job(2)], [(), ()], isolation="process") == [Isolation("process", "")] * 2
+
+
+def test_threads_are_those_whose_runs_showed_no_danger() -> None:
+    found = planned([job(number) for number in range(4)], [(), ("children", "compile"), None, ()])
+    assert [found[0], found[3]] == [THREAD, THREAD]
+    assert found[1] == Isolation("process", "its runs used DataLoader workers or other child processes, torch.compile")
+    assert found[2] == Isolation("process", "its runs were not looked at for what threads cannot keep apart")
+
+
+@pytest.mark.parametrize(
+    ("environments", "kinds"),
+    [
+        ([HERE, THERE, THERE, HERE, THERE], [OTHER, THREAD, THREAD, OTHER, THREAD]),
+        ([HERE, "d" * 16, HERE, ""], [THREAD, OTHER, THREAD, UNKNOWN]),
+        (["", ""], [UNKNOWN, UNKNOWN]),
+        ([HERE, THERE], [Isolation("process", "no partner could share a process with it")] * 2),
+    ],
+)
+def test_threads_have_one_python_and_one_environment(environments: list[str], kinds: list[Isolation]) -> None:
+    jobs = [job(number, environment) for number, environment in enumerate(environments)]
+    assert planned(jobs, [()] * len(jobs)) == kinds
+
+
+def test_members_without_turns_and_those_on_several_gpus_are_processes() -> None:
+    assert {each.kind for each in planned([job(1), job(2)], [(), ()], mode="plain")} == {"process"}
+    assert {each.kind for each in planned([job(1, gpu_count=2), job(2, gpu_count=2)], [(), ()])} == {"process"}
