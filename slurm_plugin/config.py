@@ -64,7 +64,7 @@ class Grouping(Section):
     )
     isolation: Literal["process", "auto"] = Field(
         "process",
-        description="process: each member has its own; auto: members whose own runs showed no danger share one.",
+        description="process: each member has its own; auto: members whose model's runs showed no danger share one.",
     )
     join: bool = Field(
         True, description="Whether waiting jobs may join a group that runs and has room (not with lockstep)."

@@ -139,9 +139,7 @@ def test_threads_run_under_the_python_that_dry_runs_told(make_controller: Any) -
 
 
 @pytest.mark.parametrize("isolation", ["process", "auto"])
-def test_processes_need_no_python_of_the_runtime_and_no_dry_run_tells_one(
-    make_controller: Any, isolation: str
-) -> None:
+def test_processes_need_no_python_of_the_runtime_and_no_dry_run_tells_one(make_controller: Any, isolation: str) -> None:
     slurm = cluster(job_in(HERE, 1, "m1"), job_in(THERE, 2, "m2"))
     own = {"grouping": {"isolation": isolation}}
     status = measured_and_planned(slurm, make_controller, python=OWN, detail={"dangers": ["compile"]}, **own)
