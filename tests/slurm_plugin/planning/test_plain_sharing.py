@@ -172,23 +172,24 @@ def test_what_runs_so_goes_on_so():
 
 
 def test_stages_slowed_down_side_by_side_make_no_profile_stale(make_controller, tmp_path):
-    def marks_after_slow_cycles(slurm: FakeSlurm) -> set[str]:
+    def marks_after_slow_cycles(slurm: FakeSlurm, discipline: str) -> set[str]:
         (pilot,) = (each for each in slurm.jobs.values() if read_job(each).role is Role.PILOT)
         slow = dict(zip(STAGES, (0.0, 0.0, 1.6, 0.0), strict=True))
         with make_controller(slurm, KNOWN, **HYBRID, profiles={"drift_after_s": 300}) as controller:
             for cycle in range(5):
                 slurm.now_s += 100.0
                 member = {"iterations": 100 * (cycle + 1), "iterations_per_s": 0.6, "stage_s": slow, "wait_s": slow}
-                report = speeds_token({"members": {"1": member, "2": member}, "discipline": "plain"})
+                report = speeds_token({"members": {"1": member, "2": member}, "discipline": discipline})
                 slurm.jobs[pilot.job_id] = replace(slurm.jobs[pilot.job_id], comment=report)
                 controller.cycle()
         with ProfileStore(tmp_path / "profiles.db", read_only=True) as store:
             return {mark.key.model for mark in store.stale_marks()}
 
     slurm = running_pair()
-    assert marks_after_slow_cycles(slurm) == set()
+    assert marks_after_slow_cycles(slurm, "plain") == set()
     turns_again(slurm)
-    assert marks_after_slow_cycles(slurm) == {"a", "b"}
+    assert marks_after_slow_cycles(slurm, "plain") == set()  # auto has left the turns out
+    assert marks_after_slow_cycles(slurm, "fair") == {"a", "b"}
 
 
 def test_the_queue_tells_who_shares_without_turns(make_controller):
