@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from muri.launcher.arbitration.arbiter import Arbiter, WaitInterruptedError
 from muri.launcher.automatic.watch import stages_wanted
+from muri.launcher.job.environment import task_of
 from muri.launcher.job.out_of_memory import MARK_VARIABLE
 from muri.launcher.job.session import MemberSession, Roots
 from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IntervalListener, IterationRecord, StageClock
@@ -234,8 +235,9 @@ class ProcessSession(AttachedSession):
 
 
 def script_command(request: AttachRequest) -> list[str]:
-    """How the script runs as a process of its own: with automatic stages unless it does not want them."""
-    runner = ["-m", "muri.launcher.run.solo"] if stages_wanted(request.environment) else []
+    """How the script runs as a process of its own: plain only if it wants no stages and is one rank alone."""
+    hooks = stages_wanted(request.environment) or task_of(request.environment)[1] > 1
+    runner = ["-m", "muri.launcher.run.solo"] if hooks else []
     module = ["-m"] if request.module else []
     return [request.executable, *runner, *module, request.target, *request.arguments]
 

@@ -1,0 +1,25 @@
+"""Which command starts a member's script."""
+
+import pytest
+
+from muri.launcher.sessions.process_session import script_command
+from muri.launcher.wire.protocol import AttachRequest
+
+RANK = {"RANK": "0", "WORLD_SIZE": "2"}
+
+
+def _request(**environment: str) -> AttachRequest:
+    return AttachRequest(
+        job_id="101", target="train.py", module=False, arguments=("--lr", "1"), cwd="/", environment=environment,
+        umask=0o022, prefix="/p", python="3.8", executable="/p/python",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("environment", [{}, RANK, {"MURI_AUTOMATIC": "0", **RANK}])
+def test_muris_runner_starts_scripts_with_stages_and_ranks(environment: dict[str, str]) -> None:
+    command = script_command(_request(**environment))
+    assert command == ["/p/python", "-m", "muri.launcher.run.solo", "train.py", "--lr", "1"]
+
+
+def test_a_script_that_wants_no_stages_is_plain() -> None:
+    assert script_command(_request(MURI_AUTOMATIC="0")) == ["/p/python", "train.py", "--lr", "1"]
