@@ -64,10 +64,10 @@ def test_one_users_figures_are_not_used_for_another(make_controller, tmp_path):
 
 def test_ones_own_profile_comes_before_the_published_one(make_controller):
     slurm = FakeSlurm([job_of("alice", 1), job_of("bob", 2)], one_gpu())
-    stored = (known("", iteration_s=1.0), known("alice", iteration_s=2.0), known("bob", "other"))
+    stored = (known("", iteration_s=1.0), known("alice", iteration_s=1.5), known("bob", "other"))
     with make_controller(slurm, stored) as controller:
         request = controller.decision().preparation.request
-    assert {job.user: job.profile.iteration_s for job in request.jobs} == {"alice": 2.0, "bob": 1.0}
+    assert {job.user: job.profile.iteration_s for job in request.jobs} == {"alice": 1.5, "bob": 1.0}
     assert {job.user: job.profile.key.user for job in request.jobs} == {"alice": "alice", "bob": ""}
 
 
