@@ -59,7 +59,8 @@ class LockWatch:
     """How often the interpreter's lock is taken when a thread wakes up and wants it.
 
     The thread sleeps, which is one voluntary switch of the kernel, and then needs the lock: if another thread has it,
-    it sleeps once more. So the count of switches tells, and how busy the machine's cores are does not matter.
+    it sleeps once more. So the count of switches tells, not how late the thread is. On busy cores a script that is
+    interrupted while it has the lock has it for longer: that can only make a danger where there is none.
     """
 
     def __init__(self) -> None:
