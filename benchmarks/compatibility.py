@@ -138,7 +138,7 @@ class Comparison:
         name = script.name
         self._workshop.prepare(script)
         stamp, plainly = self._workshop.stamp(script), (str(self._place.python),)
-        ways = {"plain 1": plainly, "plain 2": plainly, "muri run": MURI_RUN}
+        ways = {"plain 1": plainly, "plain 2": plainly, "muri run": (*MURI_RUN, "--no-attach")}
         found = {
             way: self._store.get(f"{way} {name}", stamp, lambda prefix=prefix: {  # type: ignore[misc]
                 name: self._workshop.run_alone(script, prefix)})[name]

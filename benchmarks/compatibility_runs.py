@@ -8,6 +8,7 @@ import signal
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -51,6 +52,11 @@ class Place:
     repositories: Path
     python: Path
     cache: Path
+
+
+def job_of(script: Script) -> str:
+    """A script's job id, alone as in a group: some write it into files."""
+    return str(zlib.crc32(script.name.encode()))
 
 
 class Workshop:
@@ -99,7 +105,7 @@ class Workshop:
 
     def run_alone(self, script: Script, prefix: Sequence[str]) -> Observation:
         """Run a script by itself: `prefix` stands before it and its arguments."""
-        run = self._start(script, prefix, {})
+        run = self._start(script, prefix, {"SLURM_JOB_ID": job_of(script)})
         return self._end(run, self._await([run]))
 
     def run_group(self, scripts: Sequence[Script], isolation: str) -> dict[str, Observation]:
@@ -108,7 +114,7 @@ class Workshop:
         Raises:
             BenchmarkError: The runtime did not start.
         """
-        members = {str(101 + index): script for index, script in enumerate(scripts)}
+        members = {job_of(script): script for script in scripts}
         kind: Literal["process", "thread"] = "thread" if isolation == "thread" else "process"
         group = GroupSpec(members=tuple(MemberSpec(job, isolation=kind) for job in members))
         with tempfile.TemporaryDirectory(prefix="muri-", dir="/tmp") as name:
