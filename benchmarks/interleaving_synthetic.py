@@ -30,8 +30,8 @@ GOOD_WAYS = ("fair", "fair-processes", "auto-processes")
 WAYS = ("plain", "lockstep", *GOOD_WAYS)
 """Plain processes without Muri; disciplines with members that are threads of the runtime, or processes."""
 
-AUTO_SETTLES_S = 25.0
-"""By then auto has found out what is best, wherever it started."""
+AUTO_SETTLES_S = 45.0
+"""By then auto has found out what is best, wherever it started, and members' stages have found their rhythm."""
 
 
 @dataclass(frozen=True, slots=True)
