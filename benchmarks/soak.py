@@ -28,6 +28,7 @@ from interleaving_soak import Held, held
 from runtime_process import MURI_RUN, BenchmarkError, socket_folder, start_runtime
 
 from muri.group_spec import GroupSpec, MemberSpec
+from muri.launcher.sessions.process_session import CANCEL_GRACE_S
 
 RESULT = Path(__file__).parent / "results" / "soak.json"
 JOB = Path(__file__).with_name("soak_job.py")
@@ -248,7 +249,7 @@ def measure(
             before, own = held(runtime.pid), _marked()
             soak.run(seconds, events_per_s, tell_progress)
             left = _left(own)
-            after = held(runtime.pid)
+            after = _settled(runtime.pid, before)
             if runtime.poll() is not None:
                 soak.errors.append(f"the runtime ended: {(folder / 'runtime.out').read_text()[-2000:]}")
         finally:
@@ -268,6 +269,14 @@ def _growth(before: Held, after: Held) -> dict[str, Any]:
         "files": [before.files, after.files],
         "memory_mib": [round(before.memory_mib, 1), round(after.memory_mib, 1)],
     }
+
+
+def _settled(pid: int, before: Held) -> Held:
+    """What the runtime holds once the timers of the last ends have run out: they are threads."""
+    deadline_s = time.monotonic() + CANCEL_GRACE_S + 10.0
+    while (after := held(pid)).threads > before.threads and time.monotonic() < deadline_s:
+        time.sleep(0.5)
+    return after
 
 
 def _left(own: Mapping[int, str]) -> list[str]:

@@ -63,13 +63,15 @@ def test_measured_script_prints_what_it_does_under_plain_python(
 
 
 @pytest.mark.parametrize(
-    "names", [("train_plain.py", "train_plain.py"), ("train_lightning.py", "train_huggingface.py")], ids=str
+    ("start", "names"),
+    [("threads", ("train_plain.py", "train_plain.py")), ("runtime", ("train_lightning.py", "train_huggingface.py"))],
+    ids=str,
 )
 def test_two_members_train_as_if_alone(
-    launcher: Launcher, plain_results: dict[str, str], names: tuple[str, str]
+    launcher: Launcher, plain_results: dict[str, str], start: str, names: tuple[str, str]
 ) -> None:
     launcher.environment |= ENVIRONMENT
-    launcher.threads("101", "102")
+    getattr(launcher, start)("101", "102")
     members = {
         job: launcher.member(job, EXAMPLES / name, *SCRIPTS[name])
         for job, name in zip(("101", "102"), names, strict=True)

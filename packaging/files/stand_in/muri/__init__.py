@@ -3,7 +3,7 @@
 import sys
 from contextlib import nullcontext
 
-__all__ = ["Resumed", "accumulate", "batches", "cache", "checkpoint", "should_stop", "stage", "yield_point"]
+__all__ = ["Resumed", "accumulate", "batches", "cache", "checkpoint", "should_stop", "stage", "step", "yield_point"]
 
 
 def stage(name):
@@ -18,6 +18,10 @@ def batches(loader, *, prefetch=0):
 
 def yield_point():
     """Nobody waits."""
+
+
+def step():
+    """Nobody counts iterations."""
 
 
 def cache(dataset, *, gib):
