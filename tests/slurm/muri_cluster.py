@@ -91,19 +91,22 @@ class MuriCluster:
         config["profiling"] = {"least_confidence": 0, **changes.get("profiling", {})}
         self.driver.write("/etc/muri/muri.yaml", json.dumps(config), user="root", mode="0644")
 
-    def know_profiles(self) -> None:
+    def know_profiles(self, dangers: Sequence[str] | None = None) -> None:
         """Import profiles of the four kinds, so that a test need not wait for dry runs."""
         for slow in STAGES:
-            self.know_profile(ProfileKey(slow, 8, 1, "gpu"), [0.07 if stage == slow else 0.01 for stage in STAGES])
+            times_s = [0.07 if stage == slow else 0.01 for stage in STAGES]
+            self.know_profile(ProfileKey(slow, 8, 1, "gpu"), times_s, dangers)
 
-    def know_profile(self, key: ProfileKey, stage_s: Sequence[float]) -> None:
-        """Import the profile of a model whose iterations take 0.1 s."""
-        figures = dict(zip((f"{stage}_s" for stage in STAGES), stage_s, strict=True))
+    def know_profile(self, key: ProfileKey, stage_s: Sequence[float], dangers: Sequence[str] | None = None) -> None:
+        """Import the profile of a model whose iterations take 0.1 s, with what its runs did that threads must not."""
+        figures: dict[str, Any] = dict(zip((f"{stage}_s" for stage in STAGES), stage_s, strict=True))
+        figures["dangers"] = dangers
         self.python(
             "import sys, json; from pathlib import Path; from muri.profiler.store import ProfileStore;"
             "from muri.profiler.records import *; a = json.loads(sys.argv[1]); b = json.loads(sys.argv[2]);"
+            "d = b.pop('dangers'); d = ProfileDetail(dangers=None if d is None else tuple(d));"
             f"s = ProfileStore(Path('{self.state_dir}/profiles.db'));"
-            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20)); s.close()",
+            "s.put(StageProfile(key=ProfileKey(**a), **b, iteration_s=0.1, iterations=20, detail=d)); s.close()",
             json.dumps(asdict(key)),
             json.dumps(figures),
         )

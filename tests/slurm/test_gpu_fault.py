@@ -1,4 +1,4 @@
-"""An error that ends the CUDA context, on a real Slurm: the culprit runs alone, its partners share again."""
+"""An error that ends the CUDA context, on a real Slurm: a process fails alone, a thread takes its partners along."""
 
 from muri_cluster import MuriCluster
 
@@ -17,9 +17,8 @@ for step in range(60):
 """
 
 
-def test_culprit_is_barred_and_fails_alone_while_its_partners_finish(one_gpu: Driver) -> None:
-    muri = MuriCluster(one_gpu)
-    muri.know_profiles()
+def start(one_gpu: Driver, muri: MuriCluster) -> tuple[list[int], int, int]:
+    """Start a group; its two good members, the one that breaks, and the pilot job."""
     one_gpu.write("breaking.py", BREAKING_PY)
     one_gpu.write("breaking.sh", "#!/bin/sh\nexec muri run /home/alice/breaking.py\n")
     partners = [muri.submit(kind, iterations=80) for kind in ("load", "propagate")]
@@ -27,7 +26,27 @@ def test_culprit_is_barred_and_fails_alone_while_its_partners_finish(one_gpu: Dr
     culprit = one_gpu.submit("-p", "train", "--gres=gpu:1", mark, "/home/alice/breaking.sh")
     muri.cycle()
     muri.wait_grouped(*partners)
-    (first,) = muri.hosts()
+    (pilot,) = muri.hosts()
+    return partners, culprit, pilot
+
+
+def test_a_process_fails_alone_at_once(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
+    muri.know_profiles()
+    partners, culprit, pilot = start(one_gpu, muri)
+    fields = {job: one_gpu.wait_state(job) for job in (culprit, *partners)}
+    assert [fields[job]["JobState"] for job in partners] == ["COMPLETED"] * 2
+    assert (fields[culprit]["JobState"], fields[culprit]["ExitCode"]) == ("FAILED", "1:0")
+    assert {job["Restarts"] for job in fields.values()} == {"0"}
+    assert muri.output(culprit).count("RuntimeError: CUDA error") == 1
+    one_gpu.wait_state(pilot, "COMPLETED")
+
+
+def test_a_thread_is_barred_and_fails_alone_while_its_partners_finish(one_gpu: Driver) -> None:
+    muri = MuriCluster(one_gpu)
+    muri.configure(grouping={"isolation": "auto"})
+    muri.know_profiles(dangers=())
+    partners, culprit, first = start(one_gpu, muri)
     one_gpu.wait_state(first, "FAILED")
     hosts: set[int] = set()
 
@@ -42,5 +61,5 @@ def test_culprit_is_barred_and_fails_alone_while_its_partners_finish(one_gpu: Dr
     assert (fields[culprit]["JobState"], fields[culprit]["ExitCode"]) == ("FAILED", "1:0")
     assert {job["Restarts"] for job in fields.values()} == {"1"}
     assert len(hosts) == 1, "the partners shared the GPU again"
-    assert muri.output(culprit).count("illegal memory access") == 2, "once in the group, once alone"
+    assert muri.output(culprit).count("RuntimeError: CUDA error") == 1, "what it wrote alone"
     assert "gres/gpu:1" in fields[culprit]["TresPerNode"]
