@@ -1,6 +1,5 @@
-"""A user's own Python on a real Slurm: scripts in it are measured and grouped in it, and with nobody else's."""
+"""A user's own Python on a real Slurm: scripts are measured and grouped in it, beside scripts in others."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,10 +64,6 @@ def submit(muri: MuriCluster, kind: str, venv: str, iterations: int = 60, *optio
     return int(done.stdout.strip().split(";")[0])
 
 
-def explained(muri: MuriCluster, job: int) -> str:
-    return muri.driver.run("muri", "explain", str(job), user="alice").stdout
-
-
 def test_jobs_of_one_own_python_are_measured_and_share_a_gpu_in_it(muri: MuriCluster) -> None:
     jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "one")]
     fields = muri.cycles_until_ended(*jobs)
@@ -81,15 +76,15 @@ def test_jobs_of_one_own_python_are_measured_and_share_a_gpu_in_it(muri: MuriClu
         assert "refused" not in muri.output(job)
 
 
-def test_jobs_of_two_own_pythons_do_not_share_and_explain_says_why(muri: MuriCluster) -> None:
+def test_jobs_of_two_own_pythons_share_a_gpu_each_in_its_own(muri: MuriCluster) -> None:
     first = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
     muri.cycles_until_ended(*first)
-    jobs = [submit(muri, "load", "one", 200), submit(muri, "propagate", "two", 200)]
-    muri.cycle()
-    muri.driver.wait_state(jobs[0], "RUNNING")
-    muri.cycle()
-    assert muri.hosts() == []
-    text = explained(muri, jobs[0])
-    assert "Python '/home/alice/one/bin/python3'" in text, text
-    queue = json.loads(muri.driver.run("muri", "queue", "--json", user="alice").stdout)
-    assert {job["state"] for job in queue["jobs"] if job["job_id"] in jobs} <= {"waiting", "alone", "solo"}, queue
+    with muri.training():
+        jobs = [submit(muri, "load", "one"), submit(muri, "propagate", "two")]
+        muri.cycle()
+        muri.wait_grouped(*jobs)
+        assert len(muri.hosts()) == 1
+    fields = [muri.driver.wait_state(job) for job in jobs]
+    assert [job["JobState"] for job in fields] == ["COMPLETED"] * 2
+    prefixes = [muri.output(job).split("\n")[0] for job in jobs]
+    assert prefixes == ["prefix /home/alice/one", "prefix /home/alice/two"]

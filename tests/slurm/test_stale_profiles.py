@@ -47,7 +47,9 @@ def cycles_until(muri: MuriCluster, logged: str) -> None:
 def test_drift_of_a_running_group_is_measured_again_once(muri: MuriCluster) -> None:
     # A limit that a loaded machine does not reach by itself.
     profiles = {"drift_after_s": 4.0, "drift_limit": 1.5}
-    muri.configure(profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0})
+    muri.configure(
+        profiles=profiles, profiling={"partition": "measure"}, grouping={"wait_for_profiles_s": 0, "discipline": "fair"}
+    )
     know(muri, load=0.02, propagate=0.01)  # loading takes 70 ms in the script of the first
     before = dry_runs(muri)
     jobs = [muri.submit("load", iterations=1000), muri.submit("propagate", iterations=1000)]
