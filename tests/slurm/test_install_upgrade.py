@@ -51,11 +51,12 @@ def test_a_group_outlives_an_upgrade() -> None:
         (old,) = versions(site, "n1")
         site.run("cp", "-r", str(CHECKOUT / "examples"), "/home/alice/examples")
         with controller_at_work(site):
-            the_readmes_example(users)  # its dry run tells which Python the user's scripts run under
-            jobs = [
-                users.submit(f"--muri=model={kind},batch-size=8,duration=60s", "--gres=gpu:1", "member.sh", kind, code)
-                for kind, code in (("load", "0"), ("propagate", "5"))
-            ]
+            the_readmes_example(users)
+        jobs = [  # both wait when the controller looks
+            users.submit(f"--muri=model={kind},batch-size=8,duration=60s", "--gres=gpu:1", "member.sh", kind, code)
+            for kind, code in (("load", "0"), ("propagate", "5"))
+        ]
+        with controller_at_work(site):
             site.wait_until(lambda: all("started" in users.output(job) for job in jobs), "the start of the group")
             states = [tags.parse_state(site.job(job)["AdminComment"]) for job in jobs]
             assert len({state.pilot for state in states if state}) == 1
