@@ -16,7 +16,7 @@ same output without times, dates, process ids and ports. Each run uses one threa
 |---|---|
 {counts}
 
-In groups each script runs beside others, drawn at random (seed {seed}), {rounds} times in a group of two to four.
+In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} group(s) of two to four.
 
 ## Scripts
 

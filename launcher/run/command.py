@@ -100,8 +100,8 @@ def run(
 ) -> int:
     """Run a training script; inside a group, interleave it with its partners.
 
-    Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs in
-    the group's runtime on this node: output, signals and the exit code are passed through.
+    Alone this is `python SCRIPT …`. When the job is a member of a Muri group, the script runs on
+    the group's GPUs, in your own Python: output, signals and the exit code are passed through.
     """
     if script.startswith("-"):
         raise click.NoSuchOption(script)
