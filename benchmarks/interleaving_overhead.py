@@ -21,6 +21,8 @@ STAGE = 2
 class _Gate:
     """A member's part of the arbiter."""
 
+    asks = True
+
     def __init__(self, arbiter: FairArbiter, member: str) -> None:
         self._arbiter, self._member = arbiter, member
 

@@ -35,7 +35,8 @@ CALIBRATION = (8, 20)
 BLOCK_S = 0.6
 STARTS = 10
 END_S = 30.0
-LARGEST_RATIO = 1.01
+LARGEST_RATIO = {"muri run": 1.01, "member": 1.02}
+"""The promise is for `muri run` alone; a member is measured as well, which costs about 0.3 ms of each iteration."""
 LONGEST_START_S = 1.0
 
 Block = tuple[float, float]
@@ -145,7 +146,7 @@ def measure_blocks(
 def _block_of(trainer: Trainer) -> tuple[int, int]:
     """How many images make an iteration long enough, and how many iterations a block."""
     batch_size, iterations = CALIBRATION
-    while (iteration_s := trainer.train(batch_size, iterations)[0]) < ITERATION_S:
+    while (iteration_s := min(trainer.train(batch_size, iterations)[0] for _ in range(3))) < ITERATION_S:
         batch_size = max(batch_size + 1, round(batch_size * ITERATION_S / iteration_s * 1.05))
     return batch_size, max(5, round(BLOCK_S / iteration_s))
 
@@ -178,7 +179,7 @@ def bars(found: Mapping[str, Any]) -> list[Bar]:
     """What the figures have to reach."""
     ratios, later = found["wall_ratio"], found["later_start_s"]
     return [
-        *(_bar(f"{name}: iteration / plain", each["median"], LARGEST_RATIO) for name, each in ratios.items()),
+        *(_bar(f"{name}: iteration / plain", each["median"], LARGEST_RATIO[name]) for name, each in ratios.items()),
         *(_bar(f"{name}: seconds later", each["median"], LONGEST_START_S) for name, each in later.items()),
     ]
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from muri.clock import MACHINE_CLOCK, Clock
 from muri.launcher.arbitration.fairness import DEFAULT_WINDOW_S, FairQueue
-from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import SOLE_MEMBER, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 from muri.profiler.records import STAGES
 
 CPU: Final = STAGES.index("preprocess")
@@ -75,13 +75,13 @@ class Arbiter(ABC):
     Attributes:
         discipline: Its name.
         waiting_hint: A byte per resource, not 0 while a yield point would find a member waiting, and the byte
-            `NO_TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
+            `TURNS_INDEX`. A member in a process of its own reads it in shared memory instead of asking.
     """
 
     discipline: str = "fair"
 
     def __init__(self, now: Clock = MACHINE_CLOCK) -> None:
-        self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(NO_TURNS_INDEX + 1)
+        self.waiting_hint: MutableSequence[int] | mmap.mmap = bytearray(TURNS_INDEX + 1)
         self._now = now
         self._mutex = threading.Lock()
 
@@ -164,6 +164,8 @@ class FairArbiter(Arbiter):
         orders: Resources that are granted in a given order instead of by fairness. Such a resource is not passed
             on at yield points.
         cpus: Tokens of the CPU: so many members preprocess at once. Other resources have one.
+        asks_sole_member: Whether a process that is the only member asks for resources all the same: not needed where
+            nobody else could hold them.
     """
 
     def __init__(
@@ -172,8 +174,11 @@ class FairArbiter(Arbiter):
         window_s: float = DEFAULT_WINDOW_S,
         orders: Mapping[int, GrantOrder] | None = None,
         cpus: int = 1,
+        *,
+        asks_sole_member: bool = True,
     ) -> None:
         super().__init__(now)
+        self._asks_sole_member = asks_sole_member
         self._orders = dict(orders or {})
         self._queue = FairQueue(window_s)
         self._members: set[str] = set()
@@ -185,12 +190,14 @@ class FairArbiter(Arbiter):
         """Start at the smallest virtual time of those present."""
         with self._mutex:
             self._members.add(member)
+            self._note_members()
             self._queue.join(member, solo_iteration_s)
 
     def leave(self, member: str) -> None:
         """Free what the member holds."""
         with self._mutex:
             self._members.discard(member)
+            self._note_members()
             self._interrupt(member)
             for resource in range(STAGE_COUNT):
                 while (hold := self._hold_of(member, resource)) is not None:
@@ -259,6 +266,10 @@ class FairArbiter(Arbiter):
         """Advance the member's virtual time by a whole iteration."""
         with self._mutex:
             self._queue.iteration_done(member, record.busy_s, record.stage_s)
+
+    def _note_members(self) -> None:
+        if not self._asks_sole_member:
+            self.waiting_hint[TURNS_INDEX] = SOLE_MEMBER if len(self._members) == 1 else TURNS
 
     def _is_free(self, resource: int) -> bool:
         return len(self._holds[resource]) < self._tokens[resource]

@@ -2,7 +2,7 @@
 
 A change loses no wait: the waits under the old discipline are called back, the new one grants no token before the last
 token of the old one is returned, and the waits then continue under the new one. Members in processes of their own ask
-for nothing without turns (`NO_TURNS_INDEX`), so a stage of theirs that is under way when turns begin runs on beside the
+for nothing without turns (`TURNS_INDEX`), so a stage of theirs that is under way when turns begin runs on beside the
 others' until its next yield point.
 """
 
@@ -24,7 +24,7 @@ from muri.launcher.arbitration.arbiter import (
 from muri.launcher.arbitration.discipline_choice import Decision, DisciplineChoice
 from muri.launcher.arbitration.fairness import smooth
 from muri.launcher.arbitration.lockstep import LockstepArbiter
-from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 
 logger = logging.getLogger("muri.launcher")
 
@@ -116,7 +116,7 @@ class SwitchingArbiter(Arbiter):
     @waiting_hint.setter
     def waiting_hint(self, hint: MutableSequence[int] | mmap.mmap) -> None:
         self._inner.waiting_hint = hint
-        hint[NO_TURNS_INDEX] = not self._inner.takes_turns
+        hint[TURNS_INDEX] = TURNS if self._inner.takes_turns else NO_TURNS
 
     def holders(self) -> Sequence[str | None]:
         """Who holds each resource."""
@@ -371,7 +371,7 @@ def make_arbiter(
     """
     places = ordering or list(members)
     makers: dict[str, Callable[[], Arbiter]] = {
-        "fair": lambda: FairArbiter(now, cpus=node.cpus),
+        "fair": lambda: FairArbiter(now, cpus=node.cpus, asks_sole_member=False),
         "lockstep": lambda: LockstepArbiter(places, now),
         "plain": lambda: PlainArbiter(now),
     }

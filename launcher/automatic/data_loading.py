@@ -414,11 +414,12 @@ class Fetch:
         self._stage = self._kind.stage
         self._clock.enter(self._stage)
         self._cleanup.callback(self._clock.leave)
-        thread.yield_due_s = 0.0 if self._clock.shared else float("inf")
+        turns = self._clock.takes_turns  # else there is nobody to yield to, and each sample would pay for the question
+        thread.yield_due_s = 0.0 if turns else float("inf")
         self._meter.start(gated=self._clock.shared and self._meter.mean_s >= SLOW_TRANSFORM_S)
         fetcher = self._iterator._dataset_fetcher
         self._cleanup.enter_context(metered(self._iterator._dataset, self._meter))
-        if self._clock.shared:
+        if turns:
             _lend_yield_points(fetcher)
         collate = fetcher.collate_fn
         if collate is not None:

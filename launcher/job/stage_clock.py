@@ -21,8 +21,12 @@ STAGE_COUNT: Final = len(STAGES)
 LOAD: Final = STAGES.index("load")
 PREPROCESS: Final = STAGES.index("preprocess")
 PROPAGATE: Final = STAGES.index("propagate")
-NO_TURNS_INDEX: Final = STAGE_COUNT
-"""Of the bytes that tell gates who waits, one per resource, the one behind them: 1 while members take no turns."""
+TURNS_INDEX: Final = STAGE_COUNT
+"""Of the bytes that tell gates who waits, one per resource, the one behind them: whether members take turns."""
+TURNS: Final = 0
+NO_TURNS: Final = 1
+SOLE_MEMBER: Final = 2
+"""There is nobody to take turns with, for now: nothing is asked for, but stages are measured as under turns."""
 
 RECENT_ITERATIONS: Final = 50
 
@@ -179,6 +183,10 @@ class IterationRecord:
 class Gate(Protocol):
     """Grants the resources of stages; the runtime gives one to each session."""
 
+    @property
+    def asks(self) -> bool:
+        """Whether a stage may have to wait, as things are now."""
+
     def acquire(self, stage: int) -> float:
         """Wait for the stage's resource; returns the seconds waited."""
 
@@ -194,6 +202,8 @@ class Gate(Protocol):
 
 class OpenGate:
     """The gate of a script that runs alone: every resource is free."""
+
+    asks = False
 
     def acquire(self, stage: int) -> float:
         """Grant at once."""
@@ -408,6 +418,11 @@ class StageClock:
     def shared(self) -> bool:
         """Whether another member could wait for this script's resources."""
         return not isinstance(self._gate, OpenGate)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether stages that begin now may have to wait for another member's."""
+        return self._gate.asks
 
     def become_explicit(self) -> None:
         """Forget how hooks told iterations apart, because the script marks its stages itself."""

@@ -152,6 +152,8 @@ class Interruption:
 class SessionGate:
     """Asks the arbiter for a session's resources and takes interruptions in between."""
 
+    asks = True
+
     def __init__(self, interruption: Interruption, arbiter: Arbiter) -> None:
         self._interruption = interruption
         self._arbiter = arbiter

@@ -25,7 +25,15 @@ from muri.launcher.automatic.watch import stages_wanted
 from muri.launcher.job.environment import task_of
 from muri.launcher.job.out_of_memory import MARK_VARIABLE
 from muri.launcher.job.session import MemberSession, Roots
-from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IntervalListener, IterationRecord, StageClock
+from muri.launcher.job.stage_clock import (
+    NO_TURNS,
+    STAGE_COUNT,
+    TURNS,
+    TURNS_INDEX,
+    IntervalListener,
+    IterationRecord,
+    StageClock,
+)
 from muri.launcher.sessions import process_supervisor
 from muri.launcher.sessions.descendants import continue_descendants, stop_descendants
 from muri.launcher.sessions.endings import HUNG_GRACE_S, call_later, reported_code, tell_hang
@@ -254,7 +262,7 @@ def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:
 def share_waiting_hint(arbiter: Arbiter) -> int:
     """Put the arbiter's `waiting_hint` where processes see it; returns the page's descriptor."""
     page_fd, arbiter.waiting_hint = process_gate.make_page()
-    arbiter.waiting_hint[NO_TURNS_INDEX] = not arbiter.takes_turns
+    arbiter.waiting_hint[TURNS_INDEX] = TURNS if arbiter.takes_turns else NO_TURNS
     return page_fd
 
 

@@ -3,10 +3,10 @@
 The runtime starts the process with one end of a SOCK_SEQPACKET pair and a page of shared memory. Every message is one
 packet and therefore arrives whole. Only `ACQUIRE` and `YIELD` are answered; the process does not wait after it told of
 a release or of a finished iteration. The page holds one byte per resource, set while a member waits for it: a yield
-point that finds it zero costs no message at all. One more byte tells that members take no turns, and then no resource
-is asked for; it may change at any time. What was granted is given back all the same, and a stage that began
-without turns asks for its resource at its next yield point. Each thread of the script that is gated speaks over a
-channel of its own, so a prefetch thread that waits does not keep the training thread waiting.
+point that finds it zero costs no message at all. One more byte tells that members take no turns, or that there is only
+one; then no resource is asked for. It may change at any time. What was granted is given back all the same, and a stage
+that began without turns asks for its resource at its next yield point. Each thread of the script that is gated speaks
+over a channel of its own, so a prefetch thread that waits does not keep the training thread waiting.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from muri.launcher.job.stage_clock import NO_TURNS_INDEX, STAGE_COUNT, IterationRecord
+from muri.launcher.job.stage_clock import NO_TURNS, STAGE_COUNT, TURNS, TURNS_INDEX, IterationRecord
 
 VARIABLE: Final = "MURI_GATE"
 """Tells a member's process its inherited descriptors; see `GateAddress`."""
@@ -120,12 +120,17 @@ class ProcessGate:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether members wait for each other now."""
-        return not self._page[NO_TURNS_INDEX]
+        """Whether members wait for each other, or would if there were another one."""
+        return self._page[TURNS_INDEX] != NO_TURNS
+
+    @property
+    def asks(self) -> bool:
+        """Whether members take turns now, and there is more than one."""
+        return self._page[TURNS_INDEX] == TURNS
 
     def acquire(self, stage: int) -> float:
         """Wait for the stage's resource; the way to the runtime and back counts as waiting."""
-        if not self.takes_turns:
+        if not self.asks:
             return 0.0
         start_s = time.perf_counter()
         self._ask(ACQUIRE, stage)

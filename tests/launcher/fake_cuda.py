@@ -161,6 +161,8 @@ class GpuMember:
 class Granting:
     """A gate that never lets anybody wait."""
 
+    asks = True
+
     def acquire(self, stage: int) -> float:
         return 0.0
 

@@ -17,7 +17,7 @@ from trace_rules import names_of_threads, require_valid
 
 from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, PlainArbiter, WaitInterruptedError
 from muri.launcher.arbitration.switching import Node, SwitchingArbiter, make_arbiter
-from muri.launcher.job.stage_clock import NO_TURNS_INDEX, IterationRecord
+from muri.launcher.job.stage_clock import TURNS, TURNS_INDEX, IterationRecord
 from muri.launcher.sessions.gpu_streams import Device
 from muri.launcher.sessions.process_session import Channels, share_waiting_hint
 from muri.launcher.telemetry import script_clock
@@ -152,11 +152,41 @@ def test_turns_that_end_within_a_stage_leave_no_token_behind(pair: Pair) -> None
     pair.arbiter.switch("plain", "a test")
     assert pair.page[GPU]  # the next yield point has to make way for the change
     one.release(GPU)
-    until(lambda: pair.page[NO_TURNS_INDEX], "the end of turns")
+    until(lambda: pair.page[TURNS_INDEX], "the end of turns")
     two.acquire(GPU)
     two.release(GPU)
     pair.arbiter.switch("fair", "a test")
     assert (one.takes_turns, pair.holder()) == (True, None)
+
+
+@pytest.mark.parametrize("discipline", ["fair", "auto"])
+def test_sole_member_asks_for_nothing_until_another_one_comes(discipline: str) -> None:
+    arbiter = make_arbiter(discipline, ["1", "2"], [])
+    with ExitStack() as opened:
+        page_fd = share_waiting_hint(arbiter)
+        opened.callback(os.close, page_fd)
+        page = mmap.mmap(page_fd, process_gate.PAGE_BYTES, prot=mmap.PROT_READ)
+        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        opened.enter_context(own)
+        Channels("1", arbiter, lambda _: True, None).open(theirs)
+        gate = ProcessGate(own, page)
+        arbiter.join("1", 1.0)
+        gate.acquire(GPU)
+        assert (gate.takes_turns, arbiter.holders()[GPU]) == (True, None)  # it is measured as under turns
+        arbiter.join("2", 1.0)
+        gate.yield_point(GPU)
+        assert arbiter.holders()[GPU] == "1"
+        arbiter.leave("2")
+        gate.release(GPU)
+        until(lambda: arbiter.holders()[GPU] is None, "the release of what was granted under turns")
+        gate.acquire(GPU)
+        assert arbiter.holders()[GPU] is None
+
+
+def test_ranks_ask_for_the_network_also_alone() -> None:
+    arbiter = FairArbiter()
+    arbiter.join("1", 1.0)
+    assert arbiter.waiting_hint[TURNS_INDEX] == TURNS
 
 
 def test_stage_that_began_without_turns_asks_at_its_next_yield_point(pair: Pair) -> None:

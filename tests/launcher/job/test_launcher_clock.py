@@ -24,6 +24,8 @@ class FakeTime:
 class SlowGate:
     """Every grant takes a second; notes who holds what."""
 
+    asks = True
+
     def __init__(self, time: FakeTime) -> None:
         self.time = time
         self.held: list[int] = []

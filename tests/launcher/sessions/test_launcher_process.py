@@ -30,6 +30,11 @@ HOLDER = """
         print("started", os.getpid(), flush=True)
         time.sleep(1000)
 """
+BYSTANDER = """
+    import os, time
+    print("started", os.getpid(), flush=True)
+    time.sleep(1000)
+"""
 
 
 def alive(pid: int) -> bool:
@@ -38,6 +43,13 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def start_bystander(launcher: Launcher, job: str) -> subprocess.Popen[str]:
+    """Start a member that uses no resource: the only one there would not have to ask for any."""
+    process = launcher.member(job, launcher.script(BYSTANDER, "bystander.py"), **OWN)
+    started_pid(launcher, job)
+    return process
 
 
 def started_pid(launcher: Launcher, job: str) -> int:
@@ -112,7 +124,8 @@ def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
 def test_death_of_a_process_frees_what_it_holds_and_harms_nobody(launcher: Launcher, number: int) -> None:
-    launcher.runtime("101", "102", "103")
+    launcher.runtime("101", "102", "103", "104")
+    bystander = start_bystander(launcher, "104")
     holder = launcher.member("101", launcher.script(HOLDER, "hold.py"), **OWN)
     pid = started_pid(launcher, "101")
     loop = launcher.script(LOOP)
@@ -121,6 +134,8 @@ def test_death_of_a_process_frees_what_it_holds_and_harms_nobody(launcher: Launc
     os.kill(pid, number)
     assert ends(holder) == 128 + number
     assert [ends(process) for process in others] == [0, 0]
+    bystander.send_signal(signal.SIGTERM)
+    assert ends(bystander) == 143
 
 
 WAITER = """
@@ -137,7 +152,8 @@ WAITER = """
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 138)])
 def test_signal_ends_a_process_that_waits_for_a_resource(launcher: Launcher, number: int, code: int) -> None:
-    launcher.runtime("101", "102")
+    launcher.runtime("101", "102", "103")
+    start_bystander(launcher, "103")
     holder = launcher.member("101", launcher.script(HOLDER, "hold.py"), **OWN)
     holder_pid = started_pid(launcher, "101")
     waiter = launcher.member("102", launcher.script(WAITER), **OWN)
