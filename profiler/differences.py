@@ -15,7 +15,7 @@ Drift. The rule, over the observations of a key since it was measured:
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final, NamedTuple
 
@@ -137,7 +137,7 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
     if not recent:
         return None
     expected = profile.detail.busy_s or profile.stage_s
-    observed = [median(item.stage_s[index] for item in recent) for index in range(len(STAGES))]
+    observed = _medians(recent)
     # A profile may say that all stages together take next to nothing; the iteration always takes some time.
     least_s = LEAST_SHARE * max(sum(expected), _TINY_SHARE * profile.iteration_s)
     differences = [abs(live - known) / max(known, least_s) for live, known in zip(observed, expected, strict=True)]
@@ -151,6 +151,43 @@ def find_drift(profile: StageProfile, observations: Sequence[Observation], rule:
         drifted=differences[worst] > rule.limit,
         right=differences[worst] < rule.limit * _RIGHT_AGAIN,
     )
+
+
+def measured_by_jobs(
+    profile: StageProfile, observations: Sequence[Observation], rule: DriftRule
+) -> StageProfile | None:
+    """What running jobs measured, in place of a profile that is not to be trusted.
+
+    A job reports how long it uses each resource. How much of that the stage owns, and the time outside of stages, stay
+    as they were measured; so does what jobs do not report.
+
+    Args:
+        profile: The newest profile of a key.
+        observations: Of the same key.
+        rule: How far back they must reach.
+
+    Returns:
+        The profile; None while the observations are too few or too young.
+    """
+    recent = _recent(profile, observations, rule.after_s)
+    if not recent:
+        return None
+    busy_s = _medians(recent)
+    before_s = profile.detail.busy_s or profile.stage_s
+    load_s, preprocess_s, propagate_s, synchronize_s = owned_s = [
+        used * min(1.0, own / before) if before else used
+        for used, own, before in zip(busy_s, profile.stage_s, before_s, strict=True)
+    ]
+    outside_s = max(0.0, profile.iteration_s - sum(profile.stage_s))
+    detail = replace(
+        profile.detail, busy_s=busy_s, stage_p95_s=None, stage_cv=None, iteration_p95_s=None, iteration_cv=None,
+        confidence=None, warmup_iterations=None,
+    )  # fmt: skip
+    return replace(
+        profile, load_s=load_s, preprocess_s=preprocess_s, propagate_s=propagate_s, synchronize_s=synchronize_s,
+        iteration_s=sum(owned_s) + outside_s, iterations=_iterations(recent),
+        measured_at=max(item.observed_at for item in recent), source="run", detail=detail,
+    )  # fmt: skip
 
 
 def is_due(observations: Sequence[Observation], job_id: int, observed_at: str, rule: DriftRule) -> bool:
@@ -185,6 +222,11 @@ def _recent(profile: StageProfile, observations: Sequence[Observation], after_s:
         if len(window) >= LEAST_OBSERVATIONS and _iterations(window) >= LEAST_ITERATIONS:
             return window
     return []
+
+
+def _medians(observations: Sequence[Observation]) -> tuple[float, ...]:
+    """Of each stage's seconds."""
+    return tuple(median(item.stage_s[index] for item in observations) for index in range(len(STAGES)))
 
 
 def _iterations(observations: Sequence[Observation]) -> int:

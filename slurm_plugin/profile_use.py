@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, Protocol
 
 from muri.errors import MuriError
 from muri.policies.types import PlanJob
-from muri.profiler.differences import Drift, DriftRule, find_drift, is_due
+from muri.profiler.differences import Drift, DriftRule, find_drift, is_due, measured_by_jobs
 from muri.profiler.errors import CorruptStoreError
 from muri.profiler.estimates import estimates_of
 from muri.profiler.interference.models import KIND as FITS
@@ -65,7 +65,7 @@ def observed(view: View) -> Iterator[Observed]:
 
 
 def watch(store: ProfileStore, view: View, config: Config) -> None:
-    """Keep a cycle's observations and set or take back marks.
+    """Keep a cycle's observations, set or take back marks, and replace what dry runs were not sure of.
 
     Raises:
         StoreError: The store cannot be written.
@@ -80,9 +80,20 @@ def watch(store: ProfileStore, view: View, config: Config) -> None:
     marks = {mark.key: mark for mark in store.stale_marks()}
     for key in sorted({each.key for each in found}):
         profile = next(filter(None, map(store.get, key.lookup_order)), None)
+        if profile is not None and doubt(profile, config):
+            _replace_doubtful(store, key, profile, rule)
+            continue
         drift = None if profile is None or profile.is_estimate else find_drift(profile, store.observations(key), rule)
         if drift is not None:
             _judge(store, key, drift, marks.get(key), config, view.snapshot.taken_s)
+
+
+def _replace_doubtful(store: ProfileStore, key: ProfileKey, profile: StageProfile, rule: DriftRule) -> None:
+    """Plan with what the jobs of a key report, as soon as they have for long enough, instead of an unsure dry run."""
+    measured = measured_by_jobs(profile, store.observations(key), rule)
+    if measured is not None:
+        log.info("profile of %s: the dry run was not sure; %d iterations of jobs count", key, measured.iterations)
+        store.put(replace(measured, key=key))
 
 
 def _judge(
@@ -268,8 +279,8 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     """Leave out profiles that are not known well enough, so that their models plan as those that were never measured.
 
     A model is measured again, `profiling.attempts` times in all; then its jobs run alone, as after failed dry runs,
-    until `profiling.retry_after_s` has gone by. What running jobs report may confirm a profile. A model at work in a
-    group keeps its profile, on which the group was planned.
+    until `profiling.retry_after_s` has gone by. A model at work in a group keeps its profile, on which the group was
+    planned, until what its jobs report replaces it (`watch`).
 
     Raises:
         StoreError: The store cannot be read.
@@ -284,7 +295,7 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
     failures = dict(known.failures)
     for key in set(_keys(cycle)) - at_work:
         doubted = {each: doubt(known.profiles[each], config) for each in key.lookup_order if each in known.profiles}
-        doubted = {each: why for each, why in doubted.items() if why and not _is_confirmed(store, key, each, cycle)}
+        doubted = {each: why for each, why in doubted.items() if why}
         dropped |= doubted.keys()
         tried = (
             [each for each in store.history(key) if doubt(each, config) and _is_recent(each, cycle)] if doubted else []
@@ -295,13 +306,6 @@ def without_doubtful(cycle: CycleInput, store: ProfileStore) -> CycleInput:
         return cycle
     kept = {key: profile for key, profile in known.profiles.items() if key not in dropped}
     return replace(cycle, knowledge=replace(known, profiles=kept, failures=failures))
-
-
-def _is_confirmed(store: ProfileStore, key: ProfileKey, found: ProfileKey, cycle: CycleInput) -> bool:
-    """Whether what jobs of a key lately reported agrees with a profile that is planned with."""
-    rule = DriftRule(cycle.config.profiles.drift_limit, cycle.config.profiles.drift_after_s)
-    drift = find_drift(cycle.knowledge.profiles[found], store.observations(key), rule)
-    return drift is not None and drift.right
 
 
 def _is_recent(profile: StageProfile, cycle: CycleInput) -> bool:

@@ -100,7 +100,8 @@ def clock_from_environment(environment: Mapping[str, str]) -> StageClock:
         clock.gpu = FreePace() if gate is None else TurnsPace(gate)
     log_iterations(clock, environment)
     if environment.get(TIMING_VARIABLE) == "1":
-        atexit.register(lambda: print(summary(clock), file=sys.stderr))
+        # In one piece: torchrun's ranks have no buffer, and print would write the end of the line on its own.
+        atexit.register(lambda: sys.stderr.write(f"{summary(clock)}\n"))
     return clock
 
 

@@ -1,5 +1,6 @@
 """When live stage times say that a profile no longer holds."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -7,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from profile_builders import make_profile
 
-from muri.profiler.differences import LEAST_ITERATIONS, LEAST_OBSERVATIONS, DriftRule, find_drift, is_due
+from muri.profiler.differences import (
+    LEAST_ITERATIONS,
+    LEAST_OBSERVATIONS,
+    DriftRule,
+    find_drift,
+    is_due,
+    measured_by_jobs,
+)
 from muri.profiler.records import ProfileDetail
 from muri.profiler.upkeep import Observation
 
@@ -42,6 +50,17 @@ def observed(stage_s, *, count=7, every_s=100.0, job_id=1, per_observation=50, b
 def test_the_stage_that_differs_most_decides(stage_s, stage, drifted, right):
     drift = find_drift(PROFILE, observed(stage_s), RULE)
     assert (drift.stage, drift.drifted, drift.right) == (stage, drifted, right)
+
+
+def test_jobs_measure_what_a_stage_owns_and_the_iteration():
+    detail = ProfileDetail(busy_s=(0.2, 0.05, 0.3, 0.0), stage_cv=(0.1,) * 4, confidence=0.02, cpu_cores=1.5)
+    unsure = replace(PROFILE, iteration_s=0.501, detail=detail)
+    found = measured_by_jobs(unsure, observed((0.4, 0.05, 0.3, 0.002)), RULE)
+    assert found.stage_s == pytest.approx((0.2, 0.05, 0.3, 0.002))  # half of the reading is hidden, as it was before
+    assert found.iteration_s == pytest.approx(0.552 + 0.05)
+    assert (found.source, found.iterations, found.detail.cpu_cores) == ("run", 300, 1.5)
+    assert (found.detail.busy_s, found.detail.confidence) == ((0.4, 0.05, 0.3, 0.002), None)
+    assert measured_by_jobs(unsure, observed((0.4, 0.05, 0.3, 0.002), count=2), RULE) is None
 
 
 def test_the_reason_names_stage_times_and_iterations():

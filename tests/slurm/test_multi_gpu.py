@@ -3,6 +3,7 @@
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -24,6 +25,12 @@ echo "script ends with $code"
 exit $code
 """
 
+TORCHRUN_SH = """\
+#!/bin/sh
+ranks="python -m torch.distributed.run --standalone --no-python --nproc-per-node 2"
+exec $ranks muri run /home/alice/train_ddp.py --epochs $1 --samples 512 --seed $2
+"""
+
 
 class DdpCluster(MuriCluster):
     """Partitions of one and two nodes with two GPUs each, by the number of nodes."""
@@ -33,22 +40,25 @@ class DdpCluster(MuriCluster):
         self.configure(partitions=list(PARTITIONS.values()))
         driver.write("train_ddp.py", (ROOT / "examples" / "train_ddp.py").read_text(), user="alice")
         driver.write("train_ddp.sh", TRAIN_DDP_SH, user="alice")
+        driver.write("torchrun.sh", TORCHRUN_SH, user="alice")
         for model, stage_s in (("computes", (0.01, 0.01, 0.07, 0.01)), ("talks", (0.01, 0.01, 0.01, 0.07))):
             for gpu_count in (2, 4):
                 self.know_profile(ProfileKey(model, 32, gpu_count, "gpu"), stage_s)
 
-    def submit_ddp(self, model: str, nodes: int, epochs: int, seed: int, *options: str) -> int:
+    def submit_ddp(
+        self, model: str, nodes: int, epochs: int, seed: int, *options: str, name: str = "train_ddp.sh", tasks: int = 2
+    ) -> int:
         """Submit a DDP job, two GPUs on each of its nodes."""
-        shape = (f"--nodes={nodes}", "--ntasks-per-node=2", "--gres=gpu:2", *options)
+        shape = (f"--nodes={nodes}", f"--ntasks-per-node={tasks}", "--gres=gpu:2", *options)
         mark = f"--muri=model={model},batch-size=32,duration=60s"
-        script = ("/home/alice/train_ddp.sh", str(epochs), str(seed))
+        script = (f"/home/alice/{name}", str(epochs), str(seed))
         return self.driver.submit("-p", PARTITIONS[nodes], *shape, mark, *script, user="alice")
 
-    def start_pair(self, nodes: int, epochs: int) -> list[int]:
+    def start_pair(self, nodes: int, epochs: int, **how: Any) -> list[int]:
         """Start a group of two and wait until both train on all their ranks."""
         # Jobs of an earlier test may still be completing; on busy GPUs nothing would be grouped.
         self.driver.wait_until(lambda: self.node_states() == {"idle"}, "idle nodes")
-        jobs = [self.submit_ddp(model, nodes, epochs, seed) for seed, model in enumerate(("computes", "talks"))]
+        jobs = [self.submit_ddp(model, nodes, epochs, seed, **how) for seed, model in enumerate(("computes", "talks"))]
         self.cycle()
         for job in jobs:
             self.driver.wait_state(job, "RUNNING")
@@ -110,6 +120,20 @@ def test_a_group_of_ddp_jobs_shares_its_gpus(ddp: DdpCluster, nodes: int) -> Non
         assert ended[job]["NumNodes"] == str(nodes)
         assert [len(losses) for losses in ddp.losses(job)] == [1, 1, 1], ddp.output(job)
     assert ddp.losses(jobs[0]) != ddp.losses(jobs[1])
+
+
+def test_ranks_that_torchrun_starts_share_their_gpus_and_train_as_alone(ddp: DdpCluster) -> None:
+    how = {"name": "torchrun.sh", "tasks": 1}
+    alone = ddp.driver.submit(
+        "-p", "two", "--gres=gpu:2", "--ntasks=1", "/home/alice/torchrun.sh", "3", "0", user="alice"
+    )
+    ddp.driver.wait_state(alone, "COMPLETED")
+    jobs = ddp.start_pair(1, 3, **how)
+    ended = ddp.cycles_until_ended(*jobs)
+    for job in jobs:
+        assert (ended[job]["JobState"], ended[job]["Restarts"]) == ("COMPLETED", "0"), ddp.output(job)
+        assert [len(losses) for losses in ddp.losses(job)] == [1, 1, 1], ddp.output(job)
+    assert ddp.losses(jobs[0]) == ddp.losses(alone) != ddp.losses(jobs[1])
 
 
 def test_a_cancelled_member_leaves_on_all_ranks_and_the_other_goes_on(ddp: DdpCluster) -> None:

@@ -14,7 +14,9 @@ import muri
 slow, iterations, ending = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 opened = subprocess.check_output({opens!r}, shell=True, text=True).split()
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
-print(os.environ["SLURM_JOB_ID"], os.environ["MINE"], os.getcwd(), os.umask(0),
+inner = ["srun", "--overlap", "--ntasks=1", "printenv", "SLURM_JOB_ID"]
+in_step = subprocess.check_output(inner, text=True).strip()
+print(os.environ["SLURM_JOB_ID"], in_step, os.environ["MINE"], os.getcwd(), os.umask(0),
       os.environ["CUDA_VISIBLE_DEVICES"], *opened, flush=True)
 for step in range(iterations):
     for stage in ("load", "preprocess", "propagate", "synchronize"):
@@ -65,8 +67,8 @@ def steps(muri: MuriCluster, pilot: int) -> dict[str, str]:
 
 
 def records(muri: MuriCluster, pilot: int) -> dict[str, list[str]]:
-    """Exit code and CPU time of a pilot's steps in the accounting, by name."""
-    words = ("sacct", "--jobs", str(pilot), "--parsable2", "--noheader", "--format=JobName,ExitCode,TotalCPU")
+    """Exit code, CPU time and most memory of a pilot's steps in the accounting, by name."""
+    words = ("sacct", "--jobs", str(pilot), "--parsable2", "--noheader", "--format=JobName,ExitCode,TotalCPU,MaxRSS")
     lines = [line.split("|") for line in muri.driver.run(*words, user="root").stdout.splitlines()]
     return {name: rest for name, *rest in lines}
 
@@ -89,8 +91,9 @@ def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None
     assert [job["ExitCode"] for job in ended] == ["7:0", "5:0", "139:0"]
     assert [job["Restarts"] for job in ended] == ["0", "0", "0"]
     seen = [muri.output(job).split() for job in jobs]
-    assert [words[:4] for words in seen] == [[str(job), "own", "/tmp", "23"] for job in jobs]
-    ((visible, device),) = {tuple(words[4:6]) for words in seen}
+    # A step that the script starts is one of its own job.
+    assert [words[:5] for words in seen] == [[str(job), str(job), "own", "/tmp", "23"] for job in jobs]
+    ((visible, device),) = {tuple(words[5:7]) for words in seen}
     assert visible == "0"  # Slurm counts the GPUs that a step may open
     assert device in {"/dev/muri-gpu0", "/dev/muri-gpu1"}
     site.wait_until(lambda: muri.hosts() == [], "the end of the group")
@@ -98,6 +101,7 @@ def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None
     told = records(muri, pilot)
     assert [told[str(job)][0] for job in jobs] == ["7:0", "5:0", "0:11"]
     assert all(told[str(job)][1] != "00:00:00" for job in jobs)  # CPU time of its own
+    assert all(told[str(job)][2].strip("0") not in {"", "K"} for job in jobs)  # and memory
 
 
 @constrained

@@ -7,7 +7,7 @@ import pytest
 from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, make_job, one_gpu, pilots
 
 from muri.profiler.errors import CorruptStoreError
-from muri.profiler.records import STAGES, ProfileKey
+from muri.profiler.records import STAGES, ProfileDetail, ProfileKey
 from muri.profiler.store import ProfileStore, stats_of
 from muri.profiler.upkeep import Author
 from muri.slurm_plugin.controller.assemble import open_controller, read_config
@@ -82,6 +82,25 @@ def test_what_went_back_to_normal_is_no_longer_stale(make_controller, tmp_path):
     assert "m1" in marks(tmp_path)  # below the limit, above half of it
     cycles(slurm, make_controller, 4, begin=7)
     assert marks(tmp_path) == {}
+
+
+def test_what_jobs_report_replaces_what_a_dry_run_was_not_sure_of(make_controller, tmp_path):
+    slurm = running_group(make_controller)
+    unsure = replace(ALICES[0], detail=ProfileDetail(confidence=0.03, gradient_mib=5.0), source="dry-run")
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        store.put(unsure)
+    cycles(slurm, make_controller, 3, slow={"m1": 1.5})
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        assert store.get(M1) == unsure  # 200 s, not 300
+    cycles(slurm, make_controller, 1, begin=3, slow={"m1": 1.5})
+    with ProfileStore(tmp_path / "profiles.db") as store:
+        found = store.get(M1)
+        published = store.get(M1.published)
+    assert (found.source, found.detail.confidence, found.detail.gradient_mib) == ("run", None, 5.0)
+    assert found.stage_s == pytest.approx([1.5 * seconds for seconds in unsure.stage_s])
+    assert published == FOUR_KINDS[0], "one user's jobs say nothing of what is published"
+    cycles(slurm, make_controller, 6, begin=4, slow={"m1": 1.5})
+    assert marks(tmp_path) == {}, "what the jobs do now is what is expected of them"
 
 
 def test_what_one_users_jobs_report_marks_no_published_profile(make_controller, tmp_path):

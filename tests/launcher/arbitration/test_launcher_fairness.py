@@ -97,15 +97,16 @@ def test_solo_time_is_learnt_from_busy_times_unless_planned() -> None:
     assert queue.virtual_s("2") == 0.25
 
 
-def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource() -> None:
+@pytest.mark.parametrize(("long_s", "least"), [(0.7, 0.08), (10.0, 0.3)])
+def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource(long_s: float, least: float) -> None:
     queue = FairQueue()
-    stage_s = {"1": 0.02, "2": 0.02, "3": 0.02, "4": 0.7}
+    stage_s = {"1": 0.02, "2": 0.02, "3": 0.02, "4": long_s}
     for name, seconds in stage_s.items():
         queue.join(name, seconds)
         queue.iteration_done(name, seconds, (0.0, 0.0, seconds, 0.0))
     since_s, served_s = dict.fromkeys(stage_s, 0.0), dict.fromkeys(stage_s, 0.0)
     now_s = 0.0
-    while now_s < 60.0:
+    while now_s < 60.0 * long_s:
         for name in stage_s:
             queue.catch_up(name)
         name = queue.first(stage_s, 2, {other: now_s - since_s[other] for other in stage_s})
@@ -114,6 +115,7 @@ def test_long_stages_get_on_behind_short_ones_that_saturate_the_resource() -> No
         served_s[name] += stage_s[name]
         queue.iteration_done(name, stage_s[name], (0.0, 0.0, stage_s[name], 0.0))
     assert min(served_s.values()) > 0.08 * now_s
+    assert served_s["4"] > least * now_s
 
 
 @pytest.mark.parametrize("slow_factor", [1, 10])

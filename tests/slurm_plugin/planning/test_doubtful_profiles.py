@@ -1,4 +1,4 @@
-"""A profile that its dry run is unsure of plans as unknown: measured again, not for ever, or confirmed by real runs."""
+"""A profile that its dry run is unsure of plans as unknown: measured again, and not for ever."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_gpu, pilots
+from fake_slurm import FOUR_KINDS, FakeSlurm, four_jobs, one_gpu
 
 from muri.profiler.records import ProfileDetail, ProfileKey, StageProfile
 from muri.profiler.store import ProfileStore
-from muri.profiler.upkeep import Observation
 from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.profile_use import doubt
 from muri.slurm_plugin.records.roles import Role, read_job
@@ -71,16 +70,3 @@ def test_after_as_many_attempts_as_a_failure_has_its_jobs_run_alone_for_a_day(
     assert len(measured(slurm)) == runs
     why = "its dry run failed: it was 3% sure of its means, less than profiling.least_confidence (10%)"
     assert (why in "; ".join(job.reasons)) == (runs == 0)
-
-
-def test_what_running_jobs_report_confirms_it(make_controller: Make, tmp_path: Path) -> None:
-    slurm = FakeSlurm(four_jobs(), one_gpu())
-    profile = unsure(slurm.now_s - 9000.0)
-    with ProfileStore(tmp_path / "profiles.db") as store:
-        store.put_all((*SURE, profile))
-        for step in range(8):
-            at = text_of(slurm.now_s - 4000.0 + 500.0 * step, "milliseconds")
-            store.observe(M1, Observation(at, 77, 100 * (step + 1), profile.stage_s))
-    cycle(slurm, make_controller)
-    assert measured(slurm) == []
-    assert len(pilots(slurm)) == 1
