@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.job_runs import Alone, Setting, measure_in_turns, run_traced, running, write_random_file
 from benchmarks.machine import describe_machine
-from benchmarks.real_report import Case, Throughput, print_report
+from benchmarks.real_report import Case, Changes, Throughput, print_report
 from benchmarks.runtime_process import BenchmarkError
 
 JOBS = ("storage", "cpu", "gpu", "network")
@@ -95,6 +95,10 @@ def slow_link(rate_mbit: int) -> Iterator[Link]:
 
 def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dict[str, float]:
     """Normalized throughput of each job, all at once."""
+    return _run_together(setting, way, solo_s)[0]
+
+
+def _run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> tuple[dict[str, float], Changes]:
     with running(setting) as run:
         if way in WITHOUT_MURI:
             for job in JOBS:
@@ -103,7 +107,7 @@ def run_together(setting: Setting, way: str, solo_s: Mapping[str, float]) -> dic
             isolation, _, discipline = way.partition(":")
             own = {"threads": "thread", "processes": "process"}[isolation]
             run.start_interleaved(solo_s, discipline=discipline, isolation=own)
-        return {job: rate * solo_s[job] for job, rate in run.measure().items()}
+        return {job: rate * solo_s[job] for job, rate in run.measure().items()}, run.changes
 
 
 def run_alone(setting: Setting, job: str) -> Alone:
@@ -132,7 +136,8 @@ def measure(seconds: float, rounds: int, ways: Sequence[str], auto_s: float = 0.
         setting = Setting(Path(name), scripts, seconds)
         case = measure_in_turns(setting, link.description, rounds, ways, run_alone, run_together)
         if auto_s:
-            speeds = run_together(replace(setting, seconds=auto_s), AUTO, case.solo_iteration_s)
+            speeds, changes = _run_together(replace(setting, seconds=auto_s), AUTO, case.solo_iteration_s)
+            case.auto_changes.extend(changes)
             case.throughputs[f"{AUTO} {auto_s:g} s"] = Throughput.of(AUTO, [speeds])
         return case
 

@@ -1,5 +1,6 @@
 """Real jobs that train at once in processes of their own, and how fast each gets on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -60,6 +61,7 @@ class Run:
     Attributes:
         folder: That directory.
         cores_used: Cores that each job, with its children, kept busy in the measured window.
+        changes: The runtime's changes of the discipline: seconds after the window's begin, which one, and why.
     """
 
     def __init__(self, setting: Setting, folder: Path) -> None:
@@ -68,6 +70,7 @@ class Run:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._jobs: dict[str, subprocess.Popen[bytes]] = {}
         self.cores_used: dict[str, float] = {}
+        self.changes: list[tuple[float, str, str]] = []
 
     def start_job(self, job: str, prefix: Sequence[str] = PYTHON, **environment: str) -> None:
         """Start one job by `prefix` and its script; its output goes to a file."""
@@ -99,11 +102,12 @@ class Run:
         while min(len(self._ends_s(job)) for job in self._jobs) < WARM_ITERATIONS:
             self._check(deadline_s)
             time.sleep(0.2)
-        begin_s, before_s = time.monotonic(), self._cpu_s()
+        begin_s, before_s, begin_epoch_s = time.monotonic(), self._cpu_s(), time.time()
         time.sleep(self._setting.seconds)
         end_s, after_s = time.monotonic(), self._cpu_s()
         self.cores_used = {job: (after_s[job] - before_s[job]) / (end_s - begin_s) for job in self._jobs}
         self._check(end_s + 1.0)
+        self.changes = self._changes(begin_epoch_s)
         rates = {job: _rate(self._ends_s(job), begin_s, end_s) for job in self._jobs}
         self._stop.touch()
         for job, process in self._jobs.items():
@@ -134,6 +138,11 @@ class Run:
             times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
             found[job] = sum(each.user + each.system for each in times)
         return found
+
+    def _changes(self, since_s: float) -> list[tuple[float, str, str]]:
+        status = self.folder / "status.json"
+        found = json.loads(status.read_text()).get("disciplines", []) if status.exists() else []
+        return [(round(each["at_s"] - since_s, 1), each["discipline"], each["reason"]) for each in found]
 
     def _log(self, job: str) -> Path:
         return self.folder / f"{job}.log"

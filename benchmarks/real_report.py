@@ -16,6 +16,9 @@ BAR_AUTO = 0.97
 BY_USER = ("plain", "plain-passive", "plain-one-thread", "mps")
 """Ways of running the jobs without Muri."""
 
+Changes = list[tuple[float, str, str]]
+"""Changes of the discipline: seconds after the begin, which one, and why."""
+
 
 @dataclass(frozen=True)
 class Throughput:
@@ -51,6 +54,7 @@ class Case:
         shares: Share of that time in which the job holds storage, CPU, GPU, network.
         throughputs: By way.
         cores: Cores that each job alone keeps busy, if no thread spins; {} where not measured.
+        auto_changes: What `auto` did in its long run.
     """
 
     link: str
@@ -58,6 +62,7 @@ class Case:
     shares: Mapping[str, Sequence[float]]
     throughputs: dict[str, Throughput]
     cores: Mapping[str, float] = field(default_factory=dict)
+    auto_changes: Changes = field(default_factory=list)
 
     @property
     def lp_bound(self) -> float:
@@ -116,6 +121,7 @@ class Case:
             "ways": {way: asdict(throughput) for way, throughput in self.throughputs.items()},
             "ratio": self.ratio,
             "auto_ratio": self.auto_ratio,
+            "auto_changes": self.auto_changes,
         }
 
 
@@ -142,4 +148,6 @@ def print_report(case: Case) -> None:
     if case.ratio is not None:
         console.print(f"Muri's best way / the best without Muri: {case.ratio:.2f} (bar {BAR_RATIO})")
     if case.auto_ratio is not None:
+        for at_s, discipline, reason in case.auto_changes:
+            console.print(f"auto, after {at_s:.0f} s: {discipline}: {reason}")
         console.print(f"auto in its long run / best single discipline: {case.auto_ratio:.2f} (bar {BAR_AUTO})")
