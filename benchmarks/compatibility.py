@@ -31,7 +31,7 @@ from compatibility_observation import (
     repeatable,
 )
 from compatibility_page import page_of
-from compatibility_runs import HERE, Place, Workshop, draw_groups
+from compatibility_runs import HERE, LIMIT_S, Place, Workshop, draw_groups
 from compatibility_scripts import SCRIPTS, Script
 from machine import describe_machine
 from runtime_process import MURI_RUN, BenchmarkError
@@ -44,6 +44,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 REQUIREMENTS = HERE / "compatibility_requirements.txt"
 CACHE = Path.home() / ".cache" / "muri" / "compatibility"
 ISOLATIONS = ("process", "thread")
+PLAIN_TRIES = 3
 
 
 def scripts_python(cache: Path) -> Path:
@@ -137,17 +138,10 @@ class Comparison:
     def _alone(self, script: Script) -> dict[str, Any]:
         name = script.name
         self._workshop.prepare(script)
-        stamp, plainly = self._workshop.stamp(script), (str(self._place.python),)
-        ways = {"plain 1": plainly, "plain 2": plainly, "muri run": (*MURI_RUN, "--no-attach")}
-        found = {
-            way: self._store.get(f"{way} {name}", stamp, lambda prefix=prefix: {  # type: ignore[misc]
-                name: self._workshop.run_alone(script, prefix)})[name]
-            for way, prefix in ways.items()
-        }  # fmt: skip
-        first = found["plain 1"]
-        same = repeatable(first, found["plain 2"], ordered=script.processes == 1)
+        (first, frozen), (second, frozen_too) = self._plain_run(script, "plain 1"), self._plain_run(script, "plain 2")
+        same = repeatable(first, second, ordered=script.processes == 1)
         self._plain[name] = plain = Plain(script, first, same)
-        different = plain.compare(found["muri run"])
+        different = plain.compare(self._run_alone(script, "muri run", (*MURI_RUN, "--no-attach")))
         varies = sorted(plainly_named(first.files).keys() - same.files)
         came_to = (
             f"exit code {first.exit_code}, {first.steps} steps, {first.loss_count} losses, {len(first.files)} files"
@@ -158,9 +152,24 @@ class Comparison:
             "name": name, "source": script.source, "version": self._workshop.version(script),
             "exit_code": first.exit_code, "steps": first.steps, "losses": first.loss_count,
             "files": len(first.files), "losses_repeat": same.losses, "files_vary": varies,
-            "out_repeats": same.out, "err_repeats": same.err,
+            "out_repeats": same.out, "err_repeats": same.err, "plain_frozen": frozen + frozen_too,
             "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
         }  # fmt: skip
+
+    def _plain_run(self, script: Script, way: str) -> tuple[Observation, int]:
+        """A run with plain Python, and how many did not end before it: PyTorch itself can freeze."""
+        for frozen in range(PLAIN_TRIES):
+            found = self._run_alone(script, way + " again" * frozen, (str(self._place.python),))
+            if found.exit_code is not None:
+                break
+            tell(f"{script.name}: with plain Python it did not end within {LIMIT_S:.0f} s")
+        return found, frozen
+
+    def _run_alone(self, script: Script, way: str, prefix: Sequence[str]) -> Observation:
+        def make() -> dict[str, Observation]:
+            return {script.name: self._workshop.run_alone(script, prefix)}
+
+        return self._store.get(f"{way} {script.name}", self._workshop.stamp(script), make)[script.name]
 
     def _group(self, isolation: str, group: Sequence[str]) -> dict[str, dict[str, Any]]:
         """Of each script of a group its partners, whether it was let in, and what was different."""

@@ -29,7 +29,7 @@ goes back to the queue before it trains. A script is compared on what two plain 
 they have not is listed here:
 
 {varying}
-"""
+{frozen}"""
 
 _TAIL = """
 ## Other checks of the same promise
@@ -46,10 +46,10 @@ Clone each of these into clones/owner/name: {repositories}.
     python benchmarks/compatibility.py --setup
     python benchmarks/compatibility.py --repositories clones --jobs 2 --write --write-page
 
-Lightning numbers its log folders by the job id where there is one, and writes their paths into checkpoints: outside of
-Slurm a member of a group has one here, and the plain run has none. Data sets and pretrained models are replaced by
-small local files of the same format (`benchmarks/compatibility_data.py`). `benchmarks/compatibility_scripts.py` has
-each script's arguments, and the edits where a script asks for a GPU, sets no seed or cannot be told to stop.
+Lightning numbers its log folders by the job id where there is one, so all runs of a script have the same one. Data sets
+and pretrained models are replaced by small local files of the same format (`benchmarks/compatibility_data.py`).
+`benchmarks/compatibility_scripts.py` has each script's arguments, and the edits where a script asks for a GPU, sets no
+seed or cannot be told to stop.
 """
 
 
@@ -66,6 +66,7 @@ def page_of(result: Mapping[str, Any]) -> str:
         rounds=result["rounds"],
         counts="\n".join(f"| {_way(way)} | {same} of {of} |" for way, (same, of) in result["counts"].items() if of),
         rows="\n".join(map(_row, scripts)), varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
+        frozen="".join(map(_frozen, scripts)),
     )  # fmt: skip
     sources = sorted({script["source"] for script in scripts if "/" in script["source"]})
     return head + _differences(scripts) + _TAIL.format(repositories=", ".join(sources))
@@ -96,6 +97,11 @@ def _varying(script: Mapping[str, Any]) -> str:
         how = script[f"{stream}_repeats"]
         found += [] if how == "all" else [f"numbers in its {name}" if how == "words" else f"its {name}"]
     return f"- {script['name']}: {', '.join(found)}" if found else ""
+
+
+def _frozen(script: Mapping[str, Any]) -> str:
+    times = script["plain_frozen"]
+    return f"- {script['name']}: with plain Python it froze {times} time(s) and was run again\n" if times else ""
 
 
 def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
