@@ -1,7 +1,8 @@
 """Whether scripts that were not written for Muri give under it what they give alone.
 
 Each script of benchmarks/compatibility_scripts.py is run twice alone with plain Python, alone under `muri run`, and in
-groups of two to four with others in a real runtime. It is compared with its plain run on everything that two plain
+groups of two to four with others in a real runtime; as threads of one process only if its dry run found no danger, as
+`isolation: auto` does. It is compared with its plain run on everything that two plain
 runs have alike: losses with all digits, steps of optimizers (counted from outside), exit code, files and what is in
 them, and output without times.
 """
@@ -125,11 +126,15 @@ class Comparison:
     def run(self, isolations: Iterable[str], rounds: int, seed: int, jobs: int) -> list[dict[str, Any]]:
         """Make the runs that are not stored, so many at once; a row for each script."""
         names = [script.name for script in self._scripts]
-        drawn = draw_groups(names, rounds, seed) if len(names) > 1 else []
         with ThreadPoolExecutor(jobs) as pool:
             rows = dict(zip(names, pool.map(self._alone, self._scripts), strict=True))
             for isolation in isolations:
-                for groups in drawn:  # no script is in two groups of a round
+                if isolation == "thread":
+                    for name, found in zip(names, pool.map(self._dangers, self._scripts), strict=True):
+                        rows[name]["dangers"] = found
+                    names = [name for name in names if rows[name]["dangers"] == []]
+                for groups in draw_groups(names, rounds, seed) if len(names) > 1 else []:
+                    # No script is in two groups of a round.
                     for found in pool.map(partial(self._group, isolation), groups):
                         for name, run in found.items():
                             rows[name][isolation].append(run)
@@ -153,8 +158,19 @@ class Comparison:
             "exit_code": first.exit_code, "steps": first.steps, "losses": first.loss_count,
             "files": len(first.files), "losses_repeat": same.losses, "files_vary": varies,
             "out_repeats": same.out, "err_repeats": same.err, "plain_frozen": frozen + frozen_too,
-            "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
+            "dangers": None, "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
         }  # fmt: skip
+
+    def _dangers(self, script: Script) -> list[str] | None:
+        path = self._place.cache / "runs" / f"dangers-{script.name}.json"
+        stamp = self._workshop.stamp(script)
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        if stored.get("stamp") != stamp:
+            stored = {"stamp": stamp, "dangers": self._workshop.dangers(script)}
+            path.write_text(json.dumps(stored))
+        found: list[str] | None = stored["dangers"]
+        tell(f"{script.name}: {'its dry run tells nothing' if found is None else ', '.join(found) or 'no danger'}")
+        return found
 
     def _plain_run(self, script: Script, way: str) -> tuple[Observation, int]:
         """A run with plain Python, and how many did not end before it: PyTorch itself can freeze."""

@@ -19,16 +19,18 @@ UNTOLD = (
     (re.compile(r"\d[\d.]*±"), "TIME±"),
     (re.compile(r"[WIE]\d{4} \S+ +\d+ "), "LOG "),
     (re.compile(r"\d+:\d\d<\S+|\d+:\d\d(:\d\d)?\b"), "TIME"),
-    (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?(it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step|[muµ]?s|secs?|seconds|hours|h)\b"),
-     "TIME"),
+    (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?"
+                r"([KM]?it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step|[muµ]?s|secs?|seconds|hours|h)\b"), "TIME"),
     (re.compile(r"(?i)((?:time|runtime|per_second|elapsed|time/batch|ms/batch)\D{0,8})\d[\d.e+-]*"), r"\1TIME"),
     (re.compile(r"Time:? +[\d.]+ \([^)]*\)|Data:? +[\d.]+ \([^)]*\)|\([\d.]+s?, +[\d.]+/s\)"), "TIME"),
     (re.compile(r"(?i)\b(pid|process|ForkPoolWorker-|port|localhost:|127\.0\.0\.1:|127\.0\.1\.1:)[=: ]*\d+"), r"\1"),
     (re.compile(r"\[\d{3,}\]|<unknown>:\d+|0x[0-9a-f]+|tmp[a-z0-9_]{8}|torchelastic_\w+|run-\w+-\w{8}|\b\w{8}\.wandb"),
      "ID"),
+    (re.compile(r"━+"), "BAR"),
     (re.compile(r"[\d.]+ ?(GB|MB|KB|GiB|MiB|G|M)\b"), "SIZE"),
 )  # fmt: skip
-"""Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory."""
+"""Parts of a line that no two runs have alike, and what stands for them: times, dates, process ids, ports, memory,
+and progress bars, which are shorter beside a longer time."""
 
 UNTOLD_NAMES = (
     *UNTOLD[:3],

@@ -24,9 +24,9 @@ In groups each script runs beside others, drawn at random (seed {seed}), in {rou
 |---|---|---|---|---|---|---|---|---|
 {rows}
 
-Each cell counts the runs that were the same, of all; *kept out*: a script that is not safe beside others in one process
-goes back to the queue before it trains. A script is compared on what two plain runs of it have alike; what
-they have not is listed here:
+Each cell counts the runs that were the same, of all. Only scripts whose dry run found none of the
+[dangers](isolation-process.md) run as threads of one process, as under `isolation: auto`; for the others the cell names
+what it found. A script is compared on what two plain runs of it have alike; what they have not is listed here:
 
 {varying}
 {frozen}"""
@@ -78,16 +78,20 @@ def _way(way: str) -> str:
 
 def _row(script: Mapping[str, Any]) -> str:
     plain = [script[name] for name in ("name", "source", "version", "steps", "losses", "files")]
-    groups = [_share(script[way]) for way in ("process", "thread")]
-    cells = [*plain, "differs" if script["muri_run"] else "the same", *groups]
+    thread = _share(script["thread"]) if script["thread"] else _kept_out(script["dangers"])
+    cells = [*plain, "differs" if script["muri_run"] else "the same", _share(script["process"]), thread]
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def _share(runs: Sequence[Mapping[str, Any]]) -> str:
     admitted = [run for run in runs if run["admitted"]]
     if not admitted:
-        return "kept out" if runs else "–"
+        return "sent back" if runs else "–"
     return f"{sum(not run['differences'] for run in admitted)} of {len(admitted)}"
+
+
+def _kept_out(dangers: Sequence[str] | None) -> str:
+    return "too short to tell" if dangers is None else ", ".join(dangers) or "–"
 
 
 def _varying(script: Mapping[str, Any]) -> str:

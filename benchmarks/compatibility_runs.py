@@ -1,6 +1,7 @@
 """Runs the scripts of benchmarks/compatibility_scripts.py: alone with plain Python, alone and in groups under Muri."""
 
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -21,6 +22,7 @@ from compatibility_scripts import Script
 from runtime_process import MURI_RUN, BenchmarkError, socket_folder, start_runtime
 
 from muri.group_spec import GroupSpec, MemberSpec
+from muri.profiler.dryrun.messages import DRY_RUN_RESULT_VARIABLE, DRY_RUN_VARIABLE, Limits
 from muri.pythons import PYTHON_VARIABLE, of_members
 
 HERE = Path(__file__).parent
@@ -107,6 +109,17 @@ class Workshop:
         """Run a script by itself: `prefix` stands before it and its arguments."""
         run = self._start(script, prefix, {"SLURM_JOB_ID": job_of(script)})
         return self._end(run, self._await([run]))
+
+    def dangers(self, script: Script) -> list[str] | None:
+        """What a dry run finds that threads could not keep apart; None where it measures nothing: it is too short."""
+        result = self._place.cache / "dry_runs" / f"{script.name}.json"
+        result.parent.mkdir(exist_ok=True)
+        result.unlink(missing_ok=True)
+        limits = {DRY_RUN_VARIABLE: Limits().text, DRY_RUN_RESULT_VARIABLE: str(result)}
+        run = self._start(script, (*MURI_RUN, "--no-attach"), {"SLURM_JOB_ID": job_of(script)} | limits)
+        self._await([run])
+        found = json.loads(result.read_text()) if result.exists() else {}
+        return None if found.get("dangers") is None else list(found["dangers"])
 
     def run_group(self, scripts: Sequence[Script], isolation: str) -> dict[str, Observation]:
         """Run scripts as members of one group in a real runtime.

@@ -1,4 +1,8 @@
-"""Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`."""
+"""Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`.
+
+`torch.compile` must never see them: what it traced of a hook would split the script's graph, and the parts were seen to
+give another result. So a hook does nothing while it is being traced, and the compiler does not begin at one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -23,11 +28,19 @@ from muri.launcher.automatic.watch import (
     thread,
     watching,
 )
+from muri.launcher.job.import_hooks import after_import
 
 _STEP_HOOK: Final = "optimizer step"
 
 MAX_GRADIENT_HOOKS: Final = 64
 """At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
+
+
+_tells_compiling: Final = getattr(getattr(torch, "compiler", None), "is_compiling", None) or getattr(
+    torch._utils, "is_compiling", None
+)
+_is_compiling: Final[Callable[[], bool]] = _tells_compiling or bool
+"""Whether `torch.compile` traces the caller, which takes it for a constant; PyTorch before 2.1 cannot tell."""
 
 
 def install() -> None:
@@ -42,6 +55,8 @@ def _install_forward() -> None:
 
     # A patched call costs a third of a global forward pre-hook, which takes every module off its fast path.
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_compiling():
+            return plain(module, *args, **kwargs)
         state = thread
         if state.depth:
             now_s = perf_counter()
@@ -59,6 +74,17 @@ def _install_forward() -> None:
             end_propagate("forward", watch)
 
     replace(torch.nn.Module, "__call__", functools.wraps(plain)(call))
+    after_import("torch._dynamo", functools.partial(_hide_from_compiler, plain, call))
+
+
+def _hide_from_compiler(plain: Any, call: Any, _dynamo: ModuleType) -> None:
+    """Let the compiler begin behind the hook, at the module's own `forward`, as it does behind PyTorch's own call."""
+    if _tells_compiling is None:
+        replace(torch.nn.Module, "__call__", plain)
+        return
+    skip = getattr(torch._C._dynamo.eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(call.__code__)
 
 
 def _install_backward() -> None:
@@ -79,7 +105,7 @@ def _install_backward() -> None:
 def _propagate(
     hook: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool
 ) -> Any:
-    if thread.busy:
+    if _is_compiling() or thread.busy:
         return plain(*args, **kwargs)
     watch = begin_propagate(hook, trained=trains, joins=True)
     try:
@@ -153,7 +179,7 @@ def _install_step_before_2_0() -> None:
 def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if thread.depth or thread.busy:
+        if _is_compiling() or thread.depth or thread.busy:
             return step(optimizer, *args, **kwargs)
         watch = begin_propagate(_STEP_HOOK, trained=True, joins=True)
         if watch is None:
@@ -193,7 +219,7 @@ def _let_gradients_yield(optimizer: Any) -> None:
 
 
 def _gradient_done(_parameter: torch.Tensor) -> None:
-    if thread.depth:
+    if not _is_compiling() and thread.depth:
         now_s = perf_counter()
         if now_s >= thread.yield_due_s:
             offer_to_yield("backward", now_s)

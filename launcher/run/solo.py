@@ -48,8 +48,7 @@ def main(arguments: list[str]) -> None:
         # Python put its own first entry there for `-m muri.launcher.run.solo`: the working directory.
         sys.path[0] = script.own_directories(target, module, str(Path.cwd()), "")[0]
     sys.argv[:] = ["-m" if module else target, *rest]
-    if wants_stages(os.environ) and script_clock.wanted(os.environ):
-        install_in_launchers()  # before a module's package is imported, which may be one of them
+    install_in_launchers()  # before a module's package is imported, which may be one of them
     try:
         loaded = script.load(target, module)
     except script.ScriptError as error:
