@@ -45,9 +45,11 @@ _is_compiling: Final[Callable[[], bool]] = _tells_compiling or bool
 
 def install() -> None:
     """Patch PyTorch."""
+    plain_call = torch.nn.Module.__call__
     _install_forward()
     _install_backward()
     _install_step()
+    after_import("torch._dynamo", functools.partial(_hide_from_compiler, plain_call))
 
 
 def _install_forward() -> None:
@@ -74,17 +76,28 @@ def _install_forward() -> None:
             end_propagate("forward", watch)
 
     replace(torch.nn.Module, "__call__", functools.wraps(plain)(call))
-    after_import("torch._dynamo", functools.partial(_hide_from_compiler, plain, call))
+    _hidden.append(call)
 
 
-def _hide_from_compiler(plain: Any, call: Any, _dynamo: ModuleType) -> None:
-    """Let the compiler begin behind the hook, at the module's own `forward`, as it does behind PyTorch's own call."""
-    if _tells_compiling is None:
-        replace(torch.nn.Module, "__call__", plain)
+_hidden: Final[list[Any]] = []
+"""Hooks that the compiler must not begin at; the copies of one hook share its code."""
+
+
+def _hide_from_compiler(plain_call: Any, compiler: ModuleType) -> None:
+    """Let the compiler begin behind the hooks, at a module's own `forward`, as it does behind PyTorch's own call.
+
+    Args:
+        plain_call: `Module.__call__` as PyTorch has it, which comes back where hooks cannot be hidden.
+        compiler: `torch._dynamo`.
+    """
+    skip = getattr(compiler.eval_frame, "skip_code", None)
+    if _tells_compiling is None or skip is None:
+        replace(torch.nn.Module, "__call__", plain_call)
         return
-    skip = getattr(torch._C._dynamo.eval_frame, "skip_code", None)
-    if skip is not None:
-        skip(call.__code__)
+    for hook in _hidden:
+        skip(hook.__code__)
+    for function in (begin_propagate, end_propagate, offer_to_yield, _after_step):
+        globals()[function.__name__] = compiler.disable(function)
 
 
 def _install_backward() -> None:
@@ -100,6 +113,7 @@ def _install_backward() -> None:
 
     replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
     replace(torch.autograd, "grad", grad)
+    _hidden.extend([backward, grad, _propagate])
 
 
 def _propagate(
@@ -137,6 +151,7 @@ def _install_step() -> None:
         return
     plain = Optimizer.profile_hook_step
     plain_patch = Optimizer._patch_step_function
+    _hidden.append(_step_in_stage(Optimizer.step))
 
     @functools.wraps(plain_patch)
     def patch_step_function(optimizer: Any) -> None:  # when an optimizer is made, copied or unpickled
