@@ -1,6 +1,5 @@
 """`torch.compile` under hooks: the same graphs and the same losses as under plain Python."""
 
-import re
 import subprocess
 import sys
 
@@ -68,11 +67,6 @@ EACH_OFFER = """
 """
 
 
-def warnings_in(text: str) -> list[str]:
-    """Lines without the compiler's times, process ids and numbers of frames."""
-    return [re.sub(r"^W\d+ .*?\] \[\d+/\d+\]", "", line) for line in text.splitlines()]
-
-
 def test_compiled_models_give_what_they_give_alone(launcher: Launcher) -> None:
     plain_script, script = launcher.script(COMPILED, "plain.py"), launcher.script(EACH_OFFER + COMPILED)
     launcher.runtime("101", "102")
@@ -85,6 +79,8 @@ def test_compiled_models_give_what_they_give_alone(launcher: Launcher) -> None:
     assert [ends(member) for member in members] == [0, 0], launcher.err("101")
     assert [launcher.out(job) for job in ("101", "102")] == [each.stdout for each in plain]
     assert "{} {'total': 2, 'ok': 2} 2" in plain[0].stdout, "no graph is split, or the test shows nothing"
-    assert [warnings_in(launcher.err(job)) for job in ("101", "102")] == [warnings_in(each.stderr) for each in plain]
+    for job in ("101", "102"):
+        assert "Dynamo does not know how to trace" not in launcher.err(job)
+        assert "launcher/automatic" not in launcher.err(job)
     assert ends(launcher.member(None, "--timing", script, "1")) == 0
     assert launcher.out(None) == plain[0].stdout
