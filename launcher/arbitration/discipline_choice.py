@@ -1,12 +1,14 @@
 """Which discipline suits a group: decided by measurement, without threads or clocks.
 
 A window of iterations gives each member's rate. The total normalized speed is the sum of rate × iteration time alone,
-1 for a member as fast as alone. Disciplines are compared by it, always with the same iteration times alone.
+1 for a member as fast as alone.
 
 1. The group starts with the discipline that is predicted best.
 2. Another one is tried if what it could gain, over the time that the group will probably go on, pays for the trial. One
    that was not tried yet could reach its bound, one that was tried a little more than it reached.
-3. A trial ends as soon as the discipline could not be better any more.
+3. A trial's window is compared with the windows of the kept discipline right before and right after it, because the
+   rest of the machine changes how fast everybody is. Trials go on, in turn with the kept discipline, until it is clear
+   which one is better, or that it hardly matters.
 4. The best one stays. Tried ones are tried again at growing intervals only, so that noise does not make a group change
    forever.
 
@@ -24,13 +26,19 @@ TOLERANCE: Final = 0.2
 LEAST_GAIN: Final = 0.02
 """How much better another discipline must be to be tried or kept."""
 
-DOUBT: Final = 0.05
-"""How far one window's total may be from the truth; less after several windows."""
+DOUBT: Final = 0.08
+"""How far one trial's ratio may be from the truth; less after several trials."""
+
+RETRY: Final = 1.5
+"""What was tried may be better by so many times the doubt left."""
+
+MOST_TRIALS: Final = 4
+"""After so many trials the better one is taken, however close."""
 
 CLEARLY_WORSE: Final = 0.9
-"""A trial ends early when its total is below this share of the best one, even if all iterations ended right now."""
+"""A trial's window ends early if its total stays below this share of the kept one's though all iterations ended now."""
 
-LEAST_ITERATIONS: Final = 5
+LEAST_ITERATIONS: Final = 3
 """Iterations of each member in a window."""
 
 FEWEST_ITERATIONS: Final = 2
@@ -57,8 +65,8 @@ FIRST_PAUSE_S: Final = 60.0
 LONGEST_PAUSE_S: Final = 3600.0
 """Between two trials of what was tried before; doubles each time."""
 
-MOST_WINDOWS: Final = 8
-"""So many windows of a discipline count at most: a mean that moves."""
+MOST_COUNTED: Final = 8
+"""So many windows, or trials, count at most: a mean that moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +97,24 @@ class _Count:
 
 
 @dataclass(slots=True)
-class _Finding:
-    """What one discipline reached: iterations per second of each member, over some windows."""
+class _Mean:
+    """A mean that moves.
 
-    per_s: dict[str, float]
-    windows: int = 1
+    Attributes:
+        value: The mean.
+        count: Of how many values, `MOST_COUNTED` at most; 0 once they may hold no longer.
+    """
 
-    def add(self, per_s: Mapping[str, float]) -> None:
-        self.windows = min(self.windows + 1, MOST_WINDOWS)
-        for member, rate in per_s.items():
-            before = self.per_s.get(member, rate)
-            self.per_s[member] = before + (rate - before) / self.windows
+    value: float
+    count: int = 1
+
+    def add(self, value: float) -> None:
+        self.count = min(self.count + 1, MOST_COUNTED)
+        self.value += (value - self.value) / self.count
+
+    @property
+    def doubt(self) -> float:
+        return DOUBT / math.sqrt(self.count)
 
 
 @dataclass(slots=True)
@@ -109,16 +124,30 @@ class _Known:
     Attributes:
         kept: The discipline that suits the set.
         since_s: When it was first there.
-        findings: By discipline.
+        latest: Iterations per second of each member in the latest window under the kept discipline.
+        usual: What the kept discipline reaches, in total.
+        settled: The same when others were last compared with it.
+        gains: Of each other one that was tried: the logarithm of its speed relative to the kept one.
         pause_s: After the next trial of what was tried before, no other for this long.
         not_before_s: None of them before this time.
     """
 
     kept: str
     since_s: float | None = None
-    findings: dict[str, _Finding] = field(default_factory=dict)
+    latest: dict[str, float] = field(default_factory=dict)
+    usual: _Mean | None = None
+    settled: float = 0.0
+    gains: dict[str, _Mean] = field(default_factory=dict)
     pause_s: float = FIRST_PAUSE_S
     not_before_s: float = 0.0
+
+    def keep(self, tried: str) -> None:
+        """Keep another discipline from now on: all gains become relative to it."""
+        gain = self.gains.pop(tried)
+        for other in self.gains.values():
+            other.value -= gain.value
+        self.gains[self.kept] = _Mean(-gain.value, gain.count)
+        self.kept, self.usual = tried, None
 
 
 @dataclass(slots=True)
@@ -141,7 +170,8 @@ class DisciplineChoice:
     _stage_s: dict[str, tuple[float, ...]] = field(default_factory=dict)
     _begun_s: float | None = None
     _known_of: dict[frozenset[str], _Known] = field(default_factory=dict)
-    _on_trial: bool = False
+    _tried: str = ""
+    _trial: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Start with the discipline predicted best."""
@@ -157,7 +187,7 @@ class DisciplineChoice:
                 stage that is slowed down by others says nothing.
             turns: Whether they have to take turns, because they share a process and its settings.
         """
-        self._present, self._on_trial = present, False
+        self._present, self._tried = present, ""
         self._clear()
         self._candidates = tuple(name for name in self.disciplines if not (turns and name == "plain"))
         if len(present) < 2 and not (self.discipline == "plain" and (turns or not timed)):
@@ -195,13 +225,13 @@ class DisciplineChoice:
             self._stage_s[member] = stage_s
         if self._complete(now_s):
             return self._judge(now_s)
-        return self._give_up(now_s) if self._on_trial else None
+        return self._give_up(now_s) if self.discipline != self._known.kept else None
 
     def _complete(self, now_s: float) -> bool:
         elapsed_s = now_s - (self._begun_s or 0.0)
         if elapsed_s >= LONGEST_WINDOW_S:
             return True
-        first = self._on_trial or self.discipline not in self._known.findings
+        first = bool(self._tried) or self._known.usual is None
         least = FEWEST_ITERATIONS if first and elapsed_s >= LONG_WINDOW_S else LEAST_ITERATIONS
         enough = sum(count.iterations >= least for count in self._counts.values())
         return elapsed_s >= LEAST_WINDOW_S and enough == len(self._present)
@@ -211,59 +241,80 @@ class DisciplineChoice:
         per_s = {member: count.per_s for member, count in self._counts.items() if count.last_s > count.first_s}
         self._clear()
         known = self._known
-        if self._on_trial:
-            self._note(per_s)
-            return self._settle(now_s)
+        if self.discipline != known.kept:
+            return self._end_trial(per_s)
         if len(per_s) < 2:
             return None
         known.since_s = now_s if known.since_s is None else known.since_s
-        if self._has_changed(per_s) and now_s >= known.not_before_s:
-            known.findings.clear()  # others were measured with other iterations than these
-            self._postpone(now_s)
-        self._note(per_s)
+        before, known.latest = known.latest, per_s
+        if self._tried:
+            return self._compare(before, now_s)
+        self._note_usual()
+        if known.usual is not None and abs(known.usual.value - known.settled) > TOLERANCE * known.settled:
+            known.settled = known.usual.value
+            for gain in known.gains.values():  # they were measured with other iterations than these, perhaps
+                gain.count = 0
         return self._try_another(now_s)
 
-    def _note(self, per_s: dict[str, float]) -> None:
-        finding = self._known.findings.get(self.discipline)
-        if finding is None:
-            self._known.findings[self.discipline] = _Finding(per_s)
+    def _note_usual(self) -> None:
+        known, total = self._known, self._total(self._known.latest)
+        if known.usual is None:
+            known.usual, known.settled = _Mean(total), total
         else:
-            finding.add(per_s)
-
-    def _has_changed(self, per_s: Mapping[str, float]) -> bool:
-        """Whether all members together are not as fast as before under the same discipline."""
-        finding = self._known.findings.get(self.discipline)
-        if finding is None or per_s.keys() != self._present:
-            return False
-        before, after = self._total(finding.per_s), self._total(per_s)
-        return abs(after - before) > TOLERANCE * before
+            known.usual.add(total)
 
     def _give_up(self, now_s: float) -> Decision | None:
-        """End a trial that could not turn out better, if each member's iteration under way ended right now."""
+        """End a trial's window that could not turn out better, if each iteration under way ended right now."""
         elapsed_s = now_s - (self._begun_s or now_s)
         if elapsed_s < LEAST_TRIAL_S:
             return None
-        kept = self._known.findings[self._known.kept].per_s
+        latest = self._known.latest
         ended = {member: 1 + count.iterations for member, count in self._counts.items()}
-        most = {member: (1 + ended.get(member, 0)) / elapsed_s for member in kept}
-        if self._total(most) >= CLEARLY_WORSE * self._total(kept):
+        most = {member: (1 + ended.get(member, 0)) / elapsed_s for member in latest}
+        if self._total(most) >= CLEARLY_WORSE * self._total(latest):
             return None
         self._clear()
-        self._note(most)
+        return self._end_trial(most)
+
+    def _end_trial(self, per_s: dict[str, float]) -> Decision | None:
+        """Go back to the kept discipline, to see whether it is still as fast as before the trial."""
+        self._trial = per_s
+        return self._change(self._known.kept, f"the trial of {self._tried} is over; its gain is checked")
+
+    def _compare(self, before: Mapping[str, float], now_s: float) -> Decision | None:
+        """Compare the trial with the windows before and after it; then try once more, or settle."""
+        known, tried = self._known, self._tried
+        common = before.keys() & self._trial.keys() & known.latest.keys()
+        around = (self._total(before, common) + self._total(known.latest, common)) / 2
+        reached = self._total(self._trial, common)
+        self._note_usual()
+        if around > 0 and reached > 0:
+            gain = math.log(reached / around)
+            if tried in known.gains:
+                known.gains[tried].add(gain)
+            else:
+                known.gains[tried] = _Mean(gain)
+            if not self._is_clear(known.gains[tried]):
+                return self._begin_trial(tried, now_s)
         return self._settle(now_s)
 
+    def _is_clear(self, gain: _Mean) -> bool:
+        return gain.count >= MOST_TRIALS or abs(gain.value - LEAST_GAIN) > gain.doubt
+
     def _settle(self, now_s: float) -> Decision | None:
-        """End the trial: keep the best discipline, or go on to another one."""
-        known, tried, kept = self._known, self.discipline, self._known.kept
-        self._on_trial = False
-        old, new = self._both(kept, tried)
-        if new > old * (1 + LEAST_GAIN):
-            known.kept = tried
-        reason = f"{tried} reaches {new:.2f}, {kept} {old:.2f}"
+        """End the comparison: keep the best discipline, or go on to another one."""
+        known, tried, kept = self._known, self._tried, self._known.kept
+        self._tried = ""
+        gain = known.gains.get(tried)
+        if gain is None or known.usual is None:
+            return self._try_another(now_s)
+        known.settled = known.usual.value
+        reason = f"{tried} reaches {known.usual.value * math.exp(gain.value):.2f}, {kept} {known.usual.value:.2f}"
+        if gain.value > LEAST_GAIN:
+            known.keep(tried)
+            return self._change(tried, reason)
         another = self._try_another(now_s)
-        if another is not None:
-            return Decision(another.discipline, f"{reason}; {another.reason}")
-        return Decision(tried, reason) if known.kept == tried else self._change(known.kept, reason)
+        return another and Decision(another.discipline, f"{reason}; {another.reason}")
 
     def _try_another(self, now_s: float) -> Decision | None:
         known = self._known
@@ -271,37 +322,37 @@ class DisciplineChoice:
         if not others:
             return None
         tried = max(others, key=self._possible_gain)
-        if tried in known.findings:
+        if tried in known.gains:
             self._postpone(now_s)
-        best = self._total(known.findings[known.kept].per_s)
-        possible = best * (1 + self._possible_gain(tried))
-        self._on_trial, self._begun_s = True, now_s
-        return self._change(tried, f"{known.kept} reaches {best:.2f}, {tried} may reach {possible:.2f}")
+        return self._begin_trial(tried, now_s)
+
+    def _begin_trial(self, tried: str, now_s: float) -> Decision | None:
+        usual = self._known.usual
+        reached = usual.value if usual else 0.0
+        possible = reached * (1 + self._possible_gain(tried))
+        self._tried, self._begun_s = tried, now_s
+        return self._change(tried, f"{self._known.kept} reaches {reached:.2f}, {tried} may reach {possible:.2f}")
 
     def _pays(self, discipline: str, now_s: float) -> bool:
         """Whether the possible gain is worth the work that a trial may lose."""
         known = self._known
-        if discipline in known.findings and now_s < known.not_before_s:
+        found = known.gains.get(discipline)
+        if found is not None and now_s < known.not_before_s:
             return False
-        loss = UNTRIED_LOSS
-        if discipline in known.findings:
-            best, reached = self._both(known.kept, discipline)
-            loss = max(0.0, 1 - reached / best) if best > 0 else 1.0
-        trial_s = _window_s(min(known.findings[known.kept].per_s.values(), default=0.0))
+        loss = UNTRIED_LOSS if found is None else max(0.0, 1 - math.exp(found.value))
+        trial_s = _window_s(min(known.latest.values(), default=0.0))
         horizon_s = max(FIRST_HORIZON_S, now_s - (known.since_s or now_s))
         gain = self._possible_gain(discipline)
         return gain > LEAST_GAIN and ODDS * gain * horizon_s >= loss * trial_s
 
     def _possible_gain(self, discipline: str) -> float:
         """How much faster than under the kept discipline all may be together under another one; 0.1 is 10 %."""
-        known = self._known
-        finding = known.findings.get(discipline)
-        if finding is not None:
-            best, reached = self._both(known.kept, discipline)
-            return reached * (1 + DOUBT / math.sqrt(finding.windows)) / best - 1 if best > 0 else 0.0
-        per_s = known.findings[known.kept].per_s
-        best = self._total(per_s)
-        return self._bound(discipline, frozenset(per_s)) / best - 1 if best > 0 else 0.0
+        found = self._known.gains.get(discipline)
+        if found is not None and found.count:
+            return math.exp(found.value + RETRY * found.doubt) - 1
+        latest = self._known.latest
+        total = self._total(latest)
+        return self._bound(discipline, frozenset(latest)) / total - 1 if total > 0 else 0.0
 
     def _bound(self, discipline: str, members: frozenset[str]) -> float:
         """No discipline that was not tried makes these members faster than this, all together."""
@@ -318,12 +369,6 @@ class DisciplineChoice:
         held_s = zip(*(self._stage_s[member] for member in members & self._stage_s.keys()), strict=True)
         period_s = max(*solo_s, *map(sum, held_s))
         return sum(solo_s) / period_s if period_s > 0 else float(len(members))
-
-    def _both(self, kept: str, tried: str) -> tuple[float, float]:
-        """Totals of two disciplines, of the members that both were measured with."""
-        one, other = (self._known.findings[name].per_s for name in (kept, tried))
-        common = one.keys() & other.keys()
-        return self._total(one, common), self._total(other, common)
 
     def _total(self, per_s: Mapping[str, float], members: Set[str] | None = None) -> float:
         """Total normalized speed of these members, of all when None."""

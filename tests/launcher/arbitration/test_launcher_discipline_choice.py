@@ -4,10 +4,10 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, Decision, DisciplineChoice
+from muri.launcher.arbitration.discipline_choice import FIRST_PAUSE_S, MOST_TRIALS, Decision, DisciplineChoice
 from muri.launcher.arbitration.switching import Node, candidates
 
 SOLO_S = {"1": 0.5, "2": 0.1, "3": 1.0}
@@ -41,6 +41,7 @@ class Group:
         self.now_s = 0.0
         self.rest = {member: self._length() for member in self.members}
         self.work_s = 0.0
+        self.weather = 1.0
         self.decisions: list[Decision] = []
         self.took(self.choice.members_changed(self.members))
 
@@ -54,7 +55,7 @@ class Group:
     def per_s(self, member: str) -> float:
         """Iterations per second of a member now."""
         speed = self.speeds[self.choice.discipline][sorted(self.solo_s).index(member)]
-        return speed / self.solo_s[member]
+        return self.weather * speed / self.solo_s[member]
 
     def run(self, seconds: float) -> None:
         """Let time pass."""
@@ -71,6 +72,15 @@ class Group:
                 return
             self.rest[member] = self._length()
             self.took(self.choice.iteration_done(member, self.solo_s[member], self.now_s))
+
+    def run_beside_others(self, seconds: float) -> None:
+        """Let time pass on a machine of which others take up to 40 %, for some seconds at a time."""
+        others, end_s = random.Random(self.random.random()), self.now_s + seconds
+        while self.now_s < end_s:
+            self.run(min(others.uniform(5, 60), end_s - self.now_s))
+            self.weather = 1 - others.uniform(0.05, 0.4)
+            self.run(min(others.uniform(2, 40), end_s - self.now_s))
+            self.weather = 1.0
 
     def names(self) -> list[str]:
         """The disciplines, one after the other."""
@@ -126,6 +136,37 @@ def test_it_is_within_three_percent_of_the_best_single_discipline_after_ten_minu
     group.run(time_s)
     best = max(sum(each) for each in speeds.values())
     assert group.work_s / time_s >= 0.97 * best, group.decisions
+
+
+@pytest.mark.parametrize("has_gpu", [True, False], ids=["gpu", "cores"])
+@pytest.mark.parametrize("name", MEASURED)
+def test_it_is_as_good_on_a_machine_that_others_disturb(name: str, has_gpu: bool) -> None:
+    solo_s, speeds = MEASURED[name]
+    best = max(speeds, key=lambda each: sum(speeds[each]))
+    time_s = max(TEN_MINUTES_S, 300 * max(solo_s.values()))
+    shares = []
+    for seed in range(4):
+        group, single = (
+            Group(speeds, disciplines, solo_s, noise=0.2, seed=seed)
+            for disciplines in (candidates(len(solo_s), Node(1, has_gpu)), (best,))
+        )
+        for each in (group, single):
+            each.random.seed(seed)  # both see the same disturbances
+            each.run_beside_others(time_s)
+        shares.append(group.work_s / single.work_s)
+    assert sum(shares) / len(shares) >= 0.97
+    assert min(shares) >= 0.94
+
+
+def test_one_trial_during_a_disturbance_decides_nothing() -> None:
+    group = Group(even(fair=2.0, plain=2.3), ("fair", "plain"))
+    while group.choice.discipline == "fair":
+        group.run(0.1)
+    group.weather = 0.6
+    group.run(4)
+    group.weather = 1.0
+    group.run(90)
+    assert group.choice.discipline == "plain"
 
 
 def test_starts_with_plain_sharing_only_where_cores_are_all_that_there_is() -> None:
@@ -203,7 +244,7 @@ def test_changed_speeds_lead_to_another_trial_but_not_before_the_pause_is_over()
     group.run(100)
     assert group.choice.discipline == "fair"
     group.speeds = even(fair=1.0, lockstep=1.5)
-    while group.choice.discipline == "fair":
+    while not any(decision.reason.startswith("lockstep reaches") for decision in group.decisions):
         group.run(1)
     group.run(FIRST_PAUSE_S / 4)
     group.speeds = even(fair=2.0, lockstep=1.0)
@@ -214,15 +255,15 @@ def test_changed_speeds_lead_to_another_trial_but_not_before_the_pause_is_over()
 
 
 @given(st.lists(st.tuples(*[st.floats(0.5, 3.0)] * 3), min_size=60, max_size=60))
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5, deadline=None, phases=[Phase.explicit, Phase.generate])  # shrinking takes minutes
 def test_speeds_that_never_settle_do_not_make_it_flap(totals: list[tuple[float, float, float]]) -> None:
     group = Group(even(fair=2.0, plain=2.0, lockstep=2.0))
     for fair, plain, lockstep in totals:
         group.speeds = even(fair=fair, plain=plain, lockstep=lockstep)
         group.run(60)
     # Pauses of 1, 2, 4 … minutes: an hour has room for the first trials and six more times; each time both may be
-    # tried, with a change back.
-    assert len(group.decisions) <= 7 * 4
+    # tried up to so often, with a change back, and be kept.
+    assert len(group.decisions) <= 7 * 2 * (2 * MOST_TRIALS + 1)
 
 
 def test_members_that_leave_end_a_trial_and_others_have_a_verdict_of_their_own() -> None:
