@@ -54,7 +54,7 @@ def auto_long() -> dict[str, Any]:
     """Real PyTorch jobs under `auto` for ten minutes, from their first iterations on, beside the single disciplines."""
     tell("real PyTorch jobs for ten minutes: about 20 minutes")
     ways = ("plain-passive", "processes:fair", "processes:plain")
-    return _real("--seconds", "20", "--rounds", "2", "--auto-s", str(AUTO_S), "--ways", *ways)
+    return _real("--seconds", "40", "--rounds", "1", "--auto-s", str(AUTO_S), "--ways", *ways)
 
 
 def _real(*options: str) -> dict[str, Any]:

@@ -43,6 +43,8 @@ AUTO = "processes:auto"
 SCRIPTS = Path(__file__).parent / "real_jobs"
 DATA_MIB = 256
 RATE_MBIT = 100
+ALONE_S = 10.0
+"""Window of each job alone beside a long run of `auto`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ def measure(seconds: float, rounds: int, ways: Sequence[str], auto_s: float = 0.
         seconds: Length of each window.
         rounds: How often each way is run.
         ways: Which of `WAYS`.
-        auto_s: Length of one more run of `auto`, from its first iterations on; 0 for none.
+        auto_s: Length of a run of `auto`, from its first iterations on, with the rounds before it and again after it;
+            0 for none.
         data: Where the samples are written; a temporary directory on the working directory's disk when None.
     """
     with tempfile.TemporaryDirectory(prefix="muri-data-", dir=data or Path.cwd()) as name, slow_link(RATE_MBIT) as link:
@@ -134,12 +137,28 @@ def measure(seconds: float, rounds: int, ways: Sequence[str], auto_s: float = 0.
         own = {"network": link.arguments}
         scripts = {job: (str(SCRIPTS / f"{job}.py"), *own.get(job, ())) for job in JOBS}
         setting = Setting(Path(name), scripts, seconds)
-        case = measure_in_turns(setting, link.description, rounds, ways, run_alone, run_together)
         if auto_s:
-            speeds, changes = _run_together(replace(setting, seconds=auto_s), AUTO, case.solo_iteration_s)
-            case.auto_changes.extend(changes)
-            case.throughputs[f"{AUTO} {auto_s:g} s"] = Throughput.of(AUTO, [speeds])
-        return case
+            return _measure_auto(setting, link.description, rounds, ways, auto_s)
+        return measure_in_turns(setting, link.description, rounds, ways, run_alone, run_together)
+
+
+def _measure_auto(setting: Setting, link: str, rounds: int, ways: Sequence[str], auto_s: float) -> Case:
+    """Let `auto` run for long, in the middle of the rounds: the machine is not as fast in each quarter of an hour."""
+    case = measure_in_turns(replace(setting, seconds=ALONE_S), link, 1, (), run_alone, run_together)
+    speeds: dict[str, list[Mapping[str, float]]] = {way: [] for way in ways}
+
+    def run_all_ways() -> None:
+        for _ in range(rounds):
+            for way in ways:
+                speeds[way].append(run_together(setting, way, case.solo_iteration_s))
+
+    run_all_ways()
+    auto, changes = _run_together(replace(setting, seconds=auto_s), AUTO, case.solo_iteration_s)
+    run_all_ways()
+    case.auto_changes.extend(changes)
+    case.throughputs.update({way: Throughput.of(way, each) for way, each in speeds.items()})
+    case.throughputs[f"{AUTO} {auto_s:g} s"] = Throughput.of(AUTO, [auto])
+    return case
 
 
 def main() -> int:
@@ -148,7 +167,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=12.0, help="window of each run (default: 12)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each way is run (default: 3)")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
-    parser.add_argument("--auto-s", type=float, default=0.0, help="also run auto for so long (default: not)")
+    parser.add_argument(
+        "--auto-s", type=float, default=0.0, help="run auto for so long, the rounds before and after it"
+    )
     parser.add_argument("--data", type=Path, help="directory on the disk to read from (default: here)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
