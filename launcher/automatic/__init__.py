@@ -1,8 +1,9 @@
 """Hooks in PyTorch for scripts that don't call Muri, installed when the script imports PyTorch.
 
 `watch` tells which clock a thread's hooks feed, and tells iterations apart; `data_loading` sees the DataLoader and its
-workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP. Nothing here imports torch
-before the script does. See docs/automatic-stages.md and, for split batches, docs/sub-batches.md.
+workers, `compute` forward, backward and optimizer steps, `network` collectives and DDP; `compiling` keeps hooks away
+from `torch.compile`. Nothing here imports torch before the script does. See docs/automatic-stages.md and, for split
+batches, docs/sub-batches.md.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def install_splitting_hooks() -> None:
 
 
 def _install_stage_hooks(_torch: ModuleType) -> None:
-    from muri.launcher.automatic import compute, data_loading, network
+    from muri.launcher.automatic import compiling, compute, data_loading, network
     from muri.launcher.automatic.watch import guarded_installation
 
     guarded_installation("compute", compute.install)
@@ -39,6 +40,7 @@ def _install_stage_hooks(_torch: ModuleType) -> None:
     guarded_installation("fetching", data_loading.install_fetching)
     guarded_installation("collectives", network.install_collectives)
     guarded_installation("data_parallel", network.install_data_parallel)
+    guarded_installation("torch.compile", compiling.install)
 
 
 def _install_splitting_hooks(_torch: ModuleType) -> None:

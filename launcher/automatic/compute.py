@@ -1,7 +1,6 @@
 """Hooks of the work on the GPU: forward, backward and optimizer step. All are the stage `propagate`.
 
-`torch.compile` must never see them: what it traced of a hook would split the script's graph, and the parts were seen to
-give another result. So a hook does nothing while it is being traced, and the compiler does not begin at one.
+`torch.compile` must never see them; `compiling` says why and how.
 """
 
 from __future__ import annotations
@@ -9,17 +8,17 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from time import perf_counter
-from types import ModuleType
 from typing import Any, Final
 
 import torch
 from torch.optim.optimizer import Optimizer
 
+from muri.launcher.automatic.compiling import is_compiling, leave_alone, pass_over, unless_hidden
 from muri.launcher.automatic.watch import (
     BACKWARD_HOOK,
+    Watch,
     begin_propagate,
     end_propagate,
     offer_to_yield,
@@ -28,19 +27,11 @@ from muri.launcher.automatic.watch import (
     thread,
     watching,
 )
-from muri.launcher.job.import_hooks import after_import
 
 _STEP_HOOK: Final = "optimizer step"
 
 MAX_GRADIENT_HOOKS: Final = 64
 """At how many of an optimizer's parameters, evenly spread, backward offers to yield."""
-
-
-_tells_compiling: Final = getattr(getattr(torch, "compiler", None), "is_compiling", None) or getattr(
-    torch._utils, "is_compiling", None
-)
-_is_compiling: Final[Callable[[], bool]] = _tells_compiling or bool
-"""Whether `torch.compile` traces the caller, which takes it for a constant; PyTorch before 2.1 cannot tell."""
 
 
 def install() -> None:
@@ -49,7 +40,10 @@ def install() -> None:
     _install_forward()
     _install_backward()
     _install_step()
-    after_import("torch._dynamo", functools.partial(_hide_from_compiler, plain_call))
+    leave_alone(globals(), begin_propagate, end_propagate, offer_to_yield)
+    leave_alone(globals(), _begin_waiting, _end_waiting, _after_step, _note_optimizer)
+    pass_over(_gradient_done)
+    unless_hidden(functools.partial(replace, torch.nn.Module, "__call__", plain_call))
 
 
 def _install_forward() -> None:
@@ -57,7 +51,7 @@ def _install_forward() -> None:
 
     # A patched call costs a third of a global forward pre-hook, which takes every module off its fast path.
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling():
+        if is_compiling():
             return plain(module, *args, **kwargs)
         state = thread
         if state.depth:
@@ -76,28 +70,7 @@ def _install_forward() -> None:
             end_propagate("forward", watch)
 
     replace(torch.nn.Module, "__call__", functools.wraps(plain)(call))
-    _hidden.append(call)
-
-
-_hidden: Final[list[Any]] = []
-"""Hooks that the compiler must not begin at; the copies of one hook share its code."""
-
-
-def _hide_from_compiler(plain_call: Any, compiler: ModuleType) -> None:
-    """Let the compiler begin behind the hooks, at a module's own `forward`, as it does behind PyTorch's own call.
-
-    Args:
-        plain_call: `Module.__call__` as PyTorch has it, which comes back where hooks cannot be hidden.
-        compiler: `torch._dynamo`.
-    """
-    skip = getattr(compiler.eval_frame, "skip_code", None)
-    if _tells_compiling is None or skip is None:
-        replace(torch.nn.Module, "__call__", plain_call)
-        return
-    for hook in _hidden:
-        skip(hook.__code__)
-    for function in (begin_propagate, end_propagate, offer_to_yield, _after_step):
-        globals()[function.__name__] = compiler.disable(function)
+    pass_over(call)
 
 
 def _install_backward() -> None:
@@ -113,36 +86,43 @@ def _install_backward() -> None:
 
     replace(torch.autograd, "backward", backward)  # Tensor.backward looks it up here
     replace(torch.autograd, "grad", grad)
-    _hidden.extend([backward, grad, _propagate])
+    pass_over(backward, grad, _propagate, _wait_for)
 
 
 def _propagate(
     hook: str, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, trains: bool
 ) -> Any:
-    if _is_compiling() or thread.busy:
+    if is_compiling() or thread.busy:
         return plain(*args, **kwargs)
     watch = begin_propagate(hook, trained=trains, joins=True)
     try:
-        with _waiting_for_autograd():
-            return plain(*args, **kwargs)
+        return _wait_for(plain, args, kwargs)
     finally:
         if watch is not None:
             end_propagate(hook, watch)
 
 
-@contextmanager
-def _waiting_for_autograd() -> Iterator[None]:
+def _wait_for(plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    watch = _begin_waiting()
+    try:
+        return plain(*args, **kwargs)
+    finally:
+        if watch is not None:
+            _end_waiting(watch)
+
+
+def _begin_waiting() -> Watch | None:
     """Tell the hooks that autograd calls, perhaps in its own threads, which thread waits for it."""
     watch = watching("DistributedDataParallel")
     if watch is None or watch.backward_thread is not None:
-        yield
-        return
+        return None
     watch.backward_thread = threading.get_ident()
-    try:
-        yield
-    finally:
-        watch.backward_thread = None
-        watch.after_backward.close()
+    return watch
+
+
+def _end_waiting(watch: Watch) -> None:
+    watch.backward_thread = None
+    watch.after_backward.close()
 
 
 def _install_step() -> None:
@@ -151,7 +131,6 @@ def _install_step() -> None:
         return
     plain = Optimizer.profile_hook_step
     plain_patch = Optimizer._patch_step_function
-    _hidden.append(_step_in_stage(Optimizer.step))
 
     @functools.wraps(plain_patch)
     def patch_step_function(optimizer: Any) -> None:  # when an optimizer is made, copied or unpickled
@@ -164,6 +143,7 @@ def _install_step() -> None:
     # Every optimizer class has its `step` wrapped with this when its first object is made.
     replace(Optimizer, "profile_hook_step", staticmethod(profile_hook_step))
     replace(Optimizer, "_patch_step_function", patch_step_function)
+    pass_over(_step_in_stage(Optimizer.step), patch_step_function, profile_hook_step)
 
 
 def _note_optimizer() -> None:
@@ -194,7 +174,7 @@ def _install_step_before_2_0() -> None:
 def _step_in_stage(step: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(step)
     def stepping(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_compiling() or thread.depth or thread.busy:
+        if is_compiling() or thread.depth or thread.busy:
             return step(optimizer, *args, **kwargs)
         watch = begin_propagate(_STEP_HOOK, trained=True, joins=True)
         if watch is None:
@@ -234,7 +214,7 @@ def _let_gradients_yield(optimizer: Any) -> None:
 
 
 def _gradient_done(_parameter: torch.Tensor) -> None:
-    if not _is_compiling() and thread.depth:
+    if not is_compiling() and thread.depth:
         now_s = perf_counter()
         if now_s >= thread.yield_due_s:
             offer_to_yield("backward", now_s)

@@ -3,6 +3,9 @@
 Collectives, and waits for asynchronous ones, are the stage `synchronize`. One thread per script sends DDP's gradients,
 in the order in which backward hands them over. A member that waits for the network at the end of backward gives the
 GPU back: two members that each hold the GPU of one rank and wait for the other rank would deadlock.
+
+`torch.compile` must never see these hooks; `compiling` says why and how. Collectives that it takes into a graph are
+no stage.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ import queue
 import threading
 import weakref
 from contextlib import ExitStack
+from types import ModuleType
 from typing import Any, Callable, Final
 
 import torch
 from torch import distributed
 
+from muri.launcher.automatic.compiling import is_compiling, leave_alone, pass_over, pass_over_method
 from muri.launcher.automatic.watch import SYNCHRONIZE, Watch, replace, switch_off, thread, watching
+from muri.launcher.job.import_hooks import after_import
 
 IDLE_END_S: Final = 5.0
 """A communication thread ends after this time without work."""
@@ -155,15 +161,26 @@ def install_collectives() -> None:
         return
     from torch.distributed import distributed_c10d as c10d  # not in every build
 
+    hooks = {}
     for name in COLLECTIVES:
         plain = getattr(c10d, name, None)
         if plain is None:
             continue
-        hooked = synchronizing(plain, asynchronous=name in _ALWAYS_ASYNCHRONOUS)
+        hooked = hooks[plain] = synchronizing(plain, asynchronous=name in _ALWAYS_ASYNCHRONOUS)
         for place in (c10d, distributed):
             if getattr(place, name, None) is plain:
                 replace(place, name, hooked)
-    replace(c10d.Work, "wait", synchronizing(c10d.Work.wait, asynchronous=False))
+    wait = synchronizing(c10d.Work.wait, asynchronous=False)
+    replace(c10d.Work, "wait", wait)
+    pass_over(wait)
+    leave_alone(globals(), _begin, _end)
+    after_import("torch.distributed._functional_collectives", functools.partial(_share_rewrites, hooks))
+
+
+def _share_rewrites(hooks: dict[Callable[..., Any], Callable[..., Any]], functional: ModuleType) -> None:
+    """Let the compiler take hooked collectives into its graphs, as it does those that they replace."""
+    rewrites = getattr(functional, "traceable_collective_remaps", {})  # (since PyTorch 2.1)
+    rewrites.update({hooks[plain]: rewrite for plain, rewrite in rewrites.items() if plain in hooks})
 
 
 def synchronizing(plain: Callable[..., Any], *, asynchronous: bool) -> Callable[..., Any]:
@@ -171,7 +188,7 @@ def synchronizing(plain: Callable[..., Any], *, asynchronous: bool) -> Callable[
 
     @functools.wraps(plain)
     def collective(*args: Any, **kwargs: Any) -> Any:
-        if thread.busy:  # inside another collective, or inside a fetch
+        if is_compiling() or thread.busy:  # busy inside another collective, or inside a fetch
             return plain(*args, **kwargs)
         watch = _begin(gated=not (asynchronous or kwargs.get("async_op")))
         if watch is None:
@@ -272,6 +289,10 @@ def _waits_elsewhere(watch: Watch) -> bool:
 
 def send_gradients(sender: GradientSender, bucket: Any) -> Any:
     """The function that DDP calls."""
+    return _send(sender, bucket)
+
+
+def _send(sender: GradientSender, bucket: Any) -> Any:
     return sender(bucket)
 
 
@@ -288,11 +309,12 @@ def install_data_parallel() -> None:
     @functools.wraps(init)
     def construct(module: Any, *args: Any, **kwargs: Any) -> None:
         init(module, *args, **kwargs)
-        _lend_sender(module, register)
+        if not is_compiling():
+            _lend_sender(module, register)
 
     @functools.wraps(register)
     def register_comm_hook(module: Any, state: object, hook: Hook) -> None:
-        sender = _senders.get(module)
+        sender = None if is_compiling() else _sender_of(module)
         if sender is None or sender.inner is not None:
             register(module, state, hook)
         else:
@@ -302,6 +324,9 @@ def install_data_parallel() -> None:
 
     replace(ddp, "__init__", construct)
     replace(ddp, "register_comm_hook", register_comm_hook)
+    pass_over(construct, register_comm_hook, send_gradients)
+    pass_over_method(ddp, "_ddp_init_helper")  # Muri's, where models do not hold their process groups alone
+    leave_alone(globals(), _lend_sender, _sender_of, _send)
     _install_builtin_hooks(ddp)
     _install_forward(ddp)
 
@@ -310,11 +335,17 @@ def _lend_sender(module: Any, register: Callable[..., None]) -> None:
     try:
         if watching(_DDP_HOOK) is None or module._comm_hooks or getattr(module, "mixed_precision", None) is not None:
             return
+        if getattr(module, "_use_python_reducer", False):  # the compiler sends its gradients, and no buckets
+            return
         sender = GradientSender(module)
         register(module, sender, send_gradients)
         _senders[module] = sender
     except Exception as error:
         switch_off(_DDP_HOOK, error)
+
+
+def _sender_of(module: Any) -> GradientSender | None:
+    return _senders.get(module)
 
 
 def _install_builtin_hooks(ddp: Any) -> None:
@@ -325,13 +356,14 @@ def _install_builtin_hooks(ddp: Any) -> None:
 
     @functools.wraps(plain)
     def register_builtin(module: Any, kind: Any) -> None:
-        sender = _senders.get(module)
+        sender = None if is_compiling() else _sender_of(module)
         if sender is None:
             plain(module, kind)
         elif kind == fp16:
             sender.inner = (default_hooks.fp16_compress_hook, module.process_group)
 
     ddp._register_builtin_comm_hook = register_builtin
+    pass_over(register_builtin)
 
 
 def _install_forward(ddp: Any) -> None:
@@ -342,9 +374,16 @@ def _install_forward(ddp: Any) -> None:
 
     @functools.wraps(plain)
     def pre_forward(module: Any, *args: Any, **kwargs: Any) -> Any:
-        count = _forwards.get(module, 0)
-        _forwards[module] = count + 1
-        talks = count < _REBUILDING_FORWARDS or module._check_sync_bufs_pre_fwd()
+        talks = not is_compiling() and _talks_before(module)
         return (hooked if talks else plain)(module, *args, **kwargs)
 
     ddp._pre_forward = pre_forward
+    pass_over(pre_forward)
+    leave_alone(globals(), _talks_before)
+
+
+def _talks_before(module: Any) -> bool:
+    """Whether DDP talks to the other ranks before this forward pass."""
+    count = _forwards.get(module, 0)
+    _forwards[module] = count + 1
+    return bool(count < _REBUILDING_FORWARDS or module._check_sync_bufs_pre_fwd())
