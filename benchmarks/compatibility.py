@@ -2,9 +2,9 @@
 
 Each script of benchmarks/compatibility_scripts.py is run twice alone with plain Python, alone under `muri run`, and in
 groups of two to four with others in a real runtime; as threads of one process only if its dry run found no danger, as
-`isolation: auto` does. It is compared with its plain run on everything that two plain
-runs have alike: losses with all digits, steps of optimizers (counted from outside), exit code, files and what is in
-them, and output without times.
+`isolation: auto` does, or none but that threads would be slow. It is compared with its plain run on everything that two
+plain runs have alike: losses with all digits, steps of optimizers (counted from outside), exit code, files and what is
+in them, and output without times.
 """
 
 import hashlib
@@ -33,11 +33,12 @@ from compatibility_observation import (
 )
 from compatibility_page import page_of
 from compatibility_runs import HERE, LIMIT_S, Place, Workshop, draw_groups
-from compatibility_scripts import SCRIPTS, Script
+from compatibility_scripts import SCRIPTS, TWINS, Script
 from machine import describe_machine
 from runtime_process import MURI_RUN, BenchmarkError
 
 from muri.launcher.run.client import RuntimeLostError
+from muri.profiler.records import STAGES
 
 ROOT = HERE.parent
 RESULT = HERE / "results" / "compatibility.json"
@@ -46,6 +47,8 @@ REQUIREMENTS = HERE / "compatibility_requirements.txt"
 CACHE = Path.home() / ".cache" / "muri" / "compatibility"
 ISOLATIONS = ("process", "thread")
 PLAIN_TRIES = 3
+ONLY_SLOW = frozenset({"interpreter"})
+"""Dangers that make a script slow beside others in one process, and do not change what it gives."""
 
 
 def scripts_python(cache: Path) -> Path:
@@ -128,12 +131,15 @@ class Comparison:
         names = [script.name for script in self._scripts]
         with ThreadPoolExecutor(jobs) as pool:
             rows = dict(zip(names, pool.map(self._alone, self._scripts), strict=True))
+            for name, found in zip(names, pool.map(self._dry_run, self._scripts), strict=True):
+                rows[name].update(found)
             for isolation in isolations:
                 if isolation == "thread":
-                    for name, found in zip(names, pool.map(self._dangers, self._scripts), strict=True):
-                        rows[name]["dangers"] = found
-                    names = [name for name in names if rows[name]["dangers"] == []]
-                for groups in draw_groups(names, rounds, seed) if len(names) > 1 else []:
+                    names = [name for name in names if _may_be_thread(rows[name]["dangers"])]
+                rounds_of_groups = draw_groups(names, rounds, seed) if len(names) > 1 else []
+                if isolation == "process":
+                    rounds_of_groups.append([twins for twins in TWINS if set(twins) <= set(names)])
+                for groups in rounds_of_groups:
                     # No script is in two groups of a round.
                     for found in pool.map(partial(self._group, isolation), groups):
                         for name, run in found.items():
@@ -158,19 +164,24 @@ class Comparison:
             "exit_code": first.exit_code, "steps": first.steps, "losses": first.loss_count,
             "files": len(first.files), "losses_repeat": same.losses, "files_vary": varies,
             "out_repeats": same.out, "err_repeats": same.err, "plain_frozen": frozen + frozen_too,
-            "dangers": None, "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
+            "muri_run": different, **{isolation: [] for isolation in ISOLATIONS},
         }  # fmt: skip
 
-    def _dangers(self, script: Script) -> list[str] | None:
-        path = self._place.cache / "runs" / f"dangers-{script.name}.json"
+    def _dry_run(self, script: Script) -> dict[str, Any]:
+        """What a dry run tells of the script's stages, and of dangers to threads; None where it cannot tell."""
+        path = self._place.cache / "runs" / f"dry run {script.name}.json"
         stamp = self._workshop.stamp(script)
         stored = json.loads(path.read_text()) if path.exists() else {}
         if stored.get("stamp") != stamp:
-            stored = {"stamp": stamp, "dangers": self._workshop.dangers(script)}
+            stored = {"stamp": stamp, "found": self._workshop.dry_run(script)}
             path.write_text(json.dumps(stored))
-        found: list[str] | None = stored["dangers"]
-        tell(f"{script.name}: {'its dry run tells nothing' if found is None else ', '.join(found) or 'no danger'}")
-        return found
+        found = stored["found"]
+        dangers, iteration_s = found.get("detail", {}).get("dangers"), found.get("iteration_s", 0.0)
+        share = sum(found[f"{stage}_s"] for stage in STAGES) / iteration_s if iteration_s else None
+        in_stages = "not measured" if share is None else f"{share:.1%} of {iteration_s * 1e3:.3g} ms in stages"
+        told = "dangers unknown" if dangers is None else ", ".join(dangers) or "no danger"
+        tell(f"{script.name}: dry run: {in_stages}; {told}")
+        return {"dangers": dangers, "stage_share": share, "iteration_s": iteration_s or None}
 
     def _plain_run(self, script: Script, way: str) -> tuple[Observation, int]:
         """A run with plain Python, and how many did not end before it: PyTorch itself can freeze."""
@@ -202,6 +213,10 @@ class Comparison:
         told = [f"    {name}: {each}" for name, run in runs.items() for each in run["differences"]]
         tell("\n".join([f"{isolation}: {', '.join(group)}", *told]))
         return runs
+
+
+def _may_be_thread(dangers: Sequence[str] | None) -> bool:
+    return dangers is not None and ONLY_SLOW.issuperset(dangers)
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, list[int]]:

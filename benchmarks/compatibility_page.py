@@ -3,6 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+LEAST_SHARE = 0.9
+"""A profile should find so much of an iteration in stages."""
+
 _HEAD = """# Compatibility
 
 This page is written by `python benchmarks/compatibility.py --write-page`; do not edit it.
@@ -16,17 +19,22 @@ same output without times, dates, process ids and ports. Each run uses one threa
 |---|---|
 {counts}
 
-In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} group(s) of two to four.
+In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} group(s) of two to four. Scripts
+that are here with and without gradient accumulation (Hugging Face Trainer, accelerate, nanoGPT, timm) run beside their
+twin once more.
 
 ## Scripts
 
-| script | from | version | optimizer steps | losses | files | `muri run` | process | thread |
-|---|---|---|---|---|---|---|---|---|
+| script | from | version | optimizer steps | losses | files | in stages | `muri run` | process | thread |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 
-Each cell counts the runs that were the same, of all. Only scripts whose dry run found none of the
-[dangers](isolation-process.md) run as threads of one process, as under `isolation: auto`; for the others the cell names
-what it found. A script is compared on what two plain runs of it have alike; what they have not is listed here:
+*In stages*: which share of an iteration a dry run finds in the four stages. {stages}
+
+The last three columns count the runs that were the same, of all. Scripts whose dry run found none of the
+[dangers](isolation-process.md) run as threads of one process, as under `isolation: auto` ({admitted}). Here those that
+would only be slow there run as threads, too, for a stronger test ({slow}). For the others the cell names what was
+found. A script is compared on what two plain runs of it have alike; what they have not is listed here:
 
 {varying}
 {frozen}"""
@@ -65,11 +73,33 @@ def page_of(result: Mapping[str, Any]) -> str:
         python=machine["python"], cores=machine["cores"], commit=machine["commit"], seed=result["seed"],
         rounds=result["rounds"],
         counts="\n".join(f"| {_way(way)} | {same} of {of} |" for way, (same, of) in result["counts"].items() if of),
-        rows="\n".join(map(_row, scripts)), varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
+        rows="\n".join(map(_row, scripts)), stages=_stages(scripts),
+        admitted=_names(each for each in scripts if each["dangers"] == []),
+        slow=_names(each for each in scripts if each["dangers"] and each["thread"]),
+        varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
         frozen="".join(map(_frozen, scripts)),
     )  # fmt: skip
     sources = sorted({script["source"] for script in scripts if "/" in script["source"]})
     return head + _differences(scripts) + _TAIL.format(repositories=", ".join(sources))
+
+
+def _names(scripts: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(each["name"] for each in scripts) or "none"
+
+
+def _stages(scripts: Sequence[Mapping[str, Any]]) -> str:
+    measured = [each for each in scripts if each["stage_share"] is not None]
+    enough = [each for each in measured if each["stage_share"] >= LEAST_SHARE]
+    told = f"It measured {len(measured)} scripts; in {len(enough)} of them the share is {LEAST_SHARE:.0%} or more."
+    less = [
+        f"{each['name']} has less: an iteration takes {1e3 * each['iteration_s']:.2g} ms."
+        for each in measured
+        if each["stage_share"] < LEAST_SHARE
+    ]
+    rest = [each for each in scripts if each["stage_share"] is None]
+    if rest:
+        less.append(f"The others end before a dry run has measured enough, or train nothing: {_names(rest)}.")
+    return " ".join([told, *less])
 
 
 def _way(way: str) -> str:
@@ -78,8 +108,9 @@ def _way(way: str) -> str:
 
 def _row(script: Mapping[str, Any]) -> str:
     plain = [script[name] for name in ("name", "source", "version", "steps", "losses", "files")]
+    share = "–" if script["stage_share"] is None else f"{script['stage_share']:.0%}"
     thread = _share(script["thread"]) if script["thread"] else _kept_out(script["dangers"])
-    cells = [*plain, "differs" if script["muri_run"] else "the same", _share(script["process"]), thread]
+    cells = [*plain, share, "differs" if script["muri_run"] else "the same", _share(script["process"]), thread]
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from threading import Lock
-from typing import Literal
+from typing import Any, Literal
 
 from compatibility_observation import Observation, files_of, observe, written
 from compatibility_scripts import Script
@@ -110,16 +110,15 @@ class Workshop:
         run = self._start(script, prefix, {"SLURM_JOB_ID": job_of(script)})
         return self._end(run, self._await([run]))
 
-    def dangers(self, script: Script) -> list[str] | None:
-        """What a dry run finds that threads could not keep apart; None where it measures nothing: it is too short."""
+    def dry_run(self, script: Script) -> dict[str, Any]:
+        """What a dry run finds, as the controller makes it; {} where it measures nothing: the script ends too early."""
         result = self._place.cache / "dry_runs" / f"{script.name}.json"
         result.parent.mkdir(exist_ok=True)
         result.unlink(missing_ok=True)
         limits = {DRY_RUN_VARIABLE: Limits().text, DRY_RUN_RESULT_VARIABLE: str(result)}
         run = self._start(script, (*MURI_RUN, "--no-attach"), {"SLURM_JOB_ID": job_of(script)} | limits)
         self._await([run])
-        found = json.loads(result.read_text()) if result.exists() else {}
-        return None if found.get("dangers") is None else list(found["dangers"])
+        return dict(json.loads(result.read_text())) if result.exists() else {}
 
     def run_group(self, scripts: Sequence[Script], isolation: str) -> dict[str, Observation]:
         """Run scripts as members of one group in a real runtime.

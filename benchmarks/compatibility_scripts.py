@@ -255,3 +255,11 @@ SCRIPTS: tuple[Script, ...] = (
     Script("hydra-working-directory", "facebookresearch/hydra", ("my_app.py", "hydra.run.dir=out"),
            copies={"examples/tutorials/basic/running_your_hydra_app/3_working_directory": "src"}),
 )  # fmt: skip
+
+TWINS = (
+    ("hf-trainer", "hf-trainer-accumulation"),
+    ("accelerate-memory", "accelerate-accumulation"),
+    ("nanogpt", "nanogpt-accumulation"),
+    ("timm-train", "timm-train-accumulation"),
+)
+"""Pairs that differ in gradient accumulation and little else: what one keeps for its whole process harms the other."""
