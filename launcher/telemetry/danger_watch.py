@@ -27,7 +27,7 @@ from muri.launcher.job.import_hooks import after_import
 
 KNOWN: Final = frozenset(
     {
-        "PIL", "_distutils_hack", "filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "muri",
+        "PIL", "_distutils_hack", "dill", "filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "muri",
         "networkx", "numpy", "nvidia", "packaging", "pkg_resources", "pynvml", "setuptools", "six", "sympy", "torch",
         "torchgen", "torchvision", "tqdm", "triton", "typing_extensions",
     }
