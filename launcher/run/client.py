@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 STANDARD_FILES: Final = (0, 1, 2)
 
 _POLL_S: Final = 0.25
+_LIMITS_OF_JOB: Final = frozenset({"RLIMIT_AS"})
+"""Slurm may derive it from a job's memory, which is the pilot job's business for a member."""
 
 
 class RuntimeLostError(MuriError):
@@ -63,7 +66,15 @@ def build_request(
         executable=python.executable,
         prefix=python.prefix,
         python=python.version,
+        limits=_limits(),
+        nice=os.getpriority(os.PRIO_PROCESS, 0),
     )
+
+
+def _limits() -> dict[str, tuple[int, int]]:
+    """This process's resource limits."""
+    names = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_OF_JOB
+    return {name: resource.getrlimit(getattr(resource, name)) for name in sorted(names)}
 
 
 def find_runtime(environment: Mapping[str, str], job_id: str) -> socket.socket | None:

@@ -190,6 +190,11 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
             os.set_inheritable(file, True)
         os.umask(wanted["umask"])
         os.chdir(wanted["cwd"])
+        for name, (soft, hard) in wanted["limits"].items():
+            _limit(name, soft, hard)
+        if wanted["nice"] is not None:
+            with contextlib.suppress(PermissionError):  # less nice than this process
+                os.setpriority(os.PRIO_PROCESS, 0, wanted["nice"])
         own = {name: os.environ[name] for name in wanted["own_variables"] if name in os.environ}
         address = f"{os.getpid()}:{gate}:{page}:{int(wanted['traced'])}"
         environment = {**wanted["environment"], **own, "MURI_GATE": address}
@@ -198,6 +203,24 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
     except OSError as error:
         os.write(2, f"muri: {error.filename or command[0]} could not be started: {error.strerror}\n".encode())
     os._exit(127)
+
+
+def _limit(name: str, soft: int, hard: int) -> None:
+    """Set a resource limit as far as this process may: nobody but root raises a hard one."""
+    number = getattr(resource, name, None)
+    if number is None:
+        return
+    highest = resource.getrlimit(number)[1]
+    for limits in ((soft, hard), (_lower(soft, highest), _lower(hard, highest))):
+        try:
+            resource.setrlimit(number, limits)
+        except (OSError, ValueError):
+            continue
+        return
+
+
+def _lower(one: int, other: int) -> int:
+    return min((one, other), key=lambda limit: float("inf") if limit == resource.RLIM_INFINITY else limit)
 
 
 def _end_as(code: int) -> NoReturn:

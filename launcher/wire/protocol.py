@@ -13,7 +13,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +54,8 @@ class AttachRequest:
         executable: The member's Python, absolute.
         prefix: sys.prefix of the member's Python.
         python: sys.version of the member's Python.
+        limits: Its resource limits, soft and hard, by their names in `resource`; none from an older member.
+        nice: Its niceness; None from an older member.
     """
 
     job_id: str
@@ -66,11 +68,13 @@ class AttachRequest:
     executable: str
     prefix: str
     python: str
+    limits: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    nice: int | None = None
 
     def to_frame(self) -> Frame:
         """The frame that carries the request."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return fields | {"type": "attach", "environment": dict(self.environment)}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return values | {"type": "attach", "environment": dict(self.environment), "limits": dict(self.limits)}
 
     @classmethod
     def from_frame(cls, frame: Frame) -> "AttachRequest":
@@ -79,11 +83,11 @@ class AttachRequest:
         Raises:
             ProtocolError: A field is missing.
         """
+        values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
         try:
-            fields = {name: frame[name] for name in cls.__dataclass_fields__}
-        except KeyError as error:
-            raise ProtocolError(f"the attach request lacks {error}") from error
-        return cls(**fields | {"arguments": tuple(fields["arguments"])})
+            return cls(**values | {"arguments": tuple(frame["arguments"])})
+        except (KeyError, TypeError) as error:
+            raise ProtocolError(f"the attach request lacks fields: {error}") from error
 
 
 def encode(frame: Frame) -> bytes:

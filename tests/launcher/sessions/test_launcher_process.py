@@ -84,11 +84,12 @@ def test_exit_code_and_messages_are_those_of_plain_python(launcher: Launcher, en
 
 def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     text = """
-        import json, os, sys
+        import json, os, resource, sys
         for name in ("MURI_GATE", "OMP_WAIT_POLICY"):  # what the runtime adds, see docs/isolation-process.md
             os.environ.pop(name, None)
         umask = os.umask(0)
         print(json.dumps([sys.argv, sys.path, sys.flags, os.getcwd(), umask, dict(os.environ), __name__, __file__]))
+        print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_STACK), os.nice(0))
         print(sys.stdin.read())
     """
     folder = launcher.script(text, "see.py", folder="own").parent
@@ -97,9 +98,12 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     arguments = ["own/see.py", "--lr", "0.1"]
     run = [sys.executable, "-c", "from muri.cli import main; main()", "run", *arguments]
     options = {"cwd": folder.parent, "env": environment, "input": b"fed", "capture_output": True, "umask": 0o027}
-    shared, plain = (subprocess.run(command, check=True, **options) for command in (run, [sys.executable, *arguments]))
+    batch_script = ["/bin/sh", "-c", 'ulimit -Sn 777; ulimit -s 4096; exec nice -n 3 "$@"', "sh"]
+    commands = ([*batch_script, *run], [*batch_script, sys.executable, *arguments])
+    shared, plain = (subprocess.run(command, check=True, **options) for command in commands)
     assert shared.stdout == plain.stdout
     assert json.loads(plain.stdout.splitlines()[0])[4] == 0o027
+    assert plain.stdout.splitlines()[1].startswith(b"(777, ")
 
 
 def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:

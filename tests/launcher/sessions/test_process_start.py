@@ -162,11 +162,17 @@ def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
     with short_folder() as folder, Path(os.devnull).open("r+b") as null:
         with supervised(ChildStarter(), Path(folder), "101") as supervisor:
             wanted = {
-                "command": ["/bin/sh", "-c", "umask > umask; exit 3"],
+                "command": [
+                    "/bin/sh",
+                    "-c",
+                    "umask > umask; ulimit -n > files; ulimit -Hn >> files; nice >> files; exit 3",
+                ],
                 "environment": {},
                 "own_variables": [],
                 "cwd": str(tmp_path),
                 "umask": 0o027,
+                "limits": {"RLIMIT_NOFILE": [200, 300], "RLIMIT_OF_TOMORROW": [1, 1]},
+                "nice": os.getpriority(os.PRIO_PROCESS, 0) + 3,
                 "traced": False,
             }
             supervisor.run(wanted, [null.fileno()] * 5)
@@ -175,6 +181,7 @@ def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
             supervisor.await_end()
         assert not list(Path(folder).iterdir())
     assert (tmp_path / "umask").read_text() == "0027\n"
+    assert (tmp_path / "files").read_text().split() == ["200", "300", str(os.getpriority(os.PRIO_PROCESS, 0) + 3)]
 
 
 def test_a_forked_process_keeps_no_connection_open() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from muri.launcher.sessions.process_session import script_command
-from muri.launcher.wire.protocol import AttachRequest
+from muri.launcher.wire.protocol import AttachRequest, ProtocolError
 
 RANK = {"RANK": "0", "WORLD_SIZE": "2"}
 
@@ -23,3 +23,11 @@ def test_muris_runner_starts_scripts_with_stages_and_ranks(environment: dict[str
 
 def test_a_script_that_wants_no_stages_is_plain() -> None:
     assert script_command(_request(MURI_AUTOMATIC="0")) == ["/p/python", "train.py", "--lr", "1"]
+
+
+def test_a_request_of_an_older_member_has_no_limits_and_one_that_lacks_fields_is_refused() -> None:
+    frame = _request().to_frame()
+    older = {name: value for name, value in frame.items() if name not in {"limits", "nice"}}
+    assert AttachRequest.from_frame(older) == _request()
+    with pytest.raises(ProtocolError, match=r"lacks fields: .*umask"):
+        AttachRequest.from_frame({name: value for name, value in frame.items() if name != "umask"})
