@@ -86,3 +86,8 @@ PER_SECOND: Final = Bounds(1 / 86400, 1e9)
 DATASET_GIB: Final = Bounds(1e-9, 1e9, "GiB")
 BATCH_MIB: Final = Bounds(1e-9, 1e9, "MiB")
 BANDWIDTH_MIB_PER_S: Final = Bounds(1e-6, 1e9, "MiB/s")
+
+
+def reproducible(value: float) -> float:
+    """Keep 12 digits of a fitted figure, as the last ones depend on the processor's linear algebra."""
+    return float(f"{value:.12g}")

@@ -137,7 +137,8 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     squares = float((left**2).sum())
     tiny = 1e-18 * float((times**2).sum())
     r_squared = 1 - squares / spread if spread > tiny else 1.0
-    return LinearFit(float(fixed_s), float(slope) / scale, r_squared, math.sqrt(squares / len(kept)), kept)
+    found = (float(fixed_s), float(slope) / scale, r_squared, math.sqrt(squares / len(kept)))
+    return LinearFit(*map(figures.reproducible, found), kept)
 
 
 def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:

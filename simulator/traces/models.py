@@ -14,6 +14,7 @@ import yaml
 
 from muri.policies.speed.measured import COLUMNS
 from muri.policies.traits import FIRST_SYNC_SHARE, BatchModel, Demand, Sensitivity, ring_share
+from muri.profiler.figures import reproducible
 from muri.profiler.records import RESOURCES, ProfileKey, StageProfile
 from muri.simulator.traces.rows import TraceError
 
@@ -380,4 +381,4 @@ def _fit(points: list[tuple[int, float]], family: str) -> tuple[float, float]:
         raise TraceError(
             f"the table of pairs: {family} trains larger batches in less time, which no batch model allows"
         )
-    return fixed_s, per_sample_s
+    return reproducible(fixed_s), reproducible(per_sample_s)
