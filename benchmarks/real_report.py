@@ -102,7 +102,8 @@ class Case:
         found = []
         for name, each in self.throughputs.items():
             isolation, _, discipline = each.way.rpartition(":")
-            singles = [one.total for one in self.throughputs.values() if one.way.startswith(isolation + ":")]
+            others = [one for one in self.throughputs.values() if one.way != each.way]
+            singles = [one.total for one in others if one.way.startswith(isolation + ":")]
             if name != each.way and discipline == "auto" and singles:
                 found.append(each.total / max(singles))
         return min(found, default=None)
