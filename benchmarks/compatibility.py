@@ -38,6 +38,7 @@ from machine import describe_machine
 from runtime_process import MURI_RUN, BenchmarkError
 
 from muri.launcher.run.client import RuntimeLostError
+from muri.profiler.coverage import coverage, unexplained
 from muri.profiler.records import STAGES
 
 ROOT = HERE.parent
@@ -131,15 +132,14 @@ class Comparison:
         names = [script.name for script in self._scripts]
         with ThreadPoolExecutor(jobs) as pool:
             rows = dict(zip(names, pool.map(self._alone, self._scripts), strict=True))
-            for name, found in zip(names, pool.map(self._dry_run, self._scripts), strict=True):
-                rows[name].update(found)
+            for script in self._scripts:  # one by one: without a core of its own an iteration is partly in no stage
+                rows[script.name].update(self._dry_run(script))
             for isolation in isolations:
                 if isolation == "thread":
-                    names = [name for name in names if _may_be_thread(rows[name]["dangers"])]
-                rounds_of_groups = draw_groups(names, rounds, seed) if len(names) > 1 else []
-                if isolation == "process":
-                    rounds_of_groups.append([twins for twins in TWINS if set(twins) <= set(names)])
-                for groups in rounds_of_groups:
+                    names = [name for name in names if may_be_thread(rows[name]["dangers"])]
+                drawn = draw_groups(names, rounds, seed) if len(names) > 1 else []
+                twins = [pair for pair in TWINS if set(pair) <= set(names)]
+                for groups in (*drawn, twins):
                     # No script is in two groups of a round.
                     for found in pool.map(partial(self._group, isolation), groups):
                         for name, run in found.items():
@@ -168,7 +168,7 @@ class Comparison:
         }  # fmt: skip
 
     def _dry_run(self, script: Script) -> dict[str, Any]:
-        """What a dry run tells of the script's stages, and of dangers to threads; None where it cannot tell."""
+        """What a dry run tells of stages and of dangers to threads; None where it cannot tell, and why."""
         path = self._place.cache / "runs" / f"dry run {script.name}.json"
         stamp = self._workshop.stamp(script)
         stored = json.loads(path.read_text()) if path.exists() else {}
@@ -176,12 +176,18 @@ class Comparison:
             stored = {"stamp": stamp, "found": self._workshop.dry_run(script)}
             path.write_text(json.dumps(stored))
         found = stored["found"]
-        dangers, iteration_s = found.get("detail", {}).get("dangers"), found.get("iteration_s", 0.0)
-        share = sum(found[f"{stage}_s"] for stage in STAGES) / iteration_s if iteration_s else None
-        in_stages = "not measured" if share is None else f"{share:.1%} of {iteration_s * 1e3:.3g} ms in stages"
+        if "error" in found:
+            tell(f"{script.name}: dry run: {found['error']}")
+            return {"dangers": None, "stage_share": None, "iteration_s": None, "no_stage": found["error"]}
+        stage_s, iteration_s = [found[f"{stage}_s"] for stage in STAGES], found["iteration_s"]
+        share, dangers = coverage(stage_s, iteration_s), found["detail"].get("dangers")
         told = "dangers unknown" if dangers is None else ", ".join(dangers) or "no danger"
-        tell(f"{script.name}: dry run: {in_stages}; {told}")
-        return {"dangers": dangers, "stage_share": share, "iteration_s": iteration_s or None}
+        in_stages = f"{share:.1%} of {iteration_s * 1e3:.3g} ms in stages"
+        tell(f"{script.name}: dry run: {in_stages}; {told}; {found['stopped']}")
+        return {
+            "dangers": dangers, "stage_share": share, "iteration_s": iteration_s,
+            "no_stage": unexplained(stage_s, iteration_s),
+        }  # fmt: skip
 
     def _plain_run(self, script: Script, way: str) -> tuple[Observation, int]:
         """A run with plain Python, and how many did not end before it: PyTorch itself can freeze."""
@@ -209,23 +215,25 @@ class Comparison:
             admitted = isolation != "thread" or found[name].exit_code != RuntimeLostError.exit_code
             different = self._plain[name].compare(found[name]) if admitted else []
             partners = [other for other in group if other != name]
-            runs[name] = {"with": partners, "admitted": admitted, "differences": different}
+            runs[name] = {"with": partners, "twins": group in TWINS, "admitted": admitted, "differences": different}
         told = [f"    {name}: {each}" for name, run in runs.items() for each in run["differences"]]
         tell("\n".join([f"{isolation}: {', '.join(group)}", *told]))
         return runs
 
 
-def _may_be_thread(dangers: Sequence[str] | None) -> bool:
+def may_be_thread(dangers: Sequence[str] | None) -> bool:
+    """Whether a script with these dangers runs as a thread here; None: they are not known."""
     return dangers is not None and ONLY_SLOW.issuperset(dangers)
 
 
 def counts(rows: Iterable[dict[str, Any]]) -> dict[str, list[int]]:
-    """For each way, how many runs were the same as alone, of how many that it let in."""
+    """For each way, how many runs were the same as alone, of how many that it let in; twins are a way of their own."""
     rows = list(rows)
     found = {"muri run": [sum(not row["muri_run"] for row in rows), len(rows)]}
     for isolation in ISOLATIONS:
-        runs = [run for row in rows for run in row[isolation] if run["admitted"]]
-        found[isolation] = [sum(not run["differences"] for run in runs), len(runs)]
+        for way, twins in ((isolation, False), (f"{isolation} twins", True)):
+            runs = [run for row in rows for run in row[isolation] if run["admitted"] and run["twins"] == twins]
+            found[way] = [sum(not run["differences"] for run in runs), len(runs)]
     return found
 
 
@@ -286,7 +294,7 @@ def main(  # noqa: PLR0913 (click's options)
             result = measure(
                 place, chosen_scripts(names), isolation, rounds=rounds, seed=seed, jobs=jobs, resume=resume
             )
-            passed = all(same == of for way, (same, of) in result["counts"].items() if way != "thread")
+            passed = all(same == of for way, (same, of) in result["counts"].items() if "thread" not in way)
             if write:
                 RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             if as_json:

@@ -20,8 +20,8 @@ same output without times, dates, process ids and ports. Each run uses one threa
 {counts}
 
 In groups each script runs beside others, drawn at random (seed {seed}), in {rounds} group(s) of two to four. Scripts
-that are here with and without gradient accumulation (Hugging Face Trainer, accelerate, nanoGPT, timm) run beside their
-twin once more.
+that are here with and without gradient accumulation (Hugging Face Trainer, accelerate, nanoGPT, timm) also run beside
+their twin.
 
 ## Scripts
 
@@ -29,12 +29,19 @@ twin once more.
 |---|---|---|---|---|---|---|---|---|---|
 {rows}
 
-*In stages*: which share of an iteration a dry run finds in the four stages. {stages}
+The last three columns count the runs that were the same, of all, those beside a twin included. A script is compared on
+what two plain runs of it have alike; what they have not is listed below.
 
-The last three columns count the runs that were the same, of all. Scripts whose dry run found none of the
-[dangers](isolation-process.md) run as threads of one process, as under `isolation: auto` ({admitted}). Here those that
-would only be slow there run as threads, too, for a stronger test ({slow}). For the others the cell names what was
-found. A script is compared on what two plain runs of it have alike; what they have not is listed here:
+### Threads
+
+A dry run of each script, as the controller makes it, tells its [dangers](isolation-process.md#dangers) to others in one
+process. {admitted}
+
+### Stages
+
+*In stages* is the share of an iteration that the same dry run finds in the four stages. {stages}
+
+### What varies in plain runs
 
 {varying}
 {frozen}"""
@@ -74,8 +81,7 @@ def page_of(result: Mapping[str, Any]) -> str:
         rounds=result["rounds"],
         counts="\n".join(f"| {_way(way)} | {same} of {of} |" for way, (same, of) in result["counts"].items() if of),
         rows="\n".join(map(_row, scripts)), stages=_stages(scripts),
-        admitted=_names(each for each in scripts if each["dangers"] == []),
-        slow=_names(each for each in scripts if each["dangers"] and each["thread"]),
+        admitted=_admitted(scripts),
         varying="\n".join(filter(None, map(_varying, scripts))) or "- nothing",
         frozen="".join(map(_frozen, scripts)),
     )  # fmt: skip
@@ -87,23 +93,37 @@ def _names(scripts: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(each["name"] for each in scripts) or "none"
 
 
+def _admitted(scripts: Sequence[Mapping[str, Any]]) -> str:
+    safe = [each for each in scripts if each["dangers"] == []]
+    slow = [each for each in scripts if each["dangers"] and each["thread"]]
+    unknown = [each for each in scripts if each["dangers"] is None]
+    rest = len(scripts) - len(safe) - len(slow) - len(unknown)
+    return (
+        f"It found none in {len(safe)} scripts ({_names(safe)}): they may be threads under `isolation: auto`. In"
+        f" {len(slow)} it found only `interpreter`: threads would be slow, and `auto` makes them processes. Here they"
+        f" run as threads, too, which is the stronger test ({_names(slow)}). {rest} are kept out, and the column"
+        f" *thread* names why. Of {len(unknown)} a dry run knows nothing; they are kept out, too ({_names(unknown)})."
+    )
+
+
 def _stages(scripts: Sequence[Mapping[str, Any]]) -> str:
     measured = [each for each in scripts if each["stage_share"] is not None]
-    enough = [each for each in measured if each["stage_share"] >= LEAST_SHARE]
-    told = f"It measured {len(measured)} scripts; in {len(enough)} of them the share is {LEAST_SHARE:.0%} or more."
-    less = [
-        f"{each['name']} has less: an iteration takes {1e3 * each['iteration_s']:.2g} ms."
-        for each in measured
-        if each["stage_share"] < LEAST_SHARE
-    ]
-    rest = [each for each in scripts if each["stage_share"] is None]
-    if rest:
-        less.append(f"The others end before a dry run has measured enough, or train nothing: {_names(rest)}.")
-    return " ".join([told, *less])
+    less = [each for each in measured if each["stage_share"] < LEAST_SHARE]
+    told = (
+        f"It measured {len(measured)} of {len(scripts)} scripts. In {len(measured) - len(less)} of them the share is"
+        f" {LEAST_SHARE:.0%} or more. For the others this is what it says of the rest of the iteration, or why it"
+        " measured nothing:\n\n"
+    )
+    lines = [f"- {each['name']}, {1e3 * each['iteration_s']:.2g} ms an iteration: {each['no_stage']}" for each in less]
+    lines += [f"- {each['name']}: {each['no_stage']}" for each in scripts if each["stage_share"] is None]
+    return told + ("\n".join(lines) or "- nothing")
 
 
 def _way(way: str) -> str:
-    return "alone under `muri run`" if way == "muri run" else f"in groups, isolation {way}"
+    if way == "muri run":
+        return "alone under `muri run`"
+    isolation, _, twins = way.partition(" ")
+    return f"beside a twin, isolation {isolation}" if twins else f"in drawn groups, isolation {isolation}"
 
 
 def _row(script: Mapping[str, Any]) -> str:
@@ -122,7 +142,7 @@ def _share(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _kept_out(dangers: Sequence[str] | None) -> str:
-    return "too short to tell" if dangers is None else ", ".join(dangers) or "–"
+    return "unknown" if dangers is None else ", ".join(dangers) or "–"
 
 
 def _varying(script: Mapping[str, Any]) -> str:

@@ -27,8 +27,9 @@ from muri.pythons import PYTHON_VARIABLE, of_members
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "compatibility_driver"
-LIMIT_S = 420.0
-"""A run that takes longer has hung: each script takes a minute at most, alone on one of two cores."""
+LIMIT_S = 1200.0
+"""A run that takes longer has hung: alone on one of two cores each script takes a minute at most."""
+LOOK_S = 0.1
 END_S = 20.0
 SMALLEST_GROUP, LARGEST_GROUP = 2, 4
 
@@ -111,14 +112,14 @@ class Workshop:
         return self._end(run, self._await([run]))
 
     def dry_run(self, script: Script) -> dict[str, Any]:
-        """What a dry run finds, as the controller makes it; {} where it measures nothing: the script ends too early."""
+        """What a dry run finds, as the controller makes it, or its `error` where it measures nothing."""
         result = self._place.cache / "dry_runs" / f"{script.name}.json"
         result.parent.mkdir(exist_ok=True)
         result.unlink(missing_ok=True)
         limits = {DRY_RUN_VARIABLE: Limits().text, DRY_RUN_RESULT_VARIABLE: str(result)}
         run = self._start(script, (*MURI_RUN, "--no-attach"), {"SLURM_JOB_ID": job_of(script)} | limits)
         self._await([run])
-        return dict(json.loads(result.read_text())) if result.exists() else {}
+        return dict(json.loads(result.read_text())) if result.exists() else {"error": "the dry run left no result"}
 
     def run_group(self, scripts: Sequence[Script], isolation: str) -> dict[str, Observation]:
         """Run scripts as members of one group in a real runtime.
@@ -169,13 +170,11 @@ class Workshop:
         return _Run(script, process, out, err, streams / "log")
 
     def _await(self, runs: Sequence["_Run"]) -> dict[str, int | None]:
-        codes: dict[str, int | None] = {}
-        deadline_s = time.monotonic() + LIMIT_S
-        for run in runs:
-            try:
-                codes[run.script.name] = run.process.wait(max(0.1, deadline_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                codes[run.script.name] = None
+        waited_s = 0.0
+        while waited_s < LIMIT_S and any(run.process.poll() is None for run in runs):
+            time.sleep(LOOK_S)
+            waited_s += LOOK_S  # not by the clock: all of it may have been stopped for a while
+        codes = {run.script.name: run.process.poll() for run in runs}
         for run in runs:
             if codes[run.script.name] is None:
                 run.process.terminate()

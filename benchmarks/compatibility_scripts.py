@@ -204,7 +204,7 @@ SCRIPTS: tuple[Script, ...] = (
              "--print-freq", "1", data=(("images", "src/images"),)),
     _nanogpt("nanogpt", compile=False),
     _nanogpt("nanogpt-accumulation", compile=False, gradient_accumulation_steps=4, max_iters=12),
-    _nanogpt("nanogpt-torch-compile", {"TORCHINDUCTOR_CACHE_DIR": "{src}/.inductor"}, compile=True, max_iters=8,
+    _nanogpt("nanogpt-torch-compile", {"TORCHINDUCTOR_CACHE_DIR": "{src}/.inductor"}, compile=True, max_iters=60,
              eval_interval=100, n_layer=1),
     _mingpt("mingpt-adder", "adder", "--trainer.max_iters=60", "--trainer.num_workers=2"),
     _mingpt("mingpt-chargpt", "chargpt", "--model.model_type=gpt-nano", "--data.block_size=16",

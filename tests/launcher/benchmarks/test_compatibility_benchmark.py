@@ -55,7 +55,8 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(be
     place = benchmark.Place(clones, Path(sys.executable), tmp_path / "cache")
     result = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=3, resume=False)
     rows = {row["name"]: row for row in result["scripts"]}
-    assert result["counts"] == {"muri run": [3, 3], "process": [2, 3], "thread": [0, 0]}
+    never = {"process twins": [0, 0], "thread": [0, 0], "thread twins": [0, 0]}
+    assert result["counts"] == {"muri run": [3, 3], "process": [2, 3]} | never
     assert rows["train"]["muri_run"] == []
     assert (rows["train"]["files"], rows["train"]["out_repeats"]) == (1, "all")
     (run,) = rows["told"]["process"]
@@ -64,11 +65,54 @@ def test_a_group_gives_what_each_script_gives_alone_and_a_difference_is_found(be
     page = benchmark.page_of(result)
     assert "| told | somebody/examples |" in page
     assert "- told, process beside" in page
+    assert rows["train"]["stage_share"] is rows["train"]["dangers"] is None
+    assert "- train: the script ended, no stages marked: it never called" in page
     # Everything is stored: nothing runs again, not even a script that is gone.
     (tmp_path / "cache" / "streams" / "train" / "out").unlink()
     again = benchmark.measure(place, scripts, "process", rounds=1, seed=1, jobs=1, resume=True)
     assert again["scripts"] == result["scripts"]
     assert not (tmp_path / "cache" / "streams" / "train" / "out").exists()
+
+
+def test_twins_run_beside_each_other_and_are_counted_by_themselves(benchmark, tmp_path: Path, monkeypatch) -> None:
+    clones = make_repository(tmp_path, train=TRAIN, other=TRAIN)
+    scripts = [
+        benchmark.Script(name, "somebody/examples", (f"{name}.py",), copies={f"{name}.py": "src/"})
+        for name in ("train", "other")
+    ]
+    monkeypatch.setattr(benchmark, "TWINS", (("train", "other"), ("train", "not here")))
+    place = benchmark.Place(clones, Path(sys.executable), tmp_path / "cache")
+    result = benchmark.measure(place, scripts, "process", rounds=0, seed=1, jobs=2, resume=False)
+    assert result["counts"]["process twins"] == [2, 2]
+    assert result["counts"]["process"] == [0, 0]
+    assert "| beside a twin, isolation process | 2 of 2 |" in benchmark.page_of(result)
+
+
+def test_only_scripts_that_would_be_safe_or_slow_run_as_threads_and_the_page_says_why(benchmark) -> None:
+    run = {"with": ["safe"], "twins": False, "admitted": True, "differences": []}
+    common = {"source": "a/b", "version": "1", "steps": 1, "losses": 1, "files": 0, "muri_run": [], "process": [run],
+              "losses_repeat": True, "files_vary": [], "out_repeats": "all", "err_repeats": "all", "plain_frozen": 0}  # fmt: skip
+    found = {
+        "safe": ([], 0.95), "slow": (["interpreter"], 0.8), "foreign": (["children", "interpreter"], 0.99),
+        "short": (None, None),
+    }  # fmt: skip
+    rows = [
+        common | {"name": name, "dangers": dangers, "stage_share": share, "iteration_s": 0.002 if share else None,
+                  "no_stage": "why" if share != 0.99 else None,
+                  "thread": [run] if benchmark.may_be_thread(dangers) else []}
+        for name, (dangers, share) in found.items()
+    ]  # fmt: skip
+    counts = benchmark.counts(rows)
+    assert counts["thread"] == [2, 2]
+    machine = {"python": "3.11", "cores": 2, "commit": "abc"}
+    page = benchmark.page_of({"scripts": rows, "machine": machine, "seed": 1, "rounds": 1, "counts": counts})
+    assert "| slow | a/b | 1 | 1 | 1 | 0 | 80% | the same | 1 of 1 | 1 of 1 |" in page
+    assert "| foreign | a/b | 1 | 1 | 1 | 0 | 99% | the same | 1 of 1 | children, interpreter |" in page
+    assert "| short | a/b | 1 | 1 | 1 | 0 | – | the same | 1 of 1 | unknown |" in page
+    assert "none in 1 scripts (safe)" in page
+    assert "only `interpreter`: threads would be slow" in page
+    assert "measured 3 of 4 scripts. In 2 of them the share is 90% or more" in page
+    assert "- slow, 2 ms an iteration: why\n- short: why\n" in page
 
 
 def test_losses_and_steps_are_counted_from_outside(observation, tmp_path: Path) -> None:
