@@ -305,6 +305,7 @@ class DisciplineChoice:
         """End the comparison: keep the best discipline, or go on to another one."""
         known, tried, kept = self._known, self._tried, self._known.kept
         self._tried = ""
+        self._postpone(now_s)
         gain = known.gains.get(tried)
         if gain is None or known.usual is None:
             return self._try_another(now_s)
@@ -322,8 +323,6 @@ class DisciplineChoice:
         if not others:
             return None
         tried = max(others, key=self._possible_gain)
-        if tried in known.gains:
-            self._postpone(now_s)
         return self._begin_trial(tried, now_s)
 
     def _begin_trial(self, tried: str, now_s: float) -> Decision | None:

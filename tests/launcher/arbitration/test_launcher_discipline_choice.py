@@ -165,7 +165,7 @@ def test_one_trial_during_a_disturbance_decides_nothing() -> None:
     group.weather = 0.6
     group.run(4)
     group.weather = 1.0
-    group.run(90)
+    group.run(180)
     assert group.choice.discipline == "plain"
 
 
