@@ -18,6 +18,7 @@ UNTOLD = (
     (re.compile(r"\b\d\d:\d\d:\d\d([.,]\d+)?"), "TIME"),
     (re.compile(r"\d[\d.]*±"), "TIME±"),
     (re.compile(r"[WIE]\d{4} \S+ +\d+ "), "LOG "),
+    (re.compile(r"\?it/s"), "TIME"),
     (re.compile(r"\d+:\d\d<\S+|\d+:\d\d(:\d\d)?\b"), "TIME"),
     (re.compile(r"\d[\d.,]*(e[+-]?\d+)? ?"
                 r"([KM]?it/s|s/it|ms/it|[MGk]?B/s|img/s|/s|s/step|[muµ]?s|secs?|seconds|hours|h)\b"), "TIME"),

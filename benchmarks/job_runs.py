@@ -78,7 +78,10 @@ class Run:
         command = [*prefix, *self._setting.jobs[job], *files]
         with (self.folder / f"{job}.out").open("wb") as out:
             variables = os.environ | environment
-            process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+            # In a session of its own, as Slurm starts each job: the kernel shares the cores among sessions.
+            process = subprocess.Popen(
+                command, env=variables, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
         self._processes.append(process)
         self._jobs[job] = process
 
