@@ -27,7 +27,7 @@ from muri.pythons import PYTHON_VARIABLE, of_members
 
 HERE = Path(__file__).parent
 DRIVER = HERE / "compatibility_driver"
-LIMIT_S = 1200.0
+LIMIT_S = 420.0
 """A run that takes longer has hung: alone on one of two cores each script takes a minute at most."""
 LOOK_S = 0.1
 END_S = 20.0
