@@ -23,8 +23,9 @@ FORWARDED_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 STANDARD_FILES: Final = (0, 1, 2)
 
 _POLL_S: Final = 0.25
-_LIMITS_OF_JOB: Final = frozenset({"RLIMIT_AS"})
-"""Slurm may derive it from a job's memory, which is the pilot job's business for a member."""
+_LIMITS_NOT_SENT: Final = frozenset({"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"})
+"""Slurm may derive the first two from a job's memory, which is the pilot job's business for a member. The third is
+another name of RLIMIT_NOFILE."""
 
 
 class RuntimeLostError(MuriError):
@@ -73,7 +74,7 @@ def build_request(
 
 def _limits() -> dict[str, tuple[int, int]]:
     """This process's resource limits."""
-    names = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_OF_JOB
+    names = {name for name in dir(resource) if name.startswith("RLIMIT_")} - _LIMITS_NOT_SENT
     return {name: resource.getrlimit(getattr(resource, name)) for name in sorted(names)}
 
 

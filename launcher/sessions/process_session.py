@@ -8,7 +8,6 @@ for each thread of the script (`wire.process_gate`), and go to the arbiter.
 import contextlib
 import logging
 import os
-import resource
 import secrets
 import signal
 import socket
@@ -16,7 +15,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
@@ -207,8 +206,6 @@ class ProcessSession(AttachedSession):
         return code
 
     def _hand_over(self, supervisor: Supervisor) -> None:
-        for name in _out_of_reach(self._request.limits):
-            logger.warning("member %s: the pilot job's %s is below that of the member's own job", self.member, name)
         own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._channels.open(own)
@@ -228,7 +225,7 @@ class ProcessSession(AttachedSession):
             "own_variables": GPU_VARIABLES,
             "cwd": request.cwd,
             "umask": request.umask,
-            "limits": {name: list(limits) for name, limits in request.limits.items()},
+            "limits": dict(request.limits),
             "nice": request.nice,
             "traced": self._traced,
         }
@@ -253,15 +250,6 @@ def script_command(request: AttachRequest) -> list[str]:
     runner = ["-m", "muri.launcher.run.solo"] if hooks else []
     module = ["-m"] if request.module else []
     return [request.executable, *runner, *module, request.target, *request.arguments]
-
-
-def _out_of_reach(limits: Mapping[str, Sequence[int]]) -> list[str]:
-    """Names of the limits that a process of this job cannot have: only root raises hard ones."""
-    if os.geteuid() == 0:
-        return []
-    highest = {name: resource.getrlimit(getattr(resource, name))[1] for name in limits if hasattr(resource, name)}
-    bounded = {name: limit for name, limit in highest.items() if limit != resource.RLIM_INFINITY}
-    return [name for name, limit in bounded.items() if not 0 <= limits[name][0] <= limit]
 
 
 def _environment(request: AttachRequest, mark: Path) -> dict[str, str]:

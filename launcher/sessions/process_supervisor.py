@@ -190,11 +190,7 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
             os.set_inheritable(file, True)
         os.umask(wanted["umask"])
         os.chdir(wanted["cwd"])
-        for name, (soft, hard) in wanted["limits"].items():
-            _limit(name, soft, hard)
-        if wanted["nice"] is not None:
-            with contextlib.suppress(PermissionError):  # less nice than this process
-                os.setpriority(os.PRIO_PROCESS, 0, wanted["nice"])
+        _limit_as(wanted)
         own = {name: os.environ[name] for name in wanted["own_variables"] if name in os.environ}
         address = f"{os.getpid()}:{gate}:{page}:{int(wanted['traced'])}"
         environment = {**wanted["environment"], **own, "MURI_GATE": address}
@@ -205,22 +201,59 @@ def _become(wanted: dict[str, Any], gate: int, page: int) -> NoReturn:
     os._exit(127)
 
 
-def _limit(name: str, soft: int, hard: int) -> None:
-    """Set a resource limit as far as this process may: nobody but root raises a hard one."""
+def _limit_as(wanted: dict[str, Any]) -> None:
+    """Take the niceness and the resource limits that are wanted; say on standard error which cannot be had."""
+    missed = _renice(wanted.get("nice"))  # first: a limit of the niceness itself could forbid it
+    for name, (soft, hard) in wanted.get("limits", {}).items():
+        missed += _limit(name, soft, hard)
+    if missed:
+        with contextlib.suppress(OSError):  # its reader may be gone, its file as large as it may be
+            os.write(2, f"muri: unlike in the job's own batch script, {', '.join(missed)}\n".encode())
+        signal.sigtimedwait((signal.SIGPIPE, signal.SIGXFSZ), 0)  # blocked here, it would end the command instead
+
+
+def _renice(nice: int | None) -> list[str]:
+    """Take a niceness; what to say if that is not permitted."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    if nice is None or nice == own:
+        return []
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except PermissionError:
+        return [f"niceness is {own}, not {nice}"]
+    return []
+
+
+def _limit(name: str, soft: int, hard: int) -> list[str]:
+    """Set a resource limit as far as this process may: only privileged ones raise a hard one; what to say if not."""
     number = getattr(resource, name, None)
-    if number is None:
-        return
-    highest = resource.getrlimit(number)[1]
-    for limits in ((soft, hard), (_lower(soft, highest), _lower(hard, highest))):
-        try:
-            resource.setrlimit(number, limits)
-        except (OSError, ValueError):
-            continue
-        return
+    if not name.startswith("RLIMIT_") or number is None:
+        return []  # a later Python's
+    own = resource.getrlimit(number)
+    wanted, nearest = (soft, hard), (_lower(soft, own[1]), _lower(hard, own[1]))
+    if own == wanted or _set(number, wanted):
+        return []
+    got = nearest if _set(number, nearest) else own
+    if got[0] == soft:
+        return []  # a hard limit alone changes nothing, until a script raises its soft one
+    return [f"{name} is {_spoken(got)}, not {_spoken(wanted)}"]
+
+
+def _set(number: int, limits: tuple[int, int]) -> bool:
+    try:
+        resource.setrlimit(number, limits)
+    except (OSError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def _lower(one: int, other: int) -> int:
     return min((one, other), key=lambda limit: float("inf") if limit == resource.RLIM_INFINITY else limit)
+
+
+def _spoken(limits: tuple[int, int]) -> str:
+    soft, hard = ("unlimited" if limit == resource.RLIM_INFINITY else str(limit) for limit in limits)
+    return f"{soft} (hard {hard})"
 
 
 def _end_as(code: int) -> NoReturn:

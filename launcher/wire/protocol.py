@@ -68,7 +68,7 @@ class AttachRequest:
     executable: str
     prefix: str
     python: str
-    limits: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    limits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     nice: int | None = None
 
     def to_frame(self) -> Frame:
@@ -81,13 +81,22 @@ class AttachRequest:
         """Read the request from a frame.
 
         Raises:
-            ProtocolError: A field is missing.
+            ProtocolError: A field is missing, or the limits are not to be understood.
         """
         values = {name: frame[name] for name in cls.__dataclass_fields__ if name in frame}
+        limits = _limits_of(frame)
         try:
-            return cls(**values | {"arguments": tuple(frame["arguments"])})
-        except (KeyError, TypeError) as error:
+            return cls(**values | {"arguments": tuple(frame["arguments"]), "limits": limits})
+        except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"the attach request lacks fields: {error}") from error
+
+
+def _limits_of(frame: Frame) -> dict[str, tuple[int, int]]:
+    """The resource limits in an attach request; none from an older member."""
+    try:
+        return {name: (int(soft), int(hard)) for name, (soft, hard) in frame.get("limits", {}).items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ProtocolError(f"the attach request has limits that are not to be understood: {error}") from error
 
 
 def encode(frame: Frame) -> bytes:

@@ -90,8 +90,10 @@ def test_twins_run_beside_each_other_and_are_counted_by_themselves(benchmark, tm
 
 def test_only_scripts_that_would_be_safe_or_slow_run_as_threads_and_the_page_says_why(benchmark) -> None:
     run = {"with": ["safe"], "twins": False, "admitted": True, "differences": []}
-    common = {"source": "a/b", "version": "1", "steps": 1, "losses": 1, "files": 0, "muri_run": [], "process": [run],
-              "losses_repeat": True, "files_vary": [], "out_repeats": "all", "err_repeats": "all", "plain_frozen": 0}  # fmt: skip
+    common = {
+        "source": "a/b", "version": "1", "steps": 1, "losses": 1, "files": 0, "muri_run": [], "process": [run],
+        "losses_repeat": True, "files_vary": [], "out_repeats": "all", "err_repeats": "all", "plain_frozen": 0,
+    }  # fmt: skip
     found = {
         "safe": ([], 0.95), "slow": (["interpreter"], 0.8), "foreign": (["children", "interpreter"], 0.99),
         "short": (None, None),

@@ -89,7 +89,8 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
             os.environ.pop(name, None)
         umask = os.umask(0)
         print(json.dumps([sys.argv, sys.path, sys.flags, os.getcwd(), umask, dict(os.environ), __name__, __file__]))
-        print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_STACK), os.nice(0))
+        names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
+        print(json.dumps([os.nice(0), {name: resource.getrlimit(getattr(resource, name)) for name in names}]))
         print(sys.stdin.read())
     """
     folder = launcher.script(text, "see.py", folder="own").parent
@@ -98,12 +99,16 @@ def test_everything_a_script_sees_is_as_alone(launcher: Launcher) -> None:
     arguments = ["own/see.py", "--lr", "0.1"]
     run = [sys.executable, "-c", "from muri.cli import main; main()", "run", *arguments]
     options = {"cwd": folder.parent, "env": environment, "input": b"fed", "capture_output": True, "umask": 0o027}
-    batch_script = ["/bin/sh", "-c", 'ulimit -Sn 777; ulimit -s 4096; exec nice -n 3 "$@"', "sh"]
+    batch_script = ["/bin/sh", "-c", 'ulimit -Sn 777; ulimit -s 4096; ulimit -c 0; exec nice -n 5 "$@"', "sh"]
     commands = ([*batch_script, *run], [*batch_script, sys.executable, *arguments])
     shared, plain = (subprocess.run(command, check=True, **options) for command in commands)
     assert shared.stdout == plain.stdout
     assert json.loads(plain.stdout.splitlines()[0])[4] == 0o027
-    assert plain.stdout.splitlines()[1].startswith(b"(777, ")
+    nice, limits = json.loads(plain.stdout.splitlines()[1])
+    assert nice == os.getpriority(os.PRIO_PROCESS, 0) + 5
+    assert limits["RLIMIT_NOFILE"][0] == 777
+    assert (limits["RLIMIT_STACK"], limits["RLIMIT_CORE"]) == ([4096 * 1024] * 2, [0, 0])
+    assert shared.stderr == b""
 
 
 def test_processes_and_a_thread_take_turns(launcher: Launcher) -> None:

@@ -1,10 +1,13 @@
 """Supervisors of members' processes: how they come, as children or as steps, and what happens when they do not."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from polling import until
 
 from muri.errors import UsageError
 from muri.launcher.sessions import process_start
-from muri.launcher.sessions.process_start import ChildStarter, StartError, StepStarter, supervised
+from muri.launcher.sessions.process_start import ChildStarter, Starter, StartError, StepStarter, supervised
 
 OWN = {"MURI_ISOLATION": "process"}
 WAITS = """
@@ -33,6 +36,30 @@ while [ "${{1#-}}" != "$1" ]; do shift; done
 cd /tmp && CUDA_VISIBLE_DEVICES=3 SLURM_JOB_ID=900 SLURM_STEP_ID=7 setsid "$@" &
 wait
 """
+TELL_LIMITS = "ulimit -Sn; ulimit -Hn; nice"
+WITH_LESS = """
+import ctypes, os, resource, sys
+PR_CAPBSET_DROP, CAP_SYS_NICE, CAP_SYS_RESOURCE = 24, 23, 24
+for capability in (CAP_SYS_NICE, CAP_SYS_RESOURCE):  # which root would have
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+os.nice(5)
+resource.setrlimit(resource.RLIMIT_NOFILE, (250, 300))
+resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class WithLess(ChildStarter):
+    """Supervisors that are nicer, may open few files, and lack the privilege to change that."""
+
+    def command(self, member: str, supervisor: Sequence[str]) -> list[str]:
+        """The supervisor after it has given all that up."""
+        return [sys.executable, "-c", WITH_LESS, *super().command(member, supervisor)]
+
+
+def own_nice() -> int:
+    """This process's niceness."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def pids(launcher: Launcher, job: str) -> tuple[int, int]:
@@ -158,30 +185,56 @@ def test_whoever_only_looks_whether_somebody_listens_is_no_supervisor() -> None:
     assert not address.exists()
 
 
-def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
-    with short_folder() as folder, Path(os.devnull).open("r+b") as null:
-        with supervised(ChildStarter(), Path(folder), "101") as supervisor:
-            wanted = {
-                "command": [
-                    "/bin/sh",
-                    "-c",
-                    "umask > umask; ulimit -n > files; ulimit -Hn >> files; nice >> files; exit 3",
-                ],
-                "environment": {},
-                "own_variables": [],
-                "cwd": str(tmp_path),
-                "umask": 0o027,
-                "limits": {"RLIMIT_NOFILE": [200, 300], "RLIMIT_OF_TOMORROW": [1, 1]},
-                "nice": os.getpriority(os.PRIO_PROCESS, 0) + 3,
-                "traced": False,
-            }
-            supervisor.run(wanted, [null.fileno()] * 5)
+def run_supervised(folder: Path, shell: str, starter: Starter | None = None, **wanted: object) -> tuple[int, str]:
+    """Run a shell's command in a folder under a supervisor; its exit code and what it printed on both outputs."""
+    command = {"command": ["/bin/sh", "-c", shell], "environment": {}, "own_variables": [], "cwd": str(folder)}
+    output = folder / "output"
+    with short_folder() as run_dir, Path(os.devnull).open("r+b") as null, output.open("ab") as written:
+        with supervised(starter or ChildStarter(), Path(run_dir), "101") as supervisor:
+            files = [null, written, written, null, null]
+            supervisor.run({**command, "umask": 0o027, "traced": False, **wanted}, [file.fileno() for file in files])
             assert supervisor.started() > 0
-            assert supervisor.ended() == (3, False)
+            ended = supervisor.ended()
             supervisor.await_end()
-        assert not list(Path(folder).iterdir())
-    assert (tmp_path / "umask").read_text() == "0027\n"
-    assert (tmp_path / "files").read_text().split() == ["200", "300", str(os.getpriority(os.PRIO_PROCESS, 0) + 3)]
+        assert not list(Path(run_dir).iterdir())
+    assert ended is not None
+    assert not ended[1]
+    return ended[0], output.read_text()
+
+
+def test_a_supervisor_starts_and_ends_what_it_is_told(tmp_path: Path) -> None:
+    limits = {"RLIMIT_NOFILE": [200, 300], "RLIMIT_OF_TOMORROW": [1, 1], "setrlimit": [1, 1]}
+    code, output = run_supervised(tmp_path, f"umask; {TELL_LIMITS}; exit 3", limits=limits, nice=own_nice() + 3)
+    assert (code, output.split()) == (3, ["0027", "200", "300", str(own_nice() + 3)])
+
+
+@pytest.mark.parametrize("wanted", [{}, {"limits": {}, "nice": None}])
+def test_limits_that_nobody_sends_are_those_of_the_supervisor(tmp_path: Path, wanted: dict[str, object]) -> None:
+    code, output = run_supervised(tmp_path, TELL_LIMITS, WithLess(), **wanted)
+    assert (code, output.split()) == (0, ["250", "300", str(own_nice() + 5)])
+
+
+def test_limits_that_cannot_be_had_are_told_and_the_command_runs(tmp_path: Path) -> None:
+    limits = {"RLIMIT_NOFILE": [400, resource.RLIM_INFINITY], "RLIMIT_CORE": [0, 0]}
+    code, output = run_supervised(tmp_path, TELL_LIMITS, WithLess(), limits=limits, nice=own_nice())
+    said, *limits_now = output.splitlines()
+    assert (code, limits_now) == (0, ["300", "300", str(own_nice() + 5)])
+    assert said == (
+        f"muri: unlike in the job's own batch script, niceness is {own_nice() + 5}, not {own_nice()}, "
+        "RLIMIT_NOFILE is 300 (hard 300), not 400 (hard unlimited)"
+    )
+
+
+def test_a_hard_limit_that_cannot_be_had_is_not_worth_a_line(tmp_path: Path) -> None:
+    limits = {"RLIMIT_NOFILE": [200, 400]}
+    code, output = run_supervised(tmp_path, TELL_LIMITS, WithLess(), limits=limits)
+    assert (code, output.split()) == (0, ["200", "300", str(own_nice() + 5)])
+
+
+def test_limits_that_forbid_to_tell_do_not_stop_the_command(tmp_path: Path) -> None:
+    limits = {"RLIMIT_NOFILE": [400, 500], "RLIMIT_FSIZE": [0, 0]}
+    code, output = run_supervised(tmp_path, "exit 4", WithLess(), limits=limits, nice=None)
+    assert (code, output) == (4, "")
 
 
 def test_a_forked_process_keeps_no_connection_open() -> None:

@@ -31,3 +31,9 @@ def test_a_request_of_an_older_member_has_no_limits_and_one_that_lacks_fields_is
     assert AttachRequest.from_frame(older) == _request()
     with pytest.raises(ProtocolError, match=r"lacks fields: .*umask"):
         AttachRequest.from_frame({name: value for name, value in frame.items() if name != "umask"})
+
+
+@pytest.mark.parametrize("limits", [None, 5, {"RLIMIT_NOFILE": 5}, {"RLIMIT_NOFILE": ["a", "b"]}])
+def test_limits_that_are_not_to_be_understood_are_refused(limits: object) -> None:
+    with pytest.raises(ProtocolError, match="limits that are not to be understood"):
+        AttachRequest.from_frame(_request().to_frame() | {"limits": limits})

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import resource
 import socket
 import threading
 from pathlib import Path
@@ -145,6 +146,14 @@ def test_request_and_files_survive_the_journey(tmp_path: Path) -> None:
             os.write(descriptor, b"x")
             os.close(descriptor)
     assert path.read_bytes() == b"xxx"
+
+
+def test_a_request_has_the_limits_of_this_process_but_not_those_of_its_jobs_memory() -> None:
+    request = a_request()
+    assert request.limits["RLIMIT_NOFILE"] == resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert request.nice == os.getpriority(os.PRIO_PROCESS, 0)
+    assert {"RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE"} <= set(request.limits)
+    assert not {"RLIMIT_AS", "RLIMIT_RSS", "RLIMIT_OFILE"} & set(request.limits)
 
 
 @pytest.mark.parametrize(
