@@ -138,7 +138,8 @@ def fit_line(points: Iterable[Point], what: str = "points") -> LinearFit:
     tiny = 1e-18 * float((times**2).sum())
     r_squared = 1 - squares / spread if spread > tiny else 1.0
     found = (float(fixed_s), float(slope) / scale, r_squared, math.sqrt(squares / len(kept)))
-    return LinearFit(*map(figures.reproducible, found), kept)
+    fixed_s, per_unit_s, r_squared, residual_s = map(figures.reproducible, found)
+    return LinearFit(fixed_s, per_unit_s, r_squared, residual_s, kept)
 
 
 def fit_computation(profiles: Iterable[StageProfile]) -> LinearFit:
