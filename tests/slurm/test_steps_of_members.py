@@ -8,7 +8,7 @@ from muri.profiler.records import ProfileKey
 from sandbox.driver import Driver
 
 TRAIN_PY = """\
-import os, signal, subprocess, sys, time
+import os, resource, signal, subprocess, sys, time
 import muri
 
 slow, iterations, ending = sys.argv[1], int(sys.argv[2]), sys.argv[3]
@@ -17,7 +17,7 @@ signal.signal(signal.SIGUSR1, lambda *_: sys.exit(5))
 inner = ["srun", "--overlap", "--ntasks=1", "printenv", "SLURM_JOB_ID"]
 in_step = subprocess.check_output(inner, text=True).strip()
 print(os.environ["SLURM_JOB_ID"], in_step, os.environ["MINE"], os.getcwd(), os.umask(0),
-      os.environ["CUDA_VISIBLE_DEVICES"], *opened, flush=True)
+      resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.environ["CUDA_VISIBLE_DEVICES"], *opened, flush=True)
 for step in range(iterations):
     for stage in ("load", "preprocess", "propagate", "synchronize"):
         with muri.stage(stage):
@@ -29,6 +29,7 @@ sys.exit(int(ending))
 TRAIN_SH = """\
 #!/bin/sh
 umask 027
+ulimit -n 777
 cd /tmp
 export MINE=own
 exec muri run /home/alice/train.py "$@"
@@ -92,8 +93,8 @@ def test_steps_see_and_end_as_alone_and_slurm_records_each(site: Driver) -> None
     assert [job["Restarts"] for job in ended] == ["0", "0", "0"]
     seen = [muri.output(job).split() for job in jobs]
     # A step that the script starts is one of its own job.
-    assert [words[:5] for words in seen] == [[str(job), str(job), "own", "/tmp", "23"] for job in jobs]
-    ((visible, device),) = {tuple(words[5:7]) for words in seen}
+    assert [words[:6] for words in seen] == [[str(job), str(job), "own", "/tmp", "23", "777"] for job in jobs]
+    ((visible, device),) = {tuple(words[6:8]) for words in seen}
     assert visible == "0"  # Slurm counts the GPUs that a step may open
     assert device in {"/dev/muri-gpu0", "/dev/muri-gpu1"}
     site.wait_until(lambda: muri.hosts() == [], "the end of the group")
