@@ -166,11 +166,12 @@ def test_what_two_plain_runs_have_not_alike_is_not_compared(observation) -> None
 
 def test_output_is_compared_without_times_and_with_everything_else(observation) -> None:
     text = (
-        "  0%| | 0/8\r100%|##| 8/8 [00:02<00:00, 3.81it/s]\n2026-11-23 10:11:12,345 loss 0.25\nepoch 3 took 2.5s\n\n"
-        "does it lose 17 samples?\n"
+        "  0%| | 0/8\r100%|##| 8/8 [00:02<00:00, 3.81it/s]\n0%| | 0/8 [00:00<?, ?it/s]\n"
+        "2026-11-23 10:11:12,345 loss 0.25\nepoch 3 took 2.5s\n\ndoes it lose 17 samples?\n"
     )
     assert list(observation.told(text)) == [
-        "100%|##| 8/8 [TIME TIME]", "DATE loss 0.25", "epoch 3 took TIME", "does it lose 17 samples?",
+        "100%|##| 8/8 [TIME TIME]", "0%| | 0/8 [TIME TIME]", "DATE loss 0.25", "epoch 3 took TIME",
+        "does it lose 17 samples?",
     ]  # fmt: skip
 
 
