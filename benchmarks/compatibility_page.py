@@ -3,6 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+_WHY = {
+    ("word-lstm", "thread"): "the pickled model may write an attribute's name twice where it would refer to the first;"
+    " it loads as the same ([isolation.md](isolation.md#what-members-share))"
+}
+"""Of differences between runs of a script in a way, where that was found out."""
+
 LEAST_SHARE = 0.9
 """A profile should find so much of an iteration in stages."""
 
@@ -168,5 +174,6 @@ def _differences(scripts: Iterable[Mapping[str, Any]]) -> str:
             if run["differences"]:
                 beside = f" beside {', '.join(run['with'])}" if run["with"] else ""
                 told = "; ".join(each.replace("|", "\\|")[:160] for each in run["differences"][:3])
-                lines.append(f"- {script['name']}, {way}{beside}: {told}")
+                why = _WHY.get((script["name"], way))
+                lines.append(f"- {script['name']}, {way}{beside}: {told}{f'. Why: {why}' if why else ''}")
     return f"\n## What differed\n\n{chr(10).join(lines)}\n" if lines else ""
