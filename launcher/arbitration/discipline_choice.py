@@ -38,6 +38,9 @@ MOST_TRIALS: Final = 4
 CLEARLY_WORSE: Final = 0.9
 """A trial's window ends early if its total stays below this share of the kept one's though all iterations ended now."""
 
+LEAST_RATIO: Final = 0.1
+"""What a trial counts at least, also if nobody did an iteration."""
+
 LEAST_ITERATIONS: Final = 3
 """Iterations of each member in a window."""
 
@@ -284,12 +287,12 @@ class DisciplineChoice:
     def _compare(self, before: Mapping[str, float], now_s: float) -> Decision | None:
         """Compare the trial with the windows before and after it; then try once more, or settle."""
         known, tried = self._known, self._tried
-        common = before.keys() & self._trial.keys() & known.latest.keys()
-        around = (self._total(before, common) + self._total(known.latest, common)) / 2
-        reached = self._total(self._trial, common)
+        around = before.keys() & known.latest.keys()
+        common = around & self._trial.keys()
+        usual = (self._total(before, common or around) + self._total(known.latest, common or around)) / 2
         self._note_usual()
-        if around > 0 and reached > 0:
-            gain = math.log(reached / around)
+        if usual > 0:
+            gain = math.log(max(LEAST_RATIO, self._total(self._trial, common) / usual))
             if tried in known.gains:
                 known.gains[tried].add(gain)
             else:

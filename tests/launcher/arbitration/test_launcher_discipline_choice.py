@@ -190,6 +190,13 @@ def test_better_one_is_kept_and_the_reason_says_why() -> None:
     assert any(decision.reason.startswith("plain reaches 1.90, fair 1.40") for decision in group.decisions)
 
 
+def test_a_discipline_under_which_most_do_not_get_on_is_not_tried_again_at_once() -> None:
+    group = Group({"fair": [0.5] * 3, "plain": [1e-6, 1e-6, 0.5]}, ("fair", "plain"))
+    group.run(600)
+    assert group.choice.discipline == "fair"
+    assert group.names().count("plain") == 1
+
+
 def test_lockstep_is_not_tried_where_the_longest_iteration_forbids_a_gain() -> None:
     group = Group(even(fair=1.7, plain=1.0, lockstep=1.6))  # 1.6 s of iterations alone in 1 s at best
     group.run(900)
