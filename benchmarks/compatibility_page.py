@@ -1,13 +1,18 @@
 """Writes docs/compatibility.md from what benchmarks/compatibility.py found."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 _WHY = {
-    ("word-lstm", "thread"): "the pickled model may write an attribute's name twice where it would refer to the first;"
-    " it loads as the same ([isolation.md](isolation.md#what-members-share))"
+    ("word-lstm", "thread"): "the whole model is pickled, and names its LSTM's weights twice where it would refer to"
+    " the first name. Plain Python does so, too, once another LSTM was made in the same process. All weights are the"
+    " same bit for bit ([isolation.md](isolation.md#what-members-share))"
 }
 """Of differences between runs of a script in a way, where that was found out."""
+
+_wrapped = partial(textwrap.fill, width=120, break_long_words=False, break_on_hyphens=False)
 
 LEAST_SHARE = 0.9
 """A profile should find so much of an iteration in stages."""
@@ -40,12 +45,11 @@ what two plain runs of it have alike; what they have not is listed below.
 
 ### Threads
 
-A dry run of each script, as the controller makes it, tells its [dangers](isolation-process.md#dangers) to others in one
-process. {admitted}
+{admitted}
 
 ### Stages
 
-*In stages* is the share of an iteration that the same dry run finds in the four stages. {stages}
+{stages}
 
 ### What varies in plain runs
 
@@ -104,8 +108,10 @@ def _admitted(scripts: Sequence[Mapping[str, Any]]) -> str:
     slow = [each for each in scripts if each["dangers"] and each["thread"]]
     unknown = [each for each in scripts if each["dangers"] is None]
     rest = len(scripts) - len(safe) - len(slow) - len(unknown)
-    return (
-        f"It found none in {len(safe)} scripts ({_names(safe)}): they may be threads under `isolation: auto`. In"
+    return _wrapped(
+        "A dry run of each script, as the controller makes it, tells its [dangers](isolation-process.md#dangers) to"
+        f" others in one process. It found none in {len(safe)} scripts ({_names(safe)}): they may be threads under"
+        " `isolation: auto`. In"
         f" {len(slow)} it found only `interpreter`: threads would be slow, and `auto` makes them processes. Here they"
         f" run as threads, too, which is the stronger test ({_names(slow)}). {rest} are kept out, and the column"
         f" *thread* names why. Of {len(unknown)} a dry run knows nothing; they are kept out, too ({_names(unknown)})."
@@ -115,14 +121,15 @@ def _admitted(scripts: Sequence[Mapping[str, Any]]) -> str:
 def _stages(scripts: Sequence[Mapping[str, Any]]) -> str:
     measured = [each for each in scripts if each["stage_share"] is not None]
     less = [each for each in measured if each["stage_share"] < LEAST_SHARE]
-    told = (
-        f"It measured {len(measured)} of {len(scripts)} scripts. In {len(measured) - len(less)} of them the share is"
+    told = _wrapped(
+        "*In stages* is the share of an iteration that the same dry run finds in the four stages."
+        f" It measured {len(measured)} of {len(scripts)} scripts. In {len(measured) - len(less)} of them the share is"
         f" {LEAST_SHARE:.0%} or more. For the others this is what it says of the rest of the iteration, or why it"
-        " measured nothing:\n\n"
+        " measured nothing:"
     )
     lines = [f"- {each['name']}, {1e3 * each['iteration_s']:.2g} ms an iteration: {each['no_stage']}" for each in less]
     lines += [f"- {each['name']}: {each['no_stage']}" for each in scripts if each["stage_share"] is None]
-    return told + ("\n".join(lines) or "- nothing")
+    return "\n".join([told, "", *(lines or ["- nothing"])])
 
 
 def _way(way: str) -> str:
