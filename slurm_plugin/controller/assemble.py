@@ -15,6 +15,7 @@ from muri.profiler.store import ProfileStore
 from muri.profiler.store_file import JournalMode
 from muri.slurm_plugin.config import Config, ConfigError, config_path, load_config, require_trusted
 from muri.slurm_plugin.controller.status import STATUS_NAME, StatusError, read_status
+from muri.slurm_plugin.controller.surroundings import MACHINE, Surroundings
 from muri.slurm_plugin.execute.interruptible import StopFlag
 from muri.slurm_plugin.gateway.base import Gateway, GatewayUnavailableError
 from muri.slurm_plugin.gateway.commands import CommandGateway
@@ -109,6 +110,7 @@ def open_controller(
     look_only: bool = False,
     stop: StopFlag | None = None,
     looping: bool = False,
+    surroundings: Surroundings = MACHINE,
 ) -> "Iterator[Controller]":
     """Open journal, profiles and gateway and give a controller; all are closed at the end.
 
@@ -119,6 +121,7 @@ def open_controller(
         stop: Ends a cycle between two calls.
         looping: The process runs many cycles, so it says at its start how it speaks to Slurm; others only if that has
             changed since the last cycle.
+        surroundings: Clock, accounts and names for intents.
 
     Raises:
         UnsafeFileError: The state directory or a file in it cannot be made, or is not the controller's alone.
@@ -139,7 +142,9 @@ def open_controller(
     with profiles as store, Journal(journal_path) as journal:
         way = gateway or _open_and_say(config, always=looping)
         policies = cache(partial(policy_of, config))
-        yield Controller(way, journal, store, policies, config, stop, look_only=look_only)
+        yield Controller(
+            way, journal, store, policies, config, stop, look_only=look_only, surroundings=surroundings
+        )
 
 
 def _open_and_say(config: Config, *, always: bool) -> Gateway:

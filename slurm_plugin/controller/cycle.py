@@ -15,6 +15,7 @@ from muri.slurm_plugin.config import Config
 from muri.slurm_plugin.controller.books import Books
 from muri.slurm_plugin.controller.gpu_removal_file import GpuRemovalFile
 from muri.slurm_plugin.controller.status import Status, notes_of, status_of
+from muri.slurm_plugin.controller.surroundings import MACHINE, Surroundings
 from muri.slurm_plugin.controller.user_status import report
 from muri.slurm_plugin.execute.executor import Executor
 from muri.slurm_plugin.execute.gate import close_gate
@@ -154,6 +155,7 @@ class Controller:
         stop: StopFlag | None = None,
         *,
         look_only: bool = False,
+        surroundings: Surroundings = MACHINE,
     ) -> None:
         """Bind the controller to its cluster and memory.
 
@@ -165,10 +167,12 @@ class Controller:
             config: The configuration.
             stop: Ends a cycle between two calls.
             look_only: Nothing is to be changed in Slurm, not even for a try.
+            surroundings: Clock, accounts and names for intents.
         """
         self._gpu_removal = GpuRemovalFile(config.state_dir, config.partitions, may_try=not look_only)
         self._stop = stop or threading.Event()
-        self.books = Books(journal, config, self._stop)
+        self._around = surroundings
+        self.books = Books(journal, config, self._stop, surroundings.accounting, surroundings.clock)
         self._gateway = self.books.counted(gateway)
         self._journal = journal
         self._store = store
@@ -223,7 +227,7 @@ class Controller:
         if self._config.gate != "licence":
             return False
         view = view_of(self._gateway.snapshot(), self._config.partitions)
-        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s)
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s, self._around.clock)
         open_members = [job for job in view.having(Role.MEMBER) if job.gate == "licence" and not is_behind_licence(job)]
         for job in (job for job in open_members if job.state is JobState.RUNNING):
             try:
@@ -283,9 +287,11 @@ class Controller:
         """
         if not actions:
             return
-        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s / 2)
+        gateway = InterruptibleGateway(self._gateway, self._stop, self._config.cycle_limit_s / 2, self._around.clock)
         policy = self._policy_for(decision.view.snapshot.limits.priority_type)
-        executor = Executor(gateway, self._journal, self._store, self._config, policy, decision.view, errors)
+        executor = Executor(
+            gateway, self._journal, self._store, self._config, policy, decision.view, errors, self._around.new_token
+        )
         try:
             gateway.in_time()  # else a start would be noted as begun
             executor.carry_out(actions)

@@ -1,7 +1,6 @@
 """Carry out actions on Slurm. Every step can be repeated; the journal knows what was begun."""
 
 import logging
-import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -100,8 +99,9 @@ class Executor:
         policy: Policy,
         view: View,
         errors: list[str],
+        new_token: Callable[[], str],
     ) -> None:
-        """Bind the executor to one cycle's view; `errors` takes what fails."""
+        """Bind the executor to one cycle's view; `errors` takes what fails, and `new_token` names intents."""
         self._gateway = gateway
         self._journal = journal
         self._store = store
@@ -109,6 +109,7 @@ class Executor:
         self._policy = policy
         self._view = view
         self._now_s = view.snapshot.taken_s
+        self._new_token = new_token
         self._steps: Mapping[type[Action], Callable[[Any], None]] = {
             StartGroup: self._start_group,
             ResumeGroup: self._resume_group,
@@ -167,7 +168,7 @@ class Executor:
             self._dry_run_failed(DryRunFailed(action.token, str(action.profile.key), why))
 
     def _start_group(self, action: StartGroup) -> None:
-        token = secrets.token_hex(6)
+        token = self._new_token()
         ids = [member.job_id for member in action.members]
         log.info("group %s on %s: jobs %s, γ = %.2f", token, action.node, ids, action.efficiency)
         self._journal.begin(token, GROUP, asdict(action), self._now_s)
@@ -271,7 +272,7 @@ class Executor:
         """Stop a running job: Slurm sends SIGTERM, waits for it to be saved (KillWait), and keeps it in the queue."""
         why = "; ".join(action.reasons)
         log.info("job %d: stopped, to resume later: %s", action.job_id, why)
-        token = action.token or secrets.token_hex(6)
+        token = action.token or self._new_token()
         if not action.token:
             intent = {"job_id": action.job_id, "run": action.run, "why": why, "served_gpu_s": action.served_gpu_s}
             self._journal.begin(token, PREEMPT, intent, self._now_s)
@@ -316,7 +317,7 @@ class Executor:
         log.info(
             "job %d joins group of pilot job %d: %s", action.member.job_id, action.pilot, "; ".join(action.reasons)
         )
-        token = action.token or secrets.token_hex(6)
+        token = action.token or self._new_token()
         if not action.token:
             self._journal.begin(token, JOIN, join_payload(action), self._now_s)
         self._journal.set_submitted_job(token, action.pilot)
@@ -343,7 +344,7 @@ class Executor:
         job = self._view.jobs[action.job_id]
         key = profile_key(job, self._view.snapshot.nodes)
         environment = dry_run_environment(self._gateway.job_environment(job.job_id), job.user)
-        token = secrets.token_hex(6)
+        token = self._new_token()
         log.info("dry run %s: measuring %s with the script of job %d", token, key, job.job_id)
         payload = {"job_id": job.job_id, "key": asdict(key), "again": action.again}
         if job.facts is not None:

@@ -1,0 +1,117 @@
+"""Workloads for `fidelity.py`: jobs of two users whose stages sleep for exact times, and the clusters that run them."""
+
+import random
+from dataclasses import dataclass, field
+from typing import Final
+
+STAGES: Final = ("load", "preprocess", "propagate", "synchronize")
+
+USERS: Final = ("alice", "bob")
+
+FIRST_SUBMIT_S: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadJob:
+    """One job.
+
+    Attributes:
+        submit_s: When it is submitted, in seconds from the start.
+        user: By whom.
+        model: One of the workload's models.
+        node_count: Nodes.
+        gpus_per_node: GPUs on each.
+        iterations: Iterations that it trains for.
+    """
+
+    submit_s: float
+    user: str
+    model: str
+    node_count: int
+    gpus_per_node: int
+    iterations: int
+
+    @property
+    def gpu_count(self) -> int:
+        """GPUs of the whole job."""
+        return self.node_count * self.gpus_per_node
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs, a cluster, and the controller's configuration.
+
+    Attributes:
+        name: Its name.
+        node_count: Nodes.
+        gpus_per_node: GPUs on each.
+        models: Seconds of the four stages of an iteration, by model.
+        jobs: By submission.
+        config: What differs from the defaults of muri.yaml.
+    """
+
+    name: str
+    node_count: int
+    gpus_per_node: int
+    models: dict[str, tuple[float, float, float, float]]
+    jobs: tuple[WorkloadJob, ...]
+    config: dict[str, object] = field(default_factory=dict)
+
+
+def workload(
+    name: str, seed: int, shape: tuple[int, int], job_count: int, *, load: float = 1.6, mean_s: float = 16.0,
+    wide: float = 0.0, **config: object,
+) -> Workload:  # fmt: skip
+    """Make a workload.
+
+    Args:
+        name: Its name.
+        seed: What all that is drawn depends on.
+        shape: Nodes, and GPUs on each.
+        job_count: Jobs.
+        load: GPU-seconds alone that arrive in a second, for each GPU.
+        mean_s: Mean duration of a job alone; durations lie between half and twice of it.
+        wide: Share of the jobs that ask for two GPUs.
+        config: What differs from the defaults of muri.yaml.
+    """
+    draw = random.Random(f"fidelity {name} {seed}")
+    node_count, gpus_per_node = shape
+    models = {f"{name}-m{number}": _stages(draw, number) for number in range(6)}
+    gpu_s_per_s = load * node_count * gpus_per_node
+    now_s, jobs = FIRST_SUBMIT_S, []
+    for _ in range(job_count):
+        model = draw.choice(sorted(models))
+        duration_s = mean_s * 2 ** draw.uniform(-1, 1)
+        gpus = (1, 2) if draw.random() < wide and gpus_per_node > 1 else (1, 1)
+        jobs.append(WorkloadJob(round(now_s, 2), draw.choice(USERS), model, *gpus,
+                                max(1, round(duration_s / sum(models[model])))))  # fmt: skip
+        now_s += draw.expovariate(gpu_s_per_s / (mean_s * 1.08 * (1 + wide)))
+    return Workload(name, node_count, gpus_per_node, models, tuple(jobs), dict(config))
+
+
+def _stages(draw: random.Random, number: int) -> tuple[float, float, float, float]:
+    """One stage takes most of an iteration of 0.1 to 0.4 s, a different one for each model in turn."""
+    iteration_s, most = draw.uniform(0.1, 0.4), draw.uniform(0.5, 0.8)
+    rest = [draw.uniform(0.3, 1) for _ in range(3)]
+    shares = [(1 - most) * each / sum(rest) for each in rest]
+    shares.insert(number % 4, most)
+    times = [round(iteration_s * share, 3) for share in shares]
+    return times[0], times[1], times[2], times[3]
+
+
+_FAIR: Final = {"discipline": "fair"}
+
+WORKLOADS: Final = (
+    workload("one-node", 1, (1, 2), 24, load=1.8, policy="muri-jct", grouping=_FAIR),
+    workload("one-node-long", 2, (1, 2), 24, load=1.5, mean_s=20, policy="muri-l", grouping=_FAIR),
+    workload("two-nodes", 3, (2, 2), 40, load=1.8, policy="muri-jct", grouping=_FAIR),
+    workload("two-nodes-wide", 4, (2, 2), 32, load=1.6, wide=0.3, policy="muri-s", grouping=_FAIR),
+    workload("three-nodes", 5, (3, 1), 30, load=1.7, policy="muri-hybrid", grouping=_FAIR),
+    workload("four-nodes", 6, (4, 2), 60, load=1.7, mean_s=18, policy="muri-jct", grouping=_FAIR),
+    workload("four-nodes-wide", 7, (4, 2), 48, load=1.6, mean_s=18, wide=0.3, policy="muri-jct", grouping=_FAIR),
+    workload("calm", 8, (2, 2), 30, load=0.8, policy="muri-jct", grouping=_FAIR),
+    workload("crowded", 9, (1, 2), 30, load=3.0, mean_s=12, policy="muri-jct", grouping=_FAIR),
+    workload("no-joins", 10, (2, 1), 24, load=1.6, policy="muri-s", grouping={**_FAIR, "join": False}),
+    workload("slurm-order", 11, (2, 2), 36, load=1.6, policy="muri-slurm", grouping=_FAIR),
+    workload("turns-or-not", 12, (2, 1), 24, load=1.8, mean_s=20, policy="muri-jct"),
+)

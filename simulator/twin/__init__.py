@@ -1,0 +1,1 @@
+"""The twin: the real controller on a virtual Slurm, in virtual time."""

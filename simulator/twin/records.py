@@ -1,0 +1,83 @@
+"""What the parts of the twin tell each other: programs, their runs, and what a user submits."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from muri.slurm_plugin.records.cluster import Job
+
+Holder = Literal["", "muri", "user", "admin"]
+"""Who holds a job; "" where nobody does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job.
+
+    Attributes:
+        job_id: The job.
+        number: How often it was requeued before.
+    """
+
+    job_id: int
+    number: int
+
+
+class Program(Protocol):
+    """What a job's batch script does; it ends its run by `VirtualSlurm.exit`."""
+
+    def start(self, run: Run) -> None:
+        """Begin."""
+        ...
+
+    def terminate(self) -> None:
+        """Take note of a SIGTERM."""
+        ...
+
+    def kill(self) -> None:
+        """Be gone at once: the processes have ended, by SIGKILL or with their node."""
+        ...
+
+
+class NoProgram:
+    """What runs in a job whose program is of no interest: it waits to be ended."""
+
+    def start(self, run: Run) -> None:
+        """Wait."""
+
+    def terminate(self) -> None:
+        """Save nothing."""
+
+    def kill(self) -> None:
+        """Nothing is left to end."""
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What slurmctld knows of a job beside what it shows.
+
+    Attributes:
+        asked: The job as its user asked for it last, changes by users and administrators included.
+        program: What runs in it.
+        holder: Who holds it.
+        environment: What it was submitted with.
+        placed: GPUs, CPUs and MiB that it has of each node while it runs.
+        goes_back: Whether it goes back to the queue at the end of its run, and is held then.
+        ends_as: State at the end of its run where that is decided.
+        run: The run under way.
+        by: On whose word it was last requeued or cancelled.
+    """
+
+    asked: Job
+    program: Program
+    holder: Holder = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    placed: tuple[tuple[str, int, int, int], ...] = ()
+    goes_back: Literal["", "queue", "held"] = ""
+    ends_as: str = ""
+    run: Run | None = None
+    by: str = ""
+
+
+Note = Callable[[str, Job], None]
+"""Is told of what happens to a job: "submitted", "started", "ended", "requeued", "forgotten"."""

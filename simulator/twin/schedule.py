@@ -1,0 +1,137 @@
+"""Which waiting jobs can start on which nodes: Slurm's main and backfill schedulers, as far as they matter here."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from muri.slurm_plugin.records.cluster import Job, JobState, Node
+
+if TYPE_CHECKING:
+    from muri.simulator.twin.slurm import VirtualSlurm
+
+_MOST_SHADOWS: Final = 8
+"""For so many blocked jobs the backfill scheduler keeps nodes free."""
+
+_ENDED_WELL: Final = {JobState.COMPLETED}
+
+
+@dataclass(slots=True)
+class Free:
+    """What a node has left."""
+
+    gpus: int
+    cpus: int
+    mem_mib: int
+
+    @classmethod
+    def of(cls, node: Node) -> "Free":
+        """All of an idle node."""
+        return cls(node.gpu_count, node.cpu_count, node.mem_mib)
+
+    def take(self, gpus: int, cpus: int, mem_mib: int) -> None:
+        """Take something out; negative amounts are given back."""
+        self.gpus, self.cpus, self.mem_mib = self.gpus - gpus, self.cpus - cpus, self.mem_mib - mem_mib
+
+    def holds(self, gpus: int, cpus: int, mem_mib: int) -> bool:
+        """Whether so much is left."""
+        return self.gpus >= gpus and self.cpus >= cpus and self.mem_mib >= mem_mib
+
+
+def need_of(job: Job) -> tuple[int, int, int]:
+    """GPUs, CPUs and MiB that a job needs on each of its nodes."""
+    count = max(1, job.node_count)
+    return -(-job.gpu_count // count), max(1, -(-job.cpu_count // count)), job.mem_per_node_mib
+
+
+def why_unready(job: Job, jobs: Mapping[int, Job], now_s: float) -> str:
+    """Why a job may not start yet, whatever is free; "" when it may."""
+    if job.begin_s > now_s:
+        return "BeginTime"
+    for condition in filter(None, job.dependency.replace("?", ",").split(",")):
+        kind, _, number = condition.partition(":")
+        other = jobs.get(int(number)) if number.isdigit() else None
+        if other is None:
+            continue  # forgotten: it has ended
+        if kind == "after" and other.state is JobState.PENDING:
+            return "Dependency"
+        if kind in {"afterany", "afterok", "afternotok"} and other.state.is_active:
+            return "Dependency"
+        if kind == "afterok" and other.state not in _ENDED_WELL:
+            return "DependencyNeverSatisfied"
+    return ""
+
+
+class Backlog:
+    """One look at the queue, in order of priority: what is blocked keeps its place.
+
+    The main scheduler starts nothing behind a job of the same partition that waits for resources. The backfill
+    scheduler does where that job, whose nodes and start it foresees by the time limits, starts no later for it.
+
+    Args:
+        slurm: The cluster.
+        backfill: Whether this is the backfill scheduler's.
+    """
+
+    def __init__(self, slurm: "VirtualSlurm", *, backfill: bool) -> None:
+        self._slurm = slurm
+        self._backfill = backfill
+        self._blocked: set[str] = set()
+        self._shadows: dict[str, float] = {}
+        self._shadow_count = 0
+
+    def nodes_for(self, job: Job) -> tuple[tuple[str, ...], str]:
+        """Return the nodes on which a job starts now; () and why it waits where it does not."""
+        blocked = job.partition in self._blocked
+        if blocked and not self._backfill:
+            return (), "Priority"
+        count, need = max(1, job.node_count), need_of(job)
+        usable = list(self._slurm.usable_by(job))
+        if len([node for node in usable if Free.of(node).holds(*need)]) < count:
+            return (), self._why_never(job, need)
+        end_s = self._slurm.now_s + job.time_limit_s if job.time_limit_s else float("inf")
+        names = [
+            node.name
+            for node in usable
+            if self._slurm.free[node.name].holds(*need) and end_s <= self._shadows.get(node.name, float("inf"))
+        ][:count]
+        if len(names) == count:
+            return tuple(names), ""
+        self._blocked.add(job.partition)
+        if self._backfill and self._shadow_count < _MOST_SHADOWS:
+            self._keep_free(job, [node.name for node in usable])
+        return (), "Priority" if blocked else "Resources"
+
+    def _why_never(self, job: Job, need: tuple[int, int, int]) -> str:
+        """Why a job's nodes do not suffice: they are closed for now, or its request fits nowhere."""
+        nodes = [node for node in self._slurm.nodes.values() if job.partition in node.partitions]
+        if job.required_nodes or any(not node.usable for node in nodes) or self._slurm.reservations:
+            return "ReqNodeNotAvail"
+        fits = sum(Free.of(node).holds(*need) for node in nodes) >= max(1, job.node_count)
+        return "Resources" if fits else "BadConstraints"
+
+    def _keep_free(self, job: Job, names: Sequence[str]) -> None:
+        """Foresee where and when a blocked job starts."""
+        self._shadow_count += 1
+        need, count = need_of(job), max(1, job.node_count)
+        when = sorted((self._free_at(name, need), name) for name in names)[:count]
+        for at_s, name in when:
+            self._shadows[name] = min(at_s, self._shadows.get(name, float("inf")))
+
+    def _free_at(self, name: str, need: tuple[int, int, int]) -> float:
+        """When a node has so much free, as far as time limits tell."""
+        have = self._slurm.free[name]
+        free = Free(have.gpus, have.cpus, have.mem_mib)
+        if free.holds(*need):
+            return self._slurm.now_s
+        ends: list[tuple[float, int, tuple[int, int, int]]] = []
+        for job in self._slurm.jobs.values():
+            if job.state is JobState.RUNNING:
+                for node, gpus, cpus, mem_mib in self._slurm.ledger[job.job_id].placed:
+                    if node == name:
+                        end_s = job.start_s + job.time_limit_s if job.time_limit_s else float("inf")
+                        ends.append((end_s, job.job_id, (gpus, cpus, mem_mib)))
+        for end_s, _, (gpus, cpus, mem_mib) in sorted(ends):
+            free.take(-gpus, -cpus, -mem_mib)
+            if free.holds(*need):
+                return end_s
+        return float("inf")

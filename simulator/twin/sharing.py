@@ -1,0 +1,279 @@
+"""How fast a group's members are: the runtime's own arbiter, driven in virtual time, for each set of profiles.
+
+Each member goes through its stages, asks the arbiter for every resource, offers it at yield points and gives it back,
+as a runtime's sessions do; only the time that stages take passes virtually. A set of profiles is simulated once.
+"""
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final
+
+from muri.clock import Clock
+from muri.launcher.arbitration.arbiter import Arbiter, FairArbiter, Waiter
+from muri.launcher.arbitration.discipline_choice import LEAST_GAIN
+from muri.launcher.arbitration.lockstep import LockstepArbiter
+from muri.launcher.arbitration.switching import Node, candidates
+from muri.launcher.job.stage_clock import STAGE_COUNT, IterationRecord
+from muri.profiler.records import StageProfile
+
+_WARM_UP: Final = 2
+_ITERATIONS: Final = 16
+_MOST_STEPS: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One iteration of a member alone.
+
+    Attributes:
+        stage_s: Seconds in each stage.
+        iteration_s: Seconds in all; what no stage covers needs no resource.
+    """
+
+    stage_s: tuple[float, ...]
+    iteration_s: float
+
+    @classmethod
+    def of(cls, profile: StageProfile) -> "Course":
+        """The iteration that a profile describes."""
+        return cls(tuple(profile.stage_s), profile.iteration_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """How members share.
+
+    Attributes:
+        discipline: "auto", "fair", "lockstep" or "plain".
+        piece_s: Seconds from one yield point to the next within a stage.
+        hand_over_s: From the end of a stage to the beginning of one that waited for it.
+        overhead_s: What each iteration of a member takes beside its stages.
+        contention: Whether members without turns slow each other down where they use the same resource; scripts that
+            only sleep do not.
+        has_gpu: Whether there is a GPU, which decides how `auto` begins.
+    """
+
+    discipline: str = "auto"
+    piece_s: float = 0.05
+    hand_over_s: float = 0.0003
+    overhead_s: float = 0.0004
+    contention: bool = True
+    has_gpu: bool = True
+
+
+class _Suspended(Exception):  # noqa: N818 (it is no error: the member waits)
+    def __init__(self, waiter: Waiter) -> None:
+        self.waiter = waiter
+
+
+class _Lock:
+    """Stands in for a lock that a waiting thread sleeps on; nobody sleeps here."""
+
+    def acquire(self, *, timeout: float = -1) -> bool:
+        """Do nothing."""
+        return timeout < 0
+
+    def release(self) -> None:
+        """Do nothing: the course looks at the waiter itself."""
+
+
+class _Time(Clock):
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def lock(self) -> _Lock:  # type: ignore[override]
+        return _Lock()
+
+
+class _SteppedFair(FairArbiter):
+    """The fair arbiter, whose waits are told instead of slept."""
+
+    def _await(self, waiter: Waiter) -> float:
+        if waiter.granted:
+            return 0.0
+        raise _Suspended(waiter)
+
+
+class _SteppedLockstep(LockstepArbiter):
+    """The lockstep arbiter, whose waits are told instead of slept."""
+
+    def _await(self, waiter: Waiter) -> float:
+        if waiter.granted:
+            return 0.0
+        raise _Suspended(waiter)
+
+
+@dataclass(slots=True)
+class _Member:
+    name: str
+    course: Course
+    stage: int = -1
+    left_s: float = 0.0
+    waiter: Waiter | None = None
+    asked_s: float = 0.0
+    wait_s: list[float] = field(default_factory=lambda: [0.0] * STAGE_COUNT)
+    begun_s: float = 0.0
+    iterations: int = 0
+    first_s: float = 0.0
+    last_s: float = 0.0
+
+    @property
+    def per_s(self) -> float:
+        """Iterations in a second, those of the warm-up left out."""
+        count = self.iterations - _WARM_UP
+        return count / (self.last_s - self.first_s) if count > 0 and self.last_s > self.first_s else 0.0
+
+
+class _Drive:
+    """Drives an arbiter through its members' iterations."""
+
+    def __init__(self, arbiter: Arbiter, time: _Time, courses: Sequence[Course], sharing: Sharing) -> None:
+        self._arbiter, self._time, self._sharing = arbiter, time, sharing
+        self.members = [_Member(str(number), course) for number, course in enumerate(courses, start=1)]
+        self._due: list[tuple[float, int]] = [(0.0, number) for number in range(len(courses))]
+        for member in self.members:
+            arbiter.join(member.name, member.course.iteration_s)
+
+    def run(self) -> None:
+        """Let members iterate until each has done enough."""
+        for _ in range(_MOST_STEPS):
+            if not self._due or all(member.iterations >= _ITERATIONS + _WARM_UP for member in self.members):
+                return
+            due_s, number = heapq.heappop(self._due)
+            self._time.now_s = max(self._time.now_s, due_s)
+            self._step(number)
+            self._resume_granted()
+
+    def _later(self, number: int, delay_s: float) -> None:
+        heapq.heappush(self._due, (self._time.now_s + delay_s, number))
+
+    def _resume_granted(self) -> None:
+        for number, member in enumerate(self.members):
+            if member.waiter is not None and member.waiter.granted:
+                member.waiter = None
+                member.wait_s[member.stage] += self._time.now_s - member.asked_s
+                self._later(number, self._sharing.hand_over_s + self._piece(member))
+
+    def _piece(self, member: _Member) -> float:
+        return min(self._sharing.piece_s, member.left_s)
+
+    def _step(self, number: int) -> None:
+        """Go on with a member whose piece of work, or whose time outside of stages, has ended."""
+        member = self.members[number]
+        if member.stage >= 0 and member.left_s > 0:
+            member.left_s -= self._piece(member)
+            if member.left_s > 1e-9:
+                self._ask(number, lambda: self._arbiter.yield_point(member.name, member.stage))
+                return
+            self._arbiter.release(member.name, member.stage)
+        following = [r for r in range(member.stage + 1, STAGE_COUNT) if member.course.stage_s[r] > 0]
+        if following:
+            member.stage, member.left_s = following[0], member.course.stage_s[following[0]]
+            self._ask(number, lambda: self._arbiter.acquire(member.name, member.stage))
+        elif member.stage < STAGE_COUNT:
+            member.stage, member.left_s = STAGE_COUNT, 0.0
+            rest_s = max(0.0, member.course.iteration_s - sum(member.course.stage_s))
+            self._later(number, rest_s + self._sharing.overhead_s)
+        else:
+            self._end_iteration(number)
+
+    def _ask(self, number: int, ask: object) -> None:
+        member = self.members[number]
+        member.asked_s = self._time.now_s
+        try:
+            ask()  # type: ignore[operator]
+        except _Suspended as suspended:
+            member.waiter = suspended.waiter
+        else:
+            self._later(number, self._piece(member))
+
+    def _end_iteration(self, number: int) -> None:
+        member, now_s = self.members[number], self._time.now_s
+        record = IterationRecord(now_s - member.begun_s, tuple(member.course.stage_s), tuple(member.wait_s))
+        self._arbiter.iteration_done(member.name, record)
+        member.iterations += 1
+        if member.iterations == _WARM_UP:
+            member.first_s = now_s
+        member.last_s, member.begun_s = now_s, now_s
+        member.wait_s = [0.0] * STAGE_COUNT
+        member.stage = -1
+        self._later(number, 0.0)
+
+
+def _driven(arbiter_of: object, courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
+    time = _Time()
+    drive = _Drive(arbiter_of(time), time, courses, sharing)  # type: ignore[operator]
+    drive.run()
+    return tuple(member.per_s * member.course.iteration_s for member in drive.members)
+
+
+def _plain(courses: Sequence[Course], sharing: Sharing) -> tuple[float, ...]:
+    """Speeds without turns: users of a resource share its time equally, piece by piece."""
+    if not sharing.contention:
+        return tuple(course.iteration_s / (course.iteration_s + sharing.overhead_s) for course in courses)
+    left = [[*course.stage_s, max(0.0, course.iteration_s - sum(course.stage_s)) + sharing.overhead_s]
+            for course in courses]  # fmt: skip
+    work = [list(each) for each in left]
+    stage, done, first_s, last_s, now_s = [0] * len(courses), [0] * len(courses), [0.0] * len(courses), [0.0] * len(courses), 0.0
+    for _ in range(_MOST_STEPS):
+        if min(done) >= _ITERATIONS + _WARM_UP:
+            break
+        users = [sum(stage[other] == stage[each] for other in range(len(courses))) if stage[each] < STAGE_COUNT else 1
+                 for each in range(len(courses))]  # fmt: skip
+        step_s = min(left[each][stage[each]] * users[each] for each in range(len(courses)))
+        now_s += step_s
+        for each in range(len(courses)):
+            left[each][stage[each]] -= step_s / users[each]
+            while left[each][stage[each]] <= 1e-9:
+                stage[each] += 1
+                if stage[each] > STAGE_COUNT:
+                    stage[each], left[each] = 0, list(work[each])
+                    done[each] += 1
+                    first_s[each] = now_s if done[each] == _WARM_UP else first_s[each]
+                    last_s[each] = now_s
+                    break
+    return tuple(
+        (count - _WARM_UP) / (last - first) * course.iteration_s if count > _WARM_UP and last > first else 0.0
+        for count, first, last, course in zip(done, first_s, last_s, courses, strict=True)
+    )
+
+
+@lru_cache(maxsize=100_000)
+def _speeds(courses: tuple[Course, ...], sharing: Sharing) -> tuple[float, ...]:
+    if sharing.discipline == "plain":
+        return _plain(courses, sharing)
+    if sharing.discipline == "lockstep" and len(courses) <= STAGE_COUNT:
+        ordering: list[str | None] = [str(number) for number in range(1, len(courses) + 1)]
+        return _driven(lambda time: _SteppedLockstep(ordering, time), courses, sharing)
+    if sharing.discipline == "auto":
+        return _best(courses, sharing)
+    return _driven(_SteppedFair, courses, sharing)
+
+
+def _best(courses: tuple[Course, ...], sharing: Sharing) -> tuple[float, ...]:
+    """What `auto` settles on: the discipline that it begins with, unless another one is clearly better."""
+    names = candidates(len(courses), Node(has_gpu=sharing.has_gpu))
+    found = [_speeds(courses, replace(sharing, discipline=name)) for name in names]
+    kept = found[0]
+    for other in found[1:]:
+        if sum(other) > sum(kept) * (1 + LEAST_GAIN):
+            kept = other
+    return kept
+
+
+def speeds(members: Mapping[int, Course], sharing: Sharing) -> dict[int, float]:
+    """Return each member's normalised speed beside the others, 1 = as fast as alone.
+
+    Args:
+        members: Their iterations, by job id.
+        sharing: How they share.
+    """
+    # Equal sets have equal speeds, whoever came first.
+    order = sorted(members, key=lambda job_id: (members[job_id].stage_s, members[job_id].iteration_s, job_id))
+    courses = tuple(members[job_id] for job_id in order)
+    return dict(zip(order, _speeds(courses, sharing), strict=True))

@@ -1,0 +1,247 @@
+"""The twin itself: `Controller.cycle` unchanged, with journal and store, on a virtual Slurm in virtual time."""
+
+import itertools
+import logging
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from muri.profiler.records import StageProfile
+from muri.profiler.store import ProfileStore
+from muri.simulator.twin.clock import VirtualTime
+from muri.simulator.twin.gateway import NoAccounts, VirtualGateway
+from muri.simulator.twin.programs import NodeSide, TrainingScript
+from muri.simulator.twin.sharing import Sharing
+from muri.simulator.twin.site import Site
+from muri.simulator.twin.slurm import VirtualSlurm
+from muri.simulator.twin.submission import Submission, sbatch
+from muri.slurm_plugin.config import Config
+from muri.slurm_plugin.controller.assemble import open_controller
+from muri.slurm_plugin.controller.cycle import Controller
+from muri.slurm_plugin.controller.loop import run_forever
+from muri.slurm_plugin.controller.surroundings import Surroundings
+from muri.slurm_plugin.gateway.base import GatewayError
+from muri.slurm_plugin.private_files import make_private_directory
+from muri.slurm_plugin.records import comment_tags as tags
+from muri.slurm_plugin.records.cluster import Job, JobState
+
+EPOCH_S: Final = 1_700_000_000.0
+"""When virtual time begins, in seconds since the epoch."""
+
+_IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108 (a directory for shared memory, not for guessable names)
+
+
+@dataclass(slots=True)
+class Course:
+    """What became of one submission.
+
+    Attributes:
+        asked: The submission.
+        job_id: Its id, 0 where Slurm refused it.
+        submitted_s: When it was in the queue.
+        starts_s: When each of its runs started.
+        trained_s: When training began and when it came to its end, of the last run.
+        end_s: When it ended for good; 0 while it has not.
+        state: How it ended; "" while it has not.
+        exit_code: Its exit code.
+        run_s: Seconds in which it held GPUs, its group's included.
+        shared_s: Of these, the seconds in a group.
+        pilots: Placeholder jobs of the groups in which it trained, in order.
+        running: Whether it runs now.
+    """
+
+    asked: Submission
+    job_id: int = 0
+    submitted_s: float = 0.0
+    starts_s: list[float] = field(default_factory=list)
+    trained_s: tuple[float, float] = (0.0, 0.0)
+    end_s: float = 0.0
+    state: str = ""
+    exit_code: int = 0
+    run_s: float = 0.0
+    shared_s: float = 0.0
+    pilots: list[int] = field(default_factory=list)
+    running: bool = False
+
+
+class Stop:
+    """The part of threading.Event that the controller's loop needs, in virtual time."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self._time = time
+        self._set = False
+
+    def set(self) -> None:
+        """Tell the controller to stop."""
+        self._set = True
+
+    def is_set(self) -> bool:
+        """Whether it was told to."""
+        return self._set
+
+    def wait(self, timeout: float) -> bool:
+        """Let time pass."""
+        end_s = self._time.now_s + timeout
+        while not self._set and self._time.now_s < end_s:
+            next_s = self._time.next_due_s
+            self._time.advance(end_s if next_s is None else min(end_s, next_s))
+        return self._set
+
+
+class Twin:
+    """A virtual cluster with a controller's files.
+
+    Attributes:
+        time: The clock.
+        slurm: The cluster.
+        nodes: What runs there.
+        gateway: The way to it.
+        courses: What became of each submission, in their order.
+
+    Args:
+        site: The cluster.
+        config: The controller's configuration; its directories are the twin's own.
+        folder: Where these are.
+        sharing: How members share.
+        start_s: When virtual time begins.
+    """
+
+    def __init__(
+        self, site: Site, config: Config, folder: Path, sharing: Sharing | None = None, start_s: float = EPOCH_S
+    ) -> None:
+        self.time = VirtualTime(start_s)
+        self.slurm = VirtualSlurm(self.time, site)
+        self.nodes = NodeSide(self.slurm, sharing or Sharing())
+        self.gateway = VirtualGateway(self.nodes)
+        self.config = config.model_copy(update={"state_dir": folder / "state", "status_dir": folder / "status"})
+        self.courses: list[Course] = []
+        self.stop = Stop(self.time)
+        self.left = 0
+        self._of_job: dict[int, Course] = {}
+        self._numbers = itertools.count(1)
+        self.slurm.notes.append(self._note)
+        self.nodes.on_training = self._note_training
+
+    def know(self, profiles: Iterable[StageProfile]) -> None:
+        """Put profiles into the store."""
+        make_private_directory(self.config.state_dir)
+        with ProfileStore(self.config.state_dir / "profiles.db") as store:
+            store.put_all(profiles)
+
+    def submit(self, submissions: Iterable[Submission]) -> None:
+        """Let users submit these jobs, each at its time."""
+        for asked in submissions:
+            course = Course(asked)
+            self.courses.append(course)
+            self.left += 1
+            self.time.at(asked.submit_s, lambda course=course: self._typed(course))  # type: ignore[misc]
+
+    def _typed(self, course: Course) -> None:
+        self.time.after(self.slurm.site.delays.submit_s, lambda: self._sbatch(course))
+
+    def _sbatch(self, course: Course) -> None:
+        if self.slurm.away:  # sbatch tries again
+            self.time.after(10.0, lambda: self._sbatch(course))
+            return
+        try:
+            course.job_id = sbatch(self.nodes, course.asked)
+        except GatewayError as error:
+            course.state, course.end_s = f"refused: {error}", self.time.now_s
+            self.left -= 1
+            return
+        course.submitted_s = self.time.now_s
+        self._of_job[course.job_id] = course
+
+    def course_of(self, job_id: int) -> Course | None:
+        """What became of a job; None for Muri's own."""
+        return self._of_job.get(job_id)
+
+    def _note(self, what: str, job: Job) -> None:
+        course = self._of_job.get(job.job_id)
+        if course is None:
+            return
+        if what == "started":
+            course.starts_s.append(job.start_s)
+            course.running = True
+        elif what in {"requeued", "ended"} and course.running:
+            self._add_up(course, job)
+        if what == "ended":
+            course.end_s, course.state, course.exit_code = job.end_s, job.state.value, job.exit_code
+            self.left -= 1
+
+    def _add_up(self, course: Course, job: Job) -> None:
+        """Count the run that has ended."""
+        seconds = max(0.0, self.time.now_s - course.starts_s[-1])
+        course.running = False
+        course.run_s += seconds
+        if tags.token(job.admin_comment, tags.STATE_PREFIX) is not None:
+            course.shared_s += seconds
+
+    def _note_training(self, what: str, script: TrainingScript) -> None:
+        course = self._of_job.get(script.job_id)
+        if course is None:
+            return
+        if what == "begun":
+            course.trained_s = (self.time.now_s, 0.0)
+            if script.runtime is not None:
+                course.pilots.append(script.runtime.pilot.job_id)
+        else:
+            course.trained_s = (course.trained_s[0], self.time.now_s)
+
+    def token(self) -> str:
+        """Name an intent: the same name in every run."""
+        return f"{next(self._numbers):012x}"
+
+    @contextmanager
+    def controller(self, *, look_only: bool = False) -> Iterator[Controller]:
+        """Start the controller's process."""
+        around = Surroundings(self.time, NoAccounts(), self.token)
+        opened = open_controller(
+            self.config, self.gateway, look_only=look_only, stop=self.stop, surroundings=around
+        )
+        with opened as controller:
+            yield controller
+
+    def run(self, first_cycle_s: float = 0.0, limit_s: float = float("inf")) -> None:
+        """Run the controller's own loop until every submitted job has ended.
+
+        Args:
+            first_cycle_s: When the first cycle begins, in seconds from the beginning.
+            limit_s: End then at the latest, in seconds from the beginning.
+        """
+        self.time.after_event = self._stop_at_end
+        if limit_s < float("inf"):
+            self.time.after(limit_s, self.stop.set)
+        self.time.sleep(first_cycle_s)
+        with quiet(), self.controller() as controller:
+            run_forever(controller, self.config.interval_s, self.config.gate_watch_s, self.stop, self.time)
+
+    def _stop_at_end(self) -> None:
+        if not self.left:
+            self.stop.set()
+
+    def waiting(self) -> int:
+        """Jobs of users that wait."""
+        return sum(self.slurm.jobs[n].state is JobState.PENDING for n in self._of_job if n in self.slurm.jobs)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the controller's log to itself: it tells virtual times as if they were now."""
+    logger = logging.getLogger("muri")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A directory for a twin's files: in memory where that is possible, since SQLite waits for each write."""
+    with tempfile.TemporaryDirectory(prefix="muri-twin-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as name:
+        yield Path(name)
